@@ -115,13 +115,7 @@ def _pays(r: Record, records: Sequence[Record]) -> str:
             f"{r['name']}: not compared, because half of the epochs of {unsteady} are more than {STEADY:.0%} off the "
             "median: repeat it on a quiet machine or with a larger benchmark.budget_s."
         )
-    pays = (
-        "more workers pay"
-        if factor >= PAYS
-        else "more workers cost time"
-        if factor <= 1 / PAYS
-        else "no difference"
-    )
+    pays = "more workers pay" if factor >= PAYS else "more workers cost time" if factor <= 1 / PAYS else "no difference"
     if min(r["epochs"], one["epochs"]) < FEWEST:
         pays = f"no verdict from fewer than {FEWEST} epochs, set a larger benchmark.budget_s"
     sizes = r["global_batch_size"], one["global_batch_size"]

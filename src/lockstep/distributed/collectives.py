@@ -75,6 +75,16 @@ def shares_memory() -> bool:
     return _neighbours is not None
 
 
+def keep_out_of_graphs() -> None:
+    """Let torch.compile trace no exchange through shared memory.
+
+    A compiled graph does not write this rank's row, but copies the whole segment and writes it back: rows that other
+    ranks wrote in the meantime would be lost.
+    """
+    Neighbours.gather = torch.compiler.disable(Neighbours.gather)  # pyright: ignore[reportAttributeAccessIssue]
+    Neighbours.add_up = torch.compiler.disable(Neighbours.add_up)  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def leave() -> None:
     """Leave shared memory and the process group; ranks that wait for this one fail."""
     global _neighbours

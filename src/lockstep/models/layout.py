@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from lockstep.distributed import collectives
+
 AVX2_NUMBERS, AVX512_NUMBERS = 8, 16  # float32 numbers in a vector register: the channels that the kernel writes
 
 
@@ -54,7 +56,8 @@ def _is_faulty(layer: nn.Module, num_written: int) -> bool:
 
 
 def compile_network(net: nn.Module, dropouts: Sequence[nn.Module], layout: Layout, mode: str) -> None:
-    """Compile a network in its layout, without its `dropouts`."""
+    """Compile a network in its layout, without its `dropouts` and without collectives."""
+    collectives.keep_out_of_graphs()
     for dropout in dropouts:  # its shard changes in every step, and each would be compiled
         dropout.forward = torch.compiler.disable(dropout.forward)  # pyright: ignore[reportAttributeAccessIssue]
     if layout.memory_format == torch.channels_last:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from lockstep.distributed import collectives
 from lockstep.distributed.collectives import FlagChannel, gather_objects, is_distributed, sum_over_ranks
 from tests.support.processes import TIMEOUT, Ranks, started
 
@@ -106,3 +107,26 @@ def test_objects_of_all_ranks_arrive_on_each_in_rank_order(ranks: Ranks) -> None
     expected = [{"rank": rank, "text": "x" * rank} for rank in range(3)]
     assert ranks.run(3, gathered) == [expected] * 3
     assert gather_objects("alone") == ["alone"]
+
+
+def compiled_inputs(rank_row: Tensor) -> list[tuple[torch.dtype, int]]:
+    """Type and size of every input of the graphs into which torch.compile turns an exchange, and its sum last."""
+    collectives.keep_out_of_graphs()
+    found: list[tuple[torch.dtype, int]] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
+        found.extend((each.dtype, each.numel()) for each in inputs if isinstance(each, Tensor))
+        return graph
+
+    gathered = torch.compile(lambda row: collectives.all_gather(row * 2).sum(0) + 1, backend=backend)
+    assert gathered(rank_row).tolist() == [5.0] * len(rank_row)
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own imports
+def test_a_compiled_exchange_touches_only_its_own_row(ranks: Ranks) -> None:
+    for found in ranks.run(2, compiled_inputs, torch.ones(3)):
+        assert found, "the arithmetic around the exchange is compiled"
+        assert all(dtype == torch.float32 and size <= 2 * 3 for dtype, size in found), "not the segment"
