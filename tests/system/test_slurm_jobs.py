@@ -240,7 +240,7 @@ def test_a_cancelled_job_saves_and_resumes_when_it_is_requeued(
     assert f"Job {first} resumes as job " in shell.jobs("requeue", first).stdout
     assert run.folder.read_job()["earlier"] == [first]
     run.wait()
-    assert run.log.count("going on") == 1, run.log
+    assert run.log.count(", resumed") == 1, run.log
     assert difference(alone, run.folder) == 0
 
 
