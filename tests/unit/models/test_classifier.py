@@ -328,3 +328,11 @@ def test_counts_of_half_an_epoch_continue_with_another_number_of_ranks() -> None
     assert loss_sum / weight_sum == pytest.approx(expected["loss"], rel=1e-12)
     assert hits / num_samples == pytest.approx(expected["accuracy"], rel=1e-12)
     assert weight_sum == num_samples == NUM_TRAIN
+
+
+def test_weight_decay_reaches_weights_and_not_norms_or_biases(fit: Fit) -> None:
+    decayed, others = fit.trainer.optimizers[0].param_groups
+    _, first, norm, _, second = cast(nn.Sequential, fit.module.net)
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.01, 0.0)
+    assert [id(p) for p in decayed["params"]] == [id(first.weight), id(second.weight)]
+    assert {id(p) for p in others["params"]} == {id(p) for p in (first.bias, norm.weight, norm.bias, second.bias)}

@@ -434,6 +434,13 @@ def test_the_best_comes_first_and_only_what_differs_is_a_column(tmp_path: Path) 
     assert lines[2] == "| 1 | 2 | finished | GPU 0 | 3/3 | 0.9000 | 0.8000 | 1:15 |"
 
 
+def test_a_setting_that_a_spreadsheet_would_compute_is_a_text_in_the_table(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "name==1+1 lr=-1e-3", "name=@b lr=2")
+    write(ledger, table(ledger, [ACCURACY], {}, monitored=ACCURACY))
+    rows = list(csv.DictReader((ledger.path / "table.csv").read_text().splitlines()))
+    assert [(row["name"], row["lr"]) for row in rows] == [("'=1+1", "-1e-3"), ("'@b", "2")]
+
+
 def test_seeds_become_a_mean_and_a_deviation(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "lr=1 seed=0", "lr=1 seed=1", "lr=2 seed=0", "lr=2 seed=1", "lr=3 seed=0")
     for trial, best in zip(ledger.trials, (0.8, 0.9, 0.95, 0.97, 0.99), strict=True):
