@@ -210,7 +210,9 @@ class Channel:
                 return
         while not self._semaphores.wait(address, SLICE_S):
             lost = self._lost(other, is_late=time.monotonic() - started > self._timeout_s)
-            if lost and not has_taken(address):  # it may have posted before it died
+            if lost:
+                if has_taken(address):  # it posted before it died
+                    return
                 raise RankLost(lost)
 
     def _lost(self, other: int, *, is_late: bool) -> str:

@@ -297,6 +297,26 @@ def test_a_frozen_rank_is_waited_for_no_longer_than_the_timeout(other: subproces
     assert lost(neighbours) == "rank 1 did not arrive within 2 s (strategy.timeout_s)"
 
 
+def test_a_row_that_is_posted_just_after_a_wait_has_ended_still_counts(
+    other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    neighbours, segment = pair(other.pid, timedelta(seconds=10 * PATIENCE_S))
+    theirs = Neighbours(segment, (os.getpid(), os.getpid()), SHORT)
+    theirs._tensors.rows(1, torch.float32).by_rank[1].fill_(3.0)
+
+    def ended_in_vain(address: int, most_s: float) -> bool:
+        if other.poll() is None:
+            theirs._tensors.post()
+            other.kill()
+            other.wait()
+        return False
+
+    monkeypatch.setattr(neighbours._tensors._semaphores, "wait", ended_in_vain)
+    total = torch.ones(1)
+    neighbours.add_up(total)
+    assert total.item() == 4.0
+
+
 def test_a_row_that_a_rank_posted_before_it_died_still_counts(other: subprocess.Popen[bytes]) -> None:
     neighbours, segment = pair(other.pid, timedelta(seconds=10 * PATIENCE_S))
     theirs = Neighbours(segment, (os.getpid(), os.getpid()), SHORT)
