@@ -47,6 +47,11 @@ def _names_of_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(10**6))
 
 
+def await_next_second() -> None:
+    """TensorBoard orders event files by the second they were begun in, then by the number of the process."""
+    time.sleep(1 - time.time() % 1)
+
+
 @pytest.mark.parametrize(
     "extra", ["trainer.accumulate_grad_batches=1", "trainer.accumulate_grad_batches=2", "callbacks=ema"]
 )
@@ -57,7 +62,7 @@ def test_a_cut_after_any_step_changes_no_bit_no_row_and_no_curve(tmp_path: Path,
     for step in range(NUM_STEPS):
         cut = write_run(tmp_path / f"cut{step}", recipe)
         if train_until(cut, step) == EXIT_STOPPED:
-            time.sleep(1 - time.time() % 1)  # TensorBoard orders files by the second they were begun in
+            await_next_second()
             assert train(cut) == 0
         assert difference(alone, cut) == 0, f"cut after the request in step {step}"
         assert [row["epoch"] for row in cut.read_metrics()] == ["1", "2"]
@@ -131,6 +136,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StopTogether, "_request", lambda self, trainer: 15 * (trainer.global_step == 5))
         assert train(folder) == EXIT_STOPPED
+    await_next_second()
     return folder
 
 
