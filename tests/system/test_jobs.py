@@ -1,5 +1,6 @@
 """Jobs without SLURM: errors of a submission, the copy of the code, the tools of SLURM, the background."""
 
+import argparse
 import contextlib
 import json
 import os
@@ -137,7 +138,7 @@ def test_no_option_that_lockstep_sets_can_be_set_twice(tools: Path, tmp_path: Pa
         )
     )
     places = {"files": tmp_path, "code": tmp_path, "cwd": tmp_path}
-    script = slurm.script(slurm.executor(config.cluster, resolve_workers(config), name="x", **places), 1)
+    script = slurm.script(slurm.executor(config.cluster, resolve_workers(config), name="x", is_head=False, **places), 1)
     options = [line.removeprefix("#SBATCH --").partition("=")[0] for line in script.splitlines() if "#SBATCH" in line]
     assert set(options) <= set(KEYS)
     assert len(options) == len(set(options))
@@ -148,7 +149,7 @@ def test_a_container_stands_before_both_pythons(tools: Path, tmp_path: Path) -> 
     overrides = [*SLURM, "cluster.container='apptainer exec --nv a.sif'"]
     config = validation.checked(compose.composed(overrides))
     places = {"files": tmp_path, "code": tmp_path, "cwd": tmp_path}
-    script = slurm.script(slurm.executor(config.cluster, resolve_workers(config), name="x", **places), 1)
+    script = slurm.script(slurm.executor(config.cluster, resolve_workers(config), name="x", is_head=False, **places), 1)
     (line,) = [line for line in script.splitlines() if line.startswith("srun")]
     assert " apptainer exec --nv a.sif python -I -S -c " in line
     assert " python -u -m submitit.core._submit " in line
@@ -510,7 +511,7 @@ def test_only_a_run_that_slurm_stopped_is_requeued(
     code: int,
     reason: str,
 ) -> None:
-    monkeypatch.setattr(job, "_train", lambda *_: submitted(folder, cancelled=is_cancelled) and EXIT_STOPPED)
+    monkeypatch.setattr(job, "_do", lambda *_, **__: submitted(folder, cancelled=is_cancelled) and EXIT_STOPPED)
     monkeypatch.setattr(job, "take_signals", lambda: None)
     monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
     folder = RunFolder(tmp_path / "run")
@@ -528,7 +529,7 @@ def test_only_a_run_that_slurm_stopped_is_requeued(
 def test_a_job_that_was_cancelled_or_requeued_too_often_trains_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool, restarts: int, reason: str
 ) -> None:
-    monkeypatch.setattr(job, "_train", lambda *_: pytest.fail("it trains"))
+    monkeypatch.setattr(job, "_do", lambda *_, **__: pytest.fail("it trains"))
     monkeypatch.setattr(job, "take_signals", lambda: None)
     monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
     folder = RunFolder(tmp_path / "run")
@@ -877,3 +878,46 @@ def test_the_list_is_drawn_again_until_ctrl_c(four: Path) -> None:
         shown.wait_for("outputs/day/new")
         shown.type("\x03")
         assert shown.end() == 0, shown.text
+
+
+@pytest.mark.full
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # as it should be
+def test_a_command_in_the_background_has_state_result_and_exit_code_and_is_stopped(tmp_path: Path) -> None:
+    config = validation.checked(compose.composed(["cluster=local"]))
+
+    def start(name: str, *words: str) -> RunFolder:
+        folder = RunFolder(tmp_path / "outputs" / name)
+        folder.path.mkdir(parents=True)
+        submission.submit_command(folder, words, config, name=name)
+        return folder
+
+    def found(folder: RunFolder) -> jobs.Job:
+        job = jobs.of(folder)
+        assert job is not None
+        return job
+
+    def ends(folder: RunFolder) -> tuple[str, int | None, str]:
+        wait_until(lambda: not found(folder).is_live, f"the end of {folder.path}")
+        return found(folder).state, found(folder).exit_code, found(folder).reason
+
+    slow = "+callbacks.slow={_target_:tests.support.callbacks.SlowAtFirst,step_s:0.5}"
+    words = [*TINY, slow, "trainer.devices=1", f"hydra.run.dir={tmp_path}/run"]
+    with contextlib.chdir(ROOT):
+        good = start("good", "runs", str(tmp_path))
+        bad = start("bad", "status", "nowhere")
+        train = start("train", "train", *words)
+    assert ends(good) == ("completed", 0, "")
+    assert ends(bad) == ("failed", EXIT_CONFIG, "the command exited with code 2, see the log")
+    trained = RunFolder(tmp_path / "run")
+    wait_until(lambda: trained.read_status().get("step", 0) >= 1, "the first step")
+    assert found(train).state == "running"
+    chosen = jobs.look(jobs.chosen(jobs.recorded([tmp_path / "outputs"]), [found(train).id]))
+    assert commands._cancel(chosen, argparse.Namespace()) == 0
+    assert ends(train) == ("cancelled", EXIT_STOPPED, "cancelled")
+    assert trained.read_status()["state"] == "stopped"
+    assert discovery.scan(tmp_path / "outputs") == {}  # these folders are no runs
+    (good.path / "table.json").write_text('{"best": 3}')
+    assert found(good).result == {"best": 3}
+    assert commands._delete([found(good)], argparse.Namespace(yes=True)) == 0
+    assert not good.path.exists()

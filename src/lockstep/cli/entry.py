@@ -18,6 +18,7 @@ def begin() -> None:
     output.outlive()
     for number in STOP_SIGNALS:
         signal.signal(number, _end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked by the process of a job
 
 
 def _end(number: int, frame: FrameType | None) -> None:

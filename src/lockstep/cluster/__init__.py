@@ -1,1 +1,1 @@
-"""Jobs: runs that SLURM or the background of this machine trains. Their records are in the run folders."""
+"""Jobs: runs and other commands in SLURM, or in the background of this machine. Their folders have the records."""

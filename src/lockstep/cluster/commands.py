@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -124,6 +125,7 @@ def _facts(job: Job) -> list[tuple[str, str | Text]]:
     return [
         ("state", cells.state(job.state)),
         ("reason", printable(scheduled.reason)),
+        ("command", shlex.join(["lockstep", *redacted(known.command)]) if known.command else ""),
         ("run", facts["state"] + (f": {facts['reason']}" if facts.get("reason") else "")),
         ("epoch", cells.epochs(facts) if "epoch" in facts else ""),
         ("best", cells.best(facts) if "best" in facts else ""),
@@ -141,7 +143,7 @@ def _facts(job: Job) -> list[tuple[str, str | Text]]:
         ("follow", f"lockstep jobs follow {job.id}" if job.is_live else ""),
         ("cancel", f"lockstep jobs cancel {job.id}" if job.is_live else ""),
         ("resume", f"lockstep jobs requeue {job.id}" if job.exit_code else ""),
-        ("evaluate", f"lockstep eval {quoted(job.folder.path)}" if job.exit_code == 0 else ""),
+        ("evaluate", f"lockstep eval {quoted(job.folder.path)}" if job.exit_code == 0 and not known.command else ""),
     ]
 
 

@@ -98,8 +98,8 @@ def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
 
 
 def result(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
-    """Print the summaries of the jobs as JSON. Returns 1 if one has none."""
-    results = [job.folder.read_summary() or None for job in chosen_jobs]
+    """Print the results of the jobs as JSON. Returns 1 if one has none."""
+    results = [job.result for job in chosen_jobs]
     for job, summary in zip(chosen_jobs, results, strict=True):
         if summary is None:
             reason = f": {job.facts['reason']}" if job.facts.get("reason") else ""

@@ -1,4 +1,4 @@
-"""The process of a job: trains its run like any other command, and exits with the code that requeues it or not.
+"""The process of a job: trains its run or executes its command, and exits with the code that requeues it or not.
 
 A signal -> the stop flag of all ranks -> a checkpoint between two steps -> exit code REQUEUE of rank 0 -> the script of
 the job, which is outside of any container, calls `scontrol requeue` -> the same folder. Lightning requeues on SIGUSR1
@@ -8,15 +8,17 @@ and submitit on SIGUSR2, both inside signal handlers: neither does here.
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from lockstep.cluster import record
 from lockstep.cluster.record import Record
-from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, GRACE_S, RunFolder
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, GRACE_S, RunFolder
 from lockstep.runs.naming import quoted
 from lockstep.system.hardware import num_visible_gpus
 from lockstep.system.launcher import outer_world
@@ -41,7 +43,7 @@ RECORD_S = 300.0  # a network file system may show a new file a minute late
 
 
 def run(path: str) -> NoReturn:
-    """Train the run of a SLURM job; submitit calls this in every task of srun. Exits with the code of the run."""
+    """Do the work of a SLURM job; submitit calls this in every task of srun. Exits with the code of the work."""
     import submitit
 
     signal.signal(signal.SIGCONT, signal.SIG_DFL)  # SLURM sends it when it ends a job; submitit warns of it, twice
@@ -49,14 +51,14 @@ def run(path: str) -> NoReturn:
 
 
 def work(folder: RunFolder, job_id: str) -> int:
-    """Train the run of a job. Returns the exit code of this process."""
+    """Train the run of a job, or execute its command. Returns the exit code of this process."""
     take_signals()
     job = _record(folder, job_id)
     world = outer_world(os.environ)
     is_first = world is None or world.rank == 0
     restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     reason = _refusal(folder, job, restarts)
-    code = EXIT_STOPPED if reason else _train(folder, job)
+    code = EXIT_STOPPED if reason else _do(folder, job, is_first=is_first)
     if is_first and reason:
         _update(folder, state="stopped", reason=reason, exit_code=code)
         print(reason, flush=True)
@@ -104,7 +106,7 @@ def _pass(number: int, frame: FrameType | None) -> None:
     pass
 
 
-def _train(folder: RunFolder, job: Record) -> int:
+def _do(folder: RunFolder, job: Record, *, is_first: bool) -> int:
     is_slurm = job.engine == "slurm"
     if is_slurm and job.gpus_per_node and (num_gpus := num_visible_gpus()) < job.gpus_per_node:
         error = (
@@ -115,9 +117,40 @@ def _train(folder: RunFolder, job: Record) -> int:
         _update(folder, state="failed", reason=error)
         print(f"config error: {error}", file=sys.stderr, flush=True)
         return EXIT_CONFIG
+    if job.command:
+        return _execute(folder, job.command, is_first=is_first)
     from lockstep.launch import runner
 
     return runner.do(folder.path, job.task)
+
+
+def _execute(folder: RunFolder, command: Sequence[str], *, is_first: bool) -> int:
+    """Execute a command of Lockstep, and forward signals to it. Returns its exit code, EXIT_STOPPED after a signal.
+
+    The first task records the end in the status of the folder.
+    """
+    received: list[int] = []
+    # the process keeps the signals blocked until it has handlers, and the lock of a job in the background
+    process = subprocess.Popen([sys.executable, "-m", "lockstep", *command], close_fds=False)
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        process.send_signal(number)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    code = process.wait()
+    name = signal.Signals(received[0]).name if received else None
+    if received and code in (-received[0], 128 + received[0]):
+        code = EXIT_STOPPED
+    elif code < 0:
+        code = EXIT_FAILED
+    if is_first:
+        state = {0: "finished", EXIT_STOPPED: "stopped"}.get(code, "failed")
+        reason = "" if code == 0 else f"signal {name}" if name else f"the command exited with code {code}, see the log"
+        _update(folder, state=state, reason=reason, signal=name)
+    return code
 
 
 # -- whether the job is requeued --------------------------------------------------------------------------------------

@@ -13,13 +13,17 @@ from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
 from lockstep.runs import discovery
 from lockstep.runs.discovery import DiscoveredRun
-from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES, RunFolder
+from lockstep.runs.files import read_json
+from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_STOPPED, JOB, LIVE_STATES, RunFolder
 from lockstep.runs.naming import shown
 from lockstep.system.terminal import printable
 from lockstep.system.wording import plural
 
 # states of a job that its scheduler has forgotten, by the state of its run
 ENDED = {"finished": "completed", "failed": "failed", "stopped": "stopped"}
+
+# files with the result of a run, a benchmark, a sweep and an evaluation
+RESULTS = ("summary.json", BENCHMARK, "table.json", "scores.json")
 
 Recorded = tuple[DiscoveredRun, Record]
 
@@ -62,6 +66,12 @@ class Job:
         return self.scheduled.is_live
 
     @property
+    def result(self) -> dict[str, Any] | None:
+        """The summary of the run, or the result file of the command; None before its end."""
+        results = (read_json(self.folder.path / name) for name in RESULTS)
+        return next(filter(None, results), None)
+
+    @property
     def exit_code(self) -> int | None:
         """0 if the run is finished, None if the job has not ended or its end is unknown."""
         if self.is_live or self.state == "unknown":
@@ -74,10 +84,10 @@ class Job:
 
 
 def recorded(roots: Iterable[Path]) -> list[Recorded]:
-    """Find every run below the folders that has the record of a job, in the order of submission."""
+    """Find every record of a job below the folders, in the order of submission."""
     records: dict[Path, Recorded] = {}
     for root in roots:
-        for run in discovery.scan(root).values():
+        for run in discovery.scan(root, file=JOB).values():
             path = run.folder.path.resolve()
             try:
                 read = record.read(RunFolder(path))

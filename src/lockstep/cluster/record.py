@@ -1,4 +1,4 @@
-"""The record of a job, in the folder of the run that it trains."""
+"""The record of a job, in the folder of the run that it trains, or in that of its command."""
 
 import os
 import re
@@ -14,7 +14,10 @@ ID = re.compile(r"\d+(_\d+)?|local-[0-9a-f]+")
 
 @dataclass(frozen=True)
 class Record:
-    """One submission of a run. `cluster` holds its settings, `earlier` the ids of the submissions before it."""
+    """One submission of a run. `cluster` holds its settings, `earlier` the ids of the submissions before it.
+
+    The job of a `command` executes `lockstep COMMAND` in every task, or in one (`is_head`), which starts the others.
+    """
 
     id: str
     engine: str
@@ -33,6 +36,8 @@ class Record:
     cancelled: bool = False
     earlier: tuple[str, ...] = ()
     inode: int = 0  # of the run folder, not of its copies; the number of its device differs between nodes
+    command: tuple[str, ...] = ()
+    is_head: bool = False
 
     def save(self, folder: RunFolder) -> None:
         folder.write_job(asdict(self))
@@ -44,7 +49,8 @@ def read(folder: RunFolder) -> Record | None:
         values = folder.read_job()
         if not values:
             return None
-        record = Record(**{**values, "earlier": tuple(values["earlier"])})
+        lists = {name: tuple(values.get(name, ())) for name in ("earlier", "command")}
+        record = Record(**{**values, **lists})
         if not ID.fullmatch(record.id):
             raise ValueError(f"{record.id!r} is not a job id")
     except (KeyError, TypeError, ValueError) as error:
@@ -54,7 +60,7 @@ def read(folder: RunFolder) -> Record | None:
 
 def is_own(folder: RunFolder, record: Record) -> bool:
     """Return True if this user submitted the run in this folder, and owns all files that its job would read."""
-    files = (folder.job_file, folder.config, folder.facts_file, folder.old_project)
+    files = (folder.job_file, folder.config, folder.job_config, folder.facts_file, folder.old_project)
     paths = (folder.path, *files, Path(record.code))
     is_mine = all(path.stat().st_uid == os.geteuid() for path in paths if path.exists())
     return is_mine and record.inode == folder.path.stat().st_ino

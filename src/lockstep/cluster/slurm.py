@@ -28,9 +28,12 @@ ALL = 10**9  # tasks of an array at a time; submitit's default is 256
 
 
 def executor(
-    cluster: Cluster, workers: Workers, *, name: str, files: Path, code: Path, cwd: Path
+    cluster: Cluster, workers: Workers, *, name: str, files: Path, code: Path, cwd: Path, is_head: bool
 ) -> "submitit.SlurmExecutor":
-    """Create submitit's executor with all settings of a job; scripts and logs go to the folder `files`."""
+    """Create submitit's executor with all settings of a job; scripts and logs go to the folder `files`.
+
+    The job has a task for each worker, or one on its first node (`is_head`).
+    """
     import submitit
 
     prefix, python = interpreter(cluster)
@@ -59,6 +62,7 @@ def executor(
         srun_args=[
             "--open-mode=append",  # keeps the log of before a requeue
             "--kill-on-bad-exit=1",  # a rank that failed leaves others in a collective
+            *(["--nodes=1", "--ntasks=1", "--overlap"] if is_head else []),  # its own steps use the same resources
             *([f"--cpus-per-task={cpus}"] if cpus is not None else []),  # not inherited from sbatch since SLURM 22.05
         ],
         additional_parameters={

@@ -76,10 +76,12 @@ def submit_all(
     base: RunFolder,
     name: str,
     task: str = "train",
+    command: Sequence[str] = (),
+    is_head: bool = False,
     old_code: Path | None = None,
     cwd: Path | None = None,
 ) -> list[Record]:
-    """Submit prepared runs, several as one array. One that fails does not affect the others.
+    """Submit prepared runs, several as one array, or a command. One that fails does not affect the others.
 
     All share one copy of the code in `base`, next to scripts and logs; `old_code` is an existing copy. Jobs run in
     `cwd`, by default the current folder. Raises ConfigError if runs request different nodes, or the scheduler refuses.
@@ -87,6 +89,7 @@ def submit_all(
     The run folders change only after the scheduler has accepted: a job waits for its record before it reads them.
     """
     cluster, workers = configs[0].cluster, resolve_workers(configs[0])
+    names = [name] if command else [config.run_name for config in configs]
     if any((config.cluster, resolve_workers(config)) != (cluster, workers) for config in configs):
         raise ConfigError(["runs of one job array must have the same cluster.*, devices, num_nodes and strategy"])
     cwd = cwd or Path.cwd()
@@ -99,13 +102,15 @@ def submit_all(
             if cluster.name == "local":
                 started = [background.start(cluster, folder, code=frozen, cwd=cwd) for folder in folders]
             else:
-                made = slurm.executor(cluster, workers, name=name, files=base.job_files, code=frozen, cwd=cwd)
+                paths = {"files": base.job_files, "code": frozen, "cwd": cwd}
+                made = slurm.executor(cluster, workers, name=name, is_head=is_head, **paths)
                 started = slurm.submit(made, folders)
-            for folder, config, old, (job_id, log, pid) in zip(folders, configs, earlier, started, strict=True):
+            runs = zip(folders, configs, names, earlier, started, strict=True)
+            for folder, config, run_name, old, (job_id, log, pid) in runs:
                 submitted = Record(
                     id=job_id,
                     engine=cluster.name,
-                    name=config.run_name,
+                    name=run_name,
                     task=task,
                     cluster=cluster.model_dump(),
                     num_nodes=workers.num_nodes,
@@ -119,10 +124,13 @@ def submit_all(
                     pid=pid,
                     earlier=(*old.earlier, old.id) if old else (),
                     inode=folder.path.stat().st_ino,
+                    command=tuple(command),
+                    is_head=is_head,
                 )
                 if old_code is None:
                     project.record_copy(folder, project.root(), frozen)
-                _prepare(folder, config)
+                storage.save(*((config, folder.job_config) if command else (for_job(config), folder.config)))
+                _mark_waiting(folder, run_name)
                 submitted.save(folder)  # last: the job begins
                 records.append(submitted)
     except ConfigError:
@@ -137,12 +145,25 @@ def submit_all(
     return records
 
 
-def _prepare(folder: RunFolder, config: Config) -> None:
-    """Write the configuration of the job, clear the end of an earlier training, and mark the run as waiting."""
-    storage.save(for_job(config), folder.config)
+def _mark_waiting(folder: RunFolder, name: str) -> None:
+    """Clear the end of an earlier session, and mark the run as waiting."""
     folder.forget_end()
-    status = {"state": "not started", "name": config.run_name, **folder.read_status()}
+    status = {"state": "not started", "name": name, **folder.read_status()}
     folder.write_status(**{**status, "reason": "submitted: see lockstep jobs", "exit_code": None, "signal": None})
+
+
+def submit_command(
+    folder: RunFolder, words: Sequence[str], config: Config, *, name: str, is_head: bool = False
+) -> Record:
+    """Submit `lockstep WORDS` with the resources of `config`, and print how to follow it. Raises ConfigError.
+
+    Every task of the job executes the words, or with `is_head` one, which may start steps of srun. `folder` receives
+    record, code and log; its status.json gets state and exit code.
+    """
+    with interruptible():
+        (job,) = submit_all([folder], [config], base=folder, name=name, task="command", command=words, is_head=is_head)
+        _show(folder, job, config)
+    return job
 
 
 def again(folder: RunFolder, job: Record) -> Record:
@@ -150,15 +171,17 @@ def again(folder: RunFolder, job: Record) -> Record:
     old_code = Path(job.code)
     if not old_code.is_dir():
         raise ConfigError([f"{job.code}, the code of job {job.id}, is gone: use {resuming(folder.path)}"])
-    tree = storage.to_tree(storage.load(folder.config)) | {"cluster": dict(job.cluster)}
+    settings = folder.job_config if job.command else folder.config
+    tree = storage.to_tree(storage.load(settings)) | {"cluster": dict(job.cluster)}
     config = Config.model_validate(tree)
     # targets may exist only in that code
     errors = [*resolve_workers(config).errors, *slurm_rules.errors(config)]
     if errors:
         raise ConfigError(errors)
     where = {"base": folder, "old_code": old_code, "cwd": Path(job.cwd)}
+    what = {"task": job.task, "command": job.command, "is_head": job.is_head}
     with interruptible():
-        return submit_all([folder], [config], name=job.name, task=job.task, **where)[0]
+        return submit_all([folder], [config], name=job.name, **what, **where)[0]
 
 
 def for_job(config: Config) -> Config:
@@ -190,13 +213,14 @@ def _need_empty(chosen: Path) -> None:
         raise ConfigError([f"hydra.run.dir={chosen} is not empty: choose a new folder, for example {chosen}/run"])
 
 
-def script(base: RunFolder, config: Config, *, name: str, num_runs: int = 1) -> str:
+def script(base: RunFolder, config: Config, *, name: str, num_runs: int = 1, is_head: bool = False) -> str:
     """Return the script that would be submitted for runs in `base`, or for `base` itself. Nothing is written."""
     frozen = code.next_folder(base.code)
     if config.cluster.name == "local":
         return background.script(config.cluster, base, frozen, background.new_id()) + "\n"
     paths = {"files": base.job_files, "code": frozen, "cwd": Path.cwd()}
-    return slurm.script(slurm.executor(config.cluster, resolve_workers(config), name=name, **paths), num_runs)
+    made = slurm.executor(config.cluster, resolve_workers(config), name=name, is_head=is_head, **paths)
+    return slurm.script(made, num_runs)
 
 
 def _show(folder: RunFolder, job: Record, config: Config) -> None:
@@ -209,6 +233,7 @@ def _show(folder: RunFolder, job: Record, config: Config) -> None:
         ("follow", f"lockstep jobs follow {job.id}"),
         ("wait", f"lockstep jobs wait {job.id}"),
         ("cancel", f"lockstep jobs cancel {job.id}"),
-        ("watch", f"lockstep board --logdir {quoted(folder.path)}"),
     ]
+    if job.is_head or not job.command:
+        rows.append(("watch", f"lockstep board --logdir {quoted(folder.path)}"))
     show_table("Submitted to SLURM" if job.engine == "slurm" else "Started in the background", rows)

@@ -140,7 +140,8 @@ def _removed(run: DiscoveredRun, facts: dict[str, Any]) -> str:
                 return "it was resumed in the meantime"
             nested = (RunFolder(path.parent) for path in folder.path.rglob(folder.config.name) if path != folder.config)
             # a job that waits has no lock yet
-            if any(inner.lock_file.exists() or inner.facts_file.exists() for inner in nested):
+            is_run = not folder.read_job().get("command")  # of a command all runs are removed
+            if is_run and any(inner.lock_file.exists() or inner.facts_file.exists() for inner in nested):
                 return "it contains another run"
             folder.remove()
     except BlockingIOError:

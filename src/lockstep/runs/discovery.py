@@ -35,8 +35,11 @@ class DiscoveredRun:
     sweep: str | None = None
 
 
-def scan(root: Path) -> dict[str, DiscoveredRun]:
-    """Find every run below `root`, including itself, by id. Skips links, hidden folders and the code of jobs."""
+def scan(root: Path, *, file: str = "config.yaml") -> dict[str, DiscoveredRun]:
+    """Find every run below `root`, including itself, by id. Skips links, hidden folders and the code of jobs.
+
+    `file` is the one that a folder must have.
+    """
     runs: dict[str, DiscoveredRun] = {}
     pending: list[tuple[Path, int, str | None]] = [(root, 0, None)]
     while pending:
@@ -50,7 +53,7 @@ def scan(root: Path) -> dict[str, DiscoveredRun]:
         if SWEEP in files and depth > 0:  # inside a sweep, its trials are the rows
             sweep = os.path.relpath(path, root)
         skipped = {CODE}
-        if "config.yaml" in files:
+        if file in files:
             run = _discovered(RunFolder(path), os.path.relpath(path, root), sweep)
             runs[run.id] = run
             skipped.add(WANDB)  # contains config.yaml files of its own

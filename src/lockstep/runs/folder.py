@@ -30,6 +30,7 @@ BENCHMARK = "results.json"  # next to the run folders of a benchmark
 CURVES = {"train": "", "val": "validation", "test": "test"}
 WANDB = "wandb"  # files of Weights & Biases
 CODE = "code"  # the source that a job runs; its config.yaml files belong to no run
+JOB = "job.json"  # the record of a job
 SWEEP = "sweep.json"  # next to the run folders of a sweep
 
 
@@ -70,8 +71,9 @@ class RunFolder:
     scores = _File("scores.json")  # loss and accuracy of the last evaluation
     stop_flag = _File("STOP")  # a request to stop; contains the reason
     lock_file = _File(".lock")  # locked by the process that trains the run; created by the first training
-    job_file = _File("job.json")  # the record of the last job, and the only one
+    job_file = _File(JOB)  # the record of the last job, and the only one
     job_files = _File("job")  # script and output of a job, a log for every rank
+    job_config = _File("job/settings.yaml")  # settings and resources of the job of a command
     job_lock = _File(".job")  # locked by a background job on this machine, from its start to its end
     code = _File(CODE)  # the source of the project when a job was submitted
 
