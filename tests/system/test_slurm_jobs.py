@@ -97,6 +97,24 @@ def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> Iterator[dict[st
         yield runs
 
 
+@pytest.mark.parametrize(("is_head", "num_lines"), [(False, 4), (True, 1)])
+def test_a_command_is_executed_by_every_task_or_by_one(shell: Shell, is_head: bool, num_lines: int) -> None:
+    workers = ("trainer.num_nodes=2", "trainer.devices=2", "strategy=cpu")
+    config = validation.checked(compose.composed([*CLUSTER, *workers]))
+    folder = RunFolder(shell.cwd / "outputs" / f"command{num_lines}")
+    folder.path.mkdir(parents=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", shell.slurm.environ["SLURM_CONF"])
+        patch.chdir(shell.cwd)
+        submission.submit_command(folder, ["jobs", "list", str(folder.path)], config, name="list", is_head=is_head)
+    job = Submitted(shell, folder, "")
+    job.wait()
+    logs = "".join(path.read_text() for path in folder.job_files.glob(f"{job.id}_*_log.out"))
+    assert logs.count("running") == num_lines, logs
+    assert folder.read_status()["state"] == "finished"
+    assert shell.jobs("wait", job.id).stdout.split("\t")[:2] == [job.id, "completed"]
+
+
 def test_two_nodes_of_two_processes_end_like_one(shell: Shell, alone: RunFolder, figure: Any) -> None:
     run = shell.submit(*TINY, "trainer.num_nodes=2", "trainer.devices=2", "name=four")
     assert f"lockstep jobs follow {run.id}" in run.said
