@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import lightning  # noqa: F401  # imported once, for the forks in which tests run
 import pytest
-import torch  # noqa: F401
+import torch
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "testing.md"
@@ -73,6 +73,7 @@ def _run(project: Path, paths: list[str]) -> int:
         del sys.modules[name]
     sys.path[:0] = [str(project), str(project / "src")]
     os.environ |= {"PYTHONPATH": str(project / "src"), "OMP_NUM_THREADS": "1"}
+    torch.set_num_threads(1)  # it read the variable when it was imported
     code = pytest.main(["-n0", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *paths])
     sys.stdout.flush()
     return int(code)
