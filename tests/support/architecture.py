@@ -22,9 +22,9 @@ LAYERS = (
     ("callbacks", "config", "monitoring", "board"),
     ("training",),
     ("launch",),
-    ("benchmark", "starter", "verify"),
+    ("starter", "verify"),
     ("cluster",),
-    ("sweeps",),
+    ("benchmark", "sweeps"),
     ("cli", "python", "testing"),
     ("__main__",),
 )

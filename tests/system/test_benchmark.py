@@ -16,7 +16,7 @@ import torch
 from matplotlib.image import imread
 
 from lockstep.benchmark import command, report, results
-from lockstep.benchmark.environments import Environment, environments
+from lockstep.benchmark.environments import Environment, Machines, environments
 from lockstep.callbacks.plots import new_figure, style
 from lockstep.config import compose, overrides, validation
 from lockstep.config.errors import ConfigError
@@ -39,6 +39,7 @@ def record(name: str, workers: int, seconds: float, **changes: Any) -> dict[str,
         "device": "cpu",
         "state": "measured",
         "reason": "",
+        "nodes": 1,
         "workers": workers,
         "threads_per_worker": 1,
         "precision": "float32",
@@ -61,6 +62,7 @@ def whole(*records: dict[str, Any], name: str = "digits") -> dict[str, Any]:
         "date": "2026-11-21 12:00:00+00:00",
         "experiment": {"data": name, "model": "ResNet18", "name": None},
         "settings": {"budget_s": 60.0},
+        "nodes": "n[1-2]",
         "environment": {
             **{"cpu": name, "cpu_cores": 2, "gpus": [name, name], "python": "3.12", "commit": "abc"},
             "packages": {"torch": "2.15", "lightning": "2.6", "lockstep": "1.0"},
@@ -88,8 +90,10 @@ def test_the_verdict_compares_with_one_worker_on_the_same_device(seconds: float,
         f"more workers {words}." if words.startswith("cost") else f"{words}."
     )
     assert results.speed_up(records[2], records) == pytest.approx(15 / seconds)
-    (found,) = results.verdict([record("cpu", 1, 10), record("two", 2, 5, global_batch_size=128)])
-    assert "2.00 times the images per second of one (cpu), with 128 images a step instead of 64:" in found
+    (found,) = results.verdict([record("cpu", 1, 10), record("two", 2, 5, nodes=2, global_batch_size=128)])
+    assert found.startswith(
+        "two: 2 workers on 2 machines train 2.00 times the images per second of one (cpu), with 128"
+    )
 
 
 def test_there_is_no_verdict_from_few_epochs() -> None:
@@ -125,7 +129,8 @@ def errors(*texts: str, is_benchmark: bool = True) -> list[str]:
 def found(num_cores: int, num_gpus: int, *texts: str) -> dict[str, Environment]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hardware, "num_visible_gpus", lambda: num_gpus)
-        return {environment.name: environment for environment in environments(composed(*texts), num_cores, num_gpus)}
+        made = environments(composed(*texts), Machines(num_cores, num_gpus))
+        return {environment.name: environment for environment in made}
 
 
 def test_environments_that_are_not_there_are_skipped_with_the_reason() -> None:
@@ -189,11 +194,27 @@ def test_every_error_is_in_one_message() -> None:
 
 def test_keys_of_the_environments_and_of_the_benchmark_are_refused_elsewhere() -> None:
     assert "set by each environment of a benchmark" in errors("trainer.devices=2")[0]
-    for key in ("resume", "init_from"):
-        assert errors(f"{key}=x") == [f"{key}=x: a benchmark starts new runs: remove it"]
+    for key, value in (("resume", "x"), ("init_from", "x"), ("changed_data", "accept")):
+        assert errors(f"{key}={value}") == [f"{key}={value}: a benchmark starts new runs: remove it"]
+    assert errors("trainer.num_nodes=2") == [
+        "trainer.num_nodes=2 is for the job of a benchmark: add cluster=slurm; an allocation is used whole without it"
+    ]
     assert "only `lockstep benchmark` reads" in errors("benchmark.budget_s=3", is_benchmark=False)[0]
     assert "only `lockstep benchmark` reads" in errors("+benchmark=default", is_benchmark=False)[0]
     assert not errors("experiment=fashion_mnist", "model.width=16", "benchmark.budget_s=60")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("rank 1 of 2 on n2 has been silent\nrank 0 of 2 waited for it: closed\n", "rank 1 of 2 on n2 has been silent"),
+        ("rank 0 of 2 failed:\nTraceback (most recent call last):\n  ...\nValueError: 3\n", "ValueError: 3"),
+    ],
+)
+def test_the_reason_of_a_failure_is_its_cause(tmp_path: Path, text: str, reason: str) -> None:
+    folder = RunFolder(tmp_path)
+    folder.failure.write_text(text)
+    assert command._failure(folder) == reason
 
 
 @pytest.mark.parametrize(
@@ -225,7 +246,14 @@ def test_the_report_is_an_a4_page_and_a_picture_with_every_fact(tmp_path: Path) 
             "two 2 64 3 1:00 6.00* 167 1.67x 0.9000",
             "* no whole epoch within the",
         ),
-        *("lockstep benchmark digits", "2026-11-21", "digits, 2 cores", "2 x digits", "Python 3.12, torch 2.15"),
+        *(
+            "lockstep benchmark digits",
+            "2026-11-21",
+            "digits, 2 cores",
+            "2 x digits",
+            "n[1-2], CPU and GPUs of the first",
+            "Python 3.12, torch 2.15",
+        ),
         *("60 s of training in each environment", "validation accuracy 0.9000", "commit abc"),
     ):
         assert fact in text

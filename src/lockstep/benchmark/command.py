@@ -6,10 +6,13 @@ after SIGTERM), not 75, because a benchmark cannot be resumed. A second Ctrl-C e
 
 import contextlib
 import os
+import re
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,17 +20,16 @@ from typing import Any
 from rich.live import Live
 from rich.text import Text
 
-from lockstep.benchmark import results
-from lockstep.benchmark.environments import Environment, environments
-from lockstep.config import compose, errors, overrides, presence, project, storage
-from lockstep.config.schema import BenchmarkConfig
+from lockstep.benchmark import results, step
+from lockstep.benchmark.environments import Environment, Machines, available, environments
+from lockstep.config import compose, errors, overrides, presence, project, saved_run, storage, validation
+from lockstep.config.schema import BenchmarkConfig, Config
 from lockstep.launch.parent import Workers
 from lockstep.launch.worker import Job
 from lockstep.runs import naming
 from lockstep.runs.files import read_json, write_json
 from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder
 from lockstep.runs.naming import shown
-from lockstep.system import hardware
 from lockstep.system.redaction import redacted
 from lockstep.system.signals import SignalFlag
 from lockstep.system.terminal import duration, printable, show_table, terminal
@@ -36,28 +38,78 @@ from lockstep.system.wording import plural
 POLL_S = 0.25
 START_S = 15.0  # a guess of the time to start an environment, for the time left
 BEST = "best.ckpt"
+FILES = (BEST, "epoch_time.png", "report.pdf", BENCHMARK)
 LOG = "terminal.log"  # the output of rank 0, in the folder of an environment
+NAME = "benchmark"
 
 
 def run(texts: Sequence[str], source: compose.Source) -> int:
     """Benchmark the configuration of these overrides. Returns the exit code."""
     try:
-        (config,) = overrides.check(overrides.benchmarked(texts), source, is_benchmark=True).configs
+        typed = overrides.benchmarked(texts)
+        (config,) = overrides.check(typed, source, is_benchmark=True).configs
         assert isinstance(config, BenchmarkConfig)
+        folder = overrides.hydra_value("hydra.run.dir", typed, source)
+        chosen = Path(folder).resolve() if folder else None
+        if config.cluster.name != "none":
+            return _submit(config, texts, chosen)
+        if "SLURM_JOB_ID" in os.environ and "SLURMD_NODENAME" not in os.environ:  # in a shell of salloc
+            step.enter([NAME, *texts])
         presence.check(config.data)
-        chosen_environments = environments(config, hardware.num_cores(), hardware.num_visible_gpus())
+        chosen_environments = environments(config, available(os.environ))
         if all(environment.config is None for environment in chosen_environments):
             raise errors.ConfigError(
                 [f"benchmark.environments.{skipped.name}: {skipped.skipped}" for skipped in chosen_environments]
             )
+        if chosen is not None and any((chosen / name).exists() for name in (BENCHMARK, *config.benchmark.environments)):
+            hint = "choose a new folder by hydra.run.dir, because a benchmark cannot be resumed"
+            raise errors.ConfigError([f"{shown(chosen)} already contains a benchmark: {hint}"])
     except errors.ConfigError as error:
         errors.exit_with(error)
-    path = naming.create_path(Path("outputs").resolve(), "benchmark", datetime.now())
+    path = chosen or naming.create_path(Path("outputs").resolve(), NAME, datetime.now())
+    path.mkdir(parents=True, exist_ok=True)
     try:
         return Benchmark(path, config, chosen_environments, texts).run()
     except KeyboardInterrupt:
         print(f"Interrupted; the results so far are in {shown(path)}", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _submit(config: BenchmarkConfig, texts: Sequence[str], chosen: Path | None) -> int:
+    """Submit the benchmark as a job, whose folder is that of the benchmark. Returns the exit code."""
+    from lockstep.cluster import submission
+
+    request, outputs, now = _request(config), Path("outputs").resolve(), datetime.now()
+    if config.cluster.name == "slurm":  # raises for errors of their runs; SLURM's default is one core
+        cores, gpus = config.cluster.cpus_per_worker or 1, config.cluster.gpus_per_node or 0
+        environments(config, Machines(cores, gpus, config.trainer.num_nodes))
+    if config.dry_run:
+        folder = RunFolder(chosen or naming.free_path(outputs, NAME, now))
+        print(submission.script(folder, request, name=NAME, is_head=True), end="")
+        return 0
+    if chosen is not None:
+        submission.need_empty(chosen)
+    folder = RunFolder(chosen or naming.create_path(outputs, NAME, now))
+    folder.path.mkdir(parents=True, exist_ok=True)
+    folder.note(overrides=redacted(texts))
+    typed = [text for text in texts if not re.match(r"\+*(cluster[.=]|trainer\.num_nodes=|hydra\.run\.dir=)", text)]
+    own = ["cluster=none", "trainer.num_nodes=1", f"hydra.run.dir={naming.hydra_text(str(folder.path))}"]
+    try:
+        submission.submit_command(folder, [NAME, *typed, *own], request, name=NAME, is_head=True)
+    except BaseException:
+        if not folder.job_file.exists():  # else it is submitted
+            shutil.rmtree(folder.path)
+        raise
+    return 0
+
+
+def _request(config: BenchmarkConfig) -> Config:
+    """Return what the job requests: a task on each machine, with all its cores and GPUs."""
+    tree = storage.to_tree(config)
+    del tree["benchmark"]
+    tree["trainer"] |= {"devices": 1, "loads": None}
+    tree["strategy"]["name"] = "auto" if config.cluster.gpus_per_node else "cpu"
+    return validation.check_tree(tree)
 
 
 class Benchmark:
@@ -68,13 +120,11 @@ class Benchmark:
     ) -> None:
         self._path = path
         self._settings = config.benchmark
-        self._experiment = {
-            "data": config.data.target.rpartition(".")[2],
-            "model": config.model.target.rpartition(".")[2],
-            "name": config.name,
-        }
+        targets = {"data": config.data.target, "model": config.model.target}
+        self._experiment = {key: target.rpartition(".")[2] for key, target in targets.items()} | {"name": config.name}
         self._environments = chosen_environments
-        self._command = shlex.join(["lockstep", "benchmark", *redacted(texts)])
+        typed = RunFolder(path).read_overrides() or redacted(texts)  # those of the submission, in its job
+        self._command = shlex.join(["lockstep", NAME, *typed])
         self._out = terminal()
         self._flag = SignalFlag()
         self._started = datetime.now().astimezone()
@@ -85,9 +135,8 @@ class Benchmark:
         """Train in all environments, then report. Returns the exit code."""
         self._flag.install()
         trained = [environment for environment in self._environments if environment.config is not None]
-        budget = duration(self._settings.budget_s)
-        environments = plural(len(trained), "environment")
-        self._say(f"Benchmark of {environments}, {budget} of training each, in {shown(self._path)}")
+        measured = f"{plural(len(trained), 'environment')}, {duration(self._settings.budget_s)} of training each"
+        self._say(f"Benchmark of {measured}, in {shown(self._path)}")
         for environment in self._environments:
             if environment.config is None:
                 self._records.append(results.skipped(environment, environment.skipped))
@@ -128,26 +177,31 @@ class Benchmark:
         return record
 
     def _evaluate(self, environment: Environment, folder: RunFolder, split: str, head: str) -> int:
-        """Write the scores of the best checkpoint to scores.json. Returns the exit code."""
+        """Write the scores of the best checkpoint to scores.json, on this machine. Returns the exit code."""
         assert environment.config is not None
         options = {
-            "config": storage.to_tree(environment.config),
+            "config": storage.to_tree(saved_run.on_this_machine(environment.config, devices=None, strategy=None)),
             "run": str(folder.path),
             "split": split,
             "checkpoint": str(folder.best_checkpoint),
         }
-        return self._do(Job("evaluate", str(folder.path), options), environment, head)
+        here = replace(environment, num_workers=environment.num_local, num_nodes=1)
+        return self._do(Job("evaluate", str(folder.path), options), here, head)
 
     def _do(self, job: Job, environment: Environment, head: str) -> int:
         """Do a job in its own processes and show its progress. Returns its exit code."""
         folder = RunFolder(Path(job.folder))
-        log, is_parallel = folder.path / LOG, environment.is_data_parallel
-        workers = Workers(job, environment.num_workers, is_parallel=is_parallel, log=log)
+        log, is_parallel, num_nodes = folder.path / LOG, environment.is_data_parallel, environment.num_nodes
+        if num_nodes > 1:
+            workers = step.Step(folder, num_nodes, environment.num_local, log=log)
+        else:
+            workers = Workers(job, environment.num_workers, is_parallel=is_parallel, log=log)
         live = Live(console=self._out, auto_refresh=False, transient=True) if self._out.is_terminal else None
         if live is None:
             self._say(f"{head} ...")
         with contextlib.ExitStack() as held:
-            held.enter_context(folder.lock())
+            if num_nodes == 1:  # else rank 0 locks it
+                held.enter_context(folder.lock())
             held.enter_context(live or contextlib.nullcontext())
             held.callback(workers.kill)
             # replaces the caller's: environments are compared on all cores
@@ -193,6 +247,7 @@ class Benchmark:
                 "date": self._started.isoformat(" ", "seconds"),
                 "experiment": self._experiment,
                 "settings": self._settings.model_dump(),
+                "nodes": os.environ.get("SLURM_JOB_NODELIST"),
                 "environment": next(filter(None, facts), {}),
                 "environments": self._records,
                 "kept": kept,
@@ -209,7 +264,7 @@ class Benchmark:
             self._out.print(Text(line))
         benchmark = read_json(self._path / BENCHMARK)
         report.write(self._path, benchmark)
-        files = sorted(path.name for path in self._path.iterdir() if path.is_file())
+        files = [name for name in FILES if (self._path / name).exists()]
         rows = [*report.facts(benchmark), ("folder", shown(self._path)), ("files", ", ".join(files))]
         show_table(report.title(benchmark), rows)
 
@@ -250,6 +305,7 @@ def _summary(record: results.Record) -> str:
 def _failure(folder: RunFolder) -> str:
     for path in (folder.failure, folder.path / LOG):
         lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
-        if lines:
-            return lines[-1]
+        if lines:  # a traceback or log ends with the error, other texts begin with it
+            is_text = path == folder.failure and "Traceback (most recent call last):" not in lines
+            return lines[0 if is_text else -1]
     return f"no error was recorded, see {folder.path}"

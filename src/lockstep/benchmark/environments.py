@@ -1,13 +1,35 @@
-"""The environments of a benchmark on this machine, and the configuration of the run in each."""
+"""The environments of a benchmark on the machines it has, and the configuration of the run in each."""
 
+import re
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lockstep.config import build, storage, validation
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema import BenchmarkConfig, Config
 from lockstep.config.sections import ExecutionEnvironment
+from lockstep.system import hardware
 
 GPU_STRATEGIES = ("single_device", "ddp")
+
+
+@dataclass(frozen=True)
+class Machines:
+    """What a benchmark can use: a number of machines, and the cores and GPUs of each."""
+
+    num_cores: int
+    num_gpus: int
+    count: int = 1
+
+
+def available(environ: Mapping[str, str]) -> Machines:
+    """Return the machines of a SLURM allocation, with the cores of the smallest and GPUs as here; or this machine."""
+    num_cores, num_gpus = hardware.num_cores(), hardware.num_visible_gpus()
+    if "SLURM_JOB_CPUS_PER_NODE" not in environ:
+        return Machines(num_cores, num_gpus)
+    counts = re.sub(r"\(x\d+\)", "", environ["SLURM_JOB_CPUS_PER_NODE"]).split(",")  # such as 8(x2),4
+    return Machines(min(num_cores, *map(int, counts)), num_gpus, int(environ["SLURM_JOB_NUM_NODES"]))
 
 
 @dataclass(frozen=True)
@@ -17,6 +39,7 @@ class Environment:
     name: str
     device: str
     num_workers: int
+    num_nodes: int
     num_threads: int
     config: Config | None
     skipped: str
@@ -26,15 +49,20 @@ class Environment:
         """True if its workers form a process group, even one of a single worker."""
         return self.config is not None and (self.num_workers > 1 or self.config.strategy.name == "ddp")
 
+    @property
+    def num_local(self) -> int:
+        """Workers on each machine."""
+        return self.num_workers // self.num_nodes
 
-def environments(config: BenchmarkConfig, num_cores: int, num_gpus: int) -> list[Environment]:
+
+def environments(config: BenchmarkConfig, machines: Machines) -> list[Environment]:
     """Every environment of the configuration, in its order. Raises ConfigError with all errors of their runs."""
     built, errors = [], []
     for name, entry in config.benchmark.environments.items():
         if entry is None:
             continue
         try:
-            built.append(_environment(name, entry, config, num_cores, num_gpus))
+            built.append(_environment(name, entry, config, machines))
         except ConfigError as error:
             errors += [f"benchmark.environments.{name}: {message}" for message in error.errors]
     if not built and not errors:
@@ -44,39 +72,43 @@ def environments(config: BenchmarkConfig, num_cores: int, num_gpus: int) -> list
     return built
 
 
-def _environment(
-    name: str, entry: ExecutionEnvironment, config: BenchmarkConfig, num_cores: int, num_gpus: int
-) -> Environment:
+def _environment(name: str, entry: ExecutionEnvironment, config: BenchmarkConfig, machines: Machines) -> Environment:
     device = "gpu" if entry.strategy in GPU_STRATEGIES else "cpu"
-    num_present = num_gpus if device == "gpu" else num_cores
-    num_workers = num_present if entry.devices == "all" else entry.devices
-    skipped = _missing(device, entry, num_present)
+    num_present = machines.num_gpus if device == "gpu" else machines.num_cores
+    num_local = num_present if entry.devices == "all" else entry.devices
+    num_nodes = machines.count if entry.num_nodes == "all" else entry.num_nodes
+    skipped = _missing(device, entry, num_present, num_nodes, machines.count)
     if not skipped and device == "cpu" and config.trainer.precision == "bfloat16":
         skipped = _without_bfloat16()
     if skipped:
-        return Environment(name, device, num_workers, 0, None, skipped)
+        return Environment(name, device, num_local * num_nodes, num_nodes, 0, None, skipped)
     tree = storage.to_tree(config)
     del tree["benchmark"]
-    tree["trainer"] |= {
-        "devices": num_workers,
-        "num_nodes": 1,
-        "loads": None,
-        "max_time_s": config.benchmark.budget_s,
-    }
+    tree["trainer"] |= {"devices": num_local, "num_nodes": 1, "loads": None, "max_time_s": config.benchmark.budget_s}
     tree["strategy"]["name"] = entry.strategy
+    tree["cluster"]["gpus_per_node"] = None  # those of the job, which may be more
+    tree["notify"] |= {"command": None, "url": None}  # for a run, not for a part of a benchmark
     tree["scale_with_workers"] = entry.scale_with_workers
-    scaled = build.scaled(validation.check_tree(tree))
-    return Environment(name, device, num_workers, max(1, num_cores // num_workers), scaled, "")
+    checked = validation.check_tree(tree)  # on one machine, because this process is alone
+    trainer = checked.trainer.model_copy(update={"num_nodes": num_nodes})
+    scaled = build.scaled(checked.model_copy(update={"trainer": trainer}))
+    num_threads = max(1, machines.num_cores // num_local)
+    return Environment(name, device, num_local * num_nodes, num_nodes, num_threads, scaled, "")
 
 
-def _missing(device: str, entry: ExecutionEnvironment, num_present: int) -> str:
-    """Return the cores or GPUs that this machine lacks for an environment; empty if it has all."""
+def _missing(device: str, entry: ExecutionEnvironment, num_present: int, num_nodes: int, count: int) -> str:
+    """Return what the `count` machines lack for an environment; empty if they have all."""
     what = "GPU" if device == "gpu" else "core"
-    has = f"this machine has {num_present or 'no'} {what}{'' if num_present == 1 else 's'}"
+    where = "this machine" if count == 1 else f"each of the {count} machines"
+    has = f"{where} has {num_present or 'no'} {what}{'' if num_present == 1 else 's'}"
+    if num_nodes > count:
+        return f"needs {num_nodes} machines of a SLURM allocation, and has {count}"
+    if num_nodes > 1 and shutil.which("srun") is None:
+        return "srun, which starts workers on other machines, was not found on this one"
     if num_present == 0:
         return has
     if entry.devices == "all":
-        return f"needs at least two {what}s, {has}" if num_present < 2 else ""
+        return f"needs at least two {what}s, {has}" if num_present * num_nodes < 2 else ""
     # processes can share cores, but not GPUs
     return f"needs {entry.devices} {what}s, {has}" if device == "gpu" and entry.devices > num_present else ""
 

@@ -89,6 +89,7 @@ def facts(benchmark: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("command", benchmark["command"]),
         ("date", benchmark["date"]),
+        *([("machines", f"{benchmark['nodes']}, CPU and GPUs of the first")] if benchmark["nodes"] else []),
         ("CPU", f"{machine.get('cpu')}, {machine.get('cpu_cores')} cores"),
         ("GPUs", ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or "none"),
         ("versions", ", ".join([f"Python {machine.get('python')}", *versions])),
@@ -143,7 +144,7 @@ def draw(ax: Axes, shown: Sequence[Record], title: str) -> None:
 
 
 def _label(r: Record) -> str:
-    workers = plural(r["workers"], "worker")
+    workers = results.workers(r)
     if r["device"] == "cpu":
         workers += f", {plural(r['threads_per_worker'], 'thread')}" + " each" * (r["workers"] > 1)
     return "\n".join([*textwrap.wrap(printable(r["name"]), 30)[:2], workers])

@@ -11,6 +11,7 @@ from lockstep.benchmark.environments import Environment
 from lockstep.runs.files import read_json
 from lockstep.runs.folder import RunFolder
 from lockstep.system.terminal import duration, printable
+from lockstep.system.wording import plural
 
 Record = dict[str, Any]
 
@@ -39,6 +40,7 @@ def record(environment: Environment, folder: RunFolder, state: str, reason: str)
         "state": state,
         "reason": reason,
         "folder": folder.path.name,
+        "nodes": environment.num_nodes,
         "workers": environment.num_workers,
         "threads_per_worker": environment.num_threads,
         "precision": status.get("precision"),
@@ -105,6 +107,10 @@ def verdict(records: Sequence[Record]) -> list[str]:
     return [printable(_pays(r, records)) for r in several]
 
 
+def workers(r: Record) -> str:
+    return plural(r["workers"], "worker") + (f" on {r['nodes']} machines" if r["nodes"] > 1 else "")
+
+
 def _pays(r: Record, records: Sequence[Record]) -> str:
     one, factor = alone(r, records), speed_up(r, records)
     if one is None:
@@ -120,7 +126,7 @@ def _pays(r: Record, records: Sequence[Record]) -> str:
         pays = f"no verdict from fewer than {FEWEST} epochs, set a larger benchmark.budget_s"
     sizes = r["global_batch_size"], one["global_batch_size"]
     batch = f", with {sizes[0]} images a step instead of {sizes[1]}" if sizes[0] != sizes[1] else ""
-    who = f"{r['name']}: {r['workers']} workers train"
+    who = f"{r['name']}: {workers(r)} train"
     return f"{who} {factor:.2f} times the images per second of one ({one['name']}){batch}: {pays}."
 
 

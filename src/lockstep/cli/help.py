@@ -41,11 +41,12 @@ null removes a callback or a logger: callbacks.timer=null. + sets a parameter th
 resume=... --trust resumes a run of another project, whose code and commands then run here.
 """
 BENCHMARK = """\
-Train the chosen experiment in every environment of this machine, and report whether more workers are faster.
+Train the chosen experiment in every environment of these machines, and report whether more workers are faster.
 
   lockstep benchmark                                        scikit-learn's digits
   lockstep benchmark experiment=fashion_mnist model.width=16 benchmark.budget_s=120
   lockstep benchmark benchmark.environments.parallel-cpu=null
+  lockstep benchmark cluster=slurm cluster.time_min=60 trainer.num_nodes=2 cluster.gpus_per_node=4
 
 null removes an environment. To add one:
 '+benchmark.environments.two-gpus={strategy:ddp,devices:2,scale_with_workers:true}'

@@ -142,7 +142,7 @@ def _facts(job: Job) -> list[tuple[str, str | Text]]:
         ("run folder", shown(job.folder.path)),
         ("follow", f"lockstep jobs follow {job.id}" if job.is_live else ""),
         ("cancel", f"lockstep jobs cancel {job.id}" if job.is_live else ""),
-        ("resume", f"lockstep jobs requeue {job.id}" if job.exit_code else ""),
+        ("resume", f"lockstep jobs requeue {job.id}" if job.exit_code and known.is_resumable else ""),
         ("evaluate", f"lockstep eval {quoted(job.folder.path)}" if job.exit_code == 0 and not known.command else ""),
     ]
 
@@ -165,8 +165,8 @@ def _cancel(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
             job.folder.update_status(reason="cancelled")
             print(f"Cancelled job {job.id} before it started.")
         else:
-            hint = f"lockstep jobs requeue {job.id} resumes it."
-            print(f"Cancelled job {job.id}: it saves a checkpoint first. {hint}")
+            hint = f" lockstep jobs requeue {job.id} resumes it." if job.record.is_resumable else ""
+            print(f"Cancelled job {job.id}: it saves a checkpoint first.{hint}")
     return 0 if live else EXIT_CONFIG
 
 
@@ -183,6 +183,8 @@ def _requeue(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     for job in chosen_jobs:
         if job.is_live:
             raise ValueError(f"job {job.id} is {job.state}: only a job that has ended can be requeued.")
+        if not job.record.is_resumable:
+            raise ValueError(f"job {job.id} is a benchmark, which is not resumed: submit it again.")
         if job.exit_code == 0:
             raise ValueError(f"job {job.id} is finished: train longer with {resuming(job.folder.path)}.")
         if not arguments.trust and not record.is_own(job.folder, job.record):

@@ -160,6 +160,8 @@ def _refusal(folder: RunFolder, job: Record, restarts: int) -> str:
     """Return the reason not to train in a job that SLURM has started again; empty if there is none."""
     if job.cancelled:
         return "cancelled"
+    if restarts and not job.is_resumable:
+        return "started again by SLURM: a benchmark is not resumed"
     if job.engine == "slurm" and restarts > job.cluster["max_requeues"] and not folder.read_summary():
         return _over_limit(folder, job, restarts)
     return ""
@@ -182,7 +184,7 @@ def _after_stop(folder: RunFolder, job: Record, restarts: int) -> tuple[int, str
         reason = f"signal {number}"
     if folder.read_job().get("cancelled"):
         return EXIT_STOPPED, "cancelled"
-    if job.engine != "slurm" or number not in REASONS:
+    if job.engine != "slurm" or number not in REASONS or not job.is_resumable:
         return EXIT_STOPPED, reason
     if restarts >= job.cluster["max_requeues"]:
         return EXIT_STOPPED, _over_limit(folder, job, restarts)

@@ -39,6 +39,11 @@ class Record:
     command: tuple[str, ...] = ()
     is_head: bool = False
 
+    @property
+    def is_resumable(self) -> bool:
+        """False for a benchmark: the machines of another job would have other speeds."""
+        return self.command[:1] != ("benchmark",)
+
     def save(self, folder: RunFolder) -> None:
         folder.write_job(asdict(self))
 

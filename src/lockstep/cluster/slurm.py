@@ -62,7 +62,8 @@ def executor(
         srun_args=[
             "--open-mode=append",  # keeps the log of before a requeue
             "--kill-on-bad-exit=1",  # a rank that failed leaves others in a collective
-            *(["--nodes=1", "--ntasks=1", "--overlap"] if is_head else []),  # its own steps use the same resources
+            # its own steps use the same resources; without --cpu-bind one task has one core
+            *(["--nodes=1", "--ntasks=1", "--overlap", "--cpu-bind=none"] if is_head else []),
             *([f"--cpus-per-task={cpus}"] if cpus is not None else []),  # not inherited from sbatch since SLURM 22.05
         ],
         additional_parameters={

@@ -31,7 +31,7 @@ def interruptible() -> contextlib.AbstractContextManager[None]:
 def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[RunFolder, int]:
     """Submit a new run. Returns its folder, whose name never changes, and the exit code."""
     if chosen is not None:
-        _need_empty(chosen)
+        need_empty(chosen)
     config = build.scaled(config)
     outputs, now = Path("outputs").resolve(), datetime.now()
     if config.dry_run:
@@ -205,7 +205,7 @@ def refuse_live(folder: RunFolder) -> None:
         raise ConfigError([message])
 
 
-def _need_empty(chosen: Path) -> None:
+def need_empty(chosen: Path) -> None:
     """Raise ConfigError for a folder that is not empty: `lockstep jobs delete` removes the folder of a run whole."""
     if RunFolder(chosen).config.exists():
         raise ConfigError([f"{chosen} already contains a run: resume it with {resuming(chosen)}"])

@@ -27,7 +27,6 @@ EVERYWHERE = ("experiment", "debug")  # groups whose options set keys of any sec
 # set by each environment of a benchmark, in place of the command line
 OF_ENVIRONMENTS = (
     *("scale_with_workers", "strategy", "strategy.name", "trainer.devices", "trainer.loads", "trainer.max_time_s"),
-    "trainer.num_nodes",
 )
 
 

@@ -20,7 +20,6 @@ from lockstep.config.key_scopes import EVERYWHERE, OF_ENVIRONMENTS, SAME_FOR_ALL
 from lockstep.config.options import REFUSALS, groups, parsed
 from lockstep.config.resume import on_top_of, resumed_config
 from lockstep.config.schema import CALLED, Config, fields
-from lockstep.config.sections import Scope
 from lockstep.config.storage import to_tree
 from lockstep.config.sweep_space import combinations, values_of
 from lockstep.config.targets import Groups, legal_names, meant_key, unknown_key
@@ -131,10 +130,8 @@ def _misplaced(override: Override, *, is_multirun: bool, is_benchmark: bool) -> 
     """Describe an override of another command, or one with several values where there can be one."""
     key, text = override.key_or_group, override.input_line
     if is_benchmark:
-        if key == "resume":
+        if key in ("resume", "changed_data"):
             return f"{text}: a benchmark starts new runs: remove it"
-        if scope(key) is Scope.SUBMISSION:
-            return f"{text}: a benchmark measures the machine it is started on: remove it"
         if key in OF_ENVIRONMENTS:
             return f"{text}: set by each environment of a benchmark: see benchmark.environments and budget_s"
     elif key.partition(".")[0] == "benchmark":

@@ -44,7 +44,9 @@ def conflicts(config: Config) -> list[str]:
         _module_rules, _task_rules, _data_rules, _file_rules, _package_rules, _batch_rules, _optimizer_rules,
         _callback_rules, _notify_rules, _search_rules, _benchmark_rules, slurm_rules.errors,
     )  # fmt: skip
-    return [error for rule in rules for error in rule(config)] + list(resolve_workers(config).errors)
+    # each environment of a benchmark has its own workers, and its job its own request
+    workers = () if isinstance(config, BenchmarkConfig) else resolve_workers(config).errors
+    return [*(error for rule in rules for error in rule(config)), *workers]
 
 
 def _batch_rules(config: Config) -> Iterator[str]:
@@ -64,6 +66,9 @@ def _optimizer_rules(config: Config) -> Iterator[str]:
 def _benchmark_rules(config: Config) -> Iterator[str]:
     if not isinstance(config, BenchmarkConfig):
         return
+    if config.trainer.num_nodes > 1 and config.cluster.name != "slurm":
+        setting = f"trainer.num_nodes={config.trainer.num_nodes} is for the job of a benchmark"
+        yield f"{setting}: add cluster=slurm; an allocation is used whole without it"
     if config.init_from is not None:
         yield f"init_from={config.init_from}: a benchmark starts new runs: remove it"
     if config.has_own_module:

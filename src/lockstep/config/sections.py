@@ -232,7 +232,7 @@ class Sweep(Section):
 
 
 class ExecutionEnvironment(Section):
-    """Devices of one training of a benchmark."""
+    """Machines and devices of one training of a benchmark."""
 
     scope = Scope.BENCHMARK
 
@@ -240,7 +240,10 @@ class ExecutionEnvironment(Section):
         description="cpu = processes on the CPU; single_device = one GPU; ddp = data-parallel GPUs"
     )
     devices: Literal["all"] | Positive = Field(
-        description="workers; all = every GPU, or one process per core, at least two"
+        description="workers on each machine; all = every GPU, or one process per core, at least two in total"
+    )
+    num_nodes: Literal["all"] | Positive = Field(
+        default=1, description="machines; all = every machine of the SLURM allocation, outside of one this machine"
     )
     scale_with_workers: bool = Field(description="multiply batch size and learning rate by the number of workers")
 

@@ -1,0 +1,60 @@
+"""Workers on several machines: a step of srun in the SLURM allocation of this process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from lockstep.cluster.job import HOLD
+from lockstep.runs.folder import RunFolder
+
+# variables of the job that srun would read as options of a step; it finds the others by the number of the job
+KEPT = ("SLURM_CONF", "SLURM_JOB_ID")
+
+
+def command(num_nodes: int, num_local: int) -> list[str]:
+    """Return the srun command of a step with `num_local` tasks on each of `num_nodes` machines.
+
+    It shares all cores, GPUs and memory of the job with this process. 60 s after the first task has ended, for any
+    reason, srun kills the others; immediately (--kill-on-bad-exit=1) rank 0 might still write.
+    """
+    options = ("--overlap", "--overcommit", "--cpu-bind=none", "--mem=0", "--kill-on-bad-exit=0", "--wait=60")
+    tasks = (f"--nodes={num_nodes}", f"--ntasks={num_nodes * num_local}", f"--ntasks-per-node={num_local}")
+    return ["srun", *options, *tasks]
+
+
+def enter(words: Sequence[str]) -> NoReturn:
+    """Execute `lockstep WORDS` on the first machine of the allocation, in place of this process on a login node."""
+    pty = ["--pty"] if sys.stdin.isatty() else []
+    os.execvp("srun", [*command(1, 1), *pty, sys.executable, "-m", "lockstep", *words])
+
+
+class Step:
+    """Trains the run in a folder in the tasks of a step, as `parent.Workers` does on one machine."""
+
+    def __init__(self, folder: RunFolder, num_nodes: int, num_local: int, *, log: Path) -> None:
+        task = ("-m", "lockstep.launch.runner", str(folder.path), "--task", "train")
+        self._words = [*command(num_nodes, num_local), sys.executable, "-I", "-S", "-c", HOLD, sys.executable, *task]
+        self._log = log
+
+    def start(self, environ: Mapping[str, str]) -> None:
+        kept = {name: environ[name] for name in environ if name in KEPT or not name.startswith(("SLURM_", "SRUN_"))}
+        with open(self._log, "ab") as log:
+            # in a session of its own: the benchmark follows a Ctrl-C of the terminal
+            self._process = subprocess.Popen(
+                self._words, env=kept, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def poll(self, most_s: float) -> int | None:
+        """Return the exit code of the step; None if it has not ended after `most_s`."""
+        try:
+            return self._process.wait(most_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """Kill srun, with which SLURM ends the tasks."""
+        self._process.kill()
+        self._process.wait()

@@ -1,0 +1,286 @@
+"""`lockstep benchmark` on the machines of a SLURM allocation and as a job: its parts, then on a real SLURM."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.benchmark import command
+from lockstep.benchmark.environments import Environment, Machines, available, environments
+from lockstep.benchmark.step import Step
+from lockstep.cluster import submission
+from lockstep.config import compose, overrides, validation
+from lockstep.config.schema import BenchmarkConfig
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
+from lockstep.system import hardware
+from tests.support.commands import run as run_command
+from tests.support.gpus import PretendedGpus
+from tests.support.harness import PATIENCE_S, SMALL, wait_until
+from tests.support.slurm import Slurm
+from tests.support.slurm_jobs import Shell, Submitted
+
+SMALLER = [text for text in SMALL if not text.startswith("strategy=")]
+JOB = ("cluster=slurm", "cluster.time_min=9", "trainer.num_nodes=2")
+
+
+def found(num_cores: int, num_gpus: int, *texts: str, num_nodes: int) -> dict[str, Environment]:
+    config = validation.checked(compose.composed(overrides.benchmarked(texts)))
+    assert isinstance(config, BenchmarkConfig)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hardware, "num_visible_gpus", lambda: num_gpus)
+        made = environments(config, Machines(num_cores, num_gpus, num_nodes))
+        return {environment.name: environment for environment in made}
+
+
+@pytest.fixture
+def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of programs, in which srun and others of SLURM record their arguments and variables."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("srun", "sbatch", "scontrol"):
+        (folder / name).write_text(f'#!/bin/sh\necho "$@" > {folder}/arguments\nenv > {folder}/variables\nexit 75\n')
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def test_environments_of_an_allocation_use_one_machine_or_all(srun: Path) -> None:
+    entry = "+benchmark.environments.three={strategy:cpu,devices:1,num_nodes:3,scale_with_workers:false}"
+    there = found(4, 2, "global_batch_size=64", "optimizer.lr=0.1", entry, num_nodes=2)
+    assert there.pop("three").skipped == "needs 3 machines of a SLURM allocation, and has 2"
+    found_settings = {}
+    for name, environment in there.items():
+        config = environment.config
+        assert config is not None
+        sizes = (config.trainer.num_nodes, config.trainer.devices, environment.num_threads)
+        found_settings[name] = (environment.num_workers, *sizes, config.global_batch_size, config.optimizer.lr)
+    assert found_settings == {
+        "cpu": (1, 1, 1, 4, 64, 0.1),
+        "parallel-cpu": (8, 2, 4, 1, 64, 0.1),
+        "gpu": (1, 1, 1, 4, 64, 0.1),
+        "multi-gpu": (2, 1, 2, 2, 64, 0.1),
+        "parallel-gpu": (4, 2, 2, 2, 256, 0.4),
+    }
+    # one core and one GPU on each machine are enough, if there are two machines
+    assert (
+        found(1, 1, num_nodes=2)["parallel-cpu"].num_workers
+        == found(1, 1, num_nodes=2)["parallel-gpu"].num_workers
+        == 2
+    )
+    assert found(1, 0, num_nodes=2)["gpu"].skipped == "each of the 2 machines has no GPUs"
+
+
+def test_several_machines_need_srun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert found(2, 0, num_nodes=2)["parallel-cpu"].skipped.startswith("srun, which starts workers")
+    assert found(2, 0, num_nodes=2)["cpu"].config is not None
+
+
+def test_the_machines_are_those_of_the_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "num_cores", lambda: 16)
+    monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 2)
+    job = {"SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_CPUS_PER_NODE": "8(x2),4"}
+    assert available(job) == Machines(4, 2, 3)
+    assert available({}) == Machines(16, 2, 1)
+
+
+def test_workers_on_several_machines_are_a_step_without_the_options_of_its_job(srun: Path, tmp_path: Path) -> None:
+    step = Step(RunFolder(tmp_path / "run"), 2, 4, log=tmp_path / "log")
+    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_GPUS_PER_TASK": "1", "SRUN_CPUS_PER_TASK": "2"}
+    step.start({"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "3", **job})
+    assert step.poll(PATIENCE_S) == 75
+    step.kill()
+    words = (srun / "arguments").read_text()
+    assert "--overlap --overcommit --cpu-bind=none --mem=0" in words
+    assert "--nodes=2 --ntasks=8 --ntasks-per-node=4" in words
+    assert words.endswith(f"-m lockstep.launch.runner {tmp_path / 'run'} --task train\n")
+    lines = (srun / "variables").read_text().splitlines()
+    variables = {line.partition("=")[0]: line.partition("=")[2] for line in lines}
+    assert {name for name in variables if name.startswith(("SLURM", "SRUN"))} == {"SLURM_JOB_ID"}
+    assert variables["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.processes
+def test_a_job_repeats_the_command_in_its_own_folder(
+    srun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    submitted: list[Any] = []
+    monkeypatch.setattr(submission, "submit_command", lambda *given, **named: submitted.append((*given, named)))
+    typed = [*SMALLER, *JOB, "cluster.cpus_per_worker=8", "cluster.gpus_per_node=2", "benchmark.budget_s=7"]
+    assert command.run(typed, compose.DEFAULT) == 0
+    ((folder, words, request, named),) = submitted
+    own = ["cluster=none", "trainer.num_nodes=1", f"hydra.run.dir={folder.path}"]
+    assert words == ["benchmark", *SMALLER, "benchmark.budget_s=7", *own]
+    assert named == {"name": "benchmark", "is_head": True}
+    assert (request.trainer.devices, request.trainer.num_nodes) == (1, 2)
+    assert (request.cluster.gpus_per_node, request.strategy.name) == (2, "auto")
+    assert folder.read_overrides() == typed
+    assert command.run([*typed, "dry_run=true"], compose.DEFAULT) == 0
+    script = capsys.readouterr().out
+    for option in ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=8", "--gpus-per-node=2"):
+        assert f"#SBATCH {option}\n" in script
+    (folder.path / "results.json").touch()
+    with pytest.raises(SystemExit, match="2"):
+        command.run(words[1:], compose.DEFAULT)
+    assert "already contains a benchmark: choose a new folder" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_a_job_with_a_wrong_environment_is_not_submitted(
+    srun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        command.run([*SMALLER, *JOB, "trainer.precision=tf32", "cluster.gpus_per_node=2"], compose.DEFAULT)
+    assert "benchmark.environments.cpu: trainer.precision=tf32 needs GPUs" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):  # this sbatch fails
+        command.run([*SMALLER, *JOB], compose.DEFAULT)
+    assert "sbatch refused the job" in capsys.readouterr().err
+    assert not list(tmp_path.glob("outputs/*/*"))
+
+
+@pytest.mark.processes
+def test_in_a_shell_of_salloc_the_first_machine_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Replaced(Exception):
+        pass
+
+    def execute(program: str, words: Sequence[str]) -> None:
+        assert (program, words[-3:]) == ("srun", ["lockstep", "benchmark", "benchmark.budget_s=7"])
+        assert "--nodes=1" in words
+        raise Replaced
+
+    monkeypatch.setattr(os, "execvp", execute)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    with pytest.raises(Replaced):
+        command.run(["benchmark.budget_s=7"], compose.DEFAULT)
+
+
+# -- as a job, and on a real SLURM -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shell(slurm: Slurm, tmp_path: Path) -> Shell:
+    if not slurm.has_networks:
+        pytest.skip("both nodes of this SLURM are one machine")
+    return Shell(slurm, tmp_path)
+
+
+def words(*overrides: str) -> list[str]:
+    return [sys.executable, "-m", "lockstep", "benchmark", *SMALLER, "trainer.max_epochs=2000", *overrides]
+
+
+def folder_of(cwd: Path) -> RunFolder:
+    (path,) = cwd.glob("outputs/*/*_benchmark")
+    return RunFolder(path)
+
+
+def by_name(folder: RunFolder) -> dict[str, dict[str, Any]]:
+    found = json.loads((folder.path / "results.json").read_text())
+    return {record["name"]: record for record in found["environments"]}
+
+
+@pytest.mark.full
+@pytest.mark.processes
+def test_a_job_measures_the_cores_and_gpus_of_both_machines(shell: Shell, gpus: PretendedGpus, figure: Any) -> None:
+    sizes = ("cluster.gpus_per_node=2", "cluster.cpus_per_worker=2", "cluster.memory_gib=8", "benchmark.budget_s=6")
+    done = shell.slurm.run(*words(*JOB, *sizes), cwd=shell.cwd, environ=gpus.environ(2))
+    folder = folder_of(shell.cwd)
+    job = folder.read_job()["id"]
+    assert f"lockstep jobs follow {job}" in done.stdout
+    assert [line.split()[0] for line in shell.jobs("list").stdout.splitlines()[1:]] == [job]
+    assert "parallel-gpu: 4 workers on 2 machines train" in shell.jobs("follow", job).stdout
+    measured = by_name(folder)
+    sizes = {name: (r["state"], r["nodes"], r["workers"], r["global_batch_size"]) for name, r in measured.items()}
+    assert sizes == {
+        "cpu": ("measured", 1, 1, 16),
+        "parallel-cpu": ("measured", 2, 4, 16),
+        "gpu": ("measured", 1, 1, 16),
+        "multi-gpu": ("measured", 1, 2, 16),
+        "parallel-gpu": ("measured", 2, 4, 64),
+    }
+    figure(", ".join(f"{name} {r['images_per_s']['median']:.0f} images/s" for name, r in measured.items()))
+    assert "4 x Pretended GPU" in (folder.path / "parallel-gpu" / "terminal.log").read_text()
+    assert shell.jobs("wait", job).stdout.split() == [job, "completed", str(folder.path.relative_to(shell.cwd))]
+    result = json.loads(shell.jobs("result", job).stdout)
+    assert result["nodes"] == "n[1-2]"
+    assert "cluster=slurm" in result["command"]  # as it was typed
+    assert result["kept"]["test_accuracy"] is not None
+    shell.jobs("delete", job, "--yes")
+    assert not folder.path.exists()
+
+
+@pytest.mark.full
+@pytest.mark.processes
+def test_an_allocation_is_measured_from_a_login_node(shell: Shell) -> None:
+    options = ("salloc", "--nodes=2", "--ntasks-per-node=2")
+    done = shell.slurm.run(*options, *words("benchmark.budget_s=5"), cwd=shell.cwd)
+    assert "gpu: skipped: each of the 2 machines has no GPUs" in done.stdout
+    folder = folder_of(shell.cwd)
+    two = by_name(folder)["parallel-cpu"]
+    assert (two["nodes"], two["workers"]) == (2, 4)
+    one, other = (RunFolder(folder.path / name) for name in ("cpu", "parallel-cpu"))
+    assert one.read_status()["host"] in ("n1", "n2")  # not this machine
+    rows = list(zip(one.read_metrics(), other.read_metrics(), strict=False))
+    assert rows
+    for of_one, of_other in rows:  # the batch of one worker, divided
+        assert float(of_other["val/loss"]) == pytest.approx(float(of_one["val/loss"]), abs=1e-9)
+
+
+@pytest.mark.full
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("interruption", "state", "restarts", "reason"),
+    [
+        (["cancel"], "CANCELLED", "0", "cancelled"),
+        (["scancel", "--signal=USR1"], "FAILED", "0", "signal SIGUSR1"),  # as SLURM warns of the time limit
+        (["scontrol", "requeue"], "FAILED", "1", "started again by SLURM: a benchmark is not resumed"),  # as preempted
+    ],
+    ids=["cancelled", "at its time limit", "preempted"],
+)
+def test_an_interrupted_job_reports_what_it_measured_and_is_not_resumed(
+    shell: Shell, interruption: list[str], state: str, restarts: str, reason: str
+) -> None:
+    later = "+benchmark.environments.later={strategy:cpu,devices:1,scale_with_workers:false}"
+    shell.slurm.run(*words(*JOB, "benchmark.environments.cpu=null", later, "benchmark.budget_s=500"), cwd=shell.cwd)
+    job = Submitted(shell, folder_of(shell.cwd), "")
+    run = RunFolder(job.folder.path / "parallel-cpu")
+    wait_until(lambda: run.read_status().get("epoch", 0) > 1, f"the second epoch: {job.log}")
+    (shell.jobs if interruption == ["cancel"] else shell.slurm.run)(*interruption, job.id)
+    job.wait(state=state)
+    shell.jobs("wait", job.id, code=EXIT_STOPPED)
+    assert shell.slurm.show(job.id)["Restarts"] == restarts
+    assert job.folder.read_status()["reason"] == reason
+    found = by_name(job.folder)
+    assert (found["parallel-cpu"]["state"], found["parallel-cpu"]["reason"]) == ("stopped", "interrupted")
+    assert found["later"]["reason"] == "not started before the interruption"
+    assert "submit it again" in shell.jobs("requeue", job.id, code=EXIT_CONFIG).stderr
+    assert run.last_checkpoint.exists()
+    assert (job.folder.path / "report.pdf").exists()
+    assert json.loads(shell.jobs("result", job.id).stdout)["kept"]["environment"] == "parallel-cpu"
+
+
+@pytest.mark.full
+@pytest.mark.processes
+def test_a_benchmark_in_the_background_has_its_result_and_is_deleted(tmp_path: Path) -> None:
+    one = ("benchmark.environments.parallel-cpu=null", "benchmark.budget_s=2")
+    started = run_command(words("cluster=local", *one), tmp_path)
+    assert started.returncode == 0, started.stderr
+    folder = folder_of(tmp_path)
+
+    def jobs(*texts: str) -> str:
+        done = run_command([sys.executable, "-m", "lockstep", "jobs", *texts], tmp_path)
+        assert done.returncode == 0, done.stderr + folder.path.joinpath("status.json").read_text()
+        return done.stdout
+
+    assert "completed" in jobs("wait", "latest")
+    assert [record["state"] for record in json.loads(jobs("result", "latest"))["environments"]] == [
+        "measured", *(["skipped"] * 3)
+    ]  # fmt: skip
+    jobs("delete", "latest", "--yes")
+    assert not folder.path.exists()
