@@ -82,6 +82,27 @@ def test_a_training_from_a_copy_ends_with_the_bits_of_one_without(tmp_path: Path
     assert len(list((tmp_path / "cache").glob("*/*.npy"))) == 2
 
 
+@pytest.mark.processes
+def test_a_copy_to_the_disk_of_a_variable_resumes_on_another_disk_with_the_same_bits(tmp_path: Path) -> None:
+    images = write_folder(tmp_path / "images", count=20)
+    settings = recipe(images, None, "trainer.devices=2", "trainer.max_epochs=2", "scheduler=constant")
+    copied = [*settings, "data.copy_to=$DISK/copies", "data.cache=$DISK/cache"]
+    direct, run = write_run(tmp_path / "direct", settings), write_run(tmp_path / "run", copied)
+    short = write_run(tmp_path / "short", [*copied, "trainer.max_epochs=1"])
+    text = run.config.read_text()
+    train_all([direct], 2)
+    train_all([run, short], 2, DISK=str(tmp_path / "one"))
+    config = storage.load(short.config)
+    trainer = config.trainer.model_copy(update={"max_epochs": 2})
+    storage.save(config.model_copy(update={"trainer": trainer}), short.config)
+    train_all([short], 2, DISK=str(tmp_path / "two"))
+    assert run.config.read_text() == short.config.read_text() == text
+    assert "copy_to: $DISK/copies" in text
+    for disk in ("one", "two"):
+        assert sorted(path.name for path in (tmp_path / disk).iterdir()) == ["cache", "copies"]
+    assert difference(direct, run) == difference(direct, short) == 0
+
+
 # -- all ranks or none -------------------------------------------------------------------------------------------------
 
 

@@ -9,11 +9,19 @@ from lockstep.config.target_sections import Data
 from lockstep.training import staging
 
 
-def section(root: Path | str, scratch: Path | None, **changes: Any) -> Data:
-    values = {"root": str(root), "copy_to": str(scratch) if scratch else None, "copy_remove": False} | changes
+def section(root: Path | str | None, scratch: Path | None, **changes: Any) -> Data:
+    places = {"root": str(root) if root else None, "copy_to": str(scratch) if scratch else None}
+    values = {**places, "copy_remove": False, **changes}
     settings = {"val_fraction": 0.25, "test_fraction": 0.25, "split_seed": 0, "image_size": 8, "channels": 3}
     rest = {"background": "white", "cache": None, "memory": "host", "num_workers": 1}
     return Data.model_validate({"_target_": "lockstep.data.image_folder", **settings, **rest, **values})
+
+
+def listed(file: Path, scratch: Path | None, root: str | None = None, **changes: Any) -> Data:
+    """The images of a list, which has their columns path and label."""
+    columns = {"path_column": "path", "target_columns": ["label"], "targets": "classes", "split_column": None}
+    settings = {"_target_": "lockstep.data.image_list", "file": str(file), **columns}
+    return section(root, scratch, **settings, **changes)
 
 
 def begin(asked: Data, held: contextlib.ExitStack, load: Callable[[Data], Any] = lambda data: data.root) -> Path:

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
 from lockstep.data import Images, Splits, Statistics
-from lockstep.data.images.pixels import whole
+from lockstep.data.images.splits import whole
 from lockstep.data.sources.builtin import digits
 from lockstep.data.sources.datasets import dataset
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from sklearn.metrics import accuracy_score
 
-from lockstep.data.images.pixels import whole
+from lockstep.data.images.splits import whole
 from lockstep.data.sources.builtin import digits
 from lockstep.runs.folder import RunFolder
 from tests.support import commands

@@ -16,7 +16,7 @@ from PIL import Image
 
 import lockstep
 from lockstep.data.images.decode import fit
-from lockstep.data.images.pixels import whole
+from lockstep.data.images.splits import whole
 from lockstep.runs.folder import RunFolder
 from lockstep.training import predict
 from lockstep.training.precision import float32_kept

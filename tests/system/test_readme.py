@@ -193,6 +193,11 @@ def test_a_project_is_made(tmp_path: Path) -> None:
     assert (tmp_path / words[2] / "train.py").read_text().count("entry.train(__file__)") == 1
 
 
+def test_the_machine_is_shown(tmp_path: Path) -> None:
+    (words,) = commands("lockstep machine")
+    assert "Train with:" in run(tmp_path, *words)
+
+
 def test_its_python_runs(tmp_path: Path) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     images(tmp_path / "photos", 1)

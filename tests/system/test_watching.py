@@ -15,6 +15,7 @@ import pytest
 from lockstep.cli import main
 from lockstep.monitoring import cells
 from lockstep.runs.folder import BENCHMARK, LIVE_STATES, SILENT_S, RunFolder
+from lockstep.system import wording
 from lockstep.system.terminal import duration
 from lockstep.system.wording import plural
 from tests.support.holding import HOLD, begun_by_another_process
@@ -595,7 +596,7 @@ def test_a_failed_removal_is_reported_and_the_others_go(
 
 @pytest.mark.full
 def test_numbers_sizes_and_durations_are_readable() -> None:
-    assert [cells.size(n) for n in (0, 1023, 2048, 3 * 2**30, 5000 * 2**30)] == [
+    assert [wording.size_text(n) for n in (0, 1023, 2048, 3 * 2**30, 5000 * 2**30)] == [
         "0 bytes", "1,023 bytes", "2.0 KiB", "3.0 GiB", "5,000.0 GiB",
     ]  # fmt: skip
     assert [cells.number(x) for x in (0.0, 0.98125, 3, 1e-5, 123456.0, None)] == [

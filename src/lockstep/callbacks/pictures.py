@@ -14,7 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 from typing_extensions import Doc, override
 
 from lockstep.callbacks.events import SplitTensorBoardLogger
-from lockstep.data.images.pixels import Pixels
+from lockstep.data.images.splits import Pixels
 from lockstep.data.module import ImageData
 from lockstep.models.classifier import Classifier
 from lockstep.models.outcomes import Findings, Outcomes

@@ -11,19 +11,18 @@ from rich.text import Text
 
 from lockstep.config import build, compose, overrides, presence
 from lockstep.config.schema import Config
-from lockstep.config.target_sections import Data
+from lockstep.config.target_sections import OF_FILES, Data
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system.hardware import num_visible_gpus
 from lockstep.system.terminal import say, show_table, terminal
-from lockstep.system.wording import plural
+from lockstep.system.wording import plural, size_text
 
 if TYPE_CHECKING:
     from lockstep.data.images.decoding import Decoding
     from lockstep.data.images.splits import Splits
     from lockstep.data.inspection import Inspection
 
-OF_FILES = ("lockstep.data.image_folder", "lockstep.data.image_list")  # their files are checked one by one
 MOST_CLASSES = 20  # listed by name
 
 
@@ -40,8 +39,8 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
 
     progress = Progress("Reading images", "images")
     with contextlib.ExitStack() as held:
-        opened = partial(_opened, config.seed)
-        images, decoding = once_a_node(config.data, opened, rank=0, local_rank=0, is_silent=False, held=held)
+        load = partial(opened, config.seed)
+        images, decoding = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False, held=held)
         inspection = inspect(images, progress.show)
         progress.end()
         groups = inspection.duplicates()
@@ -74,22 +73,11 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
     return EXIT_FAILED if broken or leaks else 0
 
 
-def files_of(section: Data) -> "Decoding":
-    """Return the image files of a folder or list, not decoded."""
-    from lockstep.data.images.decoding import Decoding
-    from lockstep.data.images.listing import list_classes
-    from lockstep.data.sources.folders import with_all_splits
-    from lockstep.data.sources.lists import read_list
-
-    arguments = section.arguments()
-    settings = {name: arguments.pop(name) for name in ("image_size", "channels", "background", "cache")}
-    cutting = [arguments.pop(name) for name in ("val_fraction", "test_fraction", "split_seed")]
-    table = list_classes(**arguments) if section.target == OF_FILES[0] else read_list(**arguments)
-    return Decoding(table=with_all_splits(table, *cutting), **settings)
-
-
-def _opened(seed: int, section: Data) -> "tuple[Splits, Decoding | None]":
+def opened(seed: int, section: Data) -> "tuple[Splits, Decoding | None]":
+    """Return the images of a source; those of files are not decoded."""
     if section.target in OF_FILES:
+        from lockstep.training.staging import files_of
+
         decoding = files_of(section)
         return decoding.listed(), decoding
     from lockstep.data.sources.datasets import seeded
@@ -149,8 +137,7 @@ def _use(config: Config, inspection: "Inspection") -> str:
 
 def _placement(config: Config, images: "Splits", decoding: "Decoding | None") -> str:
     from lockstep.data.images.decode import ImageError
-    from lockstep.data.images.decoding import size_text
-    from lockstep.data.images.pixels import is_streamed, num_bytes
+    from lockstep.data.images.splits import is_streamed, num_bytes
 
     memory = config.data.memory
     gpu = ", on the GPU if they fit there" if num_visible_gpus() and memory in ("auto", "device") else ""

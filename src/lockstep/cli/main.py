@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import lockstep
-from lockstep.cli import entry
+from lockstep.cli import data, entry
 from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG, LIVE_STATES, SWEEP, RunFolder
 from lockstep.runs.naming import quoted, shown
@@ -164,21 +164,10 @@ def _parser() -> argparse.ArgumentParser:
     board.add_argument("--host", help="name or address to listen on; default: localhost, for this machine only")
     board.add_argument("--port", type=int, metavar="N", help="default: 6006, or the next free one")
     board.add_argument("--training_hosts", default="", metavar="NAMES", help="additional host names to accept")
-    _add_data_commands(command("data", _data, "check and prepare images"))
+    data.add_commands(command("data", _data, "check, fetch and prepare images"))
+    machine = command("machine", _machine, "show GPUs, cores, memory and disks, and the partitions of the cluster")
+    machine.add_argument("--json", action="store_true", help="as JSON")
     return parser
-
-
-def _add_data_commands(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="data_command")
-    text = "decode a folder of images before the first training; defaults are in conf/data/image_folder.yaml"
-    prepare = commands.add_parser("prepare", help=text, description=text)
-    prepare.add_argument("root", help="folder or URL: one folder per class, or train/, val/ and test/ of these")
-    prepare.add_argument("--image-size", metavar="N|null", help="resize and crop to N x N; null: all have one size")
-    prepare.add_argument("--channels", metavar="1|3", help="1: grey, 3: RGB")
-    prepare.add_argument("--cache", metavar="FOLDER", help="folder for the decoded images")
-    text = "check all images for errors, duplicates and leaks between splits; exit code 1 if there are any"
-    check = commands.add_parser("check", help=text, description=text)
-    check.add_argument("overrides", nargs="*", help="settings, such as data=image_folder data.root=flowers")
 
 
 def _current() -> Path:
@@ -306,16 +295,13 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _data(arguments: argparse.Namespace) -> int:
-    from lockstep.cli import check, prepare
-    from lockstep.config import errors
+    return data.run(arguments, _entered())
 
-    try:
-        if arguments.data_command == "check":
-            return check.check(arguments.overrides, _entered())
-        changes = {name: getattr(arguments, name) for name in ("image_size", "channels", "cache")}
-        return prepare.prepare(arguments.root, changes, _entered())
-    except errors.ConfigError as error:
-        errors.exit_with(error)
+
+def _machine(arguments: argparse.Namespace) -> int:
+    from lockstep.cli import machine
+
+    return machine.show(is_json=arguments.json)
 
 
 def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> int:

@@ -11,9 +11,9 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.storage import to_tree
 from lockstep.config.targets import called
-from lockstep.monitoring.cells import size
 from lockstep.runs.naming import quoted, shown
 from lockstep.system import provenance
+from lockstep.system.wording import size_text
 
 WITHOUT_GIT = ("src", "conf")  # next to modules and packages
 RUNS = "outputs"  # at any depth: a command may be started in a folder of the project
@@ -39,8 +39,8 @@ def files(root: Path, max_bytes: int = MAX_BYTES) -> list[Path]:
     sizes = {path: os.stat(root / path).st_size for path in chosen}
     total = sum(sizes.values())
     if total > max_bytes:
-        largest = ", ".join(f"{path} ({size(sizes[path])})" for path in sorted(chosen, key=lambda p: -sizes[p])[:3])
-        message = f"the code in {shown(root)} has {size(total)}, a job gets a copy of at most {size(max_bytes)}"
+        largest = ", ".join(f"{p} ({size_text(sizes[p])})" for p in sorted(chosen, key=lambda p: -sizes[p])[:3])
+        message = f"the code in {shown(root)} has {size_text(total)}, a copy at most {size_text(max_bytes)}"
         raise ConfigError([f"{message}: add other files to .gitignore, the largest are {largest}"])
     return chosen
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 # prefixes of variables that add options to the tools, such as a filter or a question
-OPTIONS = ("SQUEUE_", "SACCT_", "SCANCEL_")
+OPTIONS = ("SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_")
 TIMEOUT_S = 30.0  # SLURM's own tools retry for some seconds
 # with a separator and no width nothing is cut
 QUEUE = "JobArrayID:|,State:|,Reason:|,NodeList:|,TimeUsed:|,exit_code:|,restartcnt:|"
@@ -77,18 +77,18 @@ def _signal_code(number: int) -> int:
 
 def cancel(jobs: Sequence[str]) -> None:
     """End jobs; running ones receive SIGTERM and have time to save. Raises ValueError if SLURM refuses."""
-    _call("scancel", *jobs)
+    call("scancel", *jobs)
 
 
 def _rows(command: Sequence[str], jobs: set[str], *, unless: str) -> Iterator[list[str]]:
     """Yield the fields of jobs, and of others in the same arrays; none if the tool's error contains `unless`."""
     if jobs:
         numbers = ",".join(sorted({job.partition("_")[0] for job in jobs}))
-        for line in _call(*command, "--noheader", f"--jobs={numbers}", unless=unless).splitlines():
+        for line in call(*command, "--noheader", f"--jobs={numbers}", unless=unless).splitlines():
             yield line.split("|")
 
 
-def _call(*command: str, unless: str | None = None) -> str:
+def call(*command: str, unless: str | None = None) -> str:
     """Run a tool. Returns its output. Raises ValueError if it hangs or fails, unless its error contains `unless`."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(OPTIONS)}
     try:

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from lockstep.config import signatures
+from lockstep.config import places, signatures
 from lockstep.config.errors import ConfigError
-from lockstep.config.target_sections import Data, Target, is_ours
+from lockstep.config.target_sections import IMAGE_FOLDER, IMAGE_LIST, Data, Target, is_ours
 from lockstep.data.images.listing import FOLDERS, class_folders, existing
 from lockstep.data.transfer import remote
 
@@ -16,10 +16,15 @@ def check(section: Data) -> None:
     A custom source may name a function that raises, `_check_`, which gets the same arguments.
     """
     try:
+        section = places.here(section)
         if section.check is not None:
             _imported(section.check)(**section.arguments())
         elif section.target in OF_SOURCES:
-            OF_SOURCES[section.target](section)
+            root = section.root
+            if root is not None and remote.is_url(root):
+                remote.check(root)
+                root = None
+            OF_SOURCES[section.target](section, root)
     except (FileNotFoundError, ValueError) as error:
         raise ConfigError(str(error).splitlines()) from error
     except TypeError as error:
@@ -42,7 +47,7 @@ def _imported(target: str) -> Callable[..., object]:
         raise ConfigError([f"data._check_={target} cannot be imported ({error}): fix its module"]) from error
 
 
-def _check_list(section: Data) -> None:
+def _check_list(section: Data, root: str | None) -> None:
     file = section.arguments().get("file")
     if not isinstance(file, str):
         return  # the second round reports its type
@@ -52,29 +57,26 @@ def _check_list(section: Data) -> None:
         raise ValueError(f"{setting} is not a .csv or .parquet file: use one of these formats.")
     if path.suffix == ".parquet" and not signatures.is_there("pyarrow"):
         raise ValueError(f"{setting} needs pyarrow: pip install 'lockstep[parquet]', or give a CSV file.")
-    if section.root is not None:
-        existing(section.root, f"data.root={section.root}")
+    if root is not None:
+        existing(root, f"data.root={root}")
 
 
-def _check_folder(section: Data) -> None:
-    if section.root is not None and remote.is_url(section.root):
-        remote.check(section.root)
-    elif section.root is not None:
-        class_folders(section.root)
+def _check_folder(section: Data, root: str | None) -> None:
+    if root is not None:
+        class_folders(root)
 
 
-def _check_downloaded(section: Data) -> None:
-    if section.root is not None and remote.is_url(section.root):
-        remote.check(section.root)
-    elif section.root is not None and not section.arguments().get("download"):
-        setting = f"data.root={section.root}"
-        folder = existing(section.root, setting) / FOLDERS[section.target]
+def _check_downloaded(section: Data, root: str | None) -> None:
+    if root is not None and not section.arguments().get("download"):
+        folder = existing(root, f"data.root={root}") / FOLDERS[section.target]
         if not folder.is_dir():
-            raise FileNotFoundError(f"{setting} has no folder {folder}: set data.download=true, or correct the path.")
+            hint = "set data.download=true, or correct the path"
+            raise FileNotFoundError(f"data.root={root} has no folder {folder}: {hint}.")
 
 
-OF_SOURCES: dict[str, Callable[[Data], None]] = {
-    "lockstep.data.image_folder": _check_folder,
-    "lockstep.data.image_list": _check_list,
+# functions of the section and its data.root, None for a URL
+OF_SOURCES: dict[str, Callable[[Data, str | None], None]] = {
+    IMAGE_FOLDER: _check_folder,
+    IMAGE_LIST: _check_list,
     **dict.fromkeys(FOLDERS, _check_downloaded),
 }

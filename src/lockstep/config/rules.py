@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from lockstep.config import measured, signatures, slurm_rules
 from lockstep.config.errors import shown
 from lockstep.config.schema import BenchmarkConfig, Config
-from lockstep.config.target_sections import Open, is_ours
+from lockstep.config.target_sections import IMAGE_LIST, Open, is_ours
 from lockstep.config.workers import resolve_workers
 from lockstep.data.transfer import remote
 from lockstep.system.trees import at
@@ -137,16 +137,17 @@ def _data_rules(config: Config) -> Iterator[str]:
 
 def _file_rules(config: Config) -> Iterator[str]:
     data = config.data
-    if data.root is None:
+    if data.root is None and data.target != IMAGE_LIST:
         for key, value in (("copy_to", data.copy_to), ("copy_remove", data.copy_remove)):
             if value:
                 yield f"data.{key}={shown(value)} is for a copy of data.root, which is not set: remove it"
         return
-    is_url = remote.is_url(data.root)
+    root = data.root or ""  # a list is in its own folder
+    is_url = remote.is_url(root)
     if is_url and is_ours(data.target):
-        yield from remote.errors(data.root)
+        yield from remote.errors(root)
         if data.copy_to is None and data.arguments().get("cache") is None:
-            yield f"data.root={data.root} is a URL: choose a folder for its files, data.copy_to=data/cache"
+            yield f"data.root={root} is a URL: choose a folder for its files, data.copy_to=data/cache"
     if data.copy_remove and data.copy_to is None and not is_url:
         yield "data.copy_remove=true has no copy to remove: set data.copy_to, or remove it"
 

@@ -8,6 +8,7 @@ from lockstep.config.sections import Dotted, Scope, Section
 from lockstep.system.kinds import NonNegative, PathText, Positive, PositiveFloat
 
 CLASSIFIER = "lockstep.models.Classifier"
+OF_FILES = IMAGE_FOLDER, IMAGE_LIST = ("lockstep.data.image_folder", "lockstep.data.image_list")
 
 
 def is_ours(target: object) -> bool:
@@ -88,7 +89,7 @@ class Data(Target):
     )
     copy_to: Annotated[PathText | None, Scope.PLACE] = Field(
         default=None,
-        description="folder on a local disk of the node, to which data.root is copied and then read; null = no copy",
+        description="folder on a disk of the node, e.g. $TMPDIR/data, to which the files are copied; null = no copy",
     )
     copy_remove: Annotated[bool, Scope.PLACE] = Field(
         default=False, description="remove that copy when the run ends, unless another run uses it"

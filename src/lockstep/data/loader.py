@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lockstep.data.images.decode import ImageError
-from lockstep.data.images.pixels import Pixels
 from lockstep.data.images.samples import Samples
+from lockstep.data.images.splits import Pixels
 from lockstep.data.prefetch import read_ahead, worker_settings
 from lockstep.data.sampler import GlobalBatches, ShardIndices
 from lockstep.distributed.batch import Batch

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.data.images.pixels import Pixels, is_streamed, num_bytes, whole
 from lockstep.data.images.samples import Samples
-from lockstep.data.images.splits import Images, Splits
+from lockstep.data.images.splits import Images, Pixels, Splits, is_streamed, num_bytes, whole
 from lockstep.data.images.statistics import Statistics, channel_statistics, unchanged, value_counts
 from lockstep.data.loader import ShardDataset, ShardLoader, fits_on, pinned
 from lockstep.data.sampler import GlobalBatches, ShardIndices, positions

@@ -242,14 +242,11 @@ def _work(job: Job, first: Callable[[], None] | None, listener: socket.socket | 
 
 def _remove_copy(job: Job) -> None:
     """Remove the data copy of killed workers (data.copy_remove)."""
-    from lockstep.config import storage, validation
+    from lockstep.config import places, storage, validation
 
     tree = job.options.get("config")
     folder = RunFolder(Path(job.folder))
     if not tree and not folder.config.exists():
         return  # the run folder is gone
     config = validation.check_tree(tree) if tree else storage.load(folder.config)
-    if getattr(config.data, "copy_remove", False):
-        from lockstep.training.staging import remove_unused
-
-        remove_unused(config.data)
+    places.remove_unused(config.data)

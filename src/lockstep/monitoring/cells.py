@@ -47,10 +47,3 @@ def moment(seconds: float | None) -> str:
         return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}" if seconds is not None else NONE
     except (ValueError, OverflowError, OSError):  # beyond the calendar
         return NONE
-
-
-def size(num_bytes: int) -> str:
-    value, units = float(num_bytes), ["bytes", "KiB", "MiB", "GiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:,.0f} bytes" if units[0] == "bytes" else f"{value:,.1f} {units[0]}"

@@ -22,7 +22,7 @@ from lockstep.runs.folder import (
 )
 from lockstep.runs.naming import link_latest, shown
 from lockstep.system.terminal import new_table, print_table, printable, terminal
-from lockstep.system.wording import plural
+from lockstep.system.wording import plural, size_text
 
 REMOVABLE = (*ENDED_STATES, "no signal", "not started")
 LEFTOVERS = ("failed", "no signal", "not started")
@@ -55,9 +55,9 @@ def remove(runs: Sequence[DiscoveredRun], root: Path, *, is_sure: bool) -> int:
     """Remove these runs below `root` after confirmation. Returns the exit code."""
     runs = sorted(runs, key=lambda run: len(run.folder.path.parts), reverse=True)  # inner ones first
     found = [(run, look(run), _size(run.folder)) for run in runs]
-    total = f"{plural(len(runs), 'run')}, {cells.size(sum(size for *_, size in found))}"
+    total = f"{plural(len(runs), 'run')}, {size_text(sum(size for *_, size in found))}"
     rows = [
-        (cells.state(facts["state"]), run.name, cells.size(size), "checkpoint" if _has_checkpoint(run) else "")
+        (cells.state(facts["state"]), run.name, size_text(size), "checkpoint" if _has_checkpoint(run) else "")
         for run, facts, size in found
     ]
     out = terminal()
@@ -127,7 +127,7 @@ def _remove_all(found: Sequence[tuple[DiscoveredRun, dict[str, Any], int]], root
     finally:
         _repoint(removed)
         _remove_empty(removed, root)
-        print(f"Removed {plural(len(removed), 'run')}, {cells.size(num_bytes)}.")
+        print(f"Removed {plural(len(removed), 'run')}, {size_text(num_bytes)}.")
     return 0 if len(removed) == len(found) else EXIT_FAILED
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from lockstep.data.images.decode import fit, pixels_of
-from lockstep.data.images.pixels import whole
+from lockstep.data.images.splits import whole
 from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.models.classifier import ImageFormat
 

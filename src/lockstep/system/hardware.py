@@ -3,13 +3,16 @@
 import itertools
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path, PurePath
+from typing import Any
 
 ROOT = Path("/")  # of /proc and /sys
 # device files of the GPUs of AMD, WSL and Jetson, which have no number
 ASK_TORCH = {"kfd", "dxg", "nvhost-gpu", "nvgpu"}
+SCRATCH = ("$SLURM_TMPDIR", "$TMPDIR", "$SCRATCH", "/scratch", "/local", "/tmp")
 
 
 def num_visible_gpus() -> int:
@@ -67,6 +70,13 @@ def available_bytes() -> int | None:
             cached = sum(fields.get(f"total_{name}", fields.get(name, 0)) for name in ("inactive_file", "active_file"))
             available.append(max(0, limit - used[0] + cached))
     return min(available)
+
+
+def scratch_disks() -> dict[str, dict[str, Any]]:
+    """Return path and free bytes of the writable folders of `SCRATCH`, each path once."""
+    paths = {os.path.expandvars(name): name for name in reversed(SCRATCH)}  # the first name of a path stays
+    usable = [path for path in paths if os.access(path, os.W_OK | os.X_OK)]
+    return {paths[path]: {"path": path, "free_bytes": shutil.disk_usage(path).free} for path in reversed(usable)}
 
 
 def _memory_limit(group: Path) -> list[int]:

@@ -12,8 +12,7 @@ from torch import Tensor
 from lockstep.config import build, errors, signatures
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import Data
-from lockstep.data.images.pixels import is_streamed
-from lockstep.data.images.splits import Splits
+from lockstep.data.images.splits import Splits, is_streamed
 from lockstep.data.module import Batching, ImageData
 from lockstep.data.sources.datasets import seeded
 from lockstep.data.transforms.augment import Augment

@@ -112,6 +112,17 @@ def load_pretrained(session: Session, net: nn.Module) -> None:
         together(lambda: _loaded(session.config, load) if session.rank == 0 else None)
 
 
+def fetch_weights(config: Config, in_channels: int, num_classes: int) -> int:
+    """Load the pretrained weights of the network into the cache of its library. Returns their bytes, 0 without any."""
+    with build.answering(config, "model"):
+        net = build.build(config.model, in_channels=in_channels, num_classes=num_classes)
+    load = _origin(net).load
+    if load is None:
+        return 0
+    _loaded(config, load)
+    return sum(value.nbytes for value in net.state_dict().values())
+
+
 def _loaded(config: Config, load: Callable[[], None]) -> None:
     try:
         with torch.random.fork_rng(devices=[]):

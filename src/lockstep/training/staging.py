@@ -2,22 +2,25 @@
 
 import contextlib
 import io
+import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar
 
+from lockstep.config import places
 from lockstep.config.errors import ConfigError
-from lockstep.config.target_sections import Data
+from lockstep.config.target_sections import IMAGE_FOLDER, IMAGE_LIST, OF_FILES, Data
+from lockstep.data.images.decoding import Decoding
 from lockstep.data.images.listing import FOLDERS, IMAGE_SUFFIXES, existing, list_classes
+from lockstep.data.sources.folders import with_all_splits
+from lockstep.data.sources.lists import listed_names, read_list
 from lockstep.data.transfer import copying, remote
 from lockstep.data.transfer.copying import Copy, Source
 from lockstep.distributed.collectives import gather_objects
-from lockstep.system.redaction import redacted
 
 T = TypeVar("T")
-IMAGE_FOLDER = "lockstep.data.image_folder"
 HEARTBEAT_S = 5.0  # well below any strategy.timeout_s
 
 
@@ -29,7 +32,8 @@ def once_a_node(
     Downloads go to data.root, on rank 0 first. A copy stays while `held` is open. Raises ConfigError on all ranks, with
     the errors of all nodes.
     """
-    copy = copy_of(section)
+    section = together(lambda: places.here(section))
+    copy = places.copy_of(section)
     is_first, is_download = local_rank == 0, bool(section.arguments().get("download"))
     # only the first process of a machine prints
     with contextlib.redirect_stdout(io.StringIO()) if is_silent or not is_first else contextlib.nullcontext():
@@ -41,7 +45,7 @@ def once_a_node(
         if copy is None:
             return loaded[0] if loaded else readable(lambda: load(section))
         loaded.clear()
-        held.callback(remove_unused, section)  # runs last
+        held.callback(places.remove_unused, section)  # runs last
         own_digest = together(lambda: copy.make(_source(section, copy), held) if is_first else None)
         digests = {digest for digest in gather_objects(own_digest) if digest is not None}
         if len(digests) > 1:
@@ -80,53 +84,40 @@ def together(work: Callable[[], T]) -> T:
     return future.result()
 
 
-def copy_of(section: Data) -> Copy | None:
-    """Return the copy that a section requires; None if its files are read in place."""
-    if section.root is None:
-        return None
-    is_remote, cache = remote.is_url(section.root), section.arguments().get("cache")
-    if section.copy_to is not None:
-        key, folder = "data.copy_to", section.copy_to
-    elif is_remote and section.target == IMAGE_FOLDER and cache is not None:
-        key, folder = "data.cache", cache
-    else:
-        return None
-    below = FOLDERS.get(section.target, "")
-    if is_remote:
-        source = "/".join(filter(None, (remote.without_query(section.root).rstrip("/"), below)))
-        called, name = redacted(source), remote.name_of(section.root)
-    else:
-        source = called = str((Path(section.root).expanduser() / below).resolve())
-        name = below.partition("/")[0] or Path(source).name.lstrip(".") or "files"
-    return Copy(f"{key}={folder}", called, copying.stem_of(folder, source, name), name)
-
-
-def remove_unused(section: Data) -> None:
-    """Remove the copy of a run that has ended, if data.copy_remove is set and no other run uses it."""
-    copy = copy_of(section)
-    if copy is not None and section.copy_remove:
-        copy.remove()
-
-
 def _source(section: Data, copy: Copy) -> Source:
-    assert section.root is not None
-    below, is_images = FOLDERS.get(section.target, ""), section.target == IMAGE_FOLDER
-    if remote.is_url(section.root):
-        return remote.files_at(section.root, below=below, suffixes=IMAGE_SUFFIXES if is_images else ())
-    if copy.stem.resolve().is_relative_to(copy.source):
+    root, below = section.root, FOLDERS.get(section.target, "")
+    if root is not None and remote.is_url(root):
+        arguments = section.arguments()
+        names = listed_names(arguments["file"], arguments["path_column"]) if section.target == IMAGE_LIST else None
+        suffixes = IMAGE_SUFFIXES if section.target == IMAGE_FOLDER else ()
+        return remote.files_at(root, below=below, suffixes=suffixes, names=names)
+    if section.target != IMAGE_LIST and copy.stem.resolve().is_relative_to(copy.source):
         raise ValueError(f"{copy.setting} lies inside the folder to copy, {copy.source}: set it to another folder.")
-    root = Path(section.root).expanduser().resolve()
     try:
-        if is_images:
-            listing = list_classes(section.root)
-            sizes = dict(zip(listing.names, listing.states[:, 0].tolist(), strict=True))
-            return copying.files_of(listing.folder, sizes, listing.digest)
-        existing(str(root / below), f"data.root={root / below}")
-        return copying.files_below(root, below)
+        if section.target in OF_FILES:
+            table = files_of(section).table
+            sizes = dict(zip(map(os.path.normpath, table.names), table.states[:, 0].tolist(), strict=True))
+            if outside := [name for name in sizes if name.split("/")[0] == ".."]:
+                problem = f"{outside[0]} of {table.setting} is not below {table.folder}"
+                raise ValueError(f"{copy.setting}: {problem}: set data.root to a folder that contains all images.")
+            return copying.files_of(table.folder, sizes, table.digest)
+        assert root is not None
+        folder = Path(root).expanduser().resolve()
+        existing(str(folder / below), f"data.root={folder / below}")
+        return copying.files_below(folder, below)
     except OSError as error:
         if error.errno is None:
             raise  # has a message of its own
-        raise ValueError(f"data.root={section.root} cannot be read ({error}): check its permissions.") from error
+        raise ValueError(f"data.root={root} cannot be read ({error}): check its permissions.") from error
+
+
+def files_of(section: Data) -> Decoding:
+    """Return the image files of a folder or list, not decoded."""
+    arguments = section.arguments()
+    settings = {name: arguments.pop(name) for name in ("image_size", "channels", "background", "cache")}
+    cutting = [arguments.pop(name) for name in ("val_fraction", "test_fraction", "split_seed")]
+    table = list_classes(**arguments) if section.target == IMAGE_FOLDER else read_list(**arguments)
+    return Decoding(table=with_all_splits(table, *cutting), **settings)
 
 
 def readable(read: Callable[[], T], remark: str = "") -> T:

@@ -120,6 +120,7 @@ def _replace_driver(torch: Any, gpu: Any, num_gpus: int) -> None:
         "_cuda_exchangeDevice": exchange_device,
         "_cuda_maybeExchangeDevice": maybe_exchange_device,
         "_cuda_synchronize": flush,
+        "_cuda_canDeviceAccessPeer": lambda one, other: abs(one - other) == 1,
         "_cuda_set_sync_debug_mode": set_sync_debug_mode,
         "_cuda_get_sync_debug_mode": get_sync_debug_mode,
         "_cuda_clearCublasWorkspaces": nothing,

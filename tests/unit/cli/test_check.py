@@ -50,7 +50,7 @@ def test_a_folder_in_order_is_counted_and_measured(root: Path, capsys: pytest.Ca
     assert rows["val"] == rows["test"] == "4 images (fox: 2, hen: 2)"
     assert rows["sizes"] == "height 10 to 40, median 10, width 12 to 30, median 12"
     assert rows["training"] == ("scaled to cover 11x11, the centre cropped: 3x11x11; 19 smaller, to be enlarged")
-    assert rows["memory"].startswith("0.0 MiB in data/cache/images-3x11x11-")
+    assert rows["memory"].startswith("7.1 KiB in data/cache/images-3x11x11-")
     assert rows["memory"].endswith("to be decoded once")
     assert rows["steps"] == "3 an epoch of 5 images each, 10 epochs"
     assert (rows["broken"], rows["leaks"], rows["duplicates"]) == ("none", "none", "none")

@@ -18,8 +18,7 @@ from lockstep.config import compose
 from lockstep.data.images import decoding
 from lockstep.data.images.files import ImageFiles
 from lockstep.data.images.listing import list_classes
-from lockstep.data.images.pixels import Rows, whole
-from lockstep.data.images.splits import Images, Splits
+from lockstep.data.images.splits import Images, Rows, Splits, whole
 from lockstep.data.images.statistics import sampled_positions
 from lockstep.runs import naming
 from tests.support import commands
@@ -282,7 +281,7 @@ def test_images_that_memory_cannot_hold_are_streamed_with_the_reason(
     monkeypatch.setattr(decoding, "available_bytes", lambda: needed - 1)
     pixels = read(root, cache=cache, memory="auto").train.pixels
     assert isinstance(pixels, ImageFiles)
-    assert pixels.reason.startswith("decoded 0.0 MiB")
+    assert pixels.reason.startswith("decoded 7.5 KiB, 7.5 KiB of")
     assert isinstance(read(root, cache=cache, memory="host").train.pixels, Rows)  # on request: the kernel pages
 
 

@@ -11,15 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from lockstep.config import places
+from lockstep.config.target_sections import Data
 from lockstep.data.images.decoding import Decoding
 from lockstep.data.images.listing import list_classes
+from lockstep.data.images.splits import Splits, whole
 from lockstep.data.transfer import copying
 from lockstep.training import assembly, staging
 from tests.support.commands import Command
-from tests.support.copies import begin, contents, make, section, shown
+from tests.support.copies import begin, contents, listed, make, section, shown
 from tests.support.harness import ROOT
-from tests.support.image_files import CHANGES, write_folder, write_image
+from tests.support.image_files import CHANGES, write_folder, write_image, write_list
 
 
 @pytest.fixture
@@ -105,6 +109,55 @@ def test_a_copy_lists_as_its_source_does_so_that_one_cache_serves_both(root: Pat
     assert changed.origin == str(folder.resolve())
 
 
+# -- lists -------------------------------------------------------------------------------------------------------------
+
+
+def loaded(asked: Data) -> tuple[str | None, Splits]:
+    """The root a run reads, and its images."""
+    with contextlib.ExitStack() as held:
+        load = lambda local: (local.root, assembly.source(local))  # noqa: E731
+        return staging.once_a_node(asked, load, rank=0, local_rank=0, is_silent=False, held=held)
+
+
+@pytest.mark.parametrize("is_absolute", [False, True])
+def test_a_list_is_copied_with_its_images_only_and_read_as_in_place(
+    tmp_path: Path, scratch: Path, is_absolute: bool
+) -> None:
+    folder = tmp_path / "photos"
+    names = [str(write_image(folder / f"deep er/{i:02d}.png", seed=i).relative_to(folder)) for i in range(20)]
+    write_image(folder / "not in the list.png")
+    rows = [
+        {"path": str(folder / name) if is_absolute else f"./{name}", "label": "ab"[i % 2]}
+        for i, name in enumerate(names)
+    ]
+    file = write_list(folder / "list.csv", [*rows, rows[0]])  # one is listed twice
+    settings = {"cache": str(tmp_path / "cache")}
+    _, direct = loaded(listed(file, None, **settings))
+    decoded = list((tmp_path / "cache").glob("*/*.npy"))
+    root, copied = loaded(listed(file, scratch, **settings))
+    assert root is not None
+    assert contents(Path(root)) == {name: (folder / name).read_bytes() for name in names}
+    for split, part in direct.parts.items():
+        assert part.names == copied.parts[split].names
+        assert torch.equal(whole(part.pixels), whole(copied.parts[split].pixels))
+    assert list((tmp_path / "cache").glob("*/*.npy")) == decoded  # one cache serves both
+    other = write_list(folder / "other.csv", rows[:12])
+    loaded(listed(other, scratch, **settings))
+    assert len(shown(scratch)) == 2  # none takes away the files of the other
+    loaded(listed(file, scratch, **settings, copy_remove=True))
+    assert len(shown(scratch)) == 1
+
+
+def test_a_list_with_an_image_above_its_folder_is_not_copied(tmp_path: Path, scratch: Path) -> None:
+    write_image(tmp_path / "above.png")
+    rows = [{"path": write_image(tmp_path / f"photos/{i}.png").name, "label": "ab"[i % 2]} for i in range(9)]
+    file = write_list(tmp_path / "photos" / "list.csv", [{"path": "../above.png", "label": "a"}, *rows])
+    message = r"data\.copy_to=.*: \.\./above\.png of data\.file=.* is not below .*: set data\.root to a folder"
+    with pytest.raises(ValueError, match=message):
+        loaded(listed(file, scratch))
+    assert not scratch.exists() or not shown(scratch)
+
+
 # -- other processes ---------------------------------------------------------------------------------------------------
 
 
@@ -153,7 +206,7 @@ def test_a_run_waits_for_the_copy_of_another_one_and_copies_after_that_was_kille
         (part,) = shown(scratch)
         assert part.name.endswith("-part")
         assert len(contents(part)) == 5
-    staging.remove_unused(section(root, scratch, copy_remove=True))
+    places.remove_unused(section(root, scratch, copy_remove=True))
     assert shown(scratch) == []
     printed: list[str] = []
     with half_copied(root, scratch) as copier:
@@ -184,7 +237,7 @@ def test_a_copy_that_is_being_made_is_not_removed(
     folder = make(root, scratch)
     (lock,) = scratch.glob(".*.lock")
     with copying.locked(lock, "copies"):
-        staging.remove_unused(section(root, scratch, copy_remove=True))
+        places.remove_unused(section(root, scratch, copy_remove=True))
     assert contents(folder) == contents(root)
     assert "are not removed: " in capsys.readouterr().err
 

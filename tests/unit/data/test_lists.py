@@ -15,8 +15,7 @@ from lockstep.config.compose import composed
 from lockstep.config.errors import ConfigError
 from lockstep.config.presence import check
 from lockstep.data.images.files import ImageFiles
-from lockstep.data.images.pixels import Rows, whole
-from lockstep.data.images.splits import Splits
+from lockstep.data.images.splits import Rows, Splits, whole
 from lockstep.data.sources.lists import image_list
 from lockstep.runs.files import csv_text
 from tests.support.image_files import SETTINGS, write_image, write_list, write_listed

@@ -1,5 +1,6 @@
 """Files behind a URL are copied once, completely and nowhere else, and no message contains a secret."""
 
+import contextlib
 import functools
 import os
 import sys
@@ -13,17 +14,16 @@ from typing import Any
 import fsspec
 import pytest
 
-from lockstep.cli import prepare
-from lockstep.config import compose, validation
+from lockstep.cli import data
+from lockstep.config import compose, places, presence, validation
 from lockstep.config.errors import ConfigError
 from lockstep.data.images.decoding import Decoding
 from lockstep.data.images.listing import list_classes
 from lockstep.data.transfer import copying, remote
 from lockstep.system.redaction import redacted
-from lockstep.training import staging
-from tests.support.copies import contents, make, section, shown
+from tests.support.copies import begin, contents, listed, make, section, shown
 from tests.support.http_server import Handler
-from tests.support.image_files import write_folder, write_image
+from tests.support.image_files import write_folder, write_image, write_list
 
 
 @pytest.fixture
@@ -124,6 +124,18 @@ def test_without_copy_to_files_are_next_to_the_decoded_ones_and_removed_on_reque
     assert shown(tmp_path / "cache") == []
 
 
+def test_the_files_of_a_list_are_fetched_and_no_others(root: Path, tmp_path: Path, server: str) -> None:
+    names = sorted(contents(root))[1::2]
+    file = write_list(tmp_path / "list.csv", [{"path": f"./{name}", "label": name[0]} for name in names])
+    asked = listed(file, tmp_path / "scratch", f"{server}/flowers")
+    presence.check(asked)
+    with contextlib.ExitStack() as held:
+        assert contents(begin(asked, held)) == {name: (root / name).read_bytes() for name in names}
+    write_list(file, [{"path": name, "label": name[0]} for name in ("none.png", *names)])
+    with pytest.raises(ValueError, match=r"flowers lacks 1 file of data\.file, such as none\.png: correct the list"):
+        begin(asked, contextlib.ExitStack())
+
+
 def test_a_folder_that_cannot_be_listed_is_no_empty_one(root: Path, tmp_path: Path, server: str) -> None:
     folder = make(f"{server}/flowers", tmp_path / "scratch")
     Handler.broken.add("/flowers/red%20fox/")
@@ -137,7 +149,7 @@ def test_prepare_takes_a_url_and_the_training_finds_all_of_it(
 ) -> None:
     changes = {"image_size": "8", "channels": None, "cache": str(tmp_path / "cache")}
     for first in ("Decoded into", "Up to date:"):
-        assert prepare.prepare(f"{server}/flowers", changes, compose.DEFAULT) == 0
+        assert data.prepare(f"{server}/flowers", changes, compose.DEFAULT) == 0
         assert f"\n{first} {tmp_path / 'cache'}/flowers-3x8x8-" in capsys.readouterr().out
     assert len(Handler.fetched) == len(contents(root))
     listing = list_classes(str(make(f"{server}/flowers", None, cache=str(tmp_path / "cache"))))
@@ -271,7 +283,7 @@ def test_no_message_and_no_file_tells_a_secret(tmp_path: Path) -> None:
     for url in (SECRET, f"zip://::{SECRET}"):
         assert "hunter" not in redacted(url)
         assert "hunter" not in remote.name_of(url)
-        copy = staging.copy_of(section(url, tmp_path))
+        copy = places.copy_of(section(url, tmp_path))
         assert "hunter" not in repr(copy)
 
 

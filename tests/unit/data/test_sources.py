@@ -20,8 +20,7 @@ from torchvision.transforms.v2 import functional as F
 from lockstep.data.images import decoding
 from lockstep.data.images.decode import ImageError, decode, resize
 from lockstep.data.images.listing import IMAGE_SUFFIXES, class_folders, list_classes, list_images
-from lockstep.data.images.pixels import whole
-from lockstep.data.images.splits import Images, Splits, cut_by_name
+from lockstep.data.images.splits import Images, Splits, cut_by_name, whole
 from lockstep.data.sources.builtin import cifar10, digits, fashion_mnist, synthetic
 from lockstep.data.sources.folders import image_folder, unlabelled_folder
 from lockstep.data.sources.lists import image_list

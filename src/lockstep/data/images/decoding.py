@@ -24,13 +24,12 @@ from torch import Tensor
 
 from lockstep.data.images.files import NUM_PER_RUN, ImageFiles, decode_all
 from lockstep.data.images.listing import ImageTable
-from lockstep.data.images.pixels import Pixels, Rows
-from lockstep.data.images.splits import Images, Splits
+from lockstep.data.images.splits import Images, Pixels, Rows, Splits
 from lockstep.data.images.statistics import Statistics, channel_statistics, sampled_positions, value_counts
 from lockstep.data.transfer.file_lock import Progress, locked
 from lockstep.runs.files import atomic_file, is_own_folder, read_json, remove_leftovers, write_json
 from lockstep.system.hardware import available_bytes, num_cores
-from lockstep.system.wording import plural
+from lockstep.system.wording import plural, size_text
 
 FORMAT = 2  # increased when the same files give other pixels
 Store = Callable[[int, Tensor], object]  # of the position of the first image, and images (n, C, H, W)
@@ -233,12 +232,6 @@ def allocated(setting: str, shape: tuple[int, ...]) -> Tensor:
 
 def store_in(table: Tensor) -> Store:
     return lambda first, block: table[first : first + len(block)].copy_(block)
-
-
-def size_text(num_bytes: int) -> str:
-    """Bytes as MiB or GiB."""
-    unit, name = (2**30, "GiB") if num_bytes >= 2**30 else (2**20, "MiB")
-    return f"{num_bytes / unit:.1f} {name}"
 
 
 def _is_trusted(path: Path) -> bool:

@@ -85,8 +85,7 @@ def list_classes(root: str) -> ImageTable:
         )
     names, states = list(files), np.array(list(files.values()), np.int64)
     digest, origin = digest_of(names, states), str(folder.resolve())
-    copied = copying.read_record(folder.absolute().parent)
-    if copied is not None and copied.files == copying.digest_of(zip(names, states[:, :2].tolist(), strict=True)):
+    if (copied := copying.record_of(folder, names, states[:, :2].tolist())) is not None:
         digest, origin = copied.digest, copied.source
     return ImageTable(
         f"data.root={root}", folder, names, states, digest, origin, np.array(labels), tuple(numbers), splits

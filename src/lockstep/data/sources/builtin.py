@@ -1,11 +1,10 @@
 """Data sets as uint8 tensors, cut into splits by a fixed seed."""
 
-from collections.abc import Sequence
 from contextlib import redirect_stderr
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -18,11 +17,6 @@ from lockstep.data.images.listing import FOLDERS
 from lockstep.data.images.splits import Images, Splits, cut
 from lockstep.distributed.rng import generator
 from lockstep.system.kinds import Channels, FilesRoot, Positive, PositiveFraction, Seed, SplitSeed
-
-if TYPE_CHECKING:
-    from torchvision.datasets import CIFAR10, FashionMNIST
-
-T = TypeVar("T", "FashionMNIST", "CIFAR10")
 
 
 def digits(
@@ -58,15 +52,12 @@ def fashion_mnist(
 ) -> Splits:
     """Fashion-MNIST (Xiao et al. 2017): 70,000 images of clothes of 10 classes, (1, 28, 28).
 
-    test is its test set of 10,000; val is split from its training set of 60,000 by `split_seed`. torchvision reads the
-    files below `root`, and downloads them with `download`. Raises FileNotFoundError for missing or damaged files, and
-    ValueError if a split is empty.
+    test is its test set of 10,000; val is split from its training set of 60,000. Raises FileNotFoundError for missing
+    or damaged files, and ValueError if a split is empty.
     """
     from torchvision.datasets import FashionMNIST
 
-    parts = _from_torchvision(FashionMNIST, root, download, FOLDERS["lockstep.data.fashion_mnist"])
-    train, test = ((part.data.unsqueeze(1), part.targets) for part in parts)
-    return _with_val(train, test, val_fraction, split_seed, parts[0].classes)
+    return _downloaded(FashionMNIST, "lockstep.data.fashion_mnist", root, download, val_fraction, split_seed)
 
 
 def cifar10(
@@ -78,15 +69,12 @@ def cifar10(
 ) -> Splits:
     """CIFAR-10 (Krizhevsky 2009): 60,000 photographs of 10 classes, (3, 32, 32).
 
-    test is its test set of 10,000; val is split from its training set of 50,000 by `split_seed`. torchvision reads the
-    files below `root`, and downloads them with `download`. Raises FileNotFoundError for missing or damaged files, and
-    ValueError if a split is empty.
+    test is its test set of 10,000; val is split from its training set of 50,000. Raises FileNotFoundError for missing
+    or damaged files, and ValueError if a split is empty.
     """
     from torchvision.datasets import CIFAR10
 
-    parts = _from_torchvision(CIFAR10, root, download, FOLDERS["lockstep.data.cifar10"])
-    train, test = ((torch.from_numpy(part.data).permute(0, 3, 1, 2), torch.tensor(part.targets)) for part in parts)
-    return _with_val(train, test, val_fraction, split_seed, parts[0].classes)
+    return _downloaded(CIFAR10, "lockstep.data.cifar10", root, download, val_fraction, split_seed)
 
 
 def synthetic(
@@ -122,32 +110,27 @@ def _take(pixels: Tensor, labels: Tensor, prefix: str, positions: Tensor) -> Ima
     return Images(pixels[positions], labels[positions], tuple(f"{prefix}/{i}" for i in positions.tolist()))
 
 
-def _with_val(
-    train: tuple[Tensor, Tensor],
-    test: tuple[Tensor, Tensor],
-    val_fraction: float,
-    split_seed: int,
-    class_names: Sequence[str],
-) -> Splits:
-    val_positions, train_positions = cut(len(train[0]), split_seed, {"val_fraction": val_fraction})
-    return Splits(
-        train=_take(*train, "train", train_positions),
-        val=_take(*train, "train", val_positions),
-        test=_take(*test, "test", torch.arange(len(test[0]))),
-        class_names=tuple(class_names),
-    )
-
-
-def _from_torchvision(dataset: type[T], root: str, download: bool, folder: str) -> tuple[T, T]:
+def _downloaded(kind: Any, target: str, root: str, download: bool, val_fraction: float, split_seed: int) -> Splits:
+    """Read a data set of torchvision, whose pixels are (N, H, W) or (N, H, W, C). Raises FileNotFoundError."""
     try:
         # torchvision has no switch for its progress bar on stderr
         with redirect_stderr(StringIO()):
-            return dataset(root, train=True, download=download), dataset(root, train=False, download=download)
+            parts = [kind(root, train=is_train, download=download) for is_train in (True, False)]
     # missing files and no network: RuntimeError, URLError (an OSError); damaged files: also ValueError
     except (RuntimeError, OSError, ValueError) as error:
         hint = "check the network" if download else "set data.download=true"
         raise FileNotFoundError(
-            f"data.root={root} has no readable {dataset.__name__}: looked for {Path(root) / folder} with "
+            f"data.root={root} has no readable {kind.__name__}: looked for {Path(root) / FOLDERS[target]} with "
             f"data.download={str(download).lower()} ({' '.join(str(error).split())}): {hint}, or copy the files there; "
             "delete damaged files first."
         ) from error
+    pixels = [torch.as_tensor(part.data) for part in parts]
+    train, test = (images.permute(0, 3, 1, 2) if images.dim() == 4 else images.unsqueeze(1) for images in pixels)
+    targets = [torch.as_tensor(part.targets) for part in parts]
+    val_rows, rows = cut(len(train), split_seed, {"val_fraction": val_fraction})
+    return Splits(
+        train=_take(train, targets[0], "train", rows),
+        val=_take(train, targets[0], "train", val_rows),
+        test=_take(test, targets[1], "test", torch.arange(len(test))),
+        class_names=tuple(parts[0].classes),
+    )

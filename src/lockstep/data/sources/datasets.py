@@ -13,13 +13,7 @@ from typing_extensions import Doc
 from lockstep.data.images.files import NUM_PER_RUN
 from lockstep.data.images.samples import Samples, described, pair
 from lockstep.data.images.splits import Images, Splits, cut
-from lockstep.data.images.statistics import (
-    Statistics,
-    channel_statistics,
-    sampled_positions,
-    unchanged,
-    value_counts,
-)
+from lockstep.data.images.statistics import Statistics, channel_statistics, sampled_positions, unchanged, value_counts
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.system.kinds import PositiveFloat, PositiveFraction, Seed
 from lockstep.system.wording import plural
@@ -48,12 +42,8 @@ def dataset(
     Inputs are images (C, H, W) of one shape, uint8 of 0 to 255, or floats, which the network gets unchanged. Targets
     are numbers or tensors of one shape. Both are batched as by torch's default_collate. Worker processes make the
     samples. Random transforms draw from the global random states of torch, NumPy and Python, which are set for each
-    sample, so that it is the same for any number of workers. A `val` or `test` of None is split from `train`, with its
-    transforms, by its fraction and `split_seed`.
-
-    `class_names` None uses `train.classes`. `mean` and `std` are those of each channel of uint8 images, in [0, 1]; None
-    measures them on up to 4,096 training samples. Raises ValueError for Datasets and ImageError for samples that cannot
-    be used.
+    sample, so that it is the same for any number of workers. Raises ValueError for Datasets and ImageError for samples
+    that cannot be used.
     """
     given = {name: part for name, part in {"train": train, "val": val, "test": test}.items() if part is not None}
     firsts = {name: _first_sample(part, f"data.{name}") for name, part in given.items()}

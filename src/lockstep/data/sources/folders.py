@@ -11,14 +11,7 @@ from typing_extensions import Doc
 from lockstep.data.images.decode import ImageError
 from lockstep.data.images.decoding import Decoding, allocated, store_in
 from lockstep.data.images.files import ImageFiles, decode_all
-from lockstep.data.images.listing import (
-    IMAGE_SUFFIXES,
-    SPLIT_FOLDERS,
-    ImageTable,
-    existing,
-    list_classes,
-    list_images,
-)
+from lockstep.data.images.listing import IMAGE_SUFFIXES, SPLIT_FOLDERS, ImageTable, existing, list_classes, list_images
 from lockstep.data.images.splits import Images, Splits, cut_by_name
 from lockstep.system.kinds import Background, Cache, Channels, Fraction, ImageSize, PathText, SplitSeed
 
@@ -38,13 +31,10 @@ def image_folder(
     """Image files in folders named after their classes, as uint8 (channels, image_size, image_size).
 
     Either `root/{train,val,test}/<class>/`, where a missing val or test is split from train by its fraction and
-    `split_seed`, or `root/<class>/`, cut three ways. `image_size` in pixels scales the shorter side and crops the
-    centre; None needs images of one size. `channels` is 1 (grey) or 3 (RGB). Transparent pixels are laid on
-    `background`, a colour of PIL.ImageColor.
-
-    Images are decoded once into a file below the folder `cache`, or into memory if it is None. With `memory` "stream"
-    they are decoded whenever they are needed, with "auto" only if memory or disk is too small. Raises FileNotFoundError
-    for missing folders, and ValueError with all images that cannot be decoded or differ in size.
+    `split_seed`, or `root/<class>/`, cut three ways. Images are decoded once into a file below the folder `cache`, or
+    into memory if it is None; with `memory` "stream" whenever they are needed, with "auto" only if memory or disk is
+    too small. Raises FileNotFoundError for missing folders, and ValueError with all images that cannot be decoded or
+    differ in size.
     """
     table = with_all_splits(list_classes(root), val_fraction, test_fraction, split_seed)
     decoding = Decoding(table=table, image_size=image_size, channels=channels, background=background, cache=cache)

@@ -18,6 +18,7 @@ from lockstep.data.images.decoding import Decoding
 from lockstep.data.images.listing import SPLIT_FOLDERS, ImageTable, class_order, digest_of, existing, states_of
 from lockstep.data.images.splits import Splits
 from lockstep.data.sources.folders import with_all_splits
+from lockstep.data.transfer import copying
 from lockstep.runs.files import uncell
 from lockstep.system.kinds import Background, Cache, Channels, Fraction, ImageSize, PathText, SplitSeed
 
@@ -27,7 +28,7 @@ Columns = dict[str, list[Any]]
 def image_list(
     *,
     file: Annotated[PathText, Doc(".csv or .parquet file with one row per image")],
-    root: Annotated[PathText | None, Doc("folder of relative paths; null = the folder of the file")],
+    root: Annotated[PathText | None, Doc("folder or URL of relative paths; null = the folder of the file")],
     path_column: Annotated[str, Doc("column with the paths of the images")],
     target_columns: Annotated[list[str], MinLen(1), "[str, ...], one or more", Doc("columns to predict")],
     targets: Annotated[
@@ -51,9 +52,8 @@ def image_list(
     and 1 are labels of which any number can apply, float32 (N, K). With "numbers" they are the values to predict,
     float32 (N, K). `class_names` are the classes in order, else the names of the columns.
 
-    `split_column` contains train, val or test. Without it, or without rows for val or test, these are split from train
-    by their fraction and `split_seed`. The other settings are those of `image_folder`. Raises FileNotFoundError, and
-    ValueError with file, row and column of each cell that cannot be used.
+    Without rows for val or test, these are split from train by their fraction and `split_seed`. Raises
+    FileNotFoundError, and ValueError with file, row and column of each cell that cannot be used.
     """
     table = read_list(file, root, path_column, target_columns, targets, split_column)
     table = with_all_splits(table, val_fraction, test_fraction, split_seed)
@@ -77,14 +77,22 @@ def read_list(
         convert = _number if targets == "numbers" else _zero_or_one
         values, class_names = _numbers(cells, target_columns, convert), tuple(target_columns)
     folder = path.parent if root is None else existing(root, f"data.root={root}")
+    copied = copying.read_record(folder.absolute().parent)
+    above = folder.resolve() if copied is None else copied.source  # of absolute paths, also in a copy
     names = [
-        os.path.relpath(name, folder.resolve()) if os.path.isabs(name) else name
-        for name in map(str, cells.columns[path_column])
+        os.path.relpath(name, above) if os.path.isabs(name) else name for name in map(str, cells.columns[path_column])
     ]
     states, missing = states_of(folder, names)
     _refuse([cells.line(row, path_column, f"{folder / names[row]} does not exist") for row in missing])
-    digest, origin = digest_of(names, states), str(path.resolve())
+    copied, origin = copying.record_of(folder, names, states[:, :2].tolist()), str(path.resolve())
+    digest = digest_of(names, states) if copied is None else copied.digest
     return ImageTable(cells.setting, folder.resolve(), names, states, digest, origin, values, class_names, splits)
+
+
+def listed_names(file: str, path_column: str) -> list[str]:
+    """Read the paths of the images in a list, for files that are elsewhere."""
+    cells = _read(existing(file, f"data.file={file}"), f"data.file={file}", {path_column: "data.path_column"})
+    return list(map(str, cells.columns[path_column]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -152,6 +152,13 @@ def read_record(place: Path) -> Record | None:
         return None
 
 
+def record_of(folder: Path, names: Sequence[str], states: Sequence[Sequence[int]]) -> Record | None:
+    """Return the record of a copy whose files have these (bytes, mtime_ns); None for another or a changed folder."""
+    record = read_record(folder.absolute().parent)
+    files = zip(map(os.path.normpath, names), states, strict=True)  # not read without a record
+    return record if record is not None and record.files == digest_of(dict(files).items()) else None
+
+
 def digest_of(files: Iterable[tuple[str, Sequence[object]]]) -> str:
     """Digest of the names and states of files, in any order."""
     text = "".join(f"{name}\0{' '.join(map(str, state))}\0" for name, state in sorted(files))

@@ -5,6 +5,7 @@ A driver reads its secrets from its own files and variables, and those of fsspec
 
 import contextlib
 import errno
+import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from urllib.parse import unquote
 
 from lockstep.data.transfer.copying import NUM_THREADS, Source, digest_of, is_skipped
 from lockstep.system.redaction import redacted
+from lockstep.system.wording import plural
 
 # parts of the names of attributes that change with the content of a file
 CHANGING = ("etag", "md5", "crc", "checksum", "digest", "sha", "modified", "updated", "mtime", "created", "date_time")
@@ -54,10 +56,11 @@ def errors(url: str) -> Iterator[str]:
             yield f"data.root={redacted(url)} cannot be read: {error}"
 
 
-def files_at(url: str, *, below: str, suffixes: Sequence[str]) -> Source:
+def files_at(url: str, *, below: str, suffixes: Sequence[str], names: Sequence[str] | None = None) -> Source:
     """List the files of a URL in the folder `below`, only those with `suffixes` unless these are empty.
 
-    Raises ValueError if the URL cannot be listed, or a name would lie outside the folder of a copy.
+    With `names`, only these. Raises ValueError if the URL cannot be listed or lacks one, or a name would lie outside of
+    the folder of a copy.
     """
     with _explained(url, "listed"):
         system, path = _opened(url)
@@ -81,6 +84,12 @@ def files_at(url: str, *, below: str, suffixes: Sequence[str]) -> Source:
             )
         if not (suffixes and any(map(is_skipped, parts))):
             paths[name] = remote_path
+    if names is not None:
+        wanted = list(dict.fromkeys(map(posixpath.normpath, names)))
+        if missing := [name for name in wanted if name not in paths]:
+            lacks = f"data.root={redacted(url)} lacks {plural(len(missing), 'file')} of data.file"
+            raise ValueError(f"{lacks}, such as {missing[0]}: correct the list or the URL.")
+        paths = {name: paths[name] for name in wanted}
     if not paths:
         raise ValueError(
             f"data.root={redacted(url)} has no files to copy{f' in {below}' if below else ''} "

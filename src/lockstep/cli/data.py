@@ -1,0 +1,83 @@
+"""`lockstep data`: the arguments of its commands; checks, downloads, or decodes images before the first training."""
+
+import argparse
+import contextlib
+import shlex
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from lockstep.runs import naming
+from lockstep.runs.folder import EXIT_CONFIG
+from lockstep.system.wording import plural
+
+if TYPE_CHECKING:
+    from lockstep.config.compose import Source
+
+
+def add_commands(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="data_command")
+    text = "decode a folder of images before the first training; defaults are in conf/data/image_folder.yaml"
+    preparing = commands.add_parser("prepare", help=text, description=text)
+    preparing.add_argument("root", help="folder or URL: one folder per class, or train/, val/ and test/ of these")
+    preparing.add_argument("--image-size", metavar="N|null", help="resize and crop to N x N; null: all have one size")
+    preparing.add_argument("--channels", metavar="1|3", help="1: grey, 3: RGB")
+    preparing.add_argument("--cache", metavar="FOLDER", help="folder for the decoded images")
+    for name, text in (
+        ("check", "check all images for errors, duplicates and leaks between splits; exit code 1 if there are any"),
+        ("fetch", "download the data and pretrained weights that a training needs, for jobs without a network"),
+    ):
+        subparser = commands.add_parser(name, help=text, description=text)
+        subparser.add_argument("overrides", nargs="*", help="settings, such as data=image_folder data.root=flowers")
+
+
+def run(arguments: argparse.Namespace, source: "Source") -> int:
+    """Run a command. Returns the exit code."""
+    from lockstep.cli import check, fetch
+    from lockstep.config import errors
+
+    try:
+        if arguments.data_command == "prepare":
+            changes = {name: getattr(arguments, name) for name in ("image_size", "channels", "cache")}
+            return prepare(arguments.root, changes, source)
+        command = check.check if arguments.data_command == "check" else fetch.fetch
+        return command(arguments.overrides, source)
+    except errors.ConfigError as error:
+        errors.exit_with(error)
+
+
+def prepare(root: str, changes: Mapping[str, str | None], source: "Source") -> int:
+    """Decode the images of a folder into the cache, with these `changes` of data.*, and print a summary.
+
+    Returns the exit code. Raises ConfigError, FileNotFoundError or ValueError.
+    """
+    from lockstep.config import overrides
+
+    changed = {"root": naming.hydra_text(root), **{name: value for name, value in changes.items() if value is not None}}
+    if changed.get("cache", "null") != "null":
+        changed["cache"] = naming.hydra_text(changed["cache"])
+    typed = ["data=image_folder", *(f"data.{name}={value}" for name, value in changed.items())]
+    section = overrides.check(typed, source).configs[0].data
+    if section.arguments()["cache"] is None:
+        raise ValueError("data.cache=null keeps nothing: name a folder with --cache.")
+    from lockstep.data.images.decode import ImageError
+    from lockstep.training.staging import files_of, once_a_node
+
+    with contextlib.ExitStack() as held:
+        # keeps the copy of a URL for the training, too
+        decoding = once_a_node(section, files_of, rank=0, local_rank=0, is_silent=False, held=held)
+        is_new = decoding.opened() is None
+        try:
+            images = decoding.decoded()
+        except ImageError as error:
+            print("\n".join(f"lockstep: {message}" for message in error.errors), file=sys.stderr)
+            return EXIT_CONFIG
+    names = decoding.table.class_names
+    count, channels, height, width = images.shape
+    print(
+        f"{plural(count, 'image')} of {channels}x{height}x{width} "
+        f"in {plural(len(names), 'class', 'classes')}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}\n"
+        f"{'Decoded into' if is_new else 'Up to date:'} {decoding.path} ({images.nbytes / 2**20:,.1f} MiB)\n"
+        f"Train with:\n  {naming.training_command()} {shlex.join(typed)}"
+    )
+    return 0

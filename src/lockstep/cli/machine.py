@@ -1,0 +1,119 @@
+"""`lockstep machine`: the hardware of this machine, the partitions of its cluster, and commands that use them."""
+
+import os
+import sys
+from typing import Any
+
+from lockstep.cluster import partitions
+from lockstep.cluster.partitions import Partition
+from lockstep.monitoring.cells import NONE
+from lockstep.runs.files import to_json
+from lockstep.runs.folder import EXIT_FAILED
+from lockstep.runs.naming import training_command
+from lockstep.system import hardware, processes
+from lockstep.system.terminal import duration, new_table, print_table, say, show_table, terminal
+from lockstep.system.wording import size_text
+
+
+def show(*, is_json: bool) -> int:
+    """Print the machine and its cluster. Returns the exit code, 1 if torch or SLURM does not answer."""
+    gpus, error = processes.call(_gpus) if hardware.num_visible_gpus() else ([], "")
+    try:
+        nodes = partitions.partitions()
+        limits = partitions.limits() if nodes else []
+    except ValueError as failure:
+        nodes, limits, error = [], [], error or str(failure)
+    facts = {
+        "gpus": gpus,
+        "cores": hardware.num_cores(),
+        "cores_of_machine": os.cpu_count(),
+        "memory_bytes": hardware.memory_bytes(),
+        "free_bytes": hardware.available_bytes(),
+        "scratch": hardware.scratch_disks(),
+        "partitions": [partition._asdict() for partition in nodes],
+        "limits": limits,
+        "commands": [f"{training_command()} trainer.devices={len(gpus) or hardware.num_cores()}", *_on_cluster(nodes)],
+    }
+    if is_json:
+        print(to_json(facts))
+    else:
+        _show(facts, nodes)
+    if error:
+        print(f"lockstep: {error}", file=sys.stderr)
+    return EXIT_FAILED if error else 0
+
+
+def _gpus() -> tuple[list[dict[str, Any]], str]:
+    """Return the GPUs as torch sees them, or its error. It starts CUDA on each, which takes some memory there."""
+    import torch
+
+    from lockstep.training.precision import bfloat16_unit
+
+    try:
+        found, numbers = [], range(torch.cuda.device_count())
+        for number in numbers:
+            free, total = torch.cuda.mem_get_info(number)
+            gpu = {"name": torch.cuda.get_device_name(number), "memory_bytes": total, "free_bytes": free}
+            gpu["compute_capability"] = ".".join(map(str, torch.cuda.get_device_capability(number)))
+            gpu["bfloat16"] = bfloat16_unit(torch.device("cuda", number)) is not None
+            gpu["linked_to"] = [o for o in numbers if o != number and torch.cuda.can_device_access_peer(number, o)]
+            found.append(gpu)
+        return found, ""
+    except RuntimeError as error:  # of the driver
+        return [], f"torch cannot use the GPUs: {' '.join(str(error).split())}"
+
+
+def _show(facts: dict[str, Any], nodes: list[Partition]) -> None:
+    out, gpus, free = terminal(), facts["gpus"], facts["free_bytes"]
+    if gpus:
+        rows = [
+            (
+                str(number),
+                gpu["name"],
+                size_text(gpu["memory_bytes"]),
+                size_text(gpu["free_bytes"]),
+                f"{gpu['compute_capability']}{', bfloat16' if gpu['bfloat16'] else ''}",
+                " ".join(map(str, gpu["linked_to"])) or NONE,
+            )
+            for number, gpu in enumerate(gpus)
+        ]
+        heads = ("GPU", "name", "memory", "free", "capability", "linked to")
+        print_table(new_table(heads, rows, out, right=("memory", "free")), out)
+    rows = [
+        ("GPUs", "" if gpus else "none"),
+        ("cores", f"{facts['cores']} of {facts['cores_of_machine']} for this process"),
+        ("memory", f"{size_text(facts['memory_bytes'])}{f', {size_text(free)} free' if free is not None else ''}"),
+    ]
+    for name, disk in facts["scratch"].items():
+        place = f" in {disk['path']}" if disk["path"] != name else ""
+        rows.append((name, f"{size_text(disk['free_bytes'])} free{place}"))
+    show_table("This machine", rows)
+    if nodes:
+        rows = [
+            (
+                f"{each.name} (default)" if each.is_default else each.name,
+                str(each.nodes),
+                str(each.idle) if each.is_up else "down",
+                " ".join([str(each.gpus), *each.gpu_kinds]) if each.gpus else NONE,
+                str(each.cores),
+                size_text(each.memory_mib << 20),
+                "none" if each.limit_s is None else duration(each.limit_s),
+            )
+            for each in nodes
+        ]
+        heads = ("partition", "nodes", "idle", "GPUs/node", "cores/node", "mem./node", "limit")
+        print_table(new_table(heads, rows, out, right=("nodes", "idle", "cores/node", "mem./node", "limit")), out)
+    for limit in facts["limits"]:
+        say(out, f"Your limits: {limit}")
+    print("Train with:", *facts["commands"], sep="\n  ")
+
+
+def _on_cluster(nodes: list[Partition]) -> list[str]:
+    """Return a command for one partition: with GPUs, the default one, or with idle nodes; none if all are down."""
+    best = max(filter(lambda each: each.is_up, nodes), key=lambda p: (p.gpus > 0, p.is_default, p.idle), default=None)
+    if best is None:
+        return []
+    minutes = 60 if best.limit_s is None else max(1, min(60, int(best.limit_s // 60)))
+    workers = f"trainer.devices={best.gpus}" if best.gpus else f"strategy=cpu trainer.devices={best.cores}"
+    where = f"cluster=slurm cluster.partition={best.name} cluster.time_min={minutes}"
+    return [f"{training_command()} {where} trainer.num_nodes={min(2, best.nodes)} {workers}"]

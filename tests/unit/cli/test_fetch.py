@@ -1,0 +1,84 @@
+"""`lockstep data fetch` downloads what a job needs, and says what is where."""
+
+import gzip
+import shutil
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torchvision import models
+
+from lockstep.cli.fetch import fetch
+from lockstep.config import compose
+from lockstep.config.errors import ConfigError
+from tests.support.copies import contents, shown
+from tests.support.image_files import write_folder, write_listed
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def said(capsys: pytest.CaptureFixture[str], *overrides: str) -> dict[str, str]:
+    """The rows of the table by their names."""
+    assert fetch(["strategy=cpu", *overrides], compose.DEFAULT) == 0
+    _, table, _ = capsys.readouterr().out.split("─" * 78 + "\n")
+    return {name: text.strip() for name, _, text in (line.partition("  ") for line in table.splitlines())}
+
+
+def test_the_files_of_a_url_stay_for_a_job_that_cannot_reach_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = write_folder(tmp_path / "flowers", count=4)
+    archive = Path(shutil.make_archive("flowers", "zip", images))
+    asked = ("data=image_folder", f"data.root='zip://::file://{archive}'", "data.copy_remove=true")
+    rows = said(capsys, *asked)
+    row = rows["data"]
+    (copy,) = shown(tmp_path / "data" / "cache")
+    assert contents(copy / "flowers.zip") == contents(images)
+    assert row.startswith(f"8 images: {copy}/flowers.zip (")
+    assert row.endswith(" KiB)")
+    assert not list((tmp_path / "data" / "cache").glob("*/*.npy"))  # nothing is decoded
+    assert rows["for jobs"] == f"data.root={copy}/flowers.zip"
+    archive.unlink()
+    assert said(capsys, "data=image_folder", rows["for jobs"])["data"] == row
+    with pytest.raises(ConfigError, match=r"data\.copy_to=\$TMPDIR/x is on the job's machine: remove it"):
+        fetch([*asked, "data.copy_to=$TMPDIR/x"], compose.DEFAULT)
+
+
+def test_files_that_are_here_are_not_copied_to_the_disk_of_a_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_listed(tmp_path / "photos")
+    row = said(capsys, "data=list", "data.file=photos/list.csv", "data.copy_to=$NO_SUCH_DISK")["data"]
+    assert row.startswith(f"20 images: {tmp_path}/photos (")
+    assert said(capsys, "data=digits") == {"data": "1,797 images"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["photos"]
+
+
+def test_a_set_of_torchvision_and_weights_of_a_library_are_named_with_their_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = tmp_path / "sets" / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for prefix in ("train", "t10k"):
+        images, labels = struct.pack(">4i", 2051, 20, 28, 28) + bytes(20 * 784), struct.pack(">2i", 2049, 20)
+        for name, content in (("images-idx3", images), ("labels-idx1", labels + bytes(range(10)) * 2)):
+            (raw / f"{prefix}-{name}-ubyte").write_bytes(content)
+            (raw / f"{prefix}-{name}-ubyte.gz").write_bytes(gzip.compress(content))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
+    weights = tmp_path / "home/hub/checkpoints" / Path(models.SqueezeNet1_1_Weights.DEFAULT.url).name
+    weights.parent.mkdir(parents=True)
+    torch.save(models.squeezenet1_1().state_dict(), weights)
+    network = ("model=torchvision", "model.name=squeezenet1_1")
+    rows = said(
+        capsys, "data=fashion_mnist", "data.root=sets", "data.download=false", *network, "model.pretrained=true"
+    )
+    assert rows["data"].startswith("40 images: sets/FashionMNIST/raw (")
+    assert rows["weights"] == "the cache of the library, which TORCH_HOME or HF_HOME moves (2.8 MiB)"
+    rows = said(capsys, *network, f"model.pretrained={weights}")
+    assert rows["weights"] == f"{weights} (2.8 MiB)"
