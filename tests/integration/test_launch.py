@@ -248,6 +248,7 @@ def _slurm(rank: int, num_tasks: int, port: int) -> dict[str, str]:
         "SLURM_JOB_NAME": "train",
         "SLURM_NTASKS": str(num_tasks),
         "SLURM_STEP_NUM_TASKS": str(num_tasks),
+        "SLURM_STEP_TASKS_PER_NODE": str(num_tasks),
         "SLURM_PROCID": str(rank),
         "SLURM_LOCALID": str(rank),
         "SLURM_NODEID": "0",
@@ -321,7 +322,7 @@ def test_ranks_with_other_settings_are_refused_before_the_first_step(tmp_path: P
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     tasks = []
     for rank, seed in enumerate((0, 1)):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
         place |= {"MASTER_PORT": store.port, "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": True}
         tasks.append(
             Command(

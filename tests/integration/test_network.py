@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from lockstep.cli import main
 from lockstep.config import compose, overrides, storage, validation, workers
@@ -27,6 +29,7 @@ from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ, wri
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
 STEP |= {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "2", "SLURM_STEP_NODELIST": "n[2-3]", "SLURM_NTASKS": "8"}
+STEP |= {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
 MEET = """
 import os, sys
 from pathlib import Path
@@ -36,7 +39,7 @@ from lockstep.system.launcher import World
 from lockstep.distributed.collectives import gather_objects
 from lockstep.runs.folder import RunFolder
 rank, folder = int(sys.argv[1]), RunFolder(Path(sys.argv[2]))
-process_group.join(storage.load(folder.config), World("srun", rank, rank, 0, 2, "7-0-2", ("nowhere", 1)), folder)
+process_group.join(storage.load(folder.config), World("srun", rank, rank, 0, 2, 1, "7-0-2", ("nowhere", 1)), folder)
 print(gather_objects((rank, [os.environ.get(name) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "X")])))
 """
 
@@ -55,14 +58,15 @@ def errors(*texts: str) -> list[str]:
 
 
 def test_the_variables_of_srun_and_torchrun_are_read() -> None:
-    world = World("srun", 3, 1, 1, 4, "7-0-2", ("n2", 15000 + 32 * 7 + 2))
+    world = World("srun", 3, 1, 1, 4, 2, "7-0-2", ("n2", 15000 + 32 * 7 + 2))
     assert outer_world(STEP) == world
     torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     script = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_NODELIST": "n2"}
     for variables, name, expected in (
         ({**STEP, "SLURM_RESTART_COUNT": "1"}, "step", "7-1-2"),
         (STEP, "is_on_one_machine", False),
-        ({**STEP, "SLURM_STEP_NUM_NODES": "1"}, "is_on_one_machine", True),
+        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "1,4"}, "is_on_one_machine", True),
+        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "2(x4),1", "SLURM_NODEID": "4"}, "num_local", 1),
         (torchrun, "is_on_one_machine", True),
         ({**STEP, "SLURM_GPUS_ON_NODE": "2"}, "num_gpus_on_node", 2),
         ({**STEP, "MASTER_ADDR": "n9", "MASTER_PORT": "29500"}, "address", None),
@@ -126,10 +130,27 @@ def test_a_meeting_that_fails_leaves_no_address_behind(tmp_path: Path, monkeypat
         assert list(tmp_path.glob("rendezvous-7-0-2"))
         raise RuntimeError("nobody came")
 
-    monkeypatch.setattr(dist, "init_process_group", fail)
+    monkeypatch.setattr(process_group, "_refuse_mixed", fail)
     with pytest.raises(RuntimeError, match="nobody came"):
-        process_group.join(config_of(*SMALL), World("srun", 0, 0, 0, 2, "7-0-2", ("nowhere", 1)), RunFolder(tmp_path))
+        process_group.join(
+            config_of(*SMALL), World("srun", 0, 0, 0, 2, 1, "7-0-2", ("nowhere", 1)), RunFolder(tmp_path)
+        )
     assert not list(tmp_path.iterdir())
+
+
+def test_workers_without_a_gpu_among_others_are_refused_on_all_ranks() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def join(rank: int) -> None:
+        device = torch.device("cpu" if rank == 1 else "cuda")
+        client = TCPStore("127.0.0.1", store.port, timeout=timedelta(seconds=PATIENCE_S / 10))
+        process_group._refuse_mixed(device, World("srun", rank, 0, rank, 3), client)
+
+    with ThreadPoolExecutor(3) as pool:
+        found = [future.exception(PATIENCE_S) for future in [pool.submit(join, rank) for rank in range(3)]]
+    assert all(isinstance(error, ConfigError) for error in found)
+    (text,) = {str(error) for error in found}
+    assert text.startswith(f"1 of 3 workers have no GPU, on {socket.gethostname()}: start workers only where there are")
 
 
 # -- over which network ------------------------------------------------------------------------------------------------

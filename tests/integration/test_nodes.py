@@ -190,8 +190,8 @@ def test_workers_of_one_machine_listen_on_its_loopback_alone(two: nodes.Nodes, t
 
 
 def test_the_ranks_of_a_job_meet_on_one_address_of_the_first_node(two: nodes.Nodes, tmp_path: Path) -> None:
-    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}
-    step |= {"SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "n[1-2]"}
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    step |= {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "n[1-2]"}
     place = {f"n{rank + 1}": {**step, "SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank)} for rank in range(2)}
     both = Both(
         two, tmp_path, *command(*SMALL, "trainer.devices=1", "trainer.num_nodes=2", "trainer.max_epochs=500"), **place

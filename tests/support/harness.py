@@ -113,7 +113,8 @@ def train_all(folders: Sequence[RunFolder], num_workers: int, **more: str) -> li
         logs = [Path(scratch, f"rank{rank}.log") for rank in range(num_workers)]
         workers: list[BaseProcess | subprocess.Popen[bytes]] = []
         for rank, log in enumerate(logs):
-            ids = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_workers} if num_workers > 1 else {}
+            ids = {"RANK": rank, "LOCAL_RANK": rank} if num_workers > 1 else {}
+            ids |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), num_workers) if ids else {}
             environment = {**environ(), **variables, **{name: str(value) for name, value in ids.items()}, **more}
             workers.append(
                 _fresh(text, environment, log) if more else parent.start(partial(_work, text), environment, log=log)

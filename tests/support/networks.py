@@ -1,5 +1,6 @@
 """Custom networks, some of them wrong."""
 
+import os
 import time
 
 import torch
@@ -25,6 +26,15 @@ class Slow(Plain):
 
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(0.02)
+        return super().forward(x)
+
+
+class Uneven(Plain):
+    """Trains an image in 5 ms longer on rank 0 and in 15 ms longer on other ranks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and (rank := os.environ.get("RANK") or os.environ.get("SLURM_PROCID")):
+            time.sleep(len(x) * (0.005 if rank == "0" else 0.015))
         return super().forward(x)
 
 

@@ -122,7 +122,7 @@ def test_tasks_of_srun_that_see_one_gpu_each_train_together(gpus: PretendedGpus,
     del store  # frees the port
     shell = Shell(gpus, tmp_path, count=1)
     job = {"SLURM_JOB_ID": "1", "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_GPUS_ON_NODE": "2"}
-    shell.environ |= {**job, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shell.environ |= {**job, "SLURM_STEP_TASKS_PER_NODE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     tasks = []
     for rank in range(2):
         shell.environ |= {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lockstep.launch import worker
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import step_port
-from tests.support.harness import ROOT, SMALL, command, difference, write_run
+from tests.support.harness import ROOT, SMALL, command, difference, own_network, write_run
 from tests.support.slurm import Slurm
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
@@ -46,6 +47,22 @@ def test_two_nodes_with_two_tasks_each_train_the_weights_of_one_process(
     assert latest(tmp_path).read_summary()["workers"] == 4
     assert latest(tmp_path).read_status()["host"] == "n1"
     largest = difference(alone, latest(tmp_path))
+    figure(f"largest difference {largest:.1e}")
+    assert largest <= 1e-12
+
+
+def test_three_tasks_on_two_nodes_are_three_workers_with_loads_by_their_speed(
+    slurm: Slurm, tmp_path: Path, figure: Any
+) -> None:
+    uneven = own_network("Uneven")  # rank 0 is three times as fast as the others
+    task = command(*uneven, "trainer.loads=auto", "strategy.interface=eth0")
+    slurm.run("srun", "--nodes=2", "--ntasks=3", *task, cwd=tmp_path, environ={"PYTHONPATH": str(ROOT)})
+    assert latest(tmp_path).read_summary()["workers"] == 3
+    loads = yaml.safe_load(latest(tmp_path).config.read_text())["trainer"]["loads"]
+    assert 7 / 16 <= loads[0] / sum(loads) <= 12 / 16  # 9.6 of 16 images
+    one = write_run(tmp_path / "one", uneven)
+    assert worker.run_here(worker.Job("train", str(one.path), {"command": "", "has_test": True}), None) == 0
+    largest = difference(one, latest(tmp_path))
     figure(f"largest difference {largest:.1e}")
     assert largest <= 1e-12
 
@@ -118,15 +135,23 @@ def test_each_task_sees_its_own_gpus_or_those_of_all(
 ) -> None:
     task = [sys.executable, "-c", FINDS]
     done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", *options, *task, cwd=tmp_path)
-    workers = f"Workers(num_local=2, num_nodes=2, gpus={gpus})"
+    workers = f"Workers(world_size=4, num_local=2, num_nodes=2, gpus={gpus})"
     expected = [f"{rank} {visible} {workers}" for rank, visible in enumerate([*seen, *seen])]
     assert sorted(done.stdout.splitlines()) == expected
+
+
+def test_tasks_see_the_gpus_of_unequal_nodes(slurm: Slurm, tmp_path: Path) -> None:
+    task = [sys.executable, "-c", FINDS]
+    done = slurm.run("srun", "--nodes=2", "--ntasks=3", "--gpus-per-task=1", *task, cwd=tmp_path)
+    workers = "Workers(world_size=3, num_local={}, num_nodes=2, gpus={})"
+    two, one = workers.format(2, "(0, 0)"), workers.format(1, "(0,)")
+    assert sorted(done.stdout.splitlines()) == [f"0 0 {two}", f"1 1 {two}", f"2 0 {one}"]
 
 
 def test_tasks_that_share_one_gpu_are_refused(slurm: Slurm, tmp_path: Path) -> None:
     task = [sys.executable, "-c", FINDS]
     done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=1", *task, cwd=tmp_path, code=1)
-    assert "srun started 2 workers for a machine with 1 GPU: start 1, give each a GPU of its own" in done.stderr
+    assert "srun started 2 workers on a machine with 1 GPU: start 1, give each a GPU of its own" in done.stderr
 
 
 HOLDER = """

@@ -88,6 +88,7 @@ def _module_rules(config: Config) -> Iterator[str]:
         ("parameters", config.parameters or None, None, "make the groups in its configure_optimizers"),
         ("trainer.accumulate_grad_batches", trainer.accumulate_grad_batches, 1, "accumulate in its training_step"),
         ("trainer.gradient_clip_norm", trainer.gradient_clip_norm, None, "clip in its configure_gradient_clipping"),
+        ("trainer.loads", "auto" if trainer.loads == "auto" else None, None, "give numbers"),
         ("trainer.memory_format", trainer.memory_format, "auto", "choose the format in it"),
     )
     for key, value, default, hint in settings:

@@ -116,9 +116,11 @@ class Trainer(Section):
     process_limit: Annotated[Literal["auto"] | Positive, Scope.PLACE] = Field(
         description="maximum number of workers on a machine without GPUs; auto: 16 per core, and 0.5 GiB of memory each"
     )
-    num_nodes: Annotated[Positive, Scope.PLACE] = Field(description="number of machines, with torchrun or srun")
-    loads: Annotated[list[Count] | None, Scope.PLACE] = Field(
-        description="relative shard size of each worker, e.g. [2,1,1,0]; null = even"
+    num_nodes: Annotated[Positive, Scope.PLACE] = Field(
+        description="number of machines; with devices=auto, torchrun and srun decide"
+    )
+    loads: Annotated[Literal["auto"] | list[Count] | None, Scope.PLACE] = Field(
+        description="relative shard size of each worker, e.g. [2,1,1,0]; auto = by their measured speed; null = even"
     )
     precision: Literal["auto", "bfloat16", "tf32", "float32", "float64"] = Field(
         description="bfloat16 = autocast; auto = bfloat16 if the hardware has it; tf32 = float32 with TF32 products"

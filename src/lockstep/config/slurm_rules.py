@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Iterator
 
+from lockstep.config.errors import shown
 from lockstep.config.schema import Config
 from lockstep.config.sections import Cluster
 from lockstep.system import launcher
@@ -15,7 +16,8 @@ KEYS = {
     "partition": "cluster.partition", "account": "cluster.account", "qos": "cluster.qos",
     "constraint": "cluster.constraint", "time": "cluster.time_min", "signal": "cluster.warn_s",
     "mem": "cluster.memory_gib", "cpus-per-task": "cluster.cpus_per_worker", "gpus-per-node": "cluster.gpus_per_node",
-    "nodes": "trainer.num_nodes", "ntasks": "trainer.devices", "ntasks-per-node": "trainer.devices", "job-name": "name",
+    "nodes": "trainer.num_nodes", "ntasks": "trainer.devices (unequal nodes: srun in your own script)",
+    "ntasks-per-node": "trainer.devices", "job-name": "name",
     **dict.fromkeys(("requeue", "no-requeue", "output", "error", "open-mode", "array", "chdir", "export"), ""),
     # they change the reply "Submitted batch job 17"
     **dict.fromkeys(("parsable", "quiet", "wait", "test-only", "wrap", "help", "usage", "version"), ""),
@@ -45,8 +47,8 @@ def num_workers(config: Config) -> tuple[int, list[str]]:
     """Return the workers on each node of a job, and errors; the machine it is submitted from does not matter."""
     devices, gpus, name = config.trainer.devices, config.cluster.gpus_per_node, config.strategy.name
     if isinstance(devices, list):
-        typed = f"trainer.devices={devices}".replace(" ", "")
-        return max(1, len(devices)), [f"{typed} names GPUs, but SLURM chooses them: use trainer.devices={len(devices)}"]
+        error = f"trainer.devices={shown(devices)} names GPUs, but SLURM chooses them"
+        return max(1, len(devices)), [f"{error}: use trainer.devices={len(devices)}"]
     if name == "cpu" and gpus:
         return 1, [f"cluster.gpus_per_node={gpus}, but strategy=cpu uses no GPUs: remove one of them"]
     if devices == "auto":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lockstep.config import slurm_rules
+from lockstep.config.errors import shown
 from lockstep.config.schema import Config
 from lockstep.runs.naming import training_command
 from lockstep.system import hardware, launcher
@@ -20,28 +21,26 @@ PROCESSES_PER_CORE = 16
 
 @dataclass(frozen=True)
 class Workers:
-    """Workers of a run. `gpus` has the GPU of each worker of this node, by its number there; () for CPU processes.
+    """Workers of a run: `world_size` on all nodes, `num_local` on this one; other nodes may have more or fewer.
 
-    The numbers differ if workers see the same GPUs, and are all 0 if each sees its own. `errors` describes what the
-    machine, or the launcher that started this process, lacks.
+    `gpus` has the GPU of each worker of this node, by its number there; () for CPU processes. The numbers differ if
+    workers see the same GPUs, and are all 0 if each sees its own. `errors` describes what the machine, or the launcher
+    that started this process, lacks.
     """
 
+    world_size: int
     num_local: int
     num_nodes: int
     gpus: tuple[int, ...]
     errors: tuple[str, ...] = field(default=(), compare=False, repr=False)
-
-    @property
-    def world_size(self) -> int:
-        """Worker processes on all nodes."""
-        return self.num_local * self.num_nodes
 
 
 def resolve_workers(config: Config) -> Workers:
     """Return the workers of a configuration on this machine; of a SLURM job those of the nodes that it requests."""
     if config.cluster.name == "slurm":
         num_local, errors = slurm_rules.num_workers(config)
-        workers = Workers(num_local, config.trainer.num_nodes, tuple(range(slurm_rules.num_gpus(config))))
+        num_nodes, gpus = config.trainer.num_nodes, tuple(range(slurm_rules.num_gpus(config)))
+        workers = Workers(num_local * num_nodes, num_local, num_nodes, gpus)
         errors = errors or _single_errors(config, workers)
     else:
         world = launcher.outer_world(os.environ)
@@ -67,43 +66,44 @@ def interface_errors(config: Config) -> list[str]:
 
 
 def _here(config: Config, world: launcher.World | None) -> tuple[Workers, list[str]]:
-    """Return the workers on this machine and under its launcher, and errors."""
-    devices, name = config.trainer.devices, config.strategy.name
+    """Return the workers on this machine and under its launcher, and errors.
+
+    With trainer.devices=auto all processes of a launcher are workers, on any number of nodes.
+    """
+    devices, name, num_nodes = config.trainer.devices, config.strategy.name, config.trainer.num_nodes
     num_gpus = 0 if name == "cpu" else hardware.num_visible_gpus()  # may import torch to count them
-    setting = f"trainer.devices={devices}".replace(" ", "")
-    errors = []
     if isinstance(devices, list):
-        absent = [number for number in devices if number >= num_gpus]
-        if name == "cpu":
-            errors.append(f"{setting} names GPUs, but strategy=cpu uses none: give a number of processes")
-        elif not devices or len(set(devices)) != len(devices):
-            errors.append(f"{setting} must list each GPU once, and at least one")
-        elif _each_has_own(world, num_gpus, len(devices)):
-            hint = f"use trainer.devices={len(devices)}"
-            errors.append(f"{setting} names GPUs, but srun gives each task its own, numbered 0: {hint}")
-        elif absent:
-            hint = f"use numbers from 0 to {num_gpus - 1}" if num_gpus else f"use trainer.devices={len(devices)}"
-            errors.append(f"{setting}, but this machine has {_gpus(num_gpus)}: {hint}")
-        return Workers(len(devices), config.trainer.num_nodes, tuple(devices)), errors
-    if devices != "auto":
-        num_local = devices
-    elif world is not None and world.world_size % config.trainer.num_nodes == 0:
-        num_local = world.world_size // config.trainer.num_nodes
+        errors = _list_errors(config, devices, num_gpus, world)
+        return Workers(len(devices) * num_nodes, len(devices), num_nodes, tuple(devices)), errors
+    if devices == "auto" and world is not None:
+        world_size, num_local = world.world_size, world.num_local
     else:
-        num_local = 1 if name == "single_device" else max(1, num_gpus)
-    gpus = _one_each(world, num_gpus, num_local)
-    if num_gpus and max(gpus) >= num_gpus and devices == "auto" and world is not None:
-        gpu_hint = "give each a GPU of its own (srun --gpus-per-task=1), " if world.launcher == "srun" else ""
-        errors.append(
-            f"{world.launcher} started {num_local} workers for a machine with {_gpus(num_gpus)}: start {num_gpus}, "
-            f"{gpu_hint}set trainer.num_nodes if they are on several machines, or choose strategy=cpu"
-        )
-    elif num_gpus and max(gpus) >= num_gpus:
-        errors.append(
-            f"{setting}, but this machine has {_gpus(num_gpus)}: "
-            f"use trainer.devices={num_gpus}, or strategy=cpu for {devices} CPU processes"
-        )
-    return Workers(num_local, config.trainer.num_nodes, gpus), errors
+        num_local = devices if devices != "auto" else 1 if name == "single_device" else max(1, num_gpus)
+        world_size = num_local * num_nodes
+    workers = Workers(world_size, num_local, num_nodes, _one_each(world, num_gpus, num_local))
+    if not num_gpus or max(workers.gpus) < num_gpus:
+        return workers, []
+    if devices == "auto" and world is not None:
+        error = f"{world.launcher} started {num_local} workers on a machine with {_gpus(num_gpus)}: start {num_gpus}, "
+        error += "give each a GPU of its own (srun --gpus-per-task=1), " if world.launcher == "srun" else ""
+        return workers, [error + "or choose strategy=cpu"]
+    hint = f"use trainer.devices={num_gpus}, or strategy=cpu for {devices} CPU processes"
+    return workers, [f"trainer.devices={devices}, but this machine has {_gpus(num_gpus)}: {hint}"]
+
+
+def _list_errors(config: Config, devices: list[int], num_gpus: int, world: launcher.World | None) -> list[str]:
+    typed, count = f"trainer.devices={shown(devices)}", len(devices)
+    if config.strategy.name == "cpu":
+        return [f"{typed} names GPUs, but strategy=cpu uses none: give a number of processes"]
+    if not devices or len(set(devices)) != count:
+        return [f"{typed} must list each GPU once, and at least one"]
+    if _each_has_own(world, num_gpus, count):
+        hint = f"use trainer.devices={count}"
+        return [f"{typed} names GPUs, but srun gives each task its own, numbered 0: {hint}"]
+    if max(devices) >= num_gpus:
+        hint = f"use numbers from 0 to {num_gpus - 1}" if num_gpus else f"use trainer.devices={count}"
+        return [f"{typed}, but this machine has {_gpus(num_gpus)}: {hint}"]
+    return []
 
 
 def _one_each(world: launcher.World | None, num_gpus: int, num_local: int) -> tuple[int, ...]:
@@ -171,55 +171,48 @@ def _compiler_errors(config: Config, workers: Workers) -> list[str]:
 
 
 def _number_errors(config: Config, workers: Workers) -> list[str]:
-    limit, memory = config.trainer.process_limit, hardware.memory_bytes()
-    most = PROCESSES_PER_CORE * hardware.num_cores()
-    if limit != "auto":
-        most, reason = limit, f"trainer.process_limit={limit}"
-    elif memory // WORKER_BYTES < most:
-        most = max(1, memory // WORKER_BYTES)
-        per_worker = f"{WORKER_BYTES / 2**30:.1f} GiB each in {memory / 2**30:.1f} GiB of memory"
-        reason = f"the limit of {most} worker processes, {per_worker}"
-    else:
-        per_core = f"{PROCESSES_PER_CORE} per core on {plural(hardware.num_cores(), 'core')}"
-        reason = f"the limit of {most} worker processes, {per_core}"
+    limit, memory, cores = config.trainer.process_limit, hardware.memory_bytes(), hardware.num_cores()
+    by_memory, by_cores = max(1, memory // WORKER_BYTES), PROCESSES_PER_CORE * cores
+    per_core = f"{PROCESSES_PER_CORE} per core on {plural(cores, 'core')}"
+    per_worker = f"{WORKER_BYTES / 2**30:.1f} GiB each in {memory / 2**30:.1f} GiB of memory"
+    most = limit if limit != "auto" else min(by_memory, by_cores)
     if workers.gpus or workers.num_local <= most:
         return []
-    hint = "use fewer, or raise trainer.process_limit"
-    return [f"trainer.devices={config.trainer.devices} is above {reason}: {hint}"]
+    reason = f"the limit of {most} worker processes, {per_worker if by_memory < by_cores else per_core}"
+    reason = f"trainer.process_limit={limit}" if limit != "auto" else reason
+    return [f"trainer.devices={workers.num_local} is above {reason}: use fewer, or raise trainer.process_limit"]
 
 
 def _load_errors(config: Config, workers: Workers) -> list[str]:
     loads, count = config.trainer.loads, workers.world_size
-    if loads is None:
+    if not isinstance(loads, list):
         return []
-    typed = f"trainer.loads={loads}".replace(" ", "")
+    typed = f"trainer.loads={shown(loads)}"
     if len(loads) != count:
         entries = plural(len(loads), "entry", "entries")
-        return [f"{typed} has {entries} for {plural(count, 'worker')}: give one load for each"]
+        return [f"{typed} has {entries} for {plural(count, 'worker')}: give one load for each, or auto"]
     if sum(loads) == 0:
         return [f"{typed}: at least one worker needs a load above 0"]
     return []
 
 
 def _world_errors(workers: Workers, world: launcher.World | None) -> list[str]:
-    n, script = workers.world_size, "train.py" if Path("train.py").is_file() else "-m lockstep train"
-    what = f"trainer.devices={workers.num_local}" + (
-        f" on trainer.num_nodes={workers.num_nodes}" if workers.num_nodes > 1 else ""
-    )
-    if world is None:
-        if workers.num_nodes == 1:
-            return []
-        return [
-            f"trainer.num_nodes={workers.num_nodes} needs a launcher on every node: "
-            f"torchrun --nnodes={workers.num_nodes} --nproc-per-node={workers.num_local} "
-            f"--rdzv-backend=c10d --rdzv-endpoint=HOST:29500 {script} ..., or srun"
-        ]
-    if world.world_size == n:
+    """Compare the workers with the processes that a launcher started on all nodes, and on this one."""
+    n, nodes, num_local = workers.world_size, workers.num_nodes, workers.num_local
+    script = "train.py" if Path("train.py").is_file() else "-m lockstep train"
+    if world is None and nodes == 1:
         return []
+    if world is None:
+        meet = f"torchrun --nnodes={nodes} --nproc-per-node={num_local} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
+        return [f"trainer.num_nodes={nodes} needs a launcher on every node: {meet} {script} ..., or srun"]
+    what = f"trainer.devices={num_local}" + (f" on trainer.num_nodes={nodes}" if nodes > 1 else "")
+    hint = f"srun --nodes={nodes} --ntasks-per-node={num_local} {training_command()} ..."
     if world.launcher == "torchrun":
-        nodes = f"--nnodes={workers.num_nodes} " if workers.num_nodes > 1 else ""
-        hint = f"torchrun {nodes}--nproc-per-node={workers.num_local} {script} ..."
-    else:
-        hint = f"srun --nodes={workers.num_nodes} --ntasks-per-node={workers.num_local} {training_command()} ..."
-    started = plural(world.world_size, "process", "processes")
-    return [f"{what} requires {plural(n, 'worker')}, but {world.launcher} started {started}: start it with {hint}"]
+        hint = f"torchrun {f'--nnodes={nodes} ' if nodes > 1 else ''}--nproc-per-node={num_local} {script} ..."
+    if world.world_size != n:
+        started = plural(world.world_size, "process", "processes")
+        return [f"{what} requires {plural(n, 'worker')}, but {world.launcher} started {started}: start it with {hint}"]
+    if world.num_local != num_local:
+        here = f"{world.launcher} started {world.num_local} on {socket.gethostname()}"
+        return [f"{what} is for each node, but {here}: use trainer.devices=auto, or start it with {hint}"]
+    return []

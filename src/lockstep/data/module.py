@@ -117,6 +117,10 @@ class ImageData(L.LightningDataModule):
             with_partner=is_train and self.augment.needs_partner,
         )
 
+    def share(self, loads: Sequence[int]) -> None:
+        """Cut batches by these loads from now on."""
+        self._batching = replace(self._batching, loads=loads)
+
     def _loader(self, split: str) -> ShardLoader:
         prepare = None
         if self._device.type == "cuda" and not self.is_on_device:

@@ -78,6 +78,7 @@ def _process(facts: dict[str, Any], folder: RunFolder) -> Rows:
     ago = f", {duration(max(0.0, time.time() - updated))} ago" if updated else ""
     return [
         ("workers", f"{facts['workers']} x {device}" if facts.get("workers", 1) > 1 else device),
+        ("loads", facts.get("loads", "")),
         ("precision", facts.get("precision", "")),
         ("process", process),
         ("started", cells.moment(facts["started"]) if "started" in facts else ""),

@@ -19,7 +19,7 @@ NUMBERS = (
     "workers", "train_images", "pid", "started", "updated", "epoch", "max_epochs", "step", "total_steps", "percent",
     "elapsed_s", "epoch_remaining_s", "remaining_s", "images_per_s", "learning_rate", "epoch_s", "best",
 )  # fmt: skip
-TEXTS = ("state", "reason", "name", "device", "precision", "host", "monitor", "mode")
+TEXTS = ("state", "reason", "name", "loads", "device", "precision", "host", "monitor", "mode")
 
 
 @dataclass(frozen=True)

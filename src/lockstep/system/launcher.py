@@ -15,12 +15,16 @@ class World:
     local_rank: int
     node_rank: int
     world_size: int
+    num_local: int = 1  # workers of this node; nodes may differ
     # where the launcher names no address (srun):
     step: str = ""  # job-restart-step, unique for each start
     address: tuple[str, int] | None = None  # host and port, which every rank computes for itself
-    is_on_one_machine: bool = False  # as far as the launcher reports
     num_gpus_on_node: int | None = None  # of all tasks of the step on this node, where SLURM reports it
     listener: int | None = None  # of rank 0: descriptor of the socket on which it opens the store
+
+    @property
+    def is_on_one_machine(self) -> bool:
+        return self.num_local == self.world_size
 
 
 def outer_world(environ: Mapping[str, str]) -> World | None:
@@ -34,14 +38,13 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
         return next((int(environ[name]) for name in names if environ.get(name)), default)
 
     if "LOCAL_RANK" in environ and "WORLD_SIZE" in environ and "RANK" in environ:
-        size = number("WORLD_SIZE", default=1)
         return World(
             "torchrun",
             number("RANK"),
             number("LOCAL_RANK"),
             number("GROUP_RANK"),
-            size,
-            is_on_one_machine=number("LOCAL_WORLD_SIZE") == size,
+            number("WORLD_SIZE", default=1),
+            number("LOCAL_WORLD_SIZE", default=1),
         )
     if "SLURM_JOB_ID" in environ and "SLURM_PROCID" in environ:
         num_tasks = number("SLURM_STEP_NUM_TASKS", default=1)  # SLURM_NTASKS counts what a batch script may yet start
@@ -51,7 +54,7 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
             number("SLURM_LOCALID"),
             number("SLURM_NODEID"),
             num_tasks,
-            is_on_one_machine=number("SLURM_STEP_NUM_NODES") == 1,
+            tasks_of_nodes(environ.get("SLURM_STEP_TASKS_PER_NODE") or "1")[number("SLURM_NODEID")],
             num_gpus_on_node=number("SLURM_GPUS_ON_NODE") if environ.get("SLURM_GPUS_ON_NODE") else None,
         )
         nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
@@ -86,6 +89,12 @@ def start_once(command: str, environ: MutableMapping[str, str]) -> None:
 def first_node(nodes: str) -> str:
     """Return the first name of a SLURM node list, e.g. "r1n07" of "r[1-2]n[07-09,12],login"."""
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodes).partition(",")[0]
+
+
+def tasks_of_nodes(counts: str) -> list[int]:
+    """Return the tasks of each node of a SLURM step, e.g. [3, 3, 1] of "3(x2),1"."""
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
+    return [int(count) for count, times in found for _ in range(int(times or 1))]
 
 
 def step_port(job: int, step: int) -> int:

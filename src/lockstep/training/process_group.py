@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from torch import distributed as dist
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from typing_extensions import override
 
 from lockstep.config import storage, workers
@@ -46,6 +46,7 @@ def join(config: Config, world: World, folder: RunFolder | None = None) -> None:
         backend = "nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=config.strategy.timeout_s)
     with _meeting(world, folder, timeout) as store:
+        _refuse_mixed(device, world, store)
         dist.init_process_group(
             backend,
             store=store,
@@ -55,6 +56,29 @@ def join(config: Config, world: World, folder: RunFolder | None = None) -> None:
             device_id=device if backend == "nccl" else None,  # else NCCL guesses, and warns
         )
         collectives.connect(timeout)  # all have joined: the meeting can end
+
+
+def _refuse_mixed(device: torch.device, world: World, store: Store) -> None:
+    """Raise ConfigError on all ranks if only some have a GPU: no backend would connect them."""
+    is_cpu = device.type == "cpu"
+    if is_cpu:
+        store.set("host without GPU", socket.gethostname())
+    store.add("ranks without GPU", is_cpu)
+    if store.add("ranks", 1) == world.world_size:
+        store.set("result", str(store.add("ranks without GPU", 0)))
+    count = int(store.get("result"))
+    if 0 < count < world.world_size:
+        host = store.get("host without GPU").decode()
+        if store.add("readers", 1) == world.world_size:
+            store.set("all have read", "")
+        if world.rank == 0:  # the store ends with this process
+            store.get("all have read")
+        raise ConfigError(
+            [
+                f"{count} of {world.world_size} workers have no GPU, on {host}: start workers only where there are "
+                "GPUs, or use strategy=cpu (a load of 0 does not help: the others would wait for it in each exchange)"
+            ]
+        )
 
 
 def shared_folder(
@@ -156,10 +180,10 @@ def _choose_network(config: Config, world: World) -> None:
 
 
 @contextlib.contextmanager
-def _meeting(world: World, folder: RunFolder | None, timeout: timedelta) -> Iterator[TCPStore | None]:
-    """Open the store through which the ranks find each other; None: torchrun has one, at torch's own variables."""
+def _meeting(world: World, folder: RunFolder | None, timeout: timedelta) -> Iterator[Store]:
+    """Open the store through which the ranks find each other; torchrun has one."""
     if world.address is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        yield None
+        yield next(dist.rendezvous("env://", timeout=timeout))[0]  # pyright: ignore[reportPrivateImportUsage]
     elif world.address is None:
         yield _store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, timeout)
     elif folder is None:

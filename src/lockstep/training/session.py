@@ -59,8 +59,9 @@ class Session:
 
     @property
     def loads(self) -> tuple[int, ...]:
-        """Relative size of the shard of every rank."""
-        return tuple(self.config.trainer.loads or [1] * self.world_size)
+        """Relative size of the shard of every rank; even before loads=auto is measured, and without it."""
+        loads = self.config.trainer.loads
+        return tuple(loads) if isinstance(loads, list) else (1,) * self.world_size
 
 
 @contextlib.contextmanager
@@ -76,9 +77,11 @@ def opened(folder: RunFolder, config: Config, world: World | None) -> Iterator[S
     environment = JoinedEnvironment(world) if world is not None else LightningEnvironment()
     world = world or World("", rank=0, local_rank=0, node_rank=0, world_size=1)
     device = chosen_device(config, workers.gpus, world)
-    precision, reason = chosen_precision(config, device)
-    set_tf32(precision == "tf32")
     agree(config, world.world_size)
+    choices = gather_objects(chosen_precision(config, device))
+    # GPUs may differ: what one of them lacks, no worker uses
+    precision, reason = next((choice for choice in choices if choice[0] == "float32"), choices[0])
+    set_tf32(precision == "tf32")
     with contextlib.ExitStack() as held:
         session = Session(
             config=config,

@@ -23,11 +23,12 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import Open
 from lockstep.data.module import ImageData
+from lockstep.models.classifier import Classifier
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.system import internals, provenance
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
-from lockstep.training import assembly, networks, own_module, session, trial
+from lockstep.training import assembly, loads, networks, own_module, session, trial
 from lockstep.training.session import Session
 from lockstep.training.staging import together
 from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize, tested
@@ -48,9 +49,13 @@ def train(
     with session.opened(folder, config, world) as here:
         resumed_from = session.checkpoint(here, folder.last_checkpoint)
         data, module, first = prepared(here, is_new=resumed_from.path is None)
+        speeds: list[float] = []
+        if config.trainer.loads == "auto" and here.world_size > 1:
+            assert isinstance(module, Classifier), "refused for custom modules"
+            here, speeds = loads.measured(here, data, module)
         if here.rank == 0:
             folder.note(environment=provenance.describe(project.root()))
-            show_header(here, data, module, is_resumed=resumed_from.path is not None)
+            show_header(here, data, module, is_resumed=resumed_from.path is not None, speeds=speeds)
         callbacks = built_callbacks(config)
         checkpoint = _prepared_checkpoint(callbacks, folder)
         timer = next((callback for callback in callbacks if isinstance(callback, Timer)), None)

@@ -35,7 +35,7 @@ def try_out(here: Session, data: ImageData, module: Classifier) -> None:
     config = here.config
     size = 1 if data.batches("train").has_single_samples else NUM_SAMPLES
     module.to(here.device)
-    with _without_trace(module):
+    with without_trace(module):
         batch = data.example(size)
         refuse_augmentation(config, module.task, batch)
         _train_on(config, data, module, data.augment(batch))
@@ -161,7 +161,7 @@ def _as_config_error(text: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_trace(module: Classifier) -> Iterator[None]:
+def without_trace(module: Classifier) -> Iterator[None]:
     """Restore buffers, gradients, modes and random states after the block; compile nothing, and print no warnings."""
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     modes = [(part, part.training) for part in module.modules()]

@@ -1,5 +1,7 @@
 """Workers of a configuration, on simulated machines and under simulated launchers."""
 
+import socket
+
 import pytest
 
 from lockstep.config import saved_run
@@ -12,7 +14,7 @@ from lockstep.system import hardware
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_WORLD_SIZE")
 VARIABLES += ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS")
-VARIABLES += ("SLURM_GPUS_ON_NODE",)
+VARIABLES += ("SLURM_GPUS_ON_NODE", "SLURM_STEP_TASKS_PER_NODE")
 
 
 @pytest.fixture(autouse=True)
@@ -45,12 +47,14 @@ class Machine:
     def has_gpus(self, count: int) -> None:
         self._monkeypatch.setattr(hardware, "num_visible_gpus", lambda: count)
 
-    def is_in_torchrun(self, world_size: int) -> None:
-        for name, value in {"RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "WORLD_SIZE": world_size}.items():
+    def is_in_torchrun(self, world_size: int, num_local: int | None = None) -> None:
+        ids = {"RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "WORLD_SIZE": world_size}
+        for name, value in (ids | {"LOCAL_WORLD_SIZE": num_local or world_size}).items():
             self._monkeypatch.setenv(name, str(value))
 
-    def is_in_srun(self, num_tasks: int, gpus_on_node: int | None = None) -> None:
-        for name, value in {"SLURM_JOB_ID": 1, "SLURM_PROCID": 0, "SLURM_STEP_NUM_TASKS": num_tasks}.items():
+    def is_in_srun(self, num_tasks: int, gpus_on_node: int | None = None, *, tasks: str = "", node: int = 0) -> None:
+        step = {"SLURM_STEP_NUM_TASKS": num_tasks, "SLURM_STEP_TASKS_PER_NODE": tasks or num_tasks}
+        for name, value in {"SLURM_JOB_ID": 1, "SLURM_PROCID": 0, "SLURM_NODEID": node, **step}.items():
             self._monkeypatch.setenv(name, str(value))
         if gpus_on_node is not None:
             self._monkeypatch.setenv("SLURM_GPUS_ON_NODE", str(gpus_on_node))
@@ -80,18 +84,18 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_without_gpus_devices_are_processes(machine: Machine) -> None:
-    assert machine.workers() == Workers(1, 1, ())
-    assert machine.workers(devices=4) == Workers(4, 1, ())
+    assert machine.workers() == Workers(1, 1, 1, ())
+    assert machine.workers(devices=4) == Workers(4, 4, 1, ())
 
 
 def test_auto_takes_every_gpu_and_single_device_one(machine: Machine) -> None:
     machine.has_gpus(4)
-    assert machine.workers() == Workers(4, 1, (0, 1, 2, 3))
-    assert machine.workers(devices=2) == Workers(2, 1, (0, 1))
-    assert machine.workers(devices=[3, 1]) == Workers(2, 1, (3, 1))
-    assert machine.workers(strategy="single_device") == Workers(1, 1, (0,))
-    assert machine.workers(strategy="single_device", devices=[2]) == Workers(1, 1, (2,))
-    assert machine.workers(strategy="cpu", devices=8) == Workers(8, 1, ())
+    assert machine.workers() == Workers(4, 4, 1, (0, 1, 2, 3))
+    assert machine.workers(devices=2) == Workers(2, 2, 1, (0, 1))
+    assert machine.workers(devices=[3, 1]) == Workers(2, 2, 1, (3, 1))
+    assert machine.workers(strategy="single_device") == Workers(1, 1, 1, (0,))
+    assert machine.workers(strategy="single_device", devices=[2]) == Workers(1, 1, 1, (2,))
+    assert machine.workers(strategy="cpu", devices=8) == Workers(8, 8, 1, ())
 
 
 def test_more_gpus_than_exist_is_an_error_with_a_fix(machine: Machine) -> None:
@@ -145,7 +149,7 @@ def test_a_single_device_is_one_worker(machine: Machine) -> None:
 def test_nccl_needs_gpus(machine: Machine) -> None:
     assert "process_group_backend=nccl needs GPUs" in machine.error(backend="nccl")
     machine.has_gpus(1)
-    assert machine.workers(backend="nccl") == Workers(1, 1, (0,))
+    assert machine.workers(backend="nccl") == Workers(1, 1, 1, (0,))
     assert "process_group_backend=nccl needs GPUs" in machine.error(backend="nccl", strategy="cpu")
 
 
@@ -185,16 +189,19 @@ def test_cuda_graphs_are_for_one_worker_without_accumulation(machine: Machine, m
 
 def test_loads_are_one_for_each_worker_and_not_all_zero(machine: Machine) -> None:
     machine.has_gpus(2)
-    assert machine.workers(loads=[2, 0]).world_size == 2
-    assert machine.error(loads=[2, 1, 1]).startswith("trainer.loads=[2,1,1] has 3 entries for 2 workers: give one")
+    assert machine.workers(loads=[2, 0]).world_size == machine.workers(loads="auto").world_size == 2
+    assert machine.error(loads=[2, 1, 1]).startswith(
+        "trainer.loads=[2,1,1] has 3 entries for 2 workers: give one load for each, or auto"
+    )
     assert machine.error(loads=[0, 0]) == "trainer.loads=[0,0]: at least one worker needs a load above 0"
 
 
 def test_nodes_need_a_launcher(machine: Machine) -> None:
     machine.has_gpus(4)
     assert "trainer.num_nodes=2 needs a launcher on every node: torchrun --nnodes=2" in machine.error(num_nodes=2)
-    machine.is_in_torchrun(8)
-    assert machine.workers(num_nodes=2) == Workers(4, 2, (0, 1, 2, 3))
+    machine.is_in_torchrun(8, num_local=4)
+    assert machine.workers() == Workers(8, 4, 1, (0, 1, 2, 3))
+    assert machine.workers(num_nodes=2) == machine.workers(num_nodes=2, devices=4) == Workers(8, 4, 2, (0, 1, 2, 3))
 
 
 def test_an_outer_launcher_must_have_started_the_configured_workers(machine: Machine) -> None:
@@ -204,7 +211,7 @@ def test_an_outer_launcher_must_have_started_the_configured_workers(machine: Mac
         "start it with srun --nodes=1 --ntasks-per-node=2 python train.py ..."
     )
     machine.is_in_torchrun(3)
-    assert machine.workers() == Workers(3, 1, ())
+    assert machine.workers() == Workers(3, 3, 1, ())
     assert machine.error(devices=2) == (
         "trainer.devices=2 requires 2 workers, but torchrun started 3 processes: "
         "start it with torchrun --nproc-per-node=2 train.py ..."
@@ -214,8 +221,8 @@ def test_an_outer_launcher_must_have_started_the_configured_workers(machine: Mac
 def test_more_workers_than_gpus_is_an_error_also_under_a_launcher(machine: Machine) -> None:
     machine.has_gpus(2)
     machine.is_in_torchrun(4)
-    assert machine.error().startswith("torchrun started 4 workers for a machine with 2 GPUs: start 2, set trainer.num_")
-    assert machine.workers(strategy="cpu") == Workers(4, 1, ())
+    assert machine.error().startswith("torchrun started 4 workers on a machine with 2 GPUs: start 2, or choose")
+    assert machine.workers(strategy="cpu") == Workers(4, 4, 1, ())
 
 
 # -- srun --gpus-per-task: each task sees its own GPUs alone, numbered from 0 ------------------------------------------
@@ -224,41 +231,54 @@ def test_more_workers_than_gpus_is_an_error_also_under_a_launcher(machine: Machi
 def test_a_task_that_sees_one_gpu_of_its_own_trains_on_it(machine: Machine) -> None:
     machine.has_gpus(1)
     machine.is_in_srun(4, gpus_on_node=4)
-    assert machine.workers() == machine.workers(devices=4) == Workers(4, 1, (0, 0, 0, 0))
+    assert machine.workers() == machine.workers(devices=4) == Workers(4, 4, 1, (0, 0, 0, 0))
     assert machine.workers(strategy="ddp", backend="nccl").gpus == (0, 0, 0, 0)
-    assert machine.workers(strategy="cpu") == Workers(4, 1, ())
+    assert machine.workers(strategy="cpu") == Workers(4, 4, 1, ())
     machine.has_gpus(2)
     machine.is_in_srun(4, gpus_on_node=8)
-    assert machine.workers() == Workers(4, 1, (0, 0, 0, 0))
+    assert machine.workers() == Workers(4, 4, 1, (0, 0, 0, 0))
 
 
 def test_tasks_of_several_machines_see_gpus_of_their_own_too(machine: Machine) -> None:
     machine.has_gpus(1)
-    machine.is_in_srun(4, gpus_on_node=2)
-    assert machine.workers(num_nodes=2) == machine.workers(num_nodes=2, devices=2) == Workers(2, 2, (0, 0))
-    assert "set trainer.num_nodes if they are on several machines" in machine.error()
+    machine.is_in_srun(4, gpus_on_node=2, tasks="2(x2)")
+    assert machine.workers(num_nodes=2) == machine.workers(num_nodes=2, devices=2) == Workers(4, 2, 2, (0, 0))
+    assert machine.workers() == Workers(4, 2, 1, (0, 0))
+
+
+def test_nodes_may_have_unequal_numbers_of_tasks(machine: Machine) -> None:
+    machine.has_gpus(1)
+    for node, num_local in enumerate((3, 3, 1)):
+        machine.is_in_srun(7, gpus_on_node=num_local, tasks="3(x2),1", node=node)
+        assert machine.workers() == Workers(7, num_local, 1, (0,) * num_local)
+        assert machine.workers(loads=[1] * 7).world_size == 7
+    machine.is_in_srun(4, gpus_on_node=3, tasks="3,1")
+    assert machine.error(devices=2, num_nodes=2) == (
+        f"trainer.devices=2 on trainer.num_nodes=2 is for each node, but srun started 3 on {socket.gethostname()}: "
+        "use trainer.devices=auto, or start it with srun --nodes=2 --ntasks-per-node=2 python train.py ..."
+    )
 
 
 def test_tasks_that_see_the_same_gpus_take_one_each(machine: Machine) -> None:
     machine.has_gpus(4)
     machine.is_in_srun(4, gpus_on_node=4)
-    assert machine.workers() == Workers(4, 1, (0, 1, 2, 3))
+    assert machine.workers() == Workers(4, 4, 1, (0, 1, 2, 3))
     machine.is_in_srun(1, gpus_on_node=4)
-    assert machine.workers() == Workers(1, 1, (0,))
+    assert machine.workers() == Workers(1, 1, 1, (0,))
     machine.is_in_srun(2, gpus_on_node=4)
-    assert machine.workers(devices=[3, 1]) == Workers(2, 1, (3, 1))
+    assert machine.workers(devices=[3, 1]) == Workers(2, 2, 1, (3, 1))
 
 
 def test_tasks_that_share_too_few_gpus_are_an_error_with_a_fix(machine: Machine) -> None:
     machine.has_gpus(1)
     machine.is_in_srun(2, gpus_on_node=1)
     assert machine.error() == (
-        "srun started 2 workers for a machine with 1 GPU: start 1, give each a GPU of its own "
-        "(srun --gpus-per-task=1), set trainer.num_nodes if they are on several machines, or choose strategy=cpu"
+        "srun started 2 workers on a machine with 1 GPU: start 1, give each a GPU of its own "
+        "(srun --gpus-per-task=1), or choose strategy=cpu"
     )
     machine.has_gpus(2)
     machine.is_in_srun(4, gpus_on_node=4)  # --gpu-bind=closest: two tasks to a pair
-    assert "srun started 4 workers for a machine with 2 GPUs" in machine.error()
+    assert "srun started 4 workers on a machine with 2 GPUs" in machine.error()
 
 
 def test_gpus_that_each_task_sees_alone_have_no_numbers_to_name(machine: Machine) -> None:

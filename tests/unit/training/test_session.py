@@ -131,3 +131,10 @@ def test_tf32_needs_a_gpu_that_has_it(card: Card) -> None:
     with pytest.raises(errors.ConfigError) as caught:
         opened("trainer.precision=tf32", "strategy=cpu")
     assert caught.value.errors == ["trainer.precision=tf32 needs GPUs, and this run uses none: use float32"]
+
+
+def test_a_worker_without_bfloat16_decides_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choices = [("bfloat16", "A Card has tensor cores"), ("float32", "An Old Card has no bfloat16 arithmetic")]
+    monkeypatch.setattr(session, "gather_objects", lambda mine: choices)
+    with session.opened(RunFolder(tmp_path), config_of(), None) as here:
+        assert (here.precision, here.precision_reason) == choices[1]
