@@ -58,23 +58,18 @@ class Workstation(Launcher):
         from lockstep.sweeps import array, command
         from lockstep.sweeps.course import Grid
         from lockstep.sweeps.ledger import DONE
+        from lockstep.sweeps.table import monitored
 
-        path = Path(self._config.hydra.sweep.dir)
-        (path / "multirun.yaml").unlink(missing_ok=True)  # Hydra's copy of the settings, with secrets
+        (Path(self._config.hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)  # has all settings, with secrets
         try:
             config, _ = self._compose(job_overrides[0], initial_job_idx)
-            is_submitted = config.cluster.name != "none"
-            if is_submitted:
-                array.check(config)
-                if config.dry_run:
-                    print(array.script(path, config, len(job_overrides)), end="")
-                    _remove_empty(path)
-                    return []
+            if _is_handed_over(self._config, config, len(job_overrides)):
+                return []
             with _ledger(self._config, config.sweep.name) as ledger:
                 made = [command.prepared(ledger, texts, partial(self._compose, texts)) for texts in job_overrides]
                 left = [trial for trial, _ in made if trial.state not in DONE]
-                objective = command.monitored(config)
-                if is_submitted:
+                objective = monitored(config)
+                if config.cluster.name == "slurm":
                     array.submit(ledger, made, objective)
                     return []
                 code = command.run(
@@ -109,28 +104,25 @@ class Study(Sweeper):
         from lockstep.config.sweep_space import Interval, searched
         from lockstep.sweeps import command, search
         from lockstep.sweeps.ledger import DONE
-        from lockstep.sweeps.table import Objective
+        from lockstep.sweeps.table import monitored, objectives_of
 
         try:
             fixed, space = searched(arguments, self._options_of)
             first = [f"{key}={drawn.low if isinstance(drawn, Interval) else drawn[0]}" for key, drawn in space.items()]
             config, _ = self._compose([*fixed, *first], 0)
-            if config.cluster.name != "none":
-                raise ConfigError(
-                    ["search=... needs the results of earlier trials before it draws: remove cluster=..."]
-                )
             if config.search is None:
                 raise ConfigError(["hydra/sweeper=optuna is chosen by search=...: use search=tpe"])
+            if _is_handed_over(self._config, config, 1):
+                return
             with _ledger(self._config, config.sweep.name) as ledger:
                 command.check_study(ledger, arguments, self._compose)
-                monitored = command.monitored(config)
-                chosen = (config.search.objectives or {}).items()
-                objectives = [Objective(name, kind == "max") for name, kind in chosen] or [monitored]
+                objectives = objectives_of(config)
                 configs: dict[int, Config] = {}
 
                 def make(drawn: Sequence[str]) -> "Trial":
                     texts = [*fixed, *drawn]
                     trial, configs[trial.number] = command.prepared(ledger, texts, partial(self._compose, texts))
+                    ledger.write()  # before it starts: a command that is killed finds its job again
                     return trial
 
                 drawn_from = search.distributions(space)
@@ -140,7 +132,7 @@ class Study(Sweeper):
                     ledger,
                     make,
                     objectives=objectives,
-                    monitored=monitored,
+                    monitored=monitored(config),
                     num_trials=config.search.num_trials,
                 )
                 code = command.run(
@@ -156,6 +148,23 @@ class Study(Sweeper):
             exit_with(error)
         if code:
             raise SystemExit(code)
+
+
+def _is_handed_over(hydra_config: DictConfig, config: "Config", num_jobs: int) -> bool:
+    """Print the script of a sweep (dry_run), or start it in the background. Returns False if this command runs it."""
+    from lockstep.sweeps import array
+
+    path = Path(hydra_config.hydra.sweep.dir)
+    if config.cluster.name != "none" and config.dry_run:
+        print(array.script(path, config, num_jobs), end="")
+    elif config.cluster.name == "local":
+        with _ledger(hydra_config, config.sweep.name) as ledger:
+            ledger.write()  # so that the same command finds it
+        array.in_background(path, config)
+    else:
+        return False
+    _remove_empty(path)
+    return True
 
 
 def _remove_empty(path: Path) -> None:

@@ -7,6 +7,10 @@ from .python.predictor import Predictor as Predictor
 from .python.predictor import load as load
 from .python.run import Run as Run
 from .python.run import runs as runs
+from .python.sweeping import Job as Job
+from .python.sweeping import Sweep as Sweep
+from .python.sweeping import submit as submit
+from .python.sweeping import sweep as sweep
 from .python.training import TrainingFailed as TrainingFailed
 from .python.training import train as train
 from .tasks.task import Task as Task

@@ -18,6 +18,16 @@ from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ
 TINY = (*SMALL, "trainer.max_epochs=1", "data.train_size=40", "model.width=2")
 
 
+class PrunesOne:
+    """A pruner of Optuna that finds one trial poor, after its first epoch."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def prune(self, study: Any, trial: Any) -> bool:
+        return trial.user_attrs["trial"] == self._number
+
+
 def variables(**more: str | None) -> dict[str, str]:
     """Variables of a sweep; None removes one."""
     found = {**environ(), "PYTHONPATH": str(ROOT), **more}

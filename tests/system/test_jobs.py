@@ -235,13 +235,13 @@ def test_a_sweep_does_not_go_on_here_while_a_trial_of_it_waits_as_a_job(
     array.submit(ledger, made, MONITORED)
     tool(tools, "squeue", f"echo '{line('17_1', 'PENDING', 'Resources', '', '0:00', '0', '0')}'")
     with pytest.raises(ConfigError, match=r"trial 1 of .*sweep is a job that waits or runs: wait for it, or lockstep"):
-        sweeps._refuse_live(ledger)
+        sweeps._live(ledger, is_submitted=False)
     tool(tools, "squeue", "exit 0")
-    sweeps._refuse_live(ledger)
+    sweeps._live(ledger, is_submitted=False)
     (tools / "squeue").unlink()
     monkeypatch.setenv("PATH", str(tools))
     with pytest.raises(ConfigError, match="the state of job 17_0 is unknown: squeue is not on this machine"):
-        sweeps._refuse_live(ledger)
+        sweeps._live(ledger, is_submitted=False)
 
 
 def submitting(cwd: Path, tools: Path, *overrides: str) -> "subprocess.CompletedProcess[str]":
@@ -840,6 +840,32 @@ def test_a_job_in_the_background_outlives_its_terminal_and_is_cancelled_and_goes
     assert json.loads(lockstep_jobs(tmp_path, "result", "run").stdout)["epochs"] == 4
     assert difference(alone, folder) == 0
     assert f"earlier jobs  {name}" in lockstep_jobs(tmp_path, "show", "run").stdout
+
+
+@pytest.mark.full
+@pytest.mark.processes
+def test_a_sweep_in_the_background_outlives_its_terminal_and_the_same_command_resumes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    slow = "+callbacks.slow={_target_:tests.support.callbacks.SlowAtFirst,step_s:1}"
+    sweep = ["train", "-m", *TINY, slow, "seed=0,1", "launcher.parallel=1", "sweep.name=it", "cluster=local"]
+    with on_terminal(100, *sweep) as shown:
+        assert shown.end() == 0, shown.text
+        assert "Started in the background" in shown.text
+    (tree,) = tmp_path.glob("outputs/*/*_it")
+    trials = [RunFolder(tree / str(number)) for number in range(2)]
+    wait_until(lambda: trials[0].path.exists() and trials[0].read_status().get("step", 0) >= 1, "the first step")
+    assert run_command([TOOL, "stop", str(tree)], tmp_path).returncode == 0
+    assert lockstep_jobs(tmp_path, "wait", str(tree)).returncode == EXIT_STOPPED
+    assert trials[0].read_status()["state"] == "stopped"
+    assert run_command([TOOL, *sweep], tmp_path).returncode == 0
+    assert lockstep_jobs(tmp_path, "wait", str(tree)).returncode == 0
+    table = json.loads(lockstep_jobs(tmp_path, "result", str(tree)).stdout)
+    assert [trial["state"] for trial in table["trials"]] == ["finished", "finished"]
+    assert table == json.loads(run_command([TOOL, "status", str(tree), "--json"], tmp_path).stdout)
+    assert sorted(path.name for path in tree.iterdir() if path.name.isdecimal()) == ["0", "1"]
 
 
 @pytest.mark.full

@@ -385,4 +385,5 @@ def test_the_cells_of_the_page_run_in_a_fresh_clone_one_after_the_other(tmp_path
     (project / "cells.py").write_text("\n".join(cells))
     said_there = guides.run(project, "python", "cells.py", has_own_lockstep=True)
     assert said_there.count("Finished") == 4
-    assert len(list((project / "outputs").glob("*/*/summary.json"))) == 3
+    assert len(list((project / "outputs").glob("*/*/summary.json"))) == 4
+    assert len(list((project / "outputs").glob("*/*_sweep/*/summary.json"))) == 2

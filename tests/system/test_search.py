@@ -165,6 +165,18 @@ def test_a_study_whose_file_is_cut_off_learns_from_the_ledger_what_was_trained(t
         assert values == pytest.approx([rate(trial.settings) for trial in again.ledger.trials])
 
 
+def test_what_failed_is_tried_again_before_anything_is_drawn_so_there_is_no_trial_too_many(tmp_path: Path) -> None:
+    space, search = "optimizer.lr=interval(0.01,1)", search_of("search.num_trials=6")
+    first = Fake(tmp_path / "s", search, space, lambda drawn: None)
+    failed = first.run(most=2, at_once=1)
+    again = Fake(tmp_path / "s", search, space, rate)
+    assert [trial.number for trial in again.run(at_once=1)] == [0, 1, 2, 3, 4, 5]
+    assert [trial.overrides for trial in again.ledger.trials[:2]] == [trial.overrides for trial in failed]
+    told = [(trial.user_attrs["trial"], trial.state.name) for trial in again.study.trials]
+    assert told == [(0, "FAIL"), (1, "FAIL"), *((number, "COMPLETE") for number in range(6))]
+    assert Fake(tmp_path / "s", search, space, rate).run() == []
+
+
 def seed_of(drawn: dict[str, str]) -> float:
     return float(drawn["seed"])
 

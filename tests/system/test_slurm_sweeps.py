@@ -1,14 +1,23 @@
-"""Sweeps as job arrays on a real SLURM: submitted, looked at, and gone on with by the same command."""
+"""Sweeps as job arrays, and searches by single jobs, on a real SLURM; the same command goes on with both."""
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
+import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from lockstep.runs.files import read_json
-from lockstep.runs.folder import EXIT_FAILED, RunFolder
-from tests.support.harness import SMALL, command
+from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, RunFolder
+from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, wait_until
 from tests.support.slurm import Slurm
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
@@ -63,8 +72,11 @@ def test_a_sweep_is_an_array_whose_broken_trial_is_submitted_again_and_no_other(
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["cluster=local"], "cluster=local trains one run in the background, no sweep"),
-        ([*SLURM, "search=random", "optimizer.lr=interval(0.01,0.1)"], "remove cluster=..."),
+        ([*SLURM, "search=random", "optimizer.lr=interval(0.01,0.1)"], "needs the number of its jobs at a time"),
+        (
+            [*SLURM, "search=random", "optimizer.lr=interval(0.01,0.1)", "cluster.parallel=2", "launcher.parallel=2"],
+            "a search uses launcher.parallel",
+        ),
         (["cluster=slurm", "cluster.time_min=1,2"], "all jobs of a sweep share it: give one"),
         ([*SLURM, "trainer.num_nodes=1,2"], "must have the same cluster.*, devices, num_nodes and strategy"),
     ],
@@ -73,3 +85,100 @@ def test_what_no_cluster_takes_is_refused(slurm: Slurm, tmp_path: Path, override
     done = slurm.run(*command("-m", *TINY, *overrides), cwd=tmp_path, code=2)
     assert words in done.stderr
     assert not list(tmp_path.glob("outputs/*/*/*/job.json"))
+
+
+# -- searches ----------------------------------------------------------------------------------------------------------
+
+SLOW = "+callbacks.slow={_target_:tests.support.callbacks.SlowAtFirst,step_s:1}"
+SEARCH = ("-m", *TINY, *SLURM, "cluster.cpus_per_worker=1", "search=random", "optimizer.lr=interval(0.01,0.1)", SLOW)
+
+
+@contextlib.contextmanager
+def searching(slurm: Slurm, cwd: Path, *overrides: str) -> Iterator["subprocess.Popen[str]"]:
+    """Start a search; its output goes to search.txt."""
+    environ = {**slurm.environ, "PYTHONPATH": str(ROOT)}
+    with open(cwd / "search.txt", "w") as out:
+        process = subprocess.Popen(
+            command(*SEARCH, *overrides), cwd=cwd, env=environ, stdout=out, stderr=out, text=True
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def printed(cwd: Path) -> str:
+    return (cwd / "search.txt").read_text()
+
+
+def job_of(folder: RunFolder) -> str:
+    return str(folder.read_job().get("id", ""))
+
+
+def told(tree: Path) -> Counter[tuple[int, str]]:
+    """How often Optuna has an end of a trial."""
+    study = optuna.load_study(
+        study_name="study", storage=JournalStorage(JournalFileBackend(str(tree / "study.journal")))
+    )
+    return Counter((trial.user_attrs["trial"], trial.state.name) for trial in study.trials)
+
+
+def test_a_search_whose_command_is_killed_adopts_its_jobs_and_has_no_trial_too_many(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    search = ["search.num_trials=8", "launcher.parallel=3", "trainer.max_epochs=3"]
+    search += ["search.pruner._target_=tests.support.sweeps.PrunesOne", "+search.pruner.number=2"]
+    search += ["~search.pruner.n_startup_trials", "~search.pruner.n_warmup_steps"]
+    with searching(slurm, tmp_path, *search) as killed:
+        wait_until(lambda: list(tmp_path.glob("outputs/*/*/0/status.json")), "the first trial")
+        tree = tree_of(tmp_path)
+        trials = [RunFolder(tree / str(number)) for number in range(8)]
+        wait_until(lambda: trials[0].read_status().get("step", 0) > 0, "its first step")
+        os.kill(trials[0].read_status()["pid"], signal.SIGKILL)
+        wait_until(lambda: "Trial 0 failed" in printed(tmp_path), "its end")
+        wait_until(lambda: "Trial 2 pruned" in printed(tmp_path), f"the pruned one: {printed(tmp_path)}")
+        wait_until(lambda: all(job_of(trial) for trial in trials[3:5]), "the next jobs")
+        killed.send_signal(signal.SIGKILL)
+    before = {trial.path: job_of(trial) for trial in trials}
+    assert "ended by SIGKILL" in trials[0].failure.read_text()
+    with searching(slurm, tmp_path, *search) as again:
+        assert again.wait(PATIENCE_S) == 0, printed(tmp_path)
+    assert "All trials are done. Measure the best one" in printed(tmp_path)
+    assert sorted(path.name for path in tree.iterdir() if path.name.isdecimal()) == [*"01234567"]
+    ends = {(number, "PRUNED" if number == 2 else "COMPLETE"): 1 for number in range(8)}
+    assert told(tree) == Counter(ends | {(0, "FAIL"): 1})
+    # each trained in one job, the killed one in two
+    assert [len(trial.read_job()["earlier"]) for trial in trials] == [1, *[0] * 7]
+    assert all(job_of(trial) == before[trial.path] for trial in trials[1:] if before[trial.path])
+    assert {trial["state"] for trial in read_json(tree / "table.json")["trials"]} == {"finished", "pruned"}
+    codes = {Path(trial.read_job()["code"]) for trial in trials}
+    assert codes == {tree / "code" / "1", tree / "code" / "2"}  # one copy for each command
+
+
+def test_the_jobs_of_a_search_outlive_ctrl_c_and_are_stopped_together(slurm: Slurm, tmp_path: Path) -> None:
+    # two jobs run, one on each node, and one waits
+    search = ["search.num_trials=3", "launcher.parallel=3", "trainer.max_epochs=30", "cluster.memory_gib=9"]
+    tool = [sys.executable, "-m", "lockstep.cli.main"]
+    with searching(slurm, tmp_path, *search) as left:
+        wait_until(lambda: list(tmp_path.glob("outputs/*/*/2/job.json")), "three jobs")
+        tree = tree_of(tmp_path)
+        trials = [RunFolder(tree / str(number)) for number in range(3)]
+        wait_until(lambda: all(trial.read_status().get("step") for trial in trials[:2]), "the first steps")
+        left.send_signal(signal.SIGINT)
+        assert left.wait(PATIENCE_S) == EXIT_STOPPED
+    assert "3 jobs of the search continue. Resume the command" in printed(tmp_path)
+    assert f"lockstep stop {tree.relative_to(tmp_path)}" in printed(tmp_path)
+    shown = json.loads(slurm.run(*tool, "status", tree, "--json", cwd=tmp_path).stdout)
+    assert sorted(trial["state"] for trial in shown["trials"]) == ["queued", "training", "training"]
+    slurm.run(*tool, "stop", tree, cwd=tmp_path)  # without the command
+    assert [slurm.wait(job_of(trial)) for trial in trials] == ["FAILED", "FAILED", "CANCELLED"]
+    assert [trial.read_status()["state"] for trial in trials] == ["stopped", "stopped", "not started"]
+    jobs = [job_of(trial) for trial in trials]
+    with searching(slurm, tmp_path, *search) as again:
+        wait_until(lambda: all(job_of(trial) not in jobs for trial in trials), "new jobs")
+        slurm.run(*tool, "stop", tree, cwd=tmp_path)
+        code = again.wait(PATIENCE_S)
+    assert code in (0, EXIT_STOPPED), printed(tmp_path)
+    assert not any(slurm.state(job_of(trial)) in ("PENDING", "RUNNING") for trial in trials)
+    assert sum(told(tree).values()) == 3

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import lockstep
 from lockstep.cli import data, entry
 from lockstep.runs import naming
-from lockstep.runs.folder import EXIT_CONFIG, LIVE_STATES, SWEEP, RunFolder
-from lockstep.runs.naming import quoted, shown
+from lockstep.runs.folder import EXIT_CONFIG, SWEEP, RunFolder
+from lockstep.runs.naming import quoted
 from lockstep.system import launcher
 from lockstep.system.process import leave
 
@@ -111,8 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     text = "check that a configuration gives the same results on 1, 2 and 3 workers"
     verify = command("verify", _verify, text, epilog=VERIFYING)
     verify.add_argument("overrides", nargs="*", help="settings, as for lockstep train")
-    status = command("status", _status, "show the state of a run, and the next commands")
-    status.add_argument("run", nargs="?", default="latest", help="run folder, default: latest")
+    status = command("status", _status, "show the state of a run, or the table of a sweep")
+    status.add_argument("run", nargs="?", default="latest", help="folder of a run or a sweep, default: latest")
     runs = command(
         "runs",
         _runs,
@@ -233,6 +233,10 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
+    if (Path(arguments.run) / SWEEP).is_file():
+        from lockstep.sweeps import views
+
+        return views.show_present(Path(arguments.run).resolve(), is_json=arguments.json)
     from lockstep.monitoring import status
 
     return status.show(naming.find(arguments.run), is_json=arguments.json)
@@ -260,20 +264,9 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    if (Path(arguments.run) / SWEEP).is_file():
-        folder = RunFolder(Path(arguments.run))
-        name, its, is_running = f"the sweep in {shown(folder.path)}", "each trial", folder.is_locked() is not False
-        state = ""
-    else:
-        folder = naming.find(arguments.run)
-        state = folder.read_status().get("state", "starting" if folder.is_locked() else "not started")
-        name, its, is_running = shown(folder.path), "it", state in LIVE_STATES
-    if not is_running:
-        print(f"lockstep: {name} is not running{f': {state}' if state else ''}", file=sys.stderr)
-        return EXIT_CONFIG
-    folder.request_stop(arguments.reason)
-    print(f"Stop requested for {name}; {its} saves a checkpoint first.")
-    return 0
+    from lockstep.cluster import stopping
+
+    return stopping.stop(arguments.run, arguments.reason)
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:

@@ -4,8 +4,6 @@ import argparse
 import json
 import os
 import shlex
-import signal
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.cluster import following, jobs, record, scheduler
+from lockstep.cluster import following, jobs, record
 from lockstep.cluster.jobs import Job
 from lockstep.monitoring import cells, pruning
 from lockstep.runs.discovery import DiscoveredRun
@@ -152,29 +150,16 @@ def _facts(job: Job) -> list[tuple[str, str | Text]]:
 
 def _cancel(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     live = [job for job in chosen_jobs if job.is_live]
-    if submitted := [job.id for job in live if job.record.engine == "slurm"]:
-        scheduler.cancel(submitted)
+    jobs.cancel(live)
     for job in chosen_jobs:
         if not job.is_live:
             print(f"Job {job.id} has already ended: {job.state}.")
-            continue
-        record.mark_cancelled(job.folder)  # before its checkpoint is written, after which it may be requeued
-        if job.record.engine == "local":
-            _end_local(job)
-        if job.state == "pending":
-            job.folder.update_status(reason="cancelled")
+        elif job.state == "pending":
             print(f"Cancelled job {job.id} before it started.")
         else:
             hint = f" lockstep jobs requeue {job.id} resumes it." if job.record.is_resumable else ""
             print(f"Cancelled job {job.id}: it saves a checkpoint first.{hint}")
     return 0 if live else EXIT_CONFIG
-
-
-def _end_local(job: Job) -> None:
-    if job.record.host != socket.gethostname() or job.record.pid is None:
-        job.folder.request_stop("lockstep jobs cancel")
-    elif job.folder.has_job_here():  # the pid is not reused while it lives
-        os.kill(job.record.pid, signal.SIGTERM)
 
 
 def _requeue(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:

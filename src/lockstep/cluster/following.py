@@ -18,7 +18,7 @@ SILENT_S = 120.0  # a scheduler that does not answer for longer is an error
 READ_EVERY_S = 0.2
 
 
-def _looks(chosen_jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
+def looks(chosen_jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
     """Yield the same jobs again and again, at most some seconds old. Deleted ones are left out."""
     answered = looked = time.monotonic()
     while True:
@@ -41,7 +41,7 @@ def follow(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
         raise ValueError(f"follow shows one job, not {len(chosen_jobs)}: choose from {ids}.")
     job, shown_state, log, position = chosen_jobs[0], "", "", 0
     try:
-        for looked in _looks(chosen_jobs):
+        for looked in looks(chosen_jobs):
             if not output.is_read():  # the job continues
                 return 0
             if not looked:
@@ -84,7 +84,7 @@ def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     """Wait for all jobs, and print each as it ends. Returns the first exit code that is not 0, else 0."""
     reported: set[str] = set()
     try:
-        for looked in _looks(chosen_jobs):
+        for looked in looks(chosen_jobs):
             ended = [job for job in looked if not job.is_live]
             for job in ended:
                 if job.id not in reported:

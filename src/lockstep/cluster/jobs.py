@@ -1,6 +1,7 @@
 """All jobs below a folder: their records, their states in the scheduler, and the status of their runs."""
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterable, Sequence
@@ -20,7 +21,7 @@ from lockstep.system.terminal import printable
 from lockstep.system.wording import plural
 
 # states of a job that its scheduler has forgotten, by the state of its run
-ENDED = {"finished": "completed", "failed": "failed", "stopped": "stopped"}
+ENDED = {"finished": "completed", "failed": "failed", "stopped": "stopped", "pruned": "stopped"}
 
 # files with the result of a run, a benchmark, a sweep and an evaluation
 RESULTS = ("summary.json", BENCHMARK, "table.json", "scores.json")
@@ -124,19 +125,22 @@ def look(found: Sequence[Recorded], *, is_slurm_needed: bool = True) -> list[Job
     Raises ValueError if SLURM does not answer and a run has no final exit code: its job may be waiting or running.
     If SLURM is not needed, prints a note instead; the states of such jobs are unknown.
     """
-    facts = [discovery.look(run) for run, _ in found]
     ids = [known.id for _, known in found if known.engine == "slurm"]
     states: dict[str, Scheduled] = {}
     unsure: list[str] = []
+    silence = None
     try:
         states = scheduler.states(ids) if ids else {}
     except ValueError as error:
+        silence = error
+    facts = [discovery.look(run) for run, _ in found]  # after the states: a job that has ended wrote its last status
+    if silence is not None:
         pairs = zip(found, facts, strict=True)
         unsure = [known.id for (run, known), each in pairs if known.id in ids and not _has_ended(run.folder, each)]
         if unsure and is_slurm_needed:
-            raise ValueError(f"the state of job {unsure[0]} is unknown: {error}") from error
+            raise ValueError(f"the state of job {unsure[0]} is unknown: {silence}") from silence
         if unsure:
-            print(f"lockstep: {error} The states below are those of the runs.", file=sys.stderr)
+            print(f"lockstep: {silence} The states below are those of the runs.", file=sys.stderr)
     jobs = []
     for (run, known), each in zip(found, facts, strict=True):
         scheduled = states.get(known.id)
@@ -154,8 +158,40 @@ def again(jobs: Sequence[Job]) -> list[Job]:
 
 def of(folder: RunFolder) -> Job | None:
     """Return the job of a run, None if it was never submitted. Raises ValueError like `record.read` and `look`."""
-    read = record.read(folder)
-    return None if read is None else look([(DiscoveredRun("", shown(folder.path), folder), read)])[0]
+    return next(iter(of_all([folder])), None)
+
+
+def of_all(folders: Iterable[RunFolder]) -> list[Job]:
+    """Return the jobs of those runs that were submitted, as `of` does, by one call of squeue."""
+    read = [(DiscoveredRun("", shown(folder.path), folder), record.read(folder)) for folder in folders]
+    return look([(run, known) for run, known in read if known is not None])
+
+
+def cancel(jobs: Sequence[Job]) -> None:
+    """Cancel live jobs; those that run save a checkpoint first. Raises ValueError if SLURM refuses."""
+    if submitted := [job.id for job in jobs if job.record.engine == "slurm"]:
+        scheduler.cancel(submitted)
+    for job in jobs:
+        record.mark_cancelled(job.folder)  # before its checkpoint is written, after which it may be requeued
+        if job.record.engine == "local":
+            _end_local(job)
+        if job.state == "pending":
+            job.folder.update_status(reason="cancelled")
+
+
+def _end_local(job: Job) -> None:
+    if job.record.host != socket.gethostname() or job.record.pid is None:
+        job.folder.request_stop("lockstep jobs cancel")
+    elif job.folder.has_job_here():  # the pid is not reused while it lives
+        os.kill(job.record.pid, signal.SIGTERM)
+
+
+def stop(jobs: Sequence[Job], reason: str) -> None:
+    """Stop the runs of live jobs as `lockstep stop` does. Cancels jobs whose run would clear STOP when it begins."""
+    begun = [job for job in jobs if job.state == "running" and job.facts["state"] in LIVE_STATES]
+    for job in begun:
+        job.folder.request_stop(reason)
+    cancel([job for job in jobs if job not in begun])
 
 
 def _without_scheduler(folder: RunFolder, job: Record, run_state: str, *, is_sure: bool) -> Scheduled:

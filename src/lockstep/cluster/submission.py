@@ -4,11 +4,12 @@ import contextlib
 import shutil
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from lockstep.cluster import background, code, jobs, record, slurm
+from lockstep.cluster.jobs import Job
 from lockstep.cluster.record import Record
 from lockstep.config import build, project, slurm_rules, storage
 from lockstep.config.errors import ConfigError
@@ -92,7 +93,7 @@ def submit_all(
     names = [name] if command else [config.run_name for config in configs]
     if any((config.cluster, resolve_workers(config)) != (cluster, workers) for config in configs):
         raise ConfigError(["runs of one job array must have the same cluster.*, devices, num_nodes and strategy"])
-    cwd = cwd or Path.cwd()
+    is_from_here, cwd = cwd is None, cwd or Path.cwd()
     earlier = [record.read(folder) for folder in folders]
     frozen = old_code or code.freeze(code.needed(configs, project.root()), base.code, project.root())
     records: list[Record] = []
@@ -127,7 +128,7 @@ def submit_all(
                     command=tuple(command),
                     is_head=is_head,
                 )
-                if old_code is None:
+                if is_from_here:
                     project.record_copy(folder, project.root(), frozen)
                 storage.save(*((config, folder.job_config) if command else (for_job(config), folder.config)))
                 _mark_waiting(folder, run_name)
@@ -196,13 +197,17 @@ def for_job(config: Config) -> Config:
 
 def refuse_live(folder: RunFolder) -> None:
     """Raise ConfigError if the job of a run waits or runs, or may do so because SLURM does not answer."""
-    try:
-        job = jobs.of(folder)
-    except ValueError as error:
-        raise ConfigError([str(error)]) from error
-    if job is not None and job.is_live:
+    for job in live([folder]):
         message = f"{shown(folder.path)} has job {job.id}, {job.state}: lockstep jobs cancel {job.id} first"
         raise ConfigError([message])
+
+
+def live(folders: Iterable[RunFolder]) -> list[Job]:
+    """Return the jobs of runs that wait or run. Raises ConfigError if SLURM does not answer."""
+    try:
+        return [job for job in jobs.of_all(folders) if job.is_live]
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
 
 
 def need_empty(chosen: Path) -> None:

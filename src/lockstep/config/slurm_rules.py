@@ -95,7 +95,12 @@ def _unread_errors(cluster: Cluster) -> Iterator[str]:
 
 def _slurm_errors(config: Config) -> Iterator[str]:
     cluster, failed = config.cluster, config.sweep.max_failed
-    if failed is not None:
+    if config.search is not None:
+        if config.launcher.parallel == "auto" or config.launcher.mode == "sequential":
+            yield "a search on a cluster needs the number of its jobs at a time: use launcher.parallel=N, and no mode"
+        if cluster.parallel is not None:
+            yield f"cluster.parallel={cluster.parallel} applies only to job arrays: a search uses launcher.parallel"
+    elif failed is not None:
         yield f"sweep.max_failed={failed} applies only to trials on this machine, not to jobs: remove it"
     if cluster.time_min is None:
         yield "cluster.time_min has no value, and cluster=slurm needs one: add cluster.time_min=MINUTES"

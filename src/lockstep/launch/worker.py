@@ -32,7 +32,8 @@ from lockstep.system.redaction import redacted
 from lockstep.system.signals import Ended, SignalFlag, report_end, restored
 from lockstep.training.refusals import Refused, explained
 
-ENDS = {"finished": 0, "stopped": EXIT_STOPPED}  # of a training, by its state: a later signal does not change them
+# of a training, by its state: a later signal does not change them
+ENDS = {"finished": 0, "stopped": EXIT_STOPPED, "pruned": EXIT_STOPPED}
 UNSAVED = ("evaluate", "predict", "verify")  # tasks that end at the first signal: they have nothing to resume
 
 

@@ -28,7 +28,14 @@ class Request(NamedTuple):
     resumed: RunFolder | None
 
 
-def requested(typed: Sequence[str], *, is_trusted: bool) -> Request:
+def of_sweep(typed: Sequence[str]) -> Config:
+    """Check the overrides of a sweep, and return the configuration of its first trial. Raises ConfigError."""
+    _refuse_unfit(typed)
+    enter(None)
+    return overrides.plan(typed, compose.source_of(project.current()), is_multirun=True).configs[0]
+
+
+def requested(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool = False) -> Request:
     """Check overrides as the command line does. Raises ConfigError with every error."""
     _refuse_unfit(typed)
     run = saved_run.named(typed)
@@ -36,8 +43,9 @@ def requested(typed: Sequence[str], *, is_trusted: bool) -> Request:
     source = compose.source_of(project.current())
     resumed = None if run is None else saved_run.resumed(run, typed, source, is_trusted=is_trusted)
     config = resumed.config if resumed else overrides.plan(typed, source).configs[0]
-    if config.cluster.name != "none":
-        raise ConfigError([f"cluster={config.cluster.name}: lockstep.train cannot submit jobs: use python train.py"])
+    if (config.cluster.name != "none") != is_submitted:
+        hint = "add cluster=slurm or cluster=local" if is_submitted else "use lockstep.submit"
+        raise ConfigError([f"cluster={config.cluster.name}: lockstep.train trains here, submit submits a job: {hint}"])
     if resumed:
         return Request(config, None, resumed.folder)
     later = [key for key, reason in compose.plain(compose.composed(typed, source))[1].items() if not reason]
@@ -54,7 +62,7 @@ def _refuse_unfit(typed: Sequence[str]) -> None:
     """Raise ConfigError unless these are overrides of one training, in a process without torchrun or srun."""
     if isinstance(typed, str) or not all(isinstance(text, str) for text in typed):
         raise ConfigError([f"{typed!r} is not a list of overrides: lockstep.train(['optimizer.lr=0.1', 'seed=1'])"])
-    errors = [f"{text}: sweeps need python train.py -m" for text in typed if text in ("-m", "--multirun")]
+    errors = [f"{text}: use lockstep.sweep without it" for text in typed if text in ("-m", "--multirun")]
     for text in typed:
         try:
             override = options.parsed(text)

@@ -24,6 +24,7 @@ EXIT_INTERRUPTED = 130  # by a second Ctrl-C
 GRACE_S = 5.0  # time for the other ranks to notice a failed one
 LIVE_STATES = ("starting", "training", "validating", "testing", "stopping")
 ENDED_STATES = ("stopped", "pruned", "finished", "failed")
+PRUNED = "other trials were better at this point"  # the reason in STOP by which a search prunes a run
 SILENT_S = 600.0  # longer than any step: between two steps a status is written every second
 BENCHMARK = "results.json"  # next to the run folders of a benchmark
 # folders of TensorBoard's event files by split: it shows each folder with such files as a run

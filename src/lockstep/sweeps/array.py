@@ -1,17 +1,20 @@
-"""The trials of a sweep as one array of jobs: submitted, and shown or submitted again by the same command."""
+"""The trials of a sweep as one array of jobs, and a sweep as one job in the background of this machine."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.cluster import jobs, submission
-from lockstep.config.errors import ConfigError
+from lockstep.cluster import submission
+from lockstep.cluster.jobs import Job
 from lockstep.config.schema import Config
 from lockstep.runs.folder import LIVE_STATES, RunFolder
-from lockstep.runs.naming import quoted, shown
+from lockstep.runs.naming import hydra_text, quoted, shown
 from lockstep.sweeps import views
-from lockstep.sweeps.ledger import DONE, Ledger, Trial
+from lockstep.sweeps.ledger import DONE, Ledger, Trial, group_of
 from lockstep.sweeps.table import Objective, table, write
 from lockstep.system.wording import plural
+
+TEST_LATER = "Measure the best one on the test set by the same command without cluster=..."
 
 
 def script(path: Path, config: Config, num_trials: int) -> str:
@@ -19,18 +22,19 @@ def script(path: Path, config: Config, num_trials: int) -> str:
     return submission.script(RunFolder(path.resolve()), config, name=_name(config), num_runs=num_trials)
 
 
-def check(config: Config) -> None:
-    """Raise ConfigError for a cluster that runs no sweeps."""
-    if config.cluster.name == "local":
-        hint = "remove it and start the sweep with nohup ... &, the same command resumes it"
-        raise ConfigError([f"cluster=local trains one run in the background, no sweep: {hint}"])
+def in_background(path: Path, config: Config) -> None:
+    """Start this command without `cluster` in the background, with `path` as its folder. Raises ConfigError."""
+    submission.refuse_live(RunFolder(path.resolve()))
+    words = [word for word in sys.argv[1:] if group_of(word) != "cluster"]
+    words = ["train", *words, f"hydra.sweep.dir={hydra_text(str(path.resolve()))}"]
+    submission.submit_command(RunFolder(path.resolve()), words, config, name=_name(config), is_head=True)
 
 
 def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objective: Objective) -> None:
     """Submit the trials that are neither done nor live, and show the table. Raises ConfigError."""
     config = made[0][1]
     live = {trial.number: trial.state for trial, _ in made if trial.state in LIVE_STATES}  # with or without a job
-    live |= {trial.number: job.state for trial, job in live_jobs(ledger)}
+    live |= {number: job.state for number, job in live_jobs(ledger).items()}
     left = [(trial, each) for trial, each in made if trial.state not in DONE and trial.number not in live]
     array = ""
     ledger.write()  # even if nothing is submitted, so that the same command resumes these trials
@@ -54,14 +58,10 @@ def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objective: Obje
         print(_next(ledger, len(left), len(live), array))
 
 
-def live_jobs(ledger: Ledger) -> list[tuple[Trial, jobs.Job]]:
-    """Return the trials whose jobs wait or run. Raises ConfigError if SLURM does not answer."""
-    try:
-        found = {job.folder.path: job for job in jobs.look(jobs.recorded([ledger.path]))}
-    except ValueError as error:
-        raise ConfigError([str(error)]) from error
-    pairs = [(trial, found.get(trial.folder.path.resolve())) for trial in ledger.trials]
-    return [(trial, job) for trial, job in pairs if job is not None and job.is_live]
+def live_jobs(ledger: Ledger) -> dict[int, Job]:
+    """Return the jobs that wait or run by the numbers of their trials. Raises ConfigError if SLURM does not answer."""
+    numbers = {trial.folder: trial.number for trial in ledger.trials}
+    return {numbers[job.folder]: job for job in submission.live(numbers)}
 
 
 def _name(config: Config) -> str:
@@ -76,6 +76,6 @@ def _next(ledger: Ledger, num_submitted: int, num_live: int, array: str) -> str:
     elif num_live:
         text = "Nothing to submit: the other trials wait or run."
     else:
-        return "All trials are done. Measure the best one on the test set by the same command without cluster=..."
+        return f"All trials are done. {TEST_LATER}"
     commands = [f"lockstep jobs {command} {where}" for command in ("list", "wait", "cancel")]
     return "\n  ".join([text, *commands, f"lockstep board --logdir {where}"])

@@ -4,11 +4,12 @@ import contextlib
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from lockstep.cluster import submission
+from lockstep.cluster.jobs import Job
 from lockstep.config import build, project, storage, trust
 from lockstep.config.errors import ConfigError
 from lockstep.config.key_scopes import FREE_IN_A_RESUMED_SWEEP, scope
@@ -16,12 +17,13 @@ from lockstep.config.schema import Config
 from lockstep.launch import runner
 from lockstep.runs.folder import EXIT_FAILED, LIVE_STATES, RunFolder
 from lockstep.runs.naming import quoted, shown
-from lockstep.sweeps import array, devices, views
+from lockstep.sweeps import array, devices, job_pool, views
 from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.devices import Devices, Machine
+from lockstep.sweeps.job_pool import JobPool
 from lockstep.sweeps.ledger import DONE, Ledger, Trial, trial_of
 from lockstep.sweeps.pool import Pool
-from lockstep.sweeps.table import Objective, Table, table, write
+from lockstep.sweeps.table import Objective, Table, monitored, table, write
 from lockstep.system import hardware
 from lockstep.system.redaction import redacted
 from lockstep.system.terminal import say, terminal
@@ -44,12 +46,14 @@ def prepared(
         raise ConfigError(["scale_with_workers=true needs the number of workers of a trial: set trainer.devices=..."])
     config = build.scaled(config)
     saved = submission.for_job(config)
+    is_new = trial is None or not trial.folder.config.exists()  # a killed command may have left another one's files
     trial = trial or ledger.add(trial_overrides, subdir)
     folder = trial.folder
-    if folder.config.exists():
+    if not is_new:
         _check_same(ledger, trial, storage.load(folder.config), saved)
     folder.path.mkdir(parents=True, exist_ok=True)
-    if trial.state not in (*DONE, *LIVE_STATES):
+    # a job may read them; its submission writes them again
+    if is_new or (config.cluster.name == "none" and trial.state not in (*DONE, *LIVE_STATES)):
         runner.save(folder, saved, trial_overrides)
     return trial, config
 
@@ -94,21 +98,15 @@ def run(
     `configs` maps trial numbers to configurations, and may grow; `config` has the settings that all share. Of `total`
     trials `num_done` are done.
     """
-    _refuse_live(ledger)
-    machine = machine_here()
-    num_parallel = devices.num_parallel(config.launcher, machine, total, list(configs.values()) or [config])
-    for trial_config in configs.values():
-        devices.need(trial_config, machine, num_parallel)
-
+    is_submitted = config.cluster.name != "none"
+    live = _live(ledger, is_submitted=is_submitted)
+    if is_submitted:
+        pool, num_parallel = JobPool(ledger, configs, live), int(config.launcher.parallel)
+    else:
+        pool, num_parallel = _pool_here(configs, config, total)
     table_of = partial(table, ledger, objectives, monitored=monitored(config))
-
-    def need_of(trial: Trial) -> devices.Need:
-        trial_config = configs.get(trial.number) or storage.load(trial.folder.config)  # of an earlier command
-        return devices.need(trial_config, machine, num_parallel)
-
     view = views.View(table_of, total, is_silent=config.silent)
-    pool = Pool(Devices(machine, num_parallel))
-    course_of = partial(Course, ledger=ledger, pool=pool, need_of=need_of, num_parallel=num_parallel)
+    course_of = partial(Course, ledger=ledger, pool=pool, num_parallel=num_parallel)
     task = "train" if config.sweep.test == "all" else "train-without-test"
     ledger.stop_flag.clear_stop()  # of a sweep that was killed
     ledger.write()
@@ -120,7 +118,7 @@ def run(
         write(ledger, table_of({}))
     if source.note and not config.silent:
         print(source.note, flush=True)
-    chosen, untested = _to_be_tested(table_of({}), config)
+    chosen, untested = ([], "") if is_submitted else _to_be_tested(table_of({}), config)
     if chosen:
         for trial in chosen:  # may be of an earlier command, trained by another user
             trust.check(trial.folder, storage.load(trial.folder.config), configs.get(trial.number, config))
@@ -134,12 +132,30 @@ def run(
         write(ledger, table_of({}))
     if not config.silent:
         views.show(table_of({}), shown(ledger.path))
-        if code:
+        if is_submitted and pool.trials:
+            print(job_pool.left(ledger, len(pool.trials)), flush=True)
+        elif code:
             print("Not all trials are done: the same command again resumes the sweep.", flush=True)
+        elif is_submitted and config.sweep.test == "best":
+            print(f"All trials are done. {array.TEST_LATER}", flush=True)
     if untested and not code:
         print(untested, file=sys.stderr, flush=True)
         return EXIT_FAILED
     return code
+
+
+def _pool_here(configs: Mapping[int, Config], config: Config, total: int) -> tuple[Pool, int]:
+    """Return the pool of this machine, and the number of trials that run in parallel. Raises ConfigError."""
+    machine = machine_here()
+    num_parallel = devices.num_parallel(config.launcher, machine, total, list(configs.values()) or [config])
+    for trial_config in configs.values():
+        devices.need(trial_config, machine, num_parallel)
+
+    def need_of(trial: Trial) -> devices.Need:
+        trial_config = configs.get(trial.number) or storage.load(trial.folder.config)  # of an earlier command
+        return devices.need(trial_config, machine, num_parallel)
+
+    return Pool(Devices(machine, num_parallel), need_of), num_parallel
 
 
 def _first_line(ledger: Ledger, num_done: int, total: int, num_parallel: int) -> str:
@@ -171,17 +187,19 @@ def _to_be_tested(sweep_table: Table, config: Config) -> tuple[list[Trial], str]
     return [row.trial for row in rows if not row.tests], ""
 
 
-def _refuse_live(ledger: Ledger) -> None:
-    """Raise ConfigError if another process or a job trains a trial, or a job will."""
-    for trial, _ in array.live_jobs(ledger):
+def _live(ledger: Ledger, *, is_submitted: bool) -> dict[int, Job]:
+    """Return the live jobs by trial. Raises ConfigError for one if no job should run, and for other processes."""
+    live = array.live_jobs(ledger)
+    for number in () if is_submitted else live:
         where = quoted(ledger.path)
-        what = f"trial {trial.number} of {shown(ledger.path)} is a job that waits or runs"
+        what = f"trial {number} of {shown(ledger.path)} is a job that waits or runs"
         hint = f"wait for it, or lockstep jobs cancel {where}; with cluster=slurm the same command shows its state"
         raise ConfigError([f"{what}: {hint}"])
     for trial in ledger.trials:
-        if trial.state in LIVE_STATES:
+        if trial.number not in live and trial.state in LIVE_STATES:
             what = f"{shown(trial.folder.path)} is being trained by another process"
             raise ConfigError([f"{what}: stop it, or wait for it to end"])
+    return live
 
 
 def machine_here() -> Machine:
@@ -192,12 +210,6 @@ def machine_here() -> Machine:
     # a quota names no cores: random ones, or all containers of a machine would take the first ones
     cores = sorted(random.sample(hardware.cores(), hardware.num_cores()))
     return Machine(tuple(names[:num_gpus]), tuple(cores))
-
-
-def monitored(config: Config) -> Objective:
-    """Return the objective by which best.ckpt is chosen."""
-    monitor, mode = build.monitored(config)
-    return Objective(monitor, mode == "max")
 
 
 @contextlib.contextmanager

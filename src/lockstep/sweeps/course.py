@@ -1,11 +1,11 @@
 """The course of a sweep: starts trials as devices become free, watches them, and stops them."""
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep.runs.folder import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED
-from lockstep.sweeps.devices import Need
+from lockstep.runs.folder import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, PRUNED
+from lockstep.sweeps.job_pool import JobPool
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.pool import Pool
 from lockstep.sweeps.views import View
@@ -13,7 +13,6 @@ from lockstep.system.signals import LEAVE, SignalList
 from lockstep.system.wording import plural
 
 LOOK_EVERY_S = 0.5
-PRUNED = "other trials were better at this point"
 
 
 class Grid:
@@ -43,9 +42,8 @@ class Course:
 
     ledger: Ledger
     source: Grid
-    pool: Pool
+    pool: Pool | JobPool
     view: View
-    need_of: Callable[[Trial], Need]
     num_parallel: int
     max_failed: int | None
     task: str
@@ -66,11 +64,12 @@ class Course:
     def _run(self, received: Sequence[int]) -> int:
         queue: list[Trial] = []
         states: dict[int, str] = {}
-        pruned: set[int] = set()
         stopped = ""
         while True:
             for trial, code in self.pool.ended():
-                states[trial.number] = self._end(trial, code, is_pruned=trial.number in pruned)
+                states[trial.number] = self._end(trial, code)
+            if received and self.pool.outlives_command:
+                return EXIT_STOPPED
             if received.count(signal.SIGINT) > 1 or LEAVE in received:
                 return EXIT_INTERRUPTED
             if not stopped:
@@ -79,14 +78,13 @@ class Course:
                     self.pool.stop()
                     self.view.stopping(stopped)
                 else:
-                    queue += self.source.proposed(self.num_parallel - len(self.pool.running) - len(queue))
+                    queue += self.source.proposed(self.num_parallel - len(self.pool.trials) - len(queue))
                     self._start(queue)
-            if not self.pool.running and (stopped or not queue):
+            running = self.pool.trials
+            if not running and (stopped or not queue):
                 break
-            running = [active.trial for active in self.pool.running]
             for trial in running:
-                if not stopped and trial.number not in pruned and self.source.is_poor(trial):
-                    pruned.add(trial.number)
+                if not stopped and self.source.is_poor(trial):
                     trial.folder.request_stop(PRUNED)
             self.view.refresh(running)
             self.pool.await_end(LOOK_EVERY_S)
@@ -98,21 +96,19 @@ class Course:
     def _start(self, queue: list[Trial]) -> None:
         """Start the trials for which enough devices are free, in order."""
         for trial in list(queue):
-            if len(self.pool.running) >= self.num_parallel:
+            if len(self.pool.trials) >= self.num_parallel:
                 return
-            if self.pool.start(trial, self.need_of(trial), self.task):
+            if self.pool.start(trial, self.task):
                 queue.remove(trial)
                 self.ledger.write()
                 self.view.started(trial)
 
-    def _end(self, trial: Trial, code: int, *, is_pruned: bool) -> str:
-        state = {0: "finished", EXIT_STOPPED: "pruned" if is_pruned else "stopped"}.get(code, "failed")
-        if self.task != "test" and trial.state == "finished":  # killed after its summary
-            state = "finished"
-        if is_pruned:
-            trial.folder.clear_stop()  # the trial may have finished before it read the request
-        if state == "pruned":
-            trial.folder.update_status(state=state, reason=PRUNED)
+    def _end(self, trial: Trial, code: int) -> str:
+        recorded = trial.state
+        state = {0: "finished", EXIT_STOPPED: "pruned" if recorded == "pruned" else "stopped"}.get(code, "failed")
+        if self.task != "test" and recorded == "finished":  # killed after its summary
+            state = recorded
+        trial.folder.clear_stop()  # the trial may have finished before it read the request
         self.ledger.write()
         self.source.ended(trial, state)
         self.view.ended(trial, state)

@@ -128,12 +128,13 @@ def find(root: Path, name: str | None, command: Sequence[str]) -> Path | None:
 
 def command_of(overrides: Sequence[str]) -> list[str]:
     """Return the overrides that identify a sweep; how, where and how long it runs may change."""
-    return [text for text in _last(overrides) if _group(text) not in FREE and not text.startswith("search.num_trials=")]
+    kept = (text for text in _last(overrides) if not text.startswith("search.num_trials="))
+    return [text for text in kept if group_of(text) not in FREE]
 
 
 def trial_of(overrides: Sequence[str]) -> list[str]:
     """Return the overrides that identify a trial."""
-    return [text for text in _last(overrides) if _group(text) not in (*FREE, "search")]
+    return [text for text in _last(overrides) if group_of(text) not in (*FREE, "search")]
 
 
 def _last(overrides: Sequence[str]) -> list[str]:
@@ -141,5 +142,6 @@ def _last(overrides: Sequence[str]) -> list[str]:
     return list({text.partition("=")[0]: text for text in overrides}.values())
 
 
-def _group(override: str) -> str:
+def group_of(override: str) -> str:
+    """Return the section or group of an override: cluster of cluster.time_min=5."""
     return override.lstrip("+~").partition("=")[0].partition(".")[0].partition("/")[0]

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection
@@ -31,13 +31,21 @@ class Running:
 class Pool:
     """Parallel trials. The devices of a trial are free when it ends, for any reason."""
 
-    def __init__(self, devices: Devices) -> None:
+    outlives_command = False
+
+    def __init__(self, devices: Devices, need_of: Callable[[Trial], Need]) -> None:
         self._devices = devices
+        self._need_of = need_of
         self.running: list[Running] = []
 
-    def start(self, trial: Trial, need: Need, task: str) -> bool:
+    @property
+    def trials(self) -> list[Trial]:
+        """The running trials."""
+        return [active.trial for active in self.running]
+
+    def start(self, trial: Trial, task: str) -> bool:
         """Start a task of `lockstep.launch.runner` on a trial. Returns False while too few devices are free."""
-        shard = self._devices.take(need)
+        shard = self._devices.take(self._need_of(trial))
         if shard is None:
             return False
         trial.device = shard.label

@@ -57,7 +57,7 @@ def study_in(
 ) -> optuna.Study:
     """Open or create the study of a sweep, whose lock is held. Raises ConfigError.
 
-    Trials of the ledger that a damaged or lost journal lacks are drawn first.
+    Trials of the ledger that a damaged or lost journal lacks are drawn first, and those that failed again.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -74,9 +74,9 @@ def study_in(
         raise ConfigError([f"{shown(file)} cannot be read: choose another sweep.name"]) from error
     if study.directions != directions:
         raise ConfigError([f"{shown(ledger.path)} optimizes something else: choose another sweep.name"])
-    known = {trial.user_attrs.get(NUMBER) for trial in study.get_trials(deepcopy=False)}
+    last = {trial.user_attrs.get(NUMBER): trial.state for trial in study.get_trials(deepcopy=False)}
     for trial in ledger.trials:
-        if trial.number not in known:
+        if trial.number not in last or (last[trial.number] == TrialState.FAIL and trial.state not in DONE):
             params = {key: _typed(drawn, trial.settings[key.lstrip("+")]) for key, drawn in space.items()}
             study.enqueue_trial(params, user_attrs={NUMBER: trial.number})
     study.sampler = _sampler(search, len(study.trials))

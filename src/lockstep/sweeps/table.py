@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from lockstep.config import build, storage
+from lockstep.config.schema import Config
 from lockstep.monitoring.cells import epochs
 from lockstep.runs.discovery import look_at, read_rows, read_tests
 from lockstep.runs.files import csv_text, to_json, write_atomically
 from lockstep.runs.folder import RunFolder
+from lockstep.runs.naming import shown
 from lockstep.sweeps.ledger import Ledger, Trial, state_of
 from lockstep.system.terminal import duration, measure, printable
 
@@ -49,6 +52,18 @@ class Objective:
             return value
         best = (max if monitored.is_max else min)(rows, key=lambda row: row[monitored.name])
         return best.get(self.name)
+
+
+def monitored(config: Config) -> Objective:
+    """Return the objective by which best.ckpt is chosen."""
+    monitor, mode = build.monitored(config)
+    return Objective(monitor, mode == "max")
+
+
+def objectives_of(config: Config) -> list[Objective]:
+    """Return what a search optimizes, of other sweeps what is monitored."""
+    chosen = (config.search.objectives or {}) if config.search is not None else {}
+    return [Objective(name, kind == "max") for name, kind in chosen.items()] or [monitored(config)]
 
 
 class Group(NamedTuple):
@@ -176,6 +191,15 @@ def table(
     return Table(tuple(objectives), differing(ledger.trials), tuple(sorted(rows, key=rank)))
 
 
+def present(ledger: Ledger) -> Table:
+    """Return the table of a sweep that another process may run. Raises ValueError before its first trial."""
+    file = next((trial.folder.config for trial in ledger.trials if trial.folder.config.exists()), None)
+    if file is None:
+        raise ValueError(f"{shown(ledger.path)} is a sweep without a trial yet: lockstep jobs show shows its job.")
+    config = storage.load(file)
+    return table(ledger, objectives_of(config), {}, monitored=monitored(config))
+
+
 def differing(trials: Sequence[Trial]) -> tuple[str, ...]:
     """Return the keys whose values differ between the trials, in the order of the command."""
     settings = [trial.settings for trial in trials]
@@ -201,18 +225,22 @@ def write(ledger: Ledger, sweep_table: Table) -> None:
     columns = sweep_table.columns
     lines = list(zip(*columns.values(), strict=True))
     write_atomically(ledger.path / f"{STEM}.csv", csv_text([list(columns), *lines]))
-    best = sweep_table.best
-    kept = {
+    write_atomically(ledger.path / f"{STEM}.json", to_json(as_json(ledger, sweep_table)) + "\n")
+    write_atomically(ledger.path / f"{STEM}.md", _markdown(sweep_table))
+
+
+def as_json(ledger: Ledger, sweep_table: Table) -> dict[str, Any]:
+    """Return the content of table.json."""
+    columns, best = sweep_table.columns, sweep_table.best
+    return {
         "name": ledger.name,
         "command": list(ledger.command),
         "best": best.trial.number if best is not None else None,
         "front": sweep_table.front,
         "objectives": {objective.name: "max" if objective.is_max else "min" for objective in sweep_table.objectives},
-        "trials": [dict(zip(columns, line, strict=True)) for line in lines],
+        "trials": [dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)],
         "groups": [group._asdict() for group in sweep_table.groups],
     }
-    write_atomically(ledger.path / f"{STEM}.json", to_json(kept) + "\n")
-    write_atomically(ledger.path / f"{STEM}.md", _markdown(sweep_table))
 
 
 def _markdown(sweep_table: Table) -> str:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
@@ -14,10 +15,11 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from lockstep.monitoring import cells
+from lockstep.runs.files import to_json
 from lockstep.runs.naming import shown
-from lockstep.sweeps.ledger import Trial
+from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.pool import LOG
-from lockstep.sweeps.table import Row, Table, description, text, time_of
+from lockstep.sweeps.table import Row, Table, as_json, description, present, text, time_of
 from lockstep.system.terminal import duration, new_table, print_table, say, terminal
 
 MOST_ROWS = 30  # of the table at the end; the files have all
@@ -45,7 +47,8 @@ class View:
         self._since[trial.number] = time.monotonic()
         if not self._is_drawn:
             which = f"{trial.number + 1} of {self._total}" if trial.number < self._total else str(trial.number)
-            self._say(f"Trial {trial.number} ({which}) starts on {trial.device}: {self._described(trial)}")
+            how = "is" if trial.device.startswith("job ") else "starts on"
+            self._say(f"Trial {trial.number} ({which}) {how} {trial.device}: {self._described(trial)}")
 
     def ended(self, trial: Trial, state: str) -> None:
         """Report the end of a trial, and the reason of a failure."""
@@ -75,7 +78,8 @@ class View:
         sweep_table = self._table(states, known=self._rows)
         rows = tuple(row for row in sweep_table.rows if row.trial.number in states)
         lines = _trials(sweep_table, rows, self._out, is_live=True)
-        counts = Counter("running" if row.trial.number in states else row.state for row in sweep_table.rows)
+        started = {number for number, state in states.items() if state != "queued"}  # a job may wait
+        counts = Counter("running" if row.trial.number in started else row.state for row in sweep_table.rows)
         counts["queued"] += max(self._total - len(sweep_table.rows), 0)
         names = ("running", "queued", "finished", "pruned", "failed", "stopped", "interrupted")
         known = ", ".join(f"{counts[name]} {name}" for name in names if counts[name])
@@ -93,15 +97,26 @@ class View:
             say(self._out, text, style)
 
 
-def show(sweep_table: Table, where: str) -> None:
-    """Print the table at the end. The folder `where` has it as files."""
+def show(sweep_table: Table, where: str = "") -> None:
+    """Print the table at the end. The folder `where` has it as files, if given."""
     out = terminal()
     print_table(_trials(sweep_table, sweep_table.rows[:MOST_ROWS], out), out)
     if len(sweep_table.rows) > MOST_ROWS:
         out.print(f"... and {len(sweep_table.rows) - MOST_ROWS} more", style="dim")
     for note in sweep_table.notes:
         say(out, note, "red" if note.startswith("Trial ") else "")
-    say(out, f"Full table: {where}/table.md, table.csv, table.json")
+    if where:
+        say(out, f"Full table: {where}/table.md, table.csv, table.json")
+
+
+def show_present(path: Path, *, is_json: bool) -> int:
+    """Print the table of a sweep as it is now. Returns the exit code. Raises ValueError before its first trial."""
+    ledger = Ledger.opened(path, None, ())
+    if is_json:
+        print(to_json(as_json(ledger, present(ledger))))
+    else:
+        show(present(ledger))
+    return 0
 
 
 def _trials(sweep_table: Table, rows: tuple[Row, ...], out: Console, *, is_live: bool = False) -> RichTable:
@@ -127,5 +142,6 @@ def _failure(trial: Trial) -> tuple[str, str]:
     except OSError:
         text = "no error was recorded"
     last = text.splitlines()[-1] if text else ""
-    where = shown(trial.folder.path)
-    return last, f"  details: {where}/{trial.folder.failure.name}, {where}/{LOG}"
+    log = trial.folder.path / LOG
+    known = log if log.exists() else Path(trial.folder.read_job().get("log", log))
+    return last, f"  details: {shown(trial.folder.failure)}, {shown(known)}"

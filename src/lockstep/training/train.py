@@ -24,7 +24,7 @@ from lockstep.config.schema import Config
 from lockstep.config.target_sections import Open
 from lockstep.data.module import ImageData
 from lockstep.models.classifier import Classifier
-from lockstep.runs.folder import EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import EXIT_STOPPED, PRUNED, RunFolder
 from lockstep.system import internals, provenance
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
@@ -85,7 +85,8 @@ def train(
         try:
             trainer.fit(module, data, ckpt_path=resumed_from.path, weights_only=True)
         except Stopped as stopped:
-            record.end(trainer, module, "stopped", stopped.reason, signal=stopped.signal)
+            state = "pruned" if stopped.reason.endswith(PRUNED) else "stopped"
+            record.end(trainer, module, state, stopped.reason, signal=stopped.signal)
             if here.rank == 0:
                 folder.clear_stop()
                 show_stopped(here, steps_done(trainer, module), stopped, command)

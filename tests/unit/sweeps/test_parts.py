@@ -25,12 +25,12 @@ from lockstep.launch import parent
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.sweeps import command
 from lockstep.sweeps import ledger as ledgers
-from lockstep.sweeps.command import monitored, opened
+from lockstep.sweeps.command import opened
 from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.devices import Devices, Machine, Need, Shard, need, num_parallel
 from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
 from lockstep.sweeps.pool import Pool, Running, environ_of
-from lockstep.sweeps.table import Objective, description, table, text, write
+from lockstep.sweeps.table import Objective, description, monitored, table, text, write
 from lockstep.sweeps.views import View, show
 from lockstep.system.signals import STOP_SIGNALS
 from tests.support.harness import PATIENCE_S, SMALL, environ, write_run
@@ -241,10 +241,10 @@ def test_a_ledger_that_names_a_folder_outside_of_its_sweep_is_refused(tmp_path: 
 
 def test_what_somebody_else_trains_is_not_started(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "lr=1", "lr=2")
-    command._refuse_live(ledger)
+    command._live(ledger, is_submitted=False)
     ledger.trials[1].folder.write_status(state="training", host="elsewhere")
     with pytest.raises(ConfigError, match="1 is being trained by another process"):
-        command._refuse_live(ledger)
+        command._live(ledger, is_submitted=False)
 
 
 def test_a_run_that_waits_for_another_process_can_be_stopped(tmp_path: Path) -> None:
@@ -285,10 +285,10 @@ def test_a_trial_that_is_killed_after_its_summary_is_finished_but_one_killed_in_
     (trial,) = ledger.trials
     finish(trial, 0.5)
     trial.folder.update_status(state="training")
-    pool = Pool(Devices(CPU, num_parallel=1))
+    pool = Pool(Devices(CPU, num_parallel=1), lambda trial: Need(1, ()))
     view = View(partial(table, ledger, [ACCURACY], monitored=ACCURACY), 1, is_silent=True)
-    course = Course(ledger, Grid([]), pool, view, lambda trial: Need(1, ()), 1, None, task)
-    assert course._end(trial, -signal.SIGKILL, is_pruned=False) == state
+    course = Course(ledger, Grid([]), pool, view, 1, None, task)
+    assert course._end(trial, -signal.SIGKILL) == state
 
 
 @pytest.mark.parametrize(
@@ -387,10 +387,10 @@ def test_a_sweep_that_fails_itself_lets_its_trials_save_first(tmp_path: Path) ->
         def proposed(self, num_free: int) -> Sequence[Trial]:
             raise OSError("disk full")
 
-    pool = Pool(Devices(CPU, num_parallel=1))
+    pool = Pool(Devices(CPU, num_parallel=1), lambda trial: Need(1, ()))
     view = View(partial(table, ledger, [ACCURACY], monitored=ACCURACY), 1, is_silent=True)
     pool.running.append(Running(ledger.trials[0], Shard((), (0,), 1, False), process))
-    course = Course(ledger, Fails([]), pool, view, lambda trial: Need(1, ()), 1, None, "train")
+    course = Course(ledger, Fails([]), pool, view, 1, None, "train")
     with pytest.raises(OSError, match="disk full"):
         course.run()
     assert (tmp_path / "saved").exists()

@@ -1,0 +1,32 @@
+"""`lockstep stop`: a run, or all trials of a sweep, here and in jobs."""
+
+import sys
+from pathlib import Path
+
+from lockstep.cluster import jobs
+from lockstep.cluster.jobs import Job
+from lockstep.runs import naming
+from lockstep.runs.folder import EXIT_CONFIG, LIVE_STATES, SWEEP, RunFolder
+from lockstep.runs.naming import shown
+
+
+def stop(run: str, reason: str) -> int:
+    """Request a checkpoint and the end of a run or a sweep. Returns the exit code. Raises ValueError."""
+    live: list[Job] = []
+    if (Path(run) / SWEEP).is_file():
+        folder = RunFolder(Path(run))
+        recorded = jobs.recorded([folder.path])
+        live = [job for job in jobs.look([pair for pair in recorded if not pair[1].command]) if job.is_live]
+        is_running, state = bool(live) or folder.is_locked() is not False, ""
+        name, its = f"the sweep in {shown(folder.path)}", "each trial"
+    else:
+        folder = naming.find(run)
+        state = folder.read_status().get("state", "starting" if folder.is_locked() else "not started")
+        name, its, is_running = shown(folder.path), "it", state in LIVE_STATES
+    if not is_running:
+        print(f"lockstep: {name} is not running{f': {state}' if state else ''}", file=sys.stderr)
+        return EXIT_CONFIG
+    folder.request_stop(reason)  # first, or a search would draw others
+    jobs.stop(live, reason)
+    print(f"Stop requested for {name}; {its} saves a checkpoint first.")
+    return 0

@@ -1,0 +1,122 @@
+"""`lockstep.sweep` and `lockstep.submit`: sweeps, and jobs, from Python."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lockstep.cluster import following, jobs, submission
+from lockstep.config import options
+from lockstep.config.errors import ConfigError
+from lockstep.config.schema import Config
+from lockstep.python import configuration
+from lockstep.python.run import Run
+from lockstep.runs.folder import EXIT_CONFIG, RunFolder
+from lockstep.sweeps import ledger
+from lockstep.sweeps.ledger import Ledger
+from lockstep.sweeps.table import as_json, present
+from lockstep.system.redaction import redacted
+
+
+class Sweep(NamedTuple):
+    """The trials of a sweep, the best first: `table` has a row of each with its settings, state and results.
+
+    pandas.DataFrame takes the table.
+    """
+
+    path: Path
+    table: list[dict[str, Any]]
+    trials: list[Run]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job by the folder of its run, or of its sweep."""
+
+    path: Path
+
+    def _look(self) -> jobs.Job:
+        if (job := jobs.of(RunFolder(self.path))) is None:
+            raise FileNotFoundError(f"{self.path} has no job: it was deleted, or never submitted.")
+        return job
+
+    @property
+    def id(self) -> str:
+        """Its id in `lockstep jobs`, such as 17, 17_3 or local-3fa9c1."""
+        return self._look().id
+
+    @property
+    def state(self) -> str:
+        """Its state: pending, running, completed, failed, cancelled, ..., as in `lockstep jobs`."""
+        return self._look().state
+
+    def wait(self) -> str:
+        """Wait for the end. Returns the state."""
+        return next((seen[0].state for seen in following.looks([self._look()]) if not seen[0].is_live), "")
+
+    def result(self) -> dict[str, Any]:
+        """Wait for the end. Returns summary.json of the run, table.json of a sweep. Raises RuntimeError without one."""
+        state = self.wait()
+        if (found := self._look().result) is None:
+            raise RuntimeError(f"job {self.id} has no result, it is {state}: see lockstep jobs follow {self.id}")
+        return found
+
+    def cancel(self) -> None:
+        """Cancel the job; a running one saves a checkpoint first."""
+        if (job := self._look()).is_live:
+            jobs.cancel([job])
+
+
+def sweep(overrides: Sequence[str]) -> Sweep:
+    """Run a sweep or a search with the overrides of `python train.py -m`, e.g. `["seed=0,1"]`. Returns its trials.
+
+    It prints as the command does, and the same call resumes it. The table has failed and stopped trials too. An
+    interrupt stops all trials with a checkpoint and raises KeyboardInterrupt. Raises ConfigError for wrong settings.
+    """
+    config = configuration.of_sweep(overrides)
+    if config.cluster.name != "none" and (config.search is None or config.cluster.name == "local"):
+        raise ConfigError([f"cluster={config.cluster.name}: the trials are submitted by lockstep.submit"])
+    path = _started(overrides, config)
+    opened = Ledger.opened(path, None, ())
+    rows = as_json(opened, present(opened))["trials"]
+    return Sweep(path, rows, [Run(row["folder"]) for row in rows])
+
+
+def submit(overrides: Sequence[str]) -> list[Job]:
+    """Submit a run, or with several values all trials of a sweep, by cluster=slurm or local. Returns the jobs.
+
+    A sweep with cluster=local is one job. Raises ConfigError for wrong settings, or if SLURM refuses.
+    """
+    if not any(options.parsed(text).is_sweep_override() for text in overrides):
+        config, folder, resumed = configuration.requested(overrides, is_trusted=False, is_submitted=True)
+        if resumed is None:
+            return [Job(submission.start(config, overrides, folder)[0].path)]
+        submission.refuse_live(resumed)
+        return [Job(submission.resume(resumed, config)[0].path)]
+    config = configuration.of_sweep(overrides)
+    if config.cluster.name == "none" or (config.search is not None and config.cluster.name == "slurm"):
+        raise ConfigError([f"cluster={config.cluster.name}: this sweep needs its command: use lockstep.sweep"])
+    path = _started(overrides, config)
+    trials = [trial.folder for trial in Ledger.opened(path, None, ()).trials]
+    folders = [RunFolder(path)] if config.cluster.name == "local" else trials
+    return [Job(folder.path) for folder in folders if folder.job_file.exists()]
+
+
+def _started(overrides: Sequence[str], config: Config) -> Path:
+    """Run the command of a sweep, and return its folder. Raises ConfigError if it refuses."""
+    command = [sys.executable, "-m", "lockstep", "train", "-m", *overrides]
+    # in a session of its own, or Ctrl-C would reach it twice, which aborts it
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        raise
+    path = ledger.find(Path("outputs"), config.sweep.name, redacted(ledger.command_of(overrides)))
+    if code == EXIT_CONFIG or path is None:
+        raise ConfigError(["the sweep did not start: its errors are printed above"])
+    return path.resolve()

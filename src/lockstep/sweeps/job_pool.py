@@ -1,0 +1,104 @@
+"""The jobs of the trials of a search: they outlive the command, and the same command adopts them."""
+
+import contextlib
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from lockstep.cluster import jobs, submission
+from lockstep.cluster.following import LOOK_EVERY_S
+from lockstep.cluster.jobs import Job
+from lockstep.cluster.record import Record
+from lockstep.config.schema import Config
+from lockstep.runs.folder import ENDED_STATES, EXIT_FAILED, EXIT_STOPPED, RunFolder
+from lockstep.runs.naming import quoted, training_command
+from lockstep.sweeps.ledger import Ledger, Trial
+from lockstep.system.redaction import redacted
+from lockstep.system.wording import plural
+
+
+class JobPool:
+    """As `Pool`, with a job for each trial. A requeued job is running. `configs` and `live` are by number."""
+
+    outlives_command = True
+
+    def __init__(self, ledger: Ledger, configs: Mapping[int, Config], live: Mapping[int, Job]) -> None:
+        self._ledger = ledger
+        self._configs = configs
+        self._live = live
+        self._code: Path | None = None  # one copy for all jobs of this command
+        self._next_look = 0.0
+        self._is_answered = True
+        self._is_stopping = False
+        self.trials: list[Trial] = []
+
+    def start(self, trial: Trial, task: str) -> bool:
+        """Submit a trial, unless its job is live. Raises ConfigError if SLURM refuses."""
+        job = self._live.get(trial.number)
+        trial.device = f"job {(job.record if job is not None else self._submitted(trial, task)).id}"
+        self.trials.append(trial)
+        return True
+
+    def _submitted(self, trial: Trial, task: str) -> Record:
+        folder, config, base = trial.folder, self._configs[trial.number], self._ledger.stop_flag
+        options = {"base": base, "name": config.run_name, "task": task, "old_code": self._code}
+        (record,) = submission.submit_all([folder], [config], **options)
+        self._code = Path(record.code)
+        return record
+
+    def ended(self) -> list[tuple[Trial, int]]:
+        """Return the trials whose jobs have ended, with exit codes, if the last look was some seconds ago."""
+        if not self.trials or time.monotonic() < self._next_look:
+            return []
+        try:
+            found = {job.folder: job for job in jobs.of_all(trial.folder for trial in self.trials)}
+            live = {folder: job for folder, job in found.items() if job.is_live}
+            if self._is_stopping:
+                jobs.stop(list(live.values()), "the search was stopped")
+            self._is_answered, self._is_stopping = True, False
+        except ValueError as error:
+            if self._is_answered:
+                print(f"{error} The search waits for an answer; its jobs continue.", file=sys.stderr, flush=True)
+            self._is_answered = False
+            return []
+        finally:
+            self._next_look = time.monotonic() + LOOK_EVERY_S
+        ended = [trial for trial in self.trials if trial.folder not in live]
+        self.trials = [trial for trial in self.trials if trial.folder in live]
+        return [(trial, _end(trial.folder, found.get(trial.folder))) for trial in ended]
+
+    def await_end(self, most_s: float) -> None:
+        time.sleep(most_s)
+
+    def stop(self) -> None:
+        """Let the next look cancel the jobs that wait, and stop the others with a checkpoint."""
+        self._is_stopping, self._next_look = True, 0.0
+
+    def leave(self) -> None:
+        """Let the jobs continue."""
+
+    def kill(self) -> None:
+        """Let the jobs continue."""
+
+
+def left(ledger: Ledger, num_live: int) -> str:
+    """Describe the jobs that continue without the command, with the commands for them."""
+    command = f"{training_command()} {shlex.join(redacted(sys.argv[1:]))}"
+    text = f"{plural(num_live, 'job')} of the search continue. Resume the command, or stop all trials:"
+    return "\n  ".join([text, command, f"lockstep stop {quoted(ledger.path)}"])
+
+
+def _end(folder: RunFolder, job: Job | None) -> int:
+    """Return the exit code of a job that has ended, and record an end that its run could not record itself."""
+    if job is None:  # its folder was removed
+        return EXIT_FAILED
+    code = EXIT_STOPPED if job.state == "cancelled" else EXIT_FAILED if job.exit_code is None else job.exit_code
+    if job.facts["state"] not in ENDED_STATES:
+        text = f"job {job.id} ended without a report of its run: {job.state}"
+        with contextlib.suppress(OSError):  # the folder of the trial is gone or read-only
+            if code != EXIT_STOPPED:
+                folder.record_failure(f"{text}\n")
+            folder.update_status(state="stopped" if code == EXIT_STOPPED else "failed", reason=text)
+    return code

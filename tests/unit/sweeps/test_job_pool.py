@@ -1,0 +1,199 @@
+"""The jobs of a search, with a scheduler that answers from a dictionary."""
+
+import signal
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.cluster import scheduler, submission
+from lockstep.cluster.record import Record
+from lockstep.cluster.scheduler import Scheduled
+from lockstep.config import compose, validation
+from lockstep.config.schema import Config
+from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, PRUNED, RunFolder
+from lockstep.sweeps import array, job_pool
+from lockstep.sweeps.course import Course, Grid
+from lockstep.sweeps.job_pool import JobPool
+from lockstep.sweeps.ledger import Ledger, Trial
+from lockstep.sweeps.table import Objective, table
+from lockstep.sweeps.views import View
+
+ACCURACY = Objective("val/accuracy", True)
+
+
+class Cluster:
+    """A SLURM whose answers a test sets: states by id, or an error."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, Scheduled] = {}
+        self.error = ""
+        self.cancelled: list[Sequence[str]] = []
+        self.copies: list[Path | None] = []
+
+    def answer(self, ids: Sequence[str]) -> dict[str, Scheduled]:
+        if self.error:
+            raise ValueError(self.error)
+        return {job: self.states[job] for job in ids if job in self.states}
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        self.cancelled.append(ids)
+
+    def submit(
+        self, folders: Sequence[RunFolder], configs: Sequence[Config], *, old_code: Path | None, **options: Any
+    ) -> list[Record]:
+        ((folder,), job) = folders, str(10 + len(self.states))
+        known = {"id": job, "engine": "slurm", "name": "it", "task": options["task"], "cluster": {}, "num_nodes": 1}
+        known |= {
+            "workers_per_node": 1,
+            "gpus_per_node": 0,
+            "submitted": 1e9,
+            "log": "log",
+            "cwd": "/",
+            "host": "login",
+        }
+        self.copies.append(old_code)
+        record = Record(**known, code=str(old_code or "copy"))
+        folder.write_status(state="not started", reason="submitted", exit_code=None)
+        record.save(folder)
+        self.states[job] = Scheduled("pending")
+        return [record]
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    made = Cluster()
+    monkeypatch.setattr(scheduler, "states", made.answer)
+    monkeypatch.setattr(scheduler, "cancel", made.cancel)
+    monkeypatch.setattr(submission, "submit_all", made.submit)
+    monkeypatch.setattr(job_pool, "LOOK_EVERY_S", 0.0)
+    return made
+
+
+def book(path: Path, num_trials: int) -> Ledger:
+    ledger = Ledger.opened(path, None, ())
+    for number in range(num_trials):
+        ledger.add([f"seed={number}"], str(number)).folder.path.mkdir(parents=True)
+    ledger.write()
+    return ledger
+
+
+def pool_of(ledger: Ledger) -> JobPool:
+    config = validation.check_tree(compose.plain(compose.composed(["strategy=cpu"]))[0])
+    return JobPool(ledger, {trial.number: config for trial in ledger.trials}, array.live_jobs(ledger))
+
+
+@pytest.mark.parametrize(
+    ("job", "run", "code", "state"),
+    [
+        (Scheduled("completed"), {"state": "finished", "exit_code": 0}, 0, "finished"),
+        (Scheduled("failed", exit_code=75), {"state": "stopped", "exit_code": 75}, EXIT_STOPPED, "stopped"),
+        (Scheduled("failed", exit_code=75), {"state": "pruned", "exit_code": 75}, EXIT_STOPPED, "pruned"),
+        (Scheduled("failed", exit_code=1), {"state": "failed", "exit_code": 1}, EXIT_FAILED, "failed"),
+        # without a report of the run: killed, cancelled before its checkpoint or its start
+        (Scheduled("failed", exit_code=137), {"state": "training"}, 137, "failed"),
+        (Scheduled("out_of_memory"), {"state": "not started"}, EXIT_FAILED, "failed"),
+        (Scheduled("cancelled", exit_code=143), {"state": "training"}, EXIT_STOPPED, "stopped"),
+        (Scheduled("cancelled"), {"state": "not started"}, EXIT_STOPPED, "stopped"),
+    ],
+)
+def test_a_requeued_trial_is_running_and_an_ended_one_has_the_end_of_its_run_or_of_its_job(
+    cluster: Cluster, tmp_path: Path, job: Scheduled, run: dict[str, Any], code: int, state: str
+) -> None:
+    ledger = book(tmp_path / "sweep", 1)
+    (trial,), pool = ledger.trials, pool_of(ledger)
+    assert pool.start(trial, "train")
+    assert trial.device == "job 10"
+    for live in ("pending", "running", "completing", "requeued", "pending", "running"):
+        cluster.states["10"] = Scheduled(live)
+        assert (pool.ended(), pool.trials) == ([], [trial])
+    cluster.states["10"] = job
+    trial.folder.update_status(host="elsewhere", **run)
+    assert (pool.ended(), pool.trials, trial.state) == ([(trial, code)], [], state)
+    assert trial.folder.failure.exists() == (code == 137 or (run["state"] == "not started" and code == EXIT_FAILED))
+
+
+def test_live_jobs_of_an_earlier_command_are_adopted_and_others_share_one_copy_of_the_code(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    ledger = book(tmp_path / "sweep", 4)
+    killed = pool_of(ledger)
+    for trial in ledger.trials[:2]:
+        killed.start(trial, "train")
+    cluster.states["10"] = Scheduled("failed", exit_code=1)
+    again = pool_of(Ledger.opened(ledger.path, None, ()))
+    for trial in ledger.trials:
+        again.start(trial, "train")
+    assert [trial.device for trial in ledger.trials] == ["job 12", "job 11", "job 13", "job 14"]
+    assert cluster.copies == [None, Path("copy"), None, Path("copy"), Path("copy")]
+
+
+def test_a_search_waits_for_a_slurm_that_does_not_answer_and_says_so_once(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = book(tmp_path / "sweep", 1)
+    pool = pool_of(ledger)
+    pool.start(ledger.trials[0], "train")
+    cluster.error = "squeue did not answer."
+    assert (pool.ended(), pool.ended()) == ([], [])
+    assert capsys.readouterr().err.count("squeue did not answer. The search waits for an answer") == 1
+    cluster.error = ""
+    assert (pool.ended(), pool.trials) == ([], ledger.trials)
+
+
+def test_a_stop_cancels_what_has_not_begun_which_would_remove_the_request_and_lets_the_others_save(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    ledger = book(tmp_path / "sweep", 4)
+    pool = pool_of(ledger)
+    jobs = ("running", "running", "pending", "pending")
+    runs = ("training", "not started", "not started", "training")  # the last one waits again, after a node failed
+    for trial, job, run in zip(ledger.trials, jobs, runs, strict=True):
+        pool.start(trial, "train")
+        cluster.states[trial.device.removeprefix("job ")] = Scheduled(job)
+        trial.folder.update_status(state=run, host="elsewhere")
+    pool.stop()
+    assert (pool.ended(), pool.ended()) == ([], [])
+    assert cluster.cancelled == [["11", "12", "13"]]
+    reasons = [trial.folder.stop_reason() for trial in ledger.trials]
+    assert reasons == ["the search was stopped", "", "", ""]
+    assert [trial.folder.read_job()["cancelled"] for trial in ledger.trials] == [False, True, True, True]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_command_and_no_job_and_a_pruned_trial_is_told_by_its_run(
+    cluster: Cluster, tmp_path: Path, number: int
+) -> None:
+    ledger = book(tmp_path / "sweep", 2)
+    pool = pool_of(ledger)
+
+    class Search(Grid):
+        def __init__(self, trials: Sequence[Trial]) -> None:
+            super().__init__(trials)
+            self.ends: list[tuple[int, str]] = []
+
+        def is_poor(self, trial: Trial) -> bool:
+            if trial.number:
+                signal.raise_signal(number)
+                return False
+            return not trial.folder.stop_flag.exists()
+
+        def ended(self, trial: Trial, state: str) -> None:
+            self.ends.append((trial.number, state))
+
+    view = View(partial(table, ledger, [ACCURACY], monitored=ACCURACY), 2, is_silent=True)
+    course = Course(ledger, Search(ledger.trials), pool, view, 2, None, "train")
+    assert course.run() == EXIT_STOPPED
+    assert ledger.trials[0].folder.stop_reason() == PRUNED
+    assert (cluster.cancelled, pool.trials) == ([], ledger.trials)
+    assert not ledger.trials[1].folder.stop_flag.exists()
+    # the next command finds the pruned one ended
+    ledger.trials[0].folder.update_status(state="pruned", host="elsewhere", exit_code=EXIT_STOPPED)
+    cluster.states = dict.fromkeys(cluster.states, Scheduled("failed"))
+    ledger.trials[1].folder.update_status(state="failed", host="elsewhere", exit_code=EXIT_FAILED)
+    source = Search([])
+    course = Course(ledger, source, pool, view, 2, None, "train")
+    assert course.run() == EXIT_FAILED
+    assert sorted(source.ends) == [(0, "pruned"), (1, "failed")]
