@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,18 @@ class Slow(Plain):
 
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(0.02)
+        return super().forward(x)
+
+
+class WaitsInTheThirdBatch(Plain):
+    """A plain network that waits in its third batch while the current folder has a file `hold`."""
+
+    num_batches = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_batches += len(x) > 0
+        while self.num_batches == 3 and Path("hold").exists():
+            time.sleep(0.02)
         return super().forward(x)
 
 

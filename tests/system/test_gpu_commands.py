@@ -71,9 +71,9 @@ def test_a_run_stops_on_two_gpus_resumes_on_one_is_evaluated_and_predicts(gpus: 
     output = shell.run(TOOL, "eval", "--trust", "latest", "--devices", "2").stdout
     accuracy = shell.latest.read_summary()["test_accuracy"]
     assert re.search(rf"accuracy\s+{accuracy:.6f}", output)
-    for devices in ("1", "2"):
+    for devices in ("1", "2", "1,0", "1,"):
         shell.run(TOOL, "predict", "--trust", "latest", "test", "--output", f"{devices}.csv", "--devices", devices)
-    assert (tmp_path / "1.csv").read_bytes() == (tmp_path / "2.csv").read_bytes()
+    assert len({path.read_bytes() for path in tmp_path.glob("*.csv")}) == 1
     assert len((tmp_path / "1.csv").read_text().splitlines()) == 1 + 31
 
 

@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -55,7 +54,10 @@ def _command() -> int:
 
             return run(sys.argv[2:])
         arguments = _parsed(_joined(sys.argv[1:]))
-        if arguments.function in (_evaluate, _predict, _benchmark, _verify):
+        if arguments.function in (_evaluate, _predict):
+            launcher.of_several(os.environ)
+            entry.start_training()
+        elif arguments.function in (_benchmark, _verify):
             launcher.start_once(sys.argv[1], os.environ)
             entry.start_training()
         else:
@@ -155,10 +157,10 @@ def _parser() -> argparse.ArgumentParser:
         subparser.add_argument("overrides", nargs="*", help="settings to change, such as data.root=elsewhere")
         subparser.add_argument("--trust", action="store_true", help=naming.TRUSTING)
         subparser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
-        subparser.add_argument(
-            "--devices", type=int, metavar="N", help="number of workers; default: as in training, on one machine"
-        )
+        text = "number of workers, or GPUs such as 0,2; default: as in training, on one machine"
+        subparser.add_argument("--devices", metavar="N", help=text)
         subparser.add_argument("--strategy", choices=("auto", "cpu"), help="cpu: do not use GPUs")
+        subparser.add_argument("--job", type=Path, help=argparse.SUPPRESS)  # its folder
     board = command("board", _board, "show all runs in a browser", description="Show all runs in TensorBoard.")
     board.add_argument("--logdir", default="outputs", metavar="FOLDER", help="default: outputs")
     board.add_argument("--host", help="name or address to listen on; default: localhost, for this machine only")
@@ -270,21 +272,15 @@ def _stop(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    return _use(arguments, "evaluate", {"split": arguments.split})
+    from lockstep.cli import inference
+
+    return inference.evaluate(arguments)
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    from lockstep.training import refusals
+    from lockstep.cli import inference
 
-    source = arguments.source
-    if source not in ("val", "test"):
-        source = str(Path(source).resolve())
-        if not Path(source).exists():
-            raise FileNotFoundError(f"{arguments.source} does not exist: give a folder or file of images, val or test.")
-    output = Path(arguments.output).resolve()
-    if (error := refusals.unwritable(output.parent)) is not None:
-        raise ValueError(f"--output {arguments.output}: {error}.")
-    return _use(arguments, "predict", {"source": source, "output": str(output), "is_strict": arguments.strict})
+    return inference.predict(arguments)
 
 
 def _data(arguments: argparse.Namespace) -> int:
@@ -295,32 +291,6 @@ def _machine(arguments: argparse.Namespace) -> int:
     from lockstep.cli import machine
 
     return machine.show(is_json=arguments.json)
-
-
-def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> int:
-    """Run a task on a checkpoint of a run, with logs in a temporary folder: the run folder is that of the training."""
-    from lockstep.config import errors, presence, saved_run, storage, trust
-    from lockstep.config.workers import resolve_workers
-    from lockstep.launch import parent
-    from lockstep.launch.worker import Job
-    from lockstep.training import checkpoints
-
-    folder = naming.find(arguments.run)
-    checkpoint = checkpoints.requested(folder, arguments.checkpoint, option="--checkpoint {}")
-    saved = storage.load(folder.config)
-    try:
-        source = _entered(None if arguments.trust else folder)
-        trust.check(folder, saved, source, arguments.overrides, is_trusted=arguments.trust)
-        here = saved_run.on_this_machine(saved, devices=arguments.devices, strategy=arguments.strategy)
-        config = saved_run.changed(folder, here, arguments.overrides, source)
-        if task == "evaluate" or options["source"] in ("val", "test"):
-            presence.check(config.data)
-    except errors.ConfigError as error:
-        errors.exit_with(error)
-    options |= {"config": storage.to_tree(config), "checkpoint": str(checkpoint), "run": str(folder.path)}
-    num_workers = resolve_workers(config).world_size
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as path:
-        return parent.run(Job(task, path, options), num_workers, is_parallel=num_workers > 1)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from lockstep.runs.discovery import look_at
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
 from lockstep.system import hardware
+from lockstep.system.launcher import World
 
 
 class SavedRun(NamedTuple):
@@ -73,15 +74,22 @@ def changed(folder: RunFolder, saved: Config, texts: Sequence[str], source: Sour
     return project.found(folder, config)
 
 
-def on_this_machine(saved: Config, *, devices: int | list[int] | None, strategy: str | None) -> Config:
+def on_this_machine(
+    saved: Config, *, devices: int | list[int] | None, strategy: str | None, world: World | None = None
+) -> Config:
     """Adapt the settings of a run to this machine, and to `devices` and `strategy` if given. Does not check them.
+
+    The processes of a launcher, `world`, are its workers.
 
     On a CPU tf32 becomes float32: a CPU computes in full what TF32 rounds.
     """
     strategy = strategy or saved.strategy.name
     trainer = {}
-    if devices is not None or saved.trainer.num_nodes > 1:
-        trainer |= {"devices": devices or saved.trainer.devices, "loads": None, "num_nodes": 1}
+    if devices is not None or world is not None or saved.trainer.num_nodes > 1:
+        default = saved.trainer.devices if world is None else "auto"
+        count = devices if isinstance(devices, int) else len(devices or ())
+        num_nodes = max(1, world.world_size // count) if world is not None and count else 1
+        trainer |= {"devices": default if devices is None else devices, "loads": None, "num_nodes": num_nodes}
     if saved.trainer.precision == "tf32" and (strategy == "cpu" or not hardware.num_visible_gpus()):
         trainer["precision"] = "float32"
     # the network interface is that of the machines that trained

@@ -187,9 +187,11 @@ class Workers:
             _remove_copy(job)
         if self._aborted_by and (min(codes) < 0 or EXIT_INTERRUPTED in codes):
             return worker.aborted(job, self._aborted_by, has_record=True)
-        if received and job.task in UNSAVED and any(code in (128 + received, -signal.SIGKILL) for code in codes):
-            report_end(received)
-            return 128 + received
+        if received and job.task in UNSAVED:
+            code = worker.code_of(job, received)
+            if {code, -signal.SIGKILL} & {*codes}:
+                report_end(received, UNSAVED[job.task])
+                return code
         if self._first_failed is None:
             return EXIT_STOPPED if EXIT_STOPPED in codes else 0
         code = codes[self._first_failed]

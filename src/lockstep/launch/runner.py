@@ -205,7 +205,7 @@ def _train(
             worker.import_training()
             from lockstep.training.process_group import shared_folder
 
-            _meet(config, world, known)  # before, a signal ends this process, which may wait for others
+            meet(config, world, known)  # before, a signal ends this process, which may wait for others
             held.enter_context(flag.installed())
             folder = shared_folder(lambda: _prepared(make, held), config, world, known)
         else:
@@ -230,7 +230,7 @@ def _train(
     return folder, code
 
 
-def _meet(config: Config, world: World, known: RunFolder | None) -> None:
+def meet(config: Config, world: World, known: RunFolder | None) -> None:
     """Join the process group of an outer launcher; exit with one line if ranks are missing."""
     from lockstep.distributed.collectives import is_lost_rank, is_missing_rank
     from lockstep.training.process_group import join

@@ -34,7 +34,8 @@ from lockstep.training.refusals import Refused, explained
 
 # of a training, by its state: a later signal does not change them
 ENDS = {"finished": 0, "stopped": EXIT_STOPPED, "pruned": EXIT_STOPPED}
-UNSAVED = ("evaluate", "predict", "verify")  # tasks that end at the first signal: they have nothing to resume
+# tasks that end at the first signal, because they have nothing more to save; and what continues them
+UNSAVED = {"evaluate": "", "predict": "the same command continues", "verify": ""}
 
 
 class Job(NamedTuple):
@@ -148,9 +149,14 @@ def run_here(job: Job, world: World | None, flag: SignalFlag | None = None) -> i
         code = run(job, world, flag)
         if code in (EXIT_FAILED, EXIT_CONFIG) and (world is not None or not refused(job)):
             show_failure(job)
-        elif flag.received and code == 128 + flag.received and job.task in UNSAVED:
-            report_end(flag.received)
+        elif flag.received and job.task in UNSAVED and code == code_of(job, flag.received):
+            report_end(flag.received, UNSAVED[job.task])
         return code
+
+
+def code_of(job: Job, number: int) -> int:
+    """Return the exit code of a task of UNSAVED that a signal ended."""
+    return EXIT_STOPPED if UNSAVED[job.task] else 128 + number
 
 
 def run(job: Job, world: World | None, flag: SignalFlag) -> int:
@@ -172,7 +178,7 @@ def run(job: Job, world: World | None, flag: SignalFlag) -> int:
                 lost = _lost(error, folder, world_size)  # while this rank still has a heartbeat
                 raise
     except Ended as ended:
-        return 128 + ended.args[0]
+        return code_of(job, ended.args[0])
     except ConfigError as error:
         folder.record_failure("".join(f"{PREFIX}{message}\n" for message in error.errors))
         return EXIT_CONFIG

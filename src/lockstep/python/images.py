@@ -12,7 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from lockstep.data.images.decode import fit, pixels_of
-from lockstep.data.images.splits import whole
+from lockstep.data.images.decoding import allocated, store_in
+from lockstep.data.images.files import ImageFiles, decode_all
 from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.models.classifier import ImageFormat
 
@@ -44,9 +45,12 @@ def inputs_of(given: ImageLike, form: ImageFormat, background: str) -> Inputs:
         path = Path(given).expanduser()
         if not path.exists():
             raise FileNotFoundError(f"{given} does not exist (from {Path.cwd()}): give {ACCEPTED}.")
-        read = unlabelled_folder(str(path), image_size=(height, width), channels=channels, background=background)
+        found, _ = unlabelled_folder(str(path), image_size=(height, width), channels=channels, background=background)
+        assert isinstance(found.pixels, ImageFiles)
+        images = allocated(str(path), found.pixels.shape)
+        decode_all(found.pixels, torch.get_num_threads(), store_in(images))
         folder = path if path.is_dir() else path.parent
-        return Inputs(whole(read.pixels), [str(folder / name) for name in read.names], not path.is_dir())
+        return Inputs(images, [str(folder / name) for name in found.names], not path.is_dir())
     if isinstance(given, np.ndarray):
         given = _picture(given)
     if isinstance(given, Image.Image):

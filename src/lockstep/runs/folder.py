@@ -69,7 +69,7 @@ class RunFolder:
     old_project = _File("project.json")  # folders of modules, in runs begun before 2026-11-25
     old_curves = _File("tensorboard")  # all event files, in runs begun before 2026-11-22
     failure = _File("failure.txt")  # the traceback of the first rank that failed
-    scores = _File("scores.json")  # loss and accuracy of the last evaluation
+    scores = _File("scores.json")  # the result of an evaluation or a prediction
     stop_flag = _File("STOP")  # a request to stop; contains the reason
     lock_file = _File(".lock")  # locked by the process that trains the run; created by the first training
     job_file = _File(JOB)  # the record of the last job, and the only one

@@ -4,11 +4,13 @@ The exception is callbacks/average.py, for the class that it extends. Every func
 consequence if a later version has moved the part; training continues.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.strategies import DDPStrategy
+from torch import distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -50,6 +52,20 @@ def set_global_step(trainer: L.Trainer, step: int) -> None:
     progress: Any = getattr(loop, "optim_step_progress", None)
     if hasattr(progress, "total"):
         progress.total.completed = step
+
+
+def shared_count() -> Iterator[int]:
+    """Count from 0, each number on one rank: the first that asks for it.
+
+    torch has no public name for the store of its process group. Otherwise the ranks take turns.
+    """
+    find = getattr(dist.distributed_c10d, "_get_default_store", None)
+    if not dist.is_initialized():
+        return itertools.count()
+    if find is None:
+        return itertools.count(dist.get_rank(), dist.get_world_size())
+    store = find()
+    return (store.add("lockstep count", 1) - 1 for _ in itertools.count())
 
 
 def can_skip_update(optimizer: Optimizer) -> bool:

@@ -69,21 +69,27 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
     return None
 
 
-def start_once(command: str, environ: MutableMapping[str, str]) -> None:
-    """Raise ValueError in one of several processes of a launcher; else delete the variables of its rank.
+def of_several(environ: MutableMapping[str, str]) -> World | None:
+    """Return the world of one of several processes of a launcher, which compute together.
 
-    This command starts its own workers, and sets their ranks.
+    Else None, and the variables of a single process are deleted: it starts its own workers, and sets their ranks.
     """
     world = outer_world(environ)
     if world is not None and world.world_size > 1:
-        count = world.world_size
-        hint = f"eval and predict take --devices {count}, train -m takes trainer.devices={count}"
-        raise ValueError(
-            f"{world.launcher} started {count} processes, and lockstep {command} starts its own workers: "
-            f"start it once, without {world.launcher}; {hint}."
-        )
+        return world
     for name in ("LOCAL_RANK", "SLURM_PROCID"):
         environ.pop(name, None)
+    return None
+
+
+def start_once(command: str, environ: MutableMapping[str, str]) -> None:
+    """Raise ValueError in one of several processes of a launcher: this command starts its own workers."""
+    if (world := of_several(environ)) is not None:
+        count = world.world_size
+        raise ValueError(
+            f"{world.launcher} started {count} processes, and lockstep {command} starts its own workers: "
+            f"start it once, without {world.launcher}; train -m takes trainer.devices={count}."
+        )
 
 
 def first_node(nodes: str) -> str:

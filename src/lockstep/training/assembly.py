@@ -1,6 +1,7 @@
 """Data, module and Lightning's Trainer of a run, built from its configuration."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from lockstep.config import build, errors, signatures
 from lockstep.config.schema import Config
-from lockstep.config.target_sections import Data
+from lockstep.config.target_sections import Data, is_ours
 from lockstep.data.images.splits import Splits, is_streamed
+from lockstep.data.images.statistics import unchanged
 from lockstep.data.module import Batching, ImageData
 from lockstep.data.sources.datasets import seeded
 from lockstep.data.transforms.augment import Augment
@@ -35,11 +37,11 @@ def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> Ima
     Raises ConfigError if it cannot be read, or, unless the run is new, is not the data it was trained with.
     """
     config, trainer = session.config, session.config.trainer
-    images = splits(session)
+    images = splits(session, is_once=session.folder != run)  # an evaluation writes to another folder
     refuse_unfit_images(config, images)
     if not is_new:
         data_record.compare(session, images, run)
-    if session.folder == run:  # an evaluation writes to another folder
+    if session.folder == run:
         data_record.keep(session, images, run)
     num_workers = getattr(config.data, "num_workers", "auto")
     return ImageData(
@@ -63,20 +65,25 @@ def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> Ima
     )
 
 
-def splits(session: Session) -> Splits:
-    """Load the images of the run. Raises ConfigError on all ranks if they cannot be read."""
+def splits(session: Session, *, is_once: bool = False) -> Splits:
+    """Load the images of the run. Raises ConfigError on all ranks if they cannot be read.
+
+    For an evaluation (`is_once`) each rank reads only images that it uses, and the checkpoint has the statistics.
+    """
     loaded = once_a_node(
         session.config.data,
-        source,
+        partial(source, is_once=is_once),
         rank=session.rank,
         local_rank=session.local_rank,
         is_silent=session.config.silent,
         held=session.held,
     )
+    if is_once:
+        loaded = replace(loaded, statistics=unchanged(loaded.train.pixels.shape[1]))
     return seeded(loaded, session.config.seed)
 
 
-def source(section: Data) -> Splits:
+def source(section: Data, *, is_once: bool = False) -> Splits:
     """Load the images of a source.
 
     Raises ConfigError for parameters it does not take: those of an evaluation were not checked before.
@@ -84,6 +91,8 @@ def source(section: Data) -> Splits:
     if found := signatures.errors([{"data": section.model_dump(by_alias=True)}]):
         raise errors.ConfigError(found)
     supplied = {"memory": section.memory} if signatures.takes(section.target, "memory") else {}
+    if is_once and section.memory == "auto" and is_ours(section.target) and "cache" in section.arguments():
+        supplied = {"memory": "once"}
     return build.build(section, **supplied)
 
 

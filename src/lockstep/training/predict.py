@@ -1,28 +1,36 @@
 """Prediction: each image once, in order, by any number of workers."""
 
-import contextlib
-import io
+import itertools
+import math
+from bisect import bisect
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lockstep.config import errors, validation
+from lockstep import __version__
+from lockstep.config import errors, storage, validation
 from lockstep.config.schema import Config
-from lockstep.data.images.splits import Images
-from lockstep.data.sampler import GlobalBatches
+from lockstep.data.images.files import NUM_PER_RUN
+from lockstep.data.images.listing import digest_of
+from lockstep.data.images.splits import Images, read_runs
 from lockstep.data.sources.folders import unlabelled_folder
+from lockstep.data.transfer.file_lock import Progress
 from lockstep.distributed.collectives import gather_objects
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.runs.files import atomic_file, csv_text
+from lockstep.runs.files import csv_text, write_json
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
+from lockstep.runs.naming import shown
+from lockstep.system.internals import shared_count
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.system.wording import plural
-from lockstep.training import assembly, data_record, networks, session
+from lockstep.training import assembly, chunks, data_record, networks, session
+from lockstep.training.chunks import Chunk
 from lockstep.training.session import Session
-from lockstep.training.staging import readable
+from lockstep.training.staging import together
 
 
 def predict(
@@ -40,30 +48,39 @@ def predict(
     """Write the name and the prediction of every image of `source` to the CSV file `output`. Returns the exit code.
 
     `source` is a folder or an image file, or `val` or `test` of the data of `run`. Unreadable files of a folder are
-    skipped, listed on standard error, and make the exit code 1; if `is_strict`, nothing is written then.
+    skipped, listed on standard error, and make the exit code of rank 0 1; if `is_strict`, nothing is written then.
+
+    Images are cut into chunks that do not depend on the workers. Each worker takes the next one when it is free, and
+    writes its rows to the folder OUTPUT.part, from which the same command continues.
     """
-    broken: list[str] = []
     settings = validation.check_tree(config)
     refuse_own_module(settings, "lockstep predict")
     with session.opened(folder, settings, world) as here:
         module = loaded(here, Path(checkpoint))
-        image_format = module.image_format
-        images = _images(here, RunFolder(Path(run)), source, image_format, None if is_strict else broken)
-        gathered = sorted(row for shard in gather_objects(_predicted(here, module, images)) for row in shard)
-        if [index for index, _ in gathered] != list(range(len(images))):
-            raise RuntimeError(
-                f"{len(images)} images, but {len(gathered)} predictions: some are missing or duplicated."
-            )
+        _refuse_unwritable(module, settings)
+        images, digest = _images(here, RunFolder(Path(run)), source, module.image_format)
+        size = min(settings.eval_batch_size, NUM_PER_RUN)
+        part, num_chunks = Path(f"{output}.part"), math.ceil(len(images) / size)
+        inputs = _inputs(here, Path(checkpoint)) | {"images": digest}
+        found = together(lambda: chunks.open_folder(part, inputs, here.held) if here.rank == 0 else {})
+        done = gather_objects(sorted(found))[0]
+        if here.rank == 0 and done:
+            print(f"{len(done)} of {num_chunks} chunks are in {shown(part)}: continuing", flush=True)
+        paths = gather_objects(_computed(here, module, images, size, done, chunks.new_file(part)))
+        header = csv_text([["file", *module.task.columns(module.image_format.class_names)]])
+
+        def join() -> list[str]:
+            places = found | chunks.places(paths)
+            return chunks.join(part, places, num_chunks, Path(output), header=header, is_strict=is_strict)
+
+        broken = together(lambda: join() if here.rank == 0 else [])
         if here.rank == 0:
-            columns = module.task.columns(image_format.class_names)
-            table = [["file", *columns], *([images.names[index], *cells] for index, cells in gathered)]
-            Path(output).parent.mkdir(parents=True, exist_ok=True)
-            with atomic_file(Path(output)) as file:
-                file.write(csv_text(table).encode(errors="surrogateescape"))  # a file name need not be UTF-8
-            print(f"{plural(len(gathered), 'prediction')} in {output}", flush=True)
-            if broken:  # the command prints a recorded failure
-                count = f"{len(broken)} of {plural(len(images) + len(broken), 'image')} cannot be read and are left out"
-                folder.record_failure("\n".join([*broken, f"{count}; --strict writes nothing then\n"]))
+            count = len(images) - len(broken)
+            print(f"{plural(count, 'prediction')} in {output}", flush=True)
+            write_json(folder.scores, {"output": output, "predictions": count, "unreadable": len(broken)})
+        if broken:  # the command prints a recorded failure
+            count = f"{len(broken)} of {plural(len(images), 'image')} cannot be read and are left out"
+            folder.record_failure("\n".join([*broken, f"{count}; --strict writes nothing then\n"]))
     return EXIT_FAILED if broken else 0
 
 
@@ -93,40 +110,56 @@ def predictions(module: Classifier, inputs: Tensor) -> Tensor:
         return module.task.predictions(module(inputs.to(module.device)))
 
 
-def _images(here: Session, run: RunFolder, source: str, image_format: ImageFormat, broken: list[str] | None) -> Images:
+def _refuse_unwritable(module: Classifier, config: Config) -> None:
+    """Raise ConfigError unless the task predicts rows of numbers."""
+    shape = predictions(module, torch.empty(0, *module.image_format.image_shape, dtype=torch.uint8)).shape
+    if len(shape) != 2:
+        error = f"{config.task.target} predicts values of shape {tuple(shape[1:])} for each image"
+        hint = "use lockstep.load in Python"
+        raise errors.ConfigError([f"{error}, and lockstep predict writes rows of numbers: {hint}"])
+
+
+def _images(here: Session, run: RunFolder, source: str, image_format: ImageFormat) -> tuple[Images, str]:
+    """Return the images, and a digest of their names with targets, or with the states of their files."""
     if source in ("val", "test"):
-        splits = assembly.splits(here)
+        splits = assembly.splits(here, is_once=True)
         data_record.compare(here, splits, run)
-        return splits.test if source == "test" else splits.val
-    channels, height, width = image_format.image_shape
-    background = background_of(here.config)
-    with contextlib.redirect_stdout(io.StringIO()) if here.rank else contextlib.nullcontext():
-        return readable(
-            lambda: unlabelled_folder(
-                source, image_size=(height, width), channels=channels, background=background, broken=broken
-            )
-        )
+        images = splits.parts[source]
+        return images, digest_of(images.names, images.targets.numpy())
+    channels, *size = image_format.image_shape
+    settings = {"channels": channels, "background": background_of(here.config)}
+    images, digest = together(lambda: unlabelled_folder(source, image_size=(size[0], size[1]), **settings))
+    if len(set(gather_objects(digest))) > 1:
+        raise errors.ConfigError([f"{source} changed while the workers listed it: start again"])
+    return images, digest
 
 
-def _predicted(here: Session, module: Classifier, images: Images) -> list[tuple[int, list[str]]]:
-    """Return index and cells of each image of this rank's shard. Raises ConfigError unless they are rows of numbers."""
-    batches = GlobalBatches(
-        len(images),
-        global_batch_size=here.config.eval_batch_size,
-        accumulate_grad_batches=1,
-        shuffle_seed=None,
-        rank=here.rank,
-        loads=here.loads,
-        num_batches=None,
-    )
-    rows: list[tuple[int, list[str]]] = []
-    for indices, shard in batches:
-        if shard.is_empty:
-            continue
-        predicted = predictions(module, images.pixels[indices])
-        if predicted.dim() != 2:
-            error = f"{here.config.task.target} predicts values of shape {tuple(predicted.shape[1:])} for each image"
-            hint = "use lockstep.load in Python"
-            raise errors.ConfigError([f"{error}, and lockstep predict writes rows of numbers: {hint}"])
-        rows += zip(indices.tolist(), module.task.cells(predicted, module.image_format.class_names), strict=True)
-    return rows
+def _inputs(here: Session, checkpoint: Path) -> dict[str, str]:
+    """Return what predictions of images depend on: not the number of workers."""
+    any_workers = here.config.trainer.model_copy(update={"devices": "auto", "loads": None, "num_nodes": 1})
+    settings = storage.fingerprint(here.config.model_copy(update={"trainer": any_workers}))
+    state = checkpoint.stat()
+    return {
+        "checkpoint": f"{state.st_size} {state.st_mtime_ns}",
+        "settings": f"{__version__} {here.precision} {here.device.type} {settings}",
+    }
+
+
+def _computed(here: Session, module: Classifier, images: Images, size: int, done: Collection[int], path: Path) -> Path:
+    """Compute chunks that are not `done`: this rank takes the next one when it is free. Returns `path`, their file."""
+    runs = torch.arange(len(images)).split(size)
+    left = sorted({*range(len(runs))}.difference(done))
+    taken = (runs[left[count]] for count in itertools.takewhile(lambda count: count < len(left), shared_count()))
+    progress = Progress("Predicting", "images")
+    with open(path, "xb") as file:
+        for positions, pixels, errors_at in read_runs(images.pixels, taken, torch.get_num_threads()):
+            number, rows = int(positions[0]) // size, positions.tolist()
+            kept = [row for row, position in enumerate(rows) if position not in errors_at]
+            cells = module.task.cells(predictions(module, pixels[kept]), module.image_format.class_names)
+            table = [[images.names[rows[row]], *values] for row, values in zip(kept, cells, strict=True)]
+            file.write(chunks.line_of(Chunk(number, csv_text(table), [errors_at[key] for key in sorted(errors_at)])))
+            file.flush()
+            if here.rank == 0 and not here.config.silent:
+                progress.show(bisect(left, number) * size, len(left) * size)
+    progress.end()
+    return path

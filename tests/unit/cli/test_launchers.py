@@ -1,4 +1,7 @@
-"""A command that starts its own workers is started once; variables of a launcher left in a shell do not matter."""
+"""Commands that start their own workers are started once; others compute in the processes of a launcher.
+
+Variables of a launcher that are left in a shell do not matter.
+"""
 
 import os
 import sys
@@ -30,9 +33,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def starting(name: str) -> object:
         def start(arguments: object) -> int:
-            assert outer_world(os.environ) is None
+            world = outer_world(os.environ)
             found.append(name)
-            return 0
+            return 0 if world is None else world.world_size
 
         return start
 
@@ -50,7 +53,7 @@ def code_of(monkeypatch: pytest.MonkeyPatch, name: str, variables: dict[str, str
 
 @pytest.mark.parametrize(
     ("name", "launcher", "variables"),
-    [*((name, "torchrun", TORCHRUN) for name in COMMANDS), ("_verify", "srun", STEP)],
+    [("_benchmark", "torchrun", TORCHRUN), ("_verify", "torchrun", TORCHRUN), ("_verify", "srun", STEP)],
 )
 def test_several_processes_are_refused_in_a_line(
     monkeypatch: pytest.MonkeyPatch,
@@ -64,6 +67,15 @@ def test_several_processes_are_refused_in_a_line(
     assert started == []
     line = f"lockstep: {launcher} started 2 processes, and lockstep {COMMANDS[name][0]} starts its own workers: "
     assert capsys.readouterr().err.startswith(line)
+
+
+@pytest.mark.parametrize("name", ["_evaluate", "_predict"])
+@pytest.mark.parametrize("variables", [TORCHRUN, STEP])
+def test_several_processes_compute_together(
+    monkeypatch: pytest.MonkeyPatch, started: list[str], name: str, variables: dict[str, str]
+) -> None:
+    assert code_of(monkeypatch, name, variables) == 2  # ranks
+    assert started == [name]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Workers of a configuration, on simulated machines and under simulated launchers."""
 
+import os
 import socket
 
 import pytest
@@ -11,6 +12,7 @@ from lockstep.config.storage import to_tree
 from lockstep.config.validation import check_tree
 from lockstep.config.workers import Workers, resolve_workers
 from lockstep.system import hardware
+from lockstep.system.launcher import outer_world
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_WORLD_SIZE")
 VARIABLES += ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS")
@@ -30,6 +32,28 @@ def test_a_run_of_several_machines_is_used_on_one(asked: int | None) -> None:
     here = saved_run.on_this_machine(Config.model_validate(tree), devices=asked, strategy=None)
     config = check_tree(to_tree(here))
     assert resolve_workers(config).world_size == (asked or 3)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"RANK": 3, "LOCAL_RANK": 1, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2},
+        {"SLURM_JOB_ID": 1, "SLURM_PROCID": 3, "SLURM_STEP_NUM_TASKS": 4, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"},
+    ],
+)
+def test_a_run_of_one_machine_is_used_by_all_processes_of_a_launcher(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, int | str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    tree = to_tree(check_tree(plain(composed(["data=synthetic", "strategy=cpu"]))[0]))
+    tree["trainer"] |= {"devices": 3, "loads": [1, 2, 0]}
+    saved, world = Config.model_validate(tree), outer_world(os.environ)
+    for devices in (None, 2):
+        workers = resolve_workers(saved_run.on_this_machine(saved, devices=devices, strategy=None, world=world))
+        assert (workers.num_local, workers.world_size, workers.errors) == (2, 4, ())
+    wrong = saved_run.on_this_machine(saved, devices=3, strategy=None, world=world)
+    assert "requires 3 workers, but" in resolve_workers(wrong).errors[0]
 
 
 def errors(config: Config) -> list[str]:

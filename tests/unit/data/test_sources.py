@@ -3,7 +3,7 @@ import pickle
 import re
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torchvision.transforms.v2 import functional as F
 from lockstep.data.images import decoding
 from lockstep.data.images.decode import ImageError, decode, resize
 from lockstep.data.images.listing import IMAGE_SUFFIXES, class_folders, list_classes, list_images
-from lockstep.data.images.splits import Images, Splits, cut_by_name, whole
+from lockstep.data.images.splits import Images, Splits, cut_by_name, read_runs, whole
 from lockstep.data.sources.builtin import cifar10, digits, fashion_mnist, synthetic
 from lockstep.data.sources.folders import image_folder, unlabelled_folder
 from lockstep.data.sources.lists import image_list
@@ -36,7 +36,7 @@ LIST: dict[str, Any] = {
 
 
 def unlabelled(root: str, *, background: str = "white", **settings: Any) -> Images:
-    return unlabelled_folder(root, background=background, **settings)
+    return unlabelled_folder(root, background=background, **settings)[0]
 
 
 def pixels_of(seed: int, height: int = 8, width: int = 8) -> np.ndarray:
@@ -623,29 +623,47 @@ def test_prediction_reads_every_image_below_a_folder_in_sorted_order(tmp_path: P
     assert images.targets.tolist() == [-1, -1, -1]
 
 
-def test_prediction_lists_and_skips_images_that_cannot_be_read_on_request(tmp_path: Path) -> None:
-    for number in range(80):  # several runs of a thread
-        write(tmp_path / f"{number:02}.png", height=9, width=12, seed=number)
-    settings: Any = {"image_size": (4, 6), "channels": 3}
-    sound = unlabelled(str(tmp_path), **settings)
-    for number, content in ((0, b""), (33, b"no image"), (79, (tmp_path / "79.png").read_bytes()[:60])):
-        (tmp_path / f"{number:02}.png").write_bytes(content)
-    broken: list[str] = []
-    images = unlabelled(str(tmp_path), **settings, broken=broken)
-    kept = [number for number in range(80) if number not in (0, 33, 79)]
-    assert images.names == [f"{number:02}.png" for number in kept]
-    assert torch.equal(whole(images.pixels), whole(sound.pixels)[kept])
-    assert images.targets.tolist() == [-1] * 77
-    assert [line.split()[1] for line in broken] == [str(tmp_path / f"{number}.png") for number in ("00", "33", "79")]
-    with pytest.raises(ImageError) as caught:
-        unlabelled(str(tmp_path), **settings)
-    assert caught.value.errors == broken
-    with pytest.raises(ImageError, match=r"33\.png cannot be read"):
-        unlabelled(str(tmp_path / "33.png"), **settings, broken=[])
+def test_prediction_refuses_a_folder_without_images(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name, message in (("empty", "contains no image"), ("nowhere", "does not exist")):
         with pytest.raises(FileNotFoundError, match=message):
-            unlabelled(str(tmp_path / name), **settings)
+            unlabelled(str(tmp_path / name), image_size=(4, 6), channels=3)
+
+
+@pytest.mark.parametrize("change", [b"other", None])
+def test_the_digest_of_a_folder_changes_with_its_files(tmp_path: Path, change: bytes | None) -> None:
+    for name in ("a.png", "b.png"):
+        write(tmp_path / name, height=9, width=12)
+    settings: Any = {"image_size": (4, 6), "channels": 3, "background": "white"}
+    _, before = unlabelled_folder(str(tmp_path), **settings)
+    assert unlabelled_folder(str(tmp_path), **settings)[1] == before
+    if change is None:
+        (tmp_path / "b.png").rename(tmp_path / "c.png")
+    else:
+        (tmp_path / "b.png").write_bytes(change)
+    assert unlabelled_folder(str(tmp_path), **settings)[1] != before
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_runs_of_files_are_read_in_order_and_not_far_ahead(tmp_path: Path, most: int) -> None:
+    for number in range(10):
+        write(tmp_path / f"{number}.png", height=200, width=200, seed=number)
+    (tmp_path / "4.png").write_bytes(b"no image")
+    pixels = unlabelled(str(tmp_path), image_size=(4, 6), channels=3).pixels
+    taken: list[int] = []
+
+    def runs() -> Iterator[torch.Tensor]:
+        for run in torch.arange(10).split(3):
+            taken.append(int(run[0]))
+            yield run
+
+    for count, (positions, images, errors) in enumerate(read_runs(pixels, runs(), most)):
+        assert positions[0] == 3 * count
+        assert len(taken) <= count + most
+        assert [*errors] == ([4] if count == 1 else [])
+        sound = [row for row, position in enumerate(positions.tolist()) if position not in errors]
+        assert torch.equal(images[sound], pixels[positions[sound]])
+    assert taken == [0, 3, 6, 9]
 
 
 def test_prediction_reads_one_file_as_training_does(tmp_path: Path) -> None:

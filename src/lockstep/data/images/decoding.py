@@ -82,8 +82,10 @@ class Decoding:
         return f"decoded {size_text(needed)}, {size_text(available)} of memory free"
 
     def splits(self, memory: str) -> Splits:
+        if memory == "once" and (self.cache is None or self.opened() is None):
+            return self.listed("each image is used once")
         images = self._images(memory)
-        return replace(images, statistics=self._statistics(images.train.pixels))
+        return images if memory == "once" else replace(images, statistics=self._statistics(images.train.pixels))
 
     def listed(self, reason: str = "") -> Splits:
         """Return the images as files that are not opened, without statistics."""

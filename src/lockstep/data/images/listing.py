@@ -108,8 +108,8 @@ def states_of(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], li
     return states, missing
 
 
-def digest_of(names: Sequence[str], states: NDArray[np.int64]) -> str:
-    """Digest of names, states and their order."""
+def digest_of(names: Sequence[str], states: NDArray[Any]) -> str:
+    """Digest of names, states or targets, and their order."""
     text = os.fsencode("".join([f"{name}\0" for name in names]))
     return hashlib.blake2b(text + states.tobytes(), digest_size=16).hexdigest()
 

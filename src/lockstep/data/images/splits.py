@@ -8,8 +8,11 @@ where the pixels are.
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -71,6 +74,24 @@ def whole(pixels: Pixels, device: str | torch.device = "cpu") -> Tensor:
     for positions in torch.arange(len(images)).split(CHUNK):
         images[positions[0] : positions[-1] + 1] = pixels[positions].to(device)
     return images
+
+
+def read_runs(pixels: Pixels, runs: Iterable[Tensor], most: int) -> Iterator[tuple[Tensor, Tensor, dict[int, str]]]:
+    """Yield positions (n,), pixels (n, C, H, W) and errors by position of each run, in order.
+
+    Up to `most` threads decode files, each a run, while the caller uses the one before. Raises ImageError for others.
+    """
+    if not isinstance(pixels, ImageFiles):
+        yield from ((run, pixels[run], {}) for run in runs)
+        return
+    source, pending = iter(runs), deque[tuple[Tensor, Future[tuple[Tensor, dict[int, str]]]]]()
+    with pixels.threads(most) as threads:
+        while True:
+            pending.extend((run, threads.submit(pixels.read, run)) for run in islice(source, most - len(pending)))
+            if not pending:
+                return
+            run, reading = pending.popleft()
+            yield run, *reading.result()
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,10 +8,18 @@ import numpy as np
 import torch
 from typing_extensions import Doc
 
-from lockstep.data.images.decode import ImageError
-from lockstep.data.images.decoding import Decoding, allocated, store_in
-from lockstep.data.images.files import ImageFiles, decode_all
-from lockstep.data.images.listing import IMAGE_SUFFIXES, SPLIT_FOLDERS, ImageTable, existing, list_classes, list_images
+from lockstep.data.images.decoding import Decoding
+from lockstep.data.images.files import ImageFiles
+from lockstep.data.images.listing import (
+    IMAGE_SUFFIXES,
+    SPLIT_FOLDERS,
+    ImageTable,
+    digest_of,
+    existing,
+    list_classes,
+    list_images,
+    states_of,
+)
 from lockstep.data.images.splits import Images, Splits, cut_by_name
 from lockstep.system.kinds import Background, Cache, Channels, Fraction, ImageSize, PathText, SplitSeed
 
@@ -26,15 +34,19 @@ def image_folder(
     test_fraction: Annotated[Fraction, Doc("fraction of the training images to use for the test")],
     split_seed: SplitSeed,
     cache: Cache,
-    memory: Literal["auto", "device", "host", "stream"],
+    memory: Literal["auto", "device", "host", "stream", "once"],
 ) -> Splits:
     """Image files in folders named after their classes, as uint8 (channels, image_size, image_size).
 
     Either `root/{train,val,test}/<class>/`, where a missing val or test is split from train by its fraction and
-    `split_seed`, or `root/<class>/`, cut three ways. Images are decoded once into a file below the folder `cache`, or
-    into memory if it is None; with `memory` "stream" whenever they are needed, with "auto" only if memory or disk is
-    too small. Raises FileNotFoundError for missing folders, and ValueError with all images that cannot be decoded or
-    differ in size.
+    `split_seed`, or `root/<class>/`, cut three ways. `image_size` in pixels scales the shorter side and crops the
+    centre; None needs images of one size. `channels` is 1 (grey) or 3 (RGB). Transparent pixels are laid on
+    `background`, a colour of PIL.ImageColor.
+
+    Images are decoded once into a file below the folder `cache`, or into memory if it is None. With `memory` "stream"
+    they are decoded whenever they are needed, with "auto" only if memory or disk is too small, and with "once", for an
+    evaluation, if there is no such file; then statistics are not computed. Raises FileNotFoundError for missing
+    folders, and ValueError with all images that cannot be decoded or differ in size.
     """
     table = with_all_splits(list_classes(root), val_fraction, test_fraction, split_seed)
     decoding = Decoding(table=table, image_size=image_size, channels=channels, background=background, cache=cache)
@@ -62,13 +74,11 @@ def with_all_splits(table: ImageTable, val_fraction: float, test_fraction: float
     return replace(table, splits={name: parts[name] for name in SPLIT_FOLDERS})
 
 
-def unlabelled_folder(
-    root: str, *, image_size: tuple[int, int], channels: int, background: str, broken: list[str] | None = None
-) -> Images:
-    """Read every image below a folder in sorted order, or one image file, scaled and cropped to `image_size` (H, W).
+def unlabelled_folder(root: str, *, image_size: tuple[int, int], channels: int, background: str) -> tuple[Images, str]:
+    """List every image below a folder in sorted order, or one image file, to be scaled and cropped to `image_size`.
 
-    The pixels of a file are the same as in training. Targets are -1. Images that cannot be read are skipped, and
-    `broken` gets a line for each. Raises ImageError if `broken` is None, or if no image can be read.
+    `image_size` is (H, W). Returns the images, which are not opened, and a digest of their files. The pixels of a file
+    are the same as in training. Targets are -1.
     """
     if channels not in (1, 3):
         raise ValueError(f"data.channels={channels}, but images are decoded as grey (1) or RGB (3): use 1 or 3.")
@@ -77,16 +87,8 @@ def unlabelled_folder(
     if not names:
         raise FileNotFoundError(f"{root} contains no image: looked for {', '.join(IMAGE_SUFFIXES)} in it and below.")
     folder = path if path.is_dir() else path.parent
-    paths = [f"{folder}/{name}" for name in names]
-    mean_bytes = sum(map(os.path.getsize, paths)) / len(paths)
-    files = ImageFiles(np.array(list(map(os.fsencode, paths))), image_size, paths[0], channels, background, mean_bytes)
-    pixels = allocated(root, files.shape)
-    try:
-        decode_all(files, torch.get_num_threads(), store_in(pixels))
-    except ImageError as error:
-        kept = sorted(set(range(len(names))) - set(error.positions))
-        if broken is None or not kept:
-            raise
-        broken += error.errors
-        names, pixels = [names[row] for row in kept], pixels[kept]
-    return Images(pixels, torch.full((len(names),), -1), names)
+    states, _ = states_of(folder, names)
+    paths = [os.fsencode(f"{folder}/{name}") for name in names]
+    mean_bytes = float(states[:, 0].mean())
+    files = ImageFiles(np.array(paths), image_size, os.fsdecode(paths[0]), channels, background, mean_bytes)
+    return Images(files, torch.full((len(names),), -1), names), digest_of(names, states)

@@ -43,7 +43,7 @@ def image_list(
     test_fraction: Annotated[Fraction, Doc("fraction of the training images to use for the test")],
     split_seed: SplitSeed,
     cache: Cache,
-    memory: Literal["auto", "device", "host", "stream"],
+    memory: Literal["auto", "device", "host", "stream", "once"],
 ) -> Splits:
     """Image files listed in a CSV or Parquet `file`, one per row, as uint8 (channels, image_size, image_size).
 

@@ -1,0 +1,133 @@
+"""`lockstep eval` and `lockstep predict`: by workers of this machine, by the processes of a launcher, or as a job."""
+
+import argparse
+import os
+import re
+import shutil
+import sys
+import tempfile
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from lockstep.config import compose, errors, options, presence, project, saved_run, storage, trust
+from lockstep.config.key_scopes import scope
+from lockstep.config.schema import Config
+from lockstep.config.sections import Scope
+from lockstep.config.workers import resolve_workers
+from lockstep.launch import parent, runner, worker
+from lockstep.launch.worker import Job
+from lockstep.runs import naming
+from lockstep.runs.folder import RunFolder
+from lockstep.system.launcher import outer_world
+from lockstep.training import checkpoints, refusals
+
+VALUES = ("split", "output", "checkpoint", "devices", "strategy", "job")  # options that the command of a job repeats
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    return _use(arguments, "evaluate", {"split": arguments.split})
+
+
+def predict(arguments: argparse.Namespace) -> int:
+    output = Path(arguments.output).resolve()
+    if arguments.source not in ("val", "test"):
+        if not Path(arguments.source).exists():
+            raise FileNotFoundError(f"{arguments.source} does not exist: give a folder or file of images, val or test.")
+        arguments.source = str(Path(arguments.source).resolve())
+    if (error := refusals.unwritable(output.parent)) is not None:
+        raise ValueError(f"--output {arguments.output}: {error}.")
+    given = {"source": arguments.source, "output": str(output), "is_strict": arguments.strict}
+    return _use(arguments, "predict", given)
+
+
+def _use(arguments: argparse.Namespace, task: str, given: dict[str, Any]) -> int:
+    """Run a task on a checkpoint of a run, whose folder does not change. Returns the exit code."""
+    folder = naming.find(arguments.run)
+    checkpoint = checkpoints.requested(folder, arguments.checkpoint, option="--checkpoint {}")
+    saved = storage.load(folder.config)
+    try:
+        current = project.current()
+        project.enter(current, None if arguments.trust else folder)
+        source = compose.source_of(current)
+        trust.check(folder, saved, source, arguments.overrides, is_trusted=arguments.trust)
+        devices, world = _devices(arguments.devices), outer_world(os.environ)
+        here = saved_run.on_this_machine(saved, devices=devices, strategy=arguments.strategy, world=world)
+        config = saved_run.changed(folder, here, arguments.overrides, source)
+        if config.cluster.name != "none":
+            return _submit(arguments, folder, config)
+        if task == "evaluate" or given["source"] in ("val", "test"):
+            presence.check(config.data)
+        given |= {"config": storage.to_tree(config), "checkpoint": str(checkpoint), "run": str(folder.path)}
+        return _compute(task, given, config, arguments.job)
+    except errors.ConfigError as error:
+        errors.exit_with(error)
+
+
+def _devices(text: str | None) -> int | list[int] | None:
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d+(,\d+)*,?", text):
+        raise ValueError(f"--devices {text} is neither a number of workers nor a list of GPUs such as 0,2.")
+    return [int(number) for number in text.split(",") if number] if "," in text else int(text)
+
+
+def _compute(task: str, given: dict[str, Any], config: Config, job: Path | None) -> int:
+    """Run a task in workers of this machine, or as a rank of a launcher. Returns the exit code.
+
+    Logs are in the folder of the `job`, or in a temporary one, for a launcher in outputs/, which all machines see.
+    """
+    world, known = outer_world(os.environ), RunFolder(job) if job is not None else None
+    if world is None:
+        num_workers = resolve_workers(config).world_size
+        with tempfile.TemporaryDirectory(prefix="lockstep-") as path:
+            return parent.run(Job(task, str(job or path), given), num_workers, is_parallel=num_workers > 1)
+    worker.import_training()
+    from lockstep.training.process_group import shared_folder
+
+    def make() -> RunFolder:
+        if known is not None:
+            known.forget_end()  # of a job before it was requeued
+            return known
+        outputs = Path("outputs").resolve()
+        if (error := refusals.unwritable(outputs)) is not None:
+            raise errors.ConfigError([error])
+        outputs.mkdir(exist_ok=True)
+        return RunFolder(Path(tempfile.mkdtemp(prefix=f".{task}-", dir=outputs)))
+
+    runner.meet(config, world, known)
+    folder = shared_folder(make, config, world, known)
+    code = worker.run_here(Job(task, str(folder.path), given), world)
+    if known is None and world.rank == 0:
+        shutil.rmtree(folder.path, ignore_errors=True)  # others may still write their logs
+    return code
+
+
+def _submit(arguments: argparse.Namespace, run: RunFolder, config: Config) -> int:
+    """Submit the command as a job, whose folder is a new one below outputs/. Returns the exit code."""
+    from lockstep.cluster import submission
+
+    command = sys.argv[1]
+    outputs, name, now = Path("outputs").resolve(), f"{command}_{config.run_name}", datetime.now()
+    if config.dry_run:
+        print(submission.script(RunFolder(naming.free_path(outputs, name, now)), config, name=name), end="")
+        return 0
+    folder = RunFolder(naming.create_path(outputs, name, now))
+    # it was checked here, and the job finds the modules in a copy of the code
+    is_trusted = arguments.trust or run.path.stat().st_uid == os.geteuid()
+    chosen = vars(arguments) | {"trust": is_trusted, "job": folder.path}
+    if config.cluster.name == "slurm":
+        chosen["devices"] = resolve_workers(config).num_local
+    words = [
+        *(command, str(run.path), *([arguments.source] if command == "predict" else [])),
+        *(f"--{key}={chosen[key]}" for key in VALUES if chosen.get(key) is not None),
+        *(f"--{key}" for key in ("strict", "trust") if chosen.get(key)),
+        *(text for text in arguments.overrides if scope(options.parsed(text).key_or_group) is not Scope.SUBMISSION),
+    ]
+    try:
+        submission.submit_command(folder, words, config, name=name)
+    except BaseException:
+        if not folder.job_file.exists():  # else it is submitted
+            shutil.rmtree(folder.path)
+        raise
+    return 0

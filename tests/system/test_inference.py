@@ -1,0 +1,217 @@
+"""`lockstep eval` and `predict` by workers, under torchrun and srun, and as jobs: the same bytes, also after a kill."""
+
+import itertools
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.runs import files
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
+from tests.support.commands import Command, run
+from tests.support.harness import PATIENCE_S, ROOT, SMALL, environ, own_network, train_all, wait_until, write_run
+from tests.support.image_files import write_image
+from tests.support.slurm import Slurm
+from tests.support.slurm_jobs import CLUSTER, Shell, Submitted
+
+pytestmark = pytest.mark.processes
+NUM_PHOTOS = 45
+# each image is a chunk
+OVERRIDES = ("eval_batch_size=1",)
+VARIABLES = {**environ(), "PYTHONPATH": str(ROOT)}
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    overrides = [*own_network("WaitsInTheThirdBatch"), "trainer.max_epochs=1"]
+    folder = write_run(tmp_path_factory.mktemp("trained") / "run", overrides)
+    train_all([folder], 1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    for number in range(NUM_PHOTOS):
+        write_image(folder / f"{number % 3}" / f"{number}.png", seed=number, height=9 + number, width=20)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(trained: RunFolder, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What one worker writes."""
+    output = tmp_path_factory.mktemp("alone") / "out.csv"
+    done = lockstep(output.parent, *words(trained, photos, output), "--devices", "1")
+    assert (done.returncode, done.stdout) == (0, f"{NUM_PHOTOS} predictions in {output}\n"), done.stderr
+    assert [path.name for path in output.parent.iterdir()] == ["out.csv"]
+    return output.read_bytes()
+
+
+def words(folder: RunFolder, source: Path, output: Path) -> list[str]:
+    return ["predict", str(folder.path), str(source), "--output", str(output), "--trust", *OVERRIDES]
+
+
+def lockstep(cwd: Path, *words: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return run([sys.executable, *launcher, "-m", "lockstep", *words], cwd, VARIABLES)
+
+
+def num_chunks(output: Path) -> int:
+    return sum(len(path.read_text().splitlines()) for path in Path(f"{output}.part").glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("num_workers", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_any_number_of_workers_writes_the_same_bytes(
+    trained: RunFolder, photos: Path, alone: bytes, tmp_path: Path, num_workers: int
+) -> None:
+    output = tmp_path / "out.csv"
+    done = lockstep(tmp_path, *words(trained, photos, output), "--devices", str(num_workers))
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{NUM_PHOTOS} predictions in {output}\n", "")
+    assert output.read_bytes() == alone
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 75), (signal.SIGINT, 75)])
+def test_a_prediction_that_was_ended_continues_on_other_workers(
+    trained: RunFolder, photos: Path, alone: bytes, tmp_path: Path, number: int, code: int
+) -> None:
+    output, hold = tmp_path / "out.csv", tmp_path / "hold"
+    hold.touch()
+    predict = words(trained, photos, output)
+    process = Command([sys.executable, "-m", "lockstep", *predict, "--devices", "2"], tmp_path, VARIABLES)
+    wait_until(lambda: num_chunks(output) == 4, "both workers wait in the third chunk")
+    second = lockstep(tmp_path, *predict, "--devices", "1")
+    assert second.returncode == EXIT_CONFIG
+    assert "out.csv.part is being written by another process" in second.stderr
+    process.send_signal(number)
+    assert process.wait(PATIENCE_S) == code
+    assert ("the same command continues" in process.communicate()[1]) == (code == EXIT_STOPPED)
+    assert not output.exists()
+    wait_until(lambda: not files.is_held(tmp_path / "out.csv.part" / ".lock"), "the workers end, too")
+    hold.unlink()
+    done = lockstep(tmp_path, *predict, "--devices", "3")
+    assert done.stdout.startswith(f"4 of {NUM_PHOTOS} chunks are in out.csv.part: continuing\n")
+    assert output.read_bytes() == alone
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+
+
+@pytest.mark.full
+def test_torchrun_predicts_and_evaluates_with_its_processes(
+    trained: RunFolder, photos: Path, alone: bytes, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.csv"
+    done = lockstep(tmp_path, *words(trained, photos, output), launcher=TORCHRUN)
+    assert (done.returncode, done.stdout) == (0, f"{NUM_PHOTOS} predictions in {output}\n"), done.stderr
+    assert output.read_bytes() == alone
+    evaluate = ("eval", str(trained.path), "--trust")
+    assert lockstep(tmp_path, *evaluate, launcher=TORCHRUN).stdout == lockstep(tmp_path, *evaluate).stdout
+    assert list((tmp_path / "outputs").iterdir()) == []
+    wrong = lockstep(tmp_path, *evaluate, "--devices", "3", launcher=TORCHRUN)
+    assert "trainer.devices=3 requires 3 workers, but torchrun started 2 processes" in wrong.stderr
+
+
+@pytest.mark.full
+def test_a_broken_photo_is_listed_once_by_several_processes(
+    trained: RunFolder, photos: Path, alone: bytes, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.csv"
+    photo = tmp_path / "photos" / "1" / "4.png"
+    for path in photos.rglob("*.png"):
+        copy = tmp_path / "photos" / path.relative_to(photos)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    photo.write_bytes(b"no image")
+    predict = words(trained, tmp_path / "photos", output)
+    strict = lockstep(tmp_path, *predict, "--strict", launcher=TORCHRUN)
+    assert strict.returncode == EXIT_FAILED  # of torchrun
+    assert f"image {photo} cannot be read (not an image)" in strict.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["outputs", "photos"]
+    done = lockstep(tmp_path, *predict, launcher=TORCHRUN)
+    assert (done.returncode, done.stdout) == (EXIT_FAILED, f"{NUM_PHOTOS - 1} predictions in {output}\n")
+    assert done.stderr.count(f"image {photo} cannot be read (not an image)") == 1
+    lines = [line for line in alone.splitlines() if not line.startswith(b"1/4.png")]
+    assert output.read_bytes().splitlines() == lines
+    assert not Path(f"{output}.part").exists()
+
+
+def test_an_evaluation_reads_only_the_images_of_its_split(tmp_path: Path) -> None:
+    for split, name, number in itertools.product(("train", "val", "test"), "ab", range(8)):
+        write_image(tmp_path / "root" / split / name / f"{number}.png", seed=len(split) + number, height=16, width=16)
+    kept = [text for text in SMALL if not text.startswith("data")]
+    root = [f"data.root={tmp_path / 'root'}", "data.image_size=16", "data.cache=null"]
+    folder = write_run(tmp_path / "run", [*kept, "data=image_folder", *root, "trainer.max_epochs=1"])
+    train_all([folder], 1)
+    for split in ("train", "val"):
+        for path in (tmp_path / "root" / split).rglob("*.png"):
+            path.write_bytes(b"broken")
+    for devices in ("1", "2"):
+        done = lockstep(tmp_path, "eval", str(folder.path), "--devices", devices)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"accuracy  {folder.read_summary()['test_accuracy']:.6f}" in done.stdout
+        done = lockstep(tmp_path, "predict", str(folder.path), "test", "--output", "out.csv", "--devices", devices)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert lockstep(tmp_path, "eval", str(folder.path), "--split", "val").returncode == EXIT_CONFIG
+
+
+@pytest.fixture
+def shell(slurm: Slurm, tmp_path: Path) -> Shell:
+    slurm.environ["PYTHONPATH"] = str(ROOT)
+    return Shell(slurm, tmp_path)
+
+
+def submitted(shell: Shell, *words: str) -> Submitted:
+    done = shell.slurm.run(sys.executable, "-m", "lockstep", *words, *CLUSTER, cwd=shell.cwd)
+    (job,) = re.findall(r"^job +(\d+)$", done.stdout, re.MULTILINE)
+    (folder,) = (
+        path.parent for path in shell.cwd.glob("outputs/*/*/job.json") if json.loads(path.read_text())["id"] == job
+    )
+    return Submitted(shell, RunFolder(folder), done.stdout)
+
+
+@pytest.mark.full
+def test_jobs_of_two_nodes_predict_and_evaluate_like_one_process(
+    trained: RunFolder, photos: Path, alone: bytes, shell: Shell
+) -> None:
+    output, place = shell.cwd / "out.csv", ("trainer.num_nodes=2", "trainer.devices=2")
+    prediction = submitted(shell, *words(trained, photos, output), *place)
+    evaluation = submitted(shell, "eval", str(trained.path), "--trust", *place)
+    shell.jobs("wait", prediction.id, evaluation.id)
+    assert output.read_bytes() == alone
+    result = json.loads(shell.jobs("result", prediction.id).stdout)
+    assert result == {"output": str(output), "predictions": NUM_PHOTOS, "unreadable": 0}
+    here = lockstep(shell.cwd, "eval", str(trained.path), "--trust").stdout
+    assert here in evaluation.log
+    assert f"accuracy  {json.loads(shell.jobs('result', evaluation.id).stdout)['test/accuracy']:.6f}" in here
+    output.unlink()
+    step = ("srun", "--nodes=2", "--ntasks-per-node=2", sys.executable, "-m", "lockstep")
+    shell.slurm.run(*step, *words(trained, photos, output), cwd=shell.cwd)
+    assert output.read_bytes() == alone
+    assert here in shell.slurm.run(*step, "eval", trained.path, "--trust", cwd=shell.cwd).stdout
+    shell.jobs("delete", prediction.id, "--yes")
+    assert output.exists()
+    assert not prediction.folder.path.exists()
+
+
+@pytest.mark.full
+def test_a_job_that_slurm_has_cut_continues_and_a_cancelled_one_when_it_is_requeued(
+    trained: RunFolder, photos: Path, alone: bytes, shell: Shell
+) -> None:
+    output, hold = shell.cwd / "out.csv", shell.cwd / "hold"
+    hold.touch()
+    job = submitted(shell, *words(trained, photos, output), "trainer.num_nodes=2", "trainer.devices=1")
+    wait_until(lambda: num_chunks(output) == 4, "both workers wait in the third chunk")
+    shell.slurm.run("scancel", "--signal=USR1", job.id)  # as SLURM warns of the time limit
+    wait_until(lambda: num_chunks(output) == 8, "both wait again")
+    shell.jobs("cancel", job.id)
+    job.wait(state="CANCELLED")
+    assert not output.exists()
+    hold.unlink()
+    shell.jobs("requeue", job.id)
+    job.wait()
+    assert "4 of 45 chunks" in job.log or "8 of 45 chunks" in job.log
+    assert output.read_bytes() == alone

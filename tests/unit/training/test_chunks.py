@@ -1,0 +1,96 @@
+"""Chunks of a prediction are joined in order, each once, and outlive a process that was killed while it wrote."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.data.images.decode import ImageError
+from lockstep.training import chunks
+from lockstep.training.chunks import Chunk, Places
+
+INPUTS = {"checkpoint": "a", "images": "b", "settings": "c"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "out.csv.part"
+
+
+@contextlib.contextmanager
+def opened(folder: Path, inputs: dict[str, str] = INPUTS) -> Iterator[Places]:
+    with contextlib.ExitStack() as held:
+        yield chunks.open_folder(folder, inputs, held)
+
+
+def write(folder: Path, *found: Chunk) -> Path:
+    path = chunks.new_file(folder)
+    path.write_bytes(b"".join(map(chunks.line_of, found)))
+    return path
+
+
+def join(folder: Path, num_chunks: int, *, is_strict: bool = False) -> list[str]:
+    found = chunks.places(folder.glob(chunks.FILES))
+    return chunks.join(folder, found, num_chunks, folder.with_suffix(""), header="h\n", is_strict=is_strict)
+
+
+def test_chunks_of_several_workers_are_joined_in_order_and_the_folder_goes(folder: Path) -> None:
+    with opened(folder) as found:
+        assert found == {}
+        write(folder, Chunk(3, "3\n", []), Chunk(0, "0\n\udce9\n", ["broken"]))
+        write(folder, Chunk(1, "", ["worse"]), Chunk(2, "2\n", []))
+        write(folder)  # a worker that came too late
+        assert join(folder, 4) == ["broken", "worse"]
+    assert folder.with_suffix("").read_bytes() == b"h\n0\n\xe9\n2\n3\n"
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("rest", [b'[1, "1\\n', b'[1, "1\\n", []', b"\0\0\0\n", b"[\n", b"\xff\n"])
+def test_a_line_that_was_cut_short_is_computed_again(folder: Path, rest: bytes) -> None:
+    with opened(folder):
+        path = write(folder, Chunk(0, "0\n", []))
+        path.write_bytes(path.read_bytes() + rest)
+    with opened(folder) as found:
+        assert [*found] == [0]
+        with pytest.raises(RuntimeError, match="1 of 2 chunks"):
+            join(folder, 2)
+        write(folder, Chunk(1, "1\n", []))
+        join(folder, 2)
+    assert folder.with_suffix("").read_text() == "h\n0\n1\n"
+
+
+@pytest.mark.parametrize("changed", INPUTS)
+def test_chunks_of_other_inputs_are_removed(folder: Path, changed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with opened(folder):
+        write(folder, Chunk(0, "0\n", []))
+    with opened(folder) as found:
+        assert [*found] == [0]
+    assert capsys.readouterr().out == ""
+    with opened(folder, INPUTS | {changed: "other"}) as found:
+        assert found == {}
+    assert f"has rows of other {changed}: starting again" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("rows", "is_strict"), [("0\n", True), ("", False)])
+def test_nothing_is_written_of_what_strict_refuses_or_without_a_row(folder: Path, rows: str, is_strict: bool) -> None:
+    with opened(folder):
+        write(folder, Chunk(0, rows, ["broken"]))
+        with pytest.raises(ImageError, match="broken"):
+            join(folder, 1, is_strict=is_strict)
+    assert [*folder.parent.iterdir()] == []
+
+
+def test_a_folder_of_something_else_or_in_use_is_refused(folder: Path) -> None:
+    with opened(folder), pytest.raises(ValueError, match="is being written by another process"), opened(folder):
+        pass
+    assert not folder.exists()  # it has no chunk
+    folder.mkdir()
+    (folder / "photo.jpg").touch()
+    with pytest.raises(ValueError, match="is not of a prediction: remove it"), opened(folder):
+        pass
+    (folder / "photo.jpg").unlink()
+    folder.rmdir()
+    folder.touch()
+    with pytest.raises(ValueError, match="cannot be written"), opened(folder):
+        pass
