@@ -25,7 +25,7 @@ QUESTIONS: dict[str, Sequence[str]] = {
     "How exact are several workers?": ("exactness", "gpu-exactness"),
     "How fast is one GPU?": ("gpu-speed",),
     "How fast is a step next to a raw loop and a usual template?": ("the-full-resnet-18", "a-step"),
-    "Do several processes pay on one CPU?": ("workers", "small-workers", "small-workers-without-messages"),
+    "Do several processes pay on one CPU?": ("workers", "small-workers", "small-workers-without-messages", "unequal"),
     "What do messages between workers cost?": ("messages", "batch-norm"),
     "How fast are images read?": ("input", "input-cifar10"),
     "How soon does a training start?": ("start", "parts-of-a-start", "submit"),
