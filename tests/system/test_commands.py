@@ -155,6 +155,7 @@ COMMANDS = {
     "train": ["--cfg", "job"], "new": ["flowers"], "benchmark": ["--help"], "verify": ["--help"], "status": ["RUN"],
     "runs": ["RUNS"], "compare": ["RUN", "RUN"], "jobs": ["list", "--folder", "RUNS"], "stop": ["RUN"], "eval": ["RUN"],
     "predict": ["RUN", "val", "--output", "out.csv"], "board": ["--help"], "data": ["check"],
+    "machine": [],
 }  # fmt: skip
 
 

@@ -178,8 +178,8 @@ print(json.dumps([error(overrides) for overrides in (
         "trainer.max_epochs=a must be int >= 1",
     ]
     assert several.startswith("optimizer.lr=0.1,0.2 lists several values")
-    assert sweep == "-m: sweeps need python train.py -m"
-    assert cluster == "cluster=local: lockstep.train cannot submit jobs: use python train.py"
+    assert sweep == "-m: remove it, and call lockstep.sweep"
+    assert cluster == "cluster=local: lockstep.train trains here, submit submits a job: use lockstep.submit"
     assert hydra == "hydra.job.chdir=true: lockstep.train starts no Hydra job: remove it"
     assert one == "'seed=1' is not a list of overrides: lockstep.train(['optimizer.lr=0.1', 'seed=1'])"
     assert number.startswith("[1] is not a list of overrides")

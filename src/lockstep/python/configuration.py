@@ -62,7 +62,7 @@ def _refuse_unfit(typed: Sequence[str]) -> None:
     """Raise ConfigError unless these are overrides of one training, in a process without torchrun or srun."""
     if isinstance(typed, str) or not all(isinstance(text, str) for text in typed):
         raise ConfigError([f"{typed!r} is not a list of overrides: lockstep.train(['optimizer.lr=0.1', 'seed=1'])"])
-    errors = [f"{text}: use lockstep.sweep without it" for text in typed if text in ("-m", "--multirun")]
+    errors = [f"{text}: remove it, and call lockstep.sweep" for text in typed if text in ("-m", "--multirun")]
     for text in typed:
         try:
             override = options.parsed(text)
