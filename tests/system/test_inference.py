@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,11 +69,14 @@ def num_chunks(output: Path) -> int:
 def test_any_number_of_workers_writes_the_same_bytes(
     trained: RunFolder, photos: Path, alone: bytes, tmp_path: Path, num_workers: int
 ) -> None:
-    output = tmp_path / "out.csv"
-    done = lockstep(tmp_path, *words(trained, photos, output), "--devices", str(num_workers))
+    output, job = tmp_path / "out.csv", RunFolder(tmp_path / "job")
+    job.path.mkdir()
+    job.failure.write_text("of this job before it was requeued")
+    done = lockstep(tmp_path, *words(trained, photos, output), "--devices", str(num_workers), "--job", str(job.path))
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{NUM_PHOTOS} predictions in {output}\n", "")
     assert output.read_bytes() == alone
-    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job", "out.csv"]
+    assert not job.failure.exists()
 
 
 @pytest.mark.full
@@ -137,6 +141,27 @@ def test_a_broken_photo_is_listed_once_by_several_processes(
     lines = [line for line in alone.splitlines() if not line.startswith(b"1/4.png")]
     assert output.read_bytes().splitlines() == lines
     assert not Path(f"{output}.part").exists()
+
+
+@pytest.mark.full
+def test_a_network_that_cannot_take_an_empty_batch_predicts_next_to_a_broken_photo(
+    photos: Path, tmp_path: Path
+) -> None:
+    network = ["model._target_=tests.support.planted.ViewsByLength", "data.image_size=8", "trainer.max_epochs=1"]
+    folder = write_run(tmp_path / "run", [*own_network("Plain"), *network])
+    train_all([folder], 1)
+    shutil.copytree(photos / "1", tmp_path / "photos")
+    (tmp_path / "photos" / "4.png").write_bytes(b"no image")
+    done = lockstep(tmp_path, *words(folder, tmp_path / "photos", tmp_path / "out.csv"), "--devices", "1")
+    assert (done.returncode, done.stdout) == (EXIT_FAILED, f"14 predictions in {tmp_path}/out.csv\n"), done.stderr
+
+
+def test_an_output_that_is_a_folder_is_refused(trained: RunFolder, photos: Path, tmp_path: Path) -> None:
+    done = lockstep(tmp_path, *words(trained, photos, tmp_path))
+    assert (done.returncode, done.stderr) == (
+        EXIT_CONFIG,
+        f"lockstep: --output {tmp_path} is a folder: name a file in it.\n",
+    )
 
 
 def test_an_evaluation_reads_only_the_images_of_its_split(tmp_path: Path) -> None:

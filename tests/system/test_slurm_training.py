@@ -106,7 +106,7 @@ def test_tasks_that_no_srun_starts_are_not_waited_for(slurm: Slurm, tmp_path: Pa
     assert slurm.wait(job) == "FAILED"
     assert slurm.show(job)["ExitCode"] == "2:0"
     text = (tmp_path / f"slurm-{job}.out").read_text()
-    assert "srun started 1 process: start it with srun --nodes=1 --ntasks-per-node=2 lockstep train" in text
+    assert "srun started 1 process: use srun --nodes=1 --ntasks-per-node=2 ..." in text
 
 
 # a node of this SLURM has two GPUs on paper; a task sees what it would see on a real one

@@ -2,20 +2,18 @@
 
 import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 
 from lockstep.cli.check import opened
 from lockstep.config import compose, overrides, places, presence
 from lockstep.config.errors import ConfigError
 from lockstep.config.target_sections import Data
-from lockstep.data.images.listing import FOLDERS
-from lockstep.data.transfer import copying, remote
+from lockstep.data.transfer import remote
 from lockstep.system.terminal import show_table
-from lockstep.system.wording import plural, size_text
+from lockstep.system.wording import plural
 
 
 def fetch(typed: Sequence[str], source: compose.Source) -> int:
-    """Download what a training with these overrides needs, and print where it is and its size.
+    """Download what a training with these overrides needs, and print where it is.
 
     Returns the exit code. Raises ConfigError, FileNotFoundError or ValueError.
     """
@@ -33,19 +31,15 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
 
     def load(local: Data) -> tuple[str, str | None, int, int]:
         images, decoding = opened(config.seed, local)
-        text = plural(sum(map(len, images.parts.values())), "image")
-        if decoding is not None:
-            text += f": {decoding.table.folder} ({size_text(int(decoding.table.states[:, 0].sum()))})"
-        elif local.root is not None and local.target in FOLDERS:
-            sizes = copying.files_below(Path(local.root).expanduser(), FOLDERS[local.target]).sizes
-            text += f": {local.root}/{FOLDERS[local.target]} ({size_text(sum(filter(None, sizes.values())))})"
+        folder = decoding.table.folder if decoding is not None else local.root
+        text = plural(sum(map(len, images.parts.values())), "image") + (f" in {folder}" if folder else "")
         return text, local.root, images.train.pixels.shape[1], len(images.class_names)
 
     with contextlib.ExitStack() as held:
         text, root, *shape = once_a_node(section, load, rank=0, local_rank=0, is_silent=False, held=held)
-    num_bytes, file = networks.fetch_weights(config, *shape), config.model.arguments().get("pretrained")
-    place = file if isinstance(file, str) else "the cache of the library, which TORCH_HOME or HF_HOME moves"
-    weights = f"{place} ({size_text(num_bytes)})" if num_bytes else ""
+    file, weights = config.model.arguments().get("pretrained"), ""
+    if networks.fetch_weights(config, *shape):
+        weights = file if isinstance(file, str) else "in the cache of the library, which TORCH_HOME or HF_HOME moves"
     rows = [("data", text), ("weights", weights), ("for jobs", f"data.root={root}" if is_url else "")]
     show_table(f"Data: {section.target.rpartition('.')[2]}", rows)
     return 0

@@ -25,24 +25,10 @@ from lockstep.training import checkpoints, refusals
 VALUES = ("split", "output", "checkpoint", "devices", "strategy", "job")  # options that the command of a job repeats
 
 
-def evaluate(arguments: argparse.Namespace) -> int:
-    return _use(arguments, "evaluate", {"split": arguments.split})
-
-
-def predict(arguments: argparse.Namespace) -> int:
-    output = Path(arguments.output).resolve()
-    if arguments.source not in ("val", "test"):
-        if not Path(arguments.source).exists():
-            raise FileNotFoundError(f"{arguments.source} does not exist: give a folder or file of images, val or test.")
-        arguments.source = str(Path(arguments.source).resolve())
-    if (error := refusals.unwritable(output.parent)) is not None:
-        raise ValueError(f"--output {arguments.output}: {error}.")
-    given = {"source": arguments.source, "output": str(output), "is_strict": arguments.strict}
-    return _use(arguments, "predict", given)
-
-
-def _use(arguments: argparse.Namespace, task: str, given: dict[str, Any]) -> int:
-    """Run a task on a checkpoint of a run, whose folder does not change. Returns the exit code."""
+def infer(arguments: argparse.Namespace) -> int:
+    """Evaluate a checkpoint of a run, or predict with it; the run folder does not change. Returns the exit code."""
+    is_prediction = arguments.task == "predict"
+    given = _prediction(arguments) if is_prediction else {"split": arguments.split}
     folder = naming.find(arguments.run)
     checkpoint = checkpoints.requested(folder, arguments.checkpoint, option="--checkpoint {}")
     saved = storage.load(folder.config)
@@ -56,12 +42,26 @@ def _use(arguments: argparse.Namespace, task: str, given: dict[str, Any]) -> int
         config = saved_run.changed(folder, here, arguments.overrides, source)
         if config.cluster.name != "none":
             return _submit(arguments, folder, config)
-        if task == "evaluate" or given["source"] in ("val", "test"):
+        if not is_prediction or given["source"] in ("val", "test"):
             presence.check(config.data)
         given |= {"config": storage.to_tree(config), "checkpoint": str(checkpoint), "run": str(folder.path)}
-        return _compute(task, given, config, arguments.job)
+        return _compute(arguments.task, given, config, arguments.job)
     except errors.ConfigError as error:
         errors.exit_with(error)
+
+
+def _prediction(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Check source and output of a prediction, and return them with absolute paths."""
+    output = Path(arguments.output).resolve()
+    if arguments.source not in ("val", "test"):
+        if not Path(arguments.source).exists():
+            raise FileNotFoundError(f"{arguments.source} does not exist: give a folder or file of images, val or test.")
+        arguments.source = str(Path(arguments.source).resolve())
+    if output.is_dir():
+        raise ValueError(f"--output {arguments.output} is a folder: name a file in it.")
+    if (error := refusals.unwritable(output.parent)) is not None:
+        raise ValueError(f"--output {arguments.output}: {error}.")
+    return {"source": arguments.source, "output": str(output), "is_strict": arguments.strict}
 
 
 def _devices(text: str | None) -> int | list[int] | None:
@@ -78,6 +78,8 @@ def _compute(task: str, given: dict[str, Any], config: Config, job: Path | None)
     Logs are in the folder of the `job`, or in a temporary one, for a launcher in outputs/, which all machines see.
     """
     world, known = outer_world(os.environ), RunFolder(job) if job is not None else None
+    if known is not None and (world is None or world.rank == 0):
+        known.forget_end()  # of this job before it was requeued
     if world is None:
         num_workers = resolve_workers(config).world_size
         with tempfile.TemporaryDirectory(prefix="lockstep-") as path:
@@ -86,9 +88,6 @@ def _compute(task: str, given: dict[str, Any], config: Config, job: Path | None)
     from lockstep.training.process_group import shared_folder
 
     def make() -> RunFolder:
-        if known is not None:
-            known.forget_end()  # of a job before it was requeued
-            return known
         outputs = Path("outputs").resolve()
         if (error := refusals.unwritable(outputs)) is not None:
             raise errors.ConfigError([error])
@@ -96,7 +95,7 @@ def _compute(task: str, given: dict[str, Any], config: Config, job: Path | None)
         return RunFolder(Path(tempfile.mkdtemp(prefix=f".{task}-", dir=outputs)))
 
     runner.meet(config, world, known)
-    folder = shared_folder(make, config, world, known)
+    folder = known or shared_folder(make, config, world)
     code = worker.run_here(Job(task, str(folder.path), given), world)
     if known is None and world.rank == 0:
         shutil.rmtree(folder.path, ignore_errors=True)  # others may still write their logs

@@ -32,6 +32,7 @@ def show(*, is_json: bool) -> int:
         "scratch": hardware.scratch_disks(),
         "partitions": [partition._asdict() for partition in nodes],
         "limits": limits,
+        # on CPUs one process with all threads of a machine is faster than several
         "commands": [training_command() + (f" trainer.devices={len(gpus)}" if gpus else ""), *_on_cluster(nodes)],
     }
     if is_json:
@@ -65,20 +66,14 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
 
 def _show(facts: dict[str, Any], nodes: list[Partition]) -> None:
     out, gpus, free = terminal(), facts["gpus"], facts["free_bytes"]
+    lines = []
+    for number, gpu in enumerate(gpus):
+        sizes = (size_text(gpu["memory_bytes"]), size_text(gpu["free_bytes"]))
+        capability = f"{gpu['compute_capability']}{', bfloat16' if gpu['bfloat16'] else ''}"
+        lines.append((str(number), gpu["name"], *sizes, capability, " ".join(map(str, gpu["linked_to"])) or NONE))
     if gpus:
-        rows = [
-            (
-                str(number),
-                gpu["name"],
-                size_text(gpu["memory_bytes"]),
-                size_text(gpu["free_bytes"]),
-                f"{gpu['compute_capability']}{', bfloat16' if gpu['bfloat16'] else ''}",
-                " ".join(map(str, gpu["linked_to"])) or NONE,
-            )
-            for number, gpu in enumerate(gpus)
-        ]
         heads = ("GPU", "name", "memory", "free", "capability", "linked to")
-        print_table(new_table(heads, rows, out, right=("memory", "free")), out)
+        print_table(new_table(heads, lines, out, right=("memory", "free")), out)
     rows = [
         ("GPUs", "" if gpus else "none"),
         ("cores", f"{facts['cores']} of {facts['cores_of_machine']} for this process"),
@@ -88,36 +83,27 @@ def _show(facts: dict[str, Any], nodes: list[Partition]) -> None:
         place = f" in {disk['path']}" if disk["path"] != name else ""
         rows.append((name, f"{size_text(disk['free_bytes'])} free{place}"))
     show_table("This machine", rows)
+    lines = []
+    for each in nodes:
+        name = f"{each.name} (default)" if each.is_default else each.name
+        found = " ".join([str(each.gpus), *each.gpu_kinds]) if each.gpus else NONE
+        node = (found, str(each.cores), size_text(each.memory_mib << 20))
+        limit = "none" if each.limit_s is None else duration(each.limit_s)
+        lines.append((name, str(each.nodes), str(each.idle) if each.is_up else "down", *node, limit))
     if nodes:
-        rows = [
-            (
-                f"{each.name} (default)" if each.is_default else each.name,
-                str(each.nodes),
-                str(each.idle) if each.is_up else "down",
-                " ".join([str(each.gpus), *each.gpu_kinds]) if each.gpus else NONE,
-                str(each.cores),
-                size_text(each.memory_mib << 20),
-                "none" if each.limit_s is None else duration(each.limit_s),
-            )
-            for each in nodes
-        ]
         heads = ("partition", "nodes", "idle", "GPUs/node", "cores/node", "mem./node", "limit")
-        print_table(new_table(heads, rows, out, right=("nodes", "idle", "cores/node", "mem./node", "limit")), out)
+        print_table(new_table(heads, lines, out, right=("nodes", "idle", "cores/node", "mem./node", "limit")), out)
     for limit in facts["limits"]:
         say(out, f"Your limits: {limit}")
     print("Train with:", *facts["commands"], sep="\n  ")
 
 
 def _on_cluster(nodes: list[Partition]) -> list[str]:
-    """Return a command for one partition: with GPUs, the default one, or with idle nodes; none if all are down.
-
-    On a CPU one process with all threads of a machine is faster than several.
-    """
+    """Return a command for one partition: with GPUs, the default one, or with idle nodes; none if all are down."""
     best = max(filter(lambda each: each.is_up, nodes), key=lambda p: (p.gpus > 0, p.is_default, p.idle), default=None)
     if best is None:
         return []
     minutes = 60 if best.limit_s is None else max(1, min(60, int(best.limit_s // 60)))
-    on_cores = f"strategy=cpu trainer.devices=1 cluster.cpus_per_worker={best.cores}"
-    workers = f"trainer.devices={best.gpus}" if best.gpus else on_cores
+    workers = f"trainer.devices={best.gpus}" if best.gpus else f"strategy=cpu cluster.cpus_per_worker={best.cores}"
     where = f"cluster=slurm cluster.partition={best.name} cluster.time_min={minutes}"
     return [f"{training_command()} {where} trainer.num_nodes={min(2, best.nodes)} {workers}"]

@@ -54,7 +54,7 @@ def _command() -> int:
 
             return run(sys.argv[2:])
         arguments = _parsed(_joined(sys.argv[1:]))
-        if arguments.function in (_evaluate, _predict):
+        if arguments.function is _infer:
             launcher.of_several(os.environ)
             entry.start_training()
         elif arguments.function in (_benchmark, _verify):
@@ -144,8 +144,8 @@ def _parser() -> argparse.ArgumentParser:
         subparser.add_argument("--json", action="store_true", help="as JSON")
     commands.add_parser("jobs", help="list, follow, cancel and requeue submitted runs", add_help=False)
     stop = command("stop", _stop, "stop a run, or all trials of a sweep, with a checkpoint")
-    evaluate = command("eval", _evaluate, "evaluate a trained network, on any number of workers")
-    predict = command("predict", _predict, "write predictions for images to a CSV file")
+    evaluate = command("eval", _infer, "evaluate a trained network, on any number of workers")
+    predict = command("predict", _infer, "write predictions for images to a CSV file")
     for subparser in (stop, evaluate, predict):
         subparser.add_argument("run", help="run folder, or latest")
     stop.add_argument("--reason", default="lockstep stop", help="recorded in the status of the run")
@@ -153,7 +153,8 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("source", help="image file, folder of images, or split of the run's data: val or test")
     predict.add_argument("--output", required=True, help="CSV file to write, one row per image")
     predict.add_argument("--strict", action="store_true", help="write nothing if an image cannot be read")
-    for subparser in (evaluate, predict):
+    for subparser, task in ((evaluate, "evaluate"), (predict, "predict")):
+        subparser.set_defaults(task=task)
         subparser.add_argument("overrides", nargs="*", help="settings to change, such as data.root=elsewhere")
         subparser.add_argument("--trust", action="store_true", help=naming.TRUSTING)
         subparser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
@@ -271,16 +272,10 @@ def _stop(arguments: argparse.Namespace) -> int:
     return stopping.stop(arguments.run, arguments.reason)
 
 
-def _evaluate(arguments: argparse.Namespace) -> int:
+def _infer(arguments: argparse.Namespace) -> int:
     from lockstep.cli import inference
 
-    return inference.evaluate(arguments)
-
-
-def _predict(arguments: argparse.Namespace) -> int:
-    from lockstep.cli import inference
-
-    return inference.predict(arguments)
+    return inference.infer(arguments)
 
 
 def _data(arguments: argparse.Namespace) -> int:

@@ -4,12 +4,10 @@ import os
 import shutil
 import socket
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from lockstep.config import slurm_rules
 from lockstep.config.errors import shown
 from lockstep.config.schema import Config
-from lockstep.runs.naming import training_command
 from lockstep.system import hardware, launcher
 from lockstep.system.wording import plural
 
@@ -81,7 +79,7 @@ def _here(config: Config, world: launcher.World | None) -> tuple[Workers, list[s
         num_local = devices if devices != "auto" else 1 if name == "single_device" else max(1, num_gpus)
         world_size = num_local * num_nodes
     workers = Workers(world_size, num_local, num_nodes, _one_each(world, num_gpus, num_local))
-    if not num_gpus or max(workers.gpus) < num_gpus:
+    if not num_gpus or max(workers.gpus, default=0) < num_gpus:
         return workers, []
     if devices == "auto" and world is not None:
         error = f"{world.launcher} started {num_local} workers on a machine with {_gpus(num_gpus)}: start {num_gpus}, "
@@ -199,20 +197,19 @@ def _load_errors(config: Config, workers: Workers) -> list[str]:
 def _world_errors(workers: Workers, world: launcher.World | None) -> list[str]:
     """Compare the workers with the processes that a launcher started on all nodes, and on this one."""
     n, nodes, num_local = workers.world_size, workers.num_nodes, workers.num_local
-    script = "train.py" if Path("train.py").is_file() else "-m lockstep train"
-    if world is None and nodes == 1:
-        return []
+    start = f"torchrun {f'--nnodes={nodes} ' if nodes > 1 else ''}--nproc-per-node={num_local}"
     if world is None:
-        meet = f"torchrun --nnodes={nodes} --nproc-per-node={num_local} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
-        return [f"trainer.num_nodes={nodes} needs a launcher on every node: {meet} {script} ..., or srun"]
+        meet = f"{start} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
+        return [f"trainer.num_nodes={nodes} needs a launcher on every node: {meet} ..., or srun"] if nodes > 1 else []
+    if not world.num_local:
+        return ["LOCAL_WORLD_SIZE is not set: set it to the number of processes on this machine, or use torchrun"]
     what = f"trainer.devices={num_local}" + (f" on trainer.num_nodes={nodes}" if nodes > 1 else "")
-    hint = f"srun --nodes={nodes} --ntasks-per-node={num_local} {training_command()} ..."
-    if world.launcher == "torchrun":
-        hint = f"torchrun {f'--nnodes={nodes} ' if nodes > 1 else ''}--nproc-per-node={num_local} {script} ..."
+    if world.launcher == "srun":
+        start = f"srun --nodes={nodes} --ntasks-per-node={num_local}"
     if world.world_size != n:
         started = plural(world.world_size, "process", "processes")
-        return [f"{what} requires {plural(n, 'worker')}, but {world.launcher} started {started}: start it with {hint}"]
+        return [f"{what} requires {plural(n, 'worker')}, but {world.launcher} started {started}: use {start} ..."]
     if world.num_local != num_local:
         here = f"{world.launcher} started {world.num_local} on {socket.gethostname()}"
-        return [f"{what} is for each node, but {here}: use trainer.devices=auto, or start it with {hint}"]
+        return [f"{what} is for each node, but {here}: use trainer.devices=auto, or {start} ..."]
     return []

@@ -50,7 +50,12 @@ def prepared(
     trial = trial or ledger.add(trial_overrides, subdir)
     folder = trial.folder
     if not is_new:
-        _check_same(ledger, trial, storage.load(folder.config), saved)
+        before = storage.load(folder.config)
+        _check_same(ledger, trial, before, saved)
+        if config.trainer.loads == "auto" and before.trainer.devices == saved.trainer.devices != "auto":
+            trainer = config.trainer.model_copy(update={"loads": before.trainer.loads})  # measured before
+            config = config.model_copy(update={"trainer": trainer})
+            saved = submission.for_job(config)
     folder.path.mkdir(parents=True, exist_ok=True)
     # a job may read them; its submission writes them again
     if is_new or (config.cluster.name == "none" and trial.state not in (*DONE, *LIVE_STATES)):

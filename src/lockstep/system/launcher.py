@@ -15,7 +15,7 @@ class World:
     local_rank: int
     node_rank: int
     world_size: int
-    num_local: int = 1  # workers of this node; nodes may differ
+    num_local: int = 1  # workers of this node, 0 if unknown; nodes may differ
     # where the launcher names no address (srun):
     step: str = ""  # job-restart-step, unique for each start
     address: tuple[str, int] | None = None  # host and port, which every rank computes for itself
@@ -44,7 +44,7 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
             number("LOCAL_RANK"),
             number("GROUP_RANK"),
             number("WORLD_SIZE", default=1),
-            number("LOCAL_WORLD_SIZE", default=1),
+            number("LOCAL_WORLD_SIZE"),
         )
     if "SLURM_JOB_ID" in environ and "SLURM_PROCID" in environ:
         num_tasks = number("SLURM_STEP_NUM_TASKS", default=1)  # SLURM_NTASKS counts what a batch script may yet start

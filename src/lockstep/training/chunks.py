@@ -20,7 +20,7 @@ from lockstep.runs.naming import shown
 INPUTS = "inputs.json"  # what the rows depend on
 FILES = "*.jsonl"
 
-Places = dict[int, tuple[Path, int]]  # file and offset of each chunk
+Index = dict[int, tuple[Path, int]]  # file and offset of each chunk
 
 
 class Chunk(NamedTuple):
@@ -31,8 +31,8 @@ class Chunk(NamedTuple):
     errors: list[str]
 
 
-def open_folder(path: Path, inputs: Mapping[str, str], held: contextlib.ExitStack) -> Places:
-    """Create or continue the folder, and lock it while `held` is open. Returns its chunks, as `places`.
+def open_folder(path: Path, inputs: Mapping[str, str], held: contextlib.ExitStack) -> Index:
+    """Create or continue the folder, and lock it while `held` is open. Returns its `index`.
 
     Chunks of other `inputs` are removed. At the end a folder that was joined or is empty is removed, after the lock:
     a network file system keeps open files. Raises ValueError if the folder cannot be used.
@@ -56,9 +56,9 @@ def open_folder(path: Path, inputs: Mapping[str, str], held: contextlib.ExitStac
         for old in path.glob(FILES):
             old.unlink()
         if before:
-            print(f"{shown(path)} has rows of other {' and '.join(changed)}: starting again", flush=True)
+            print(f"{' and '.join(changed)} changed: the rows in {shown(path)} are computed again", flush=True)
         files.write_json(path / INPUTS, dict(inputs))
-    return places(path.glob(FILES))
+    return index(path.glob(FILES))
 
 
 def _remove_ended(path: Path) -> None:
@@ -74,9 +74,9 @@ def line_of(chunk: Chunk) -> bytes:
     return f"{json.dumps(chunk)}\n".encode()
 
 
-def places(paths: Iterable[Path]) -> Places:
-    """Return file and offset of each chunk that is there."""
-    found: Places = {}
+def index(paths: Iterable[Path]) -> Index:
+    """Find the complete chunks in these files."""
+    found: Index = {}
     for path in paths:
         with open(path, "rb") as file:
             offset = 0
@@ -87,7 +87,7 @@ def places(paths: Iterable[Path]) -> Places:
     return found
 
 
-def join(folder: Path, found: Places, num_chunks: int, output: Path, *, header: str, is_strict: bool) -> list[str]:
+def join(folder: Path, found: Index, num_chunks: int, output: Path, *, header: str, is_strict: bool) -> list[str]:
     """Write all rows in order to `output`, in one step, and remove the chunks. Returns the errors of their images.
 
     Raises ImageError, and writes nothing, if there are no rows, or errors and `is_strict`.

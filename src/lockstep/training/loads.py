@@ -21,8 +21,8 @@ SHORTEST_S = 0.1  # of a timed part: longer than the time slices in which proces
 EQUAL = 0.95  # of the highest speed: two measurements of one machine differ as much
 
 
-def measured(here: Session, data: ImageData, module: Classifier) -> tuple[Session, list[float]]:
-    """Replace loads=auto in the session, the data and config.yaml; return the images/s of all workers, too.
+def measured(here: Session, data: ImageData, module: Classifier) -> tuple[Session, str]:
+    """Replace loads=auto in the session, the data and config.yaml; return a text about the measurement, too.
 
     Every rank must call it. Network, random numbers and data are left as they were.
     """
@@ -34,7 +34,9 @@ def measured(here: Session, data: ImageData, module: Classifier) -> tuple[Sessio
     data.share(here.loads)
     if here.rank == 0:
         storage.save(here.config, here.folder.config)
-    return here, speeds
+    idle = ", ".join(str(rank) for rank, load in enumerate(here.loads) if not load)
+    text = f"measured: {' : '.join(f'{speed:,.0f}' for speed in speeds)} images/s"
+    return here, f"{text}; too slow to help: rank {idle}" if idle else text
 
 
 def proportional(size: int, speeds: Sequence[float]) -> list[int]:

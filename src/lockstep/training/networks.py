@@ -112,15 +112,13 @@ def load_pretrained(session: Session, net: nn.Module) -> None:
         together(lambda: _loaded(session.config, load) if session.rank == 0 else None)
 
 
-def fetch_weights(config: Config, in_channels: int, num_classes: int) -> int:
-    """Load the pretrained weights of the network into the cache of its library. Returns their bytes, 0 without any."""
+def fetch_weights(config: Config, in_channels: int, num_classes: int) -> bool:
+    """Load the pretrained weights of the network into the cache of its library. Returns False without any."""
     with build.answering(config, "model"):
-        net = build.build(config.model, in_channels=in_channels, num_classes=num_classes)
-    load = _origin(net).load
-    if load is None:
-        return 0
-    _loaded(config, load)
-    return sum(value.nbytes for value in net.state_dict().values())
+        load = _origin(build.build(config.model, in_channels=in_channels, num_classes=num_classes)).load
+    if load is not None:
+        _loaded(config, load)
+    return load is not None
 
 
 def _loaded(config: Config, load: Callable[[], None]) -> None:

@@ -57,7 +57,6 @@ def predict(
     refuse_own_module(settings, "lockstep predict")
     with session.opened(folder, settings, world) as here:
         module = loaded(here, Path(checkpoint))
-        _refuse_unwritable(module, settings)
         images, digest = _images(here, RunFolder(Path(run)), source, module.image_format)
         size = min(settings.eval_batch_size, NUM_PER_RUN)
         part, num_chunks = Path(f"{output}.part"), math.ceil(len(images) / size)
@@ -70,8 +69,8 @@ def predict(
         header = csv_text([["file", *module.task.columns(module.image_format.class_names)]])
 
         def join() -> list[str]:
-            places = found | chunks.places(paths)
-            return chunks.join(part, places, num_chunks, Path(output), header=header, is_strict=is_strict)
+            rows = found | chunks.index(paths)
+            return chunks.join(part, rows, num_chunks, Path(output), header=header, is_strict=is_strict)
 
         broken = together(lambda: join() if here.rank == 0 else [])
         if here.rank == 0:
@@ -110,15 +109,6 @@ def predictions(module: Classifier, inputs: Tensor) -> Tensor:
         return module.task.predictions(module(inputs.to(module.device)))
 
 
-def _refuse_unwritable(module: Classifier, config: Config) -> None:
-    """Raise ConfigError unless the task predicts rows of numbers."""
-    shape = predictions(module, torch.empty(0, *module.image_format.image_shape, dtype=torch.uint8)).shape
-    if len(shape) != 2:
-        error = f"{config.task.target} predicts values of shape {tuple(shape[1:])} for each image"
-        hint = "use lockstep.load in Python"
-        raise errors.ConfigError([f"{error}, and lockstep predict writes rows of numbers: {hint}"])
-
-
 def _images(here: Session, run: RunFolder, source: str, image_format: ImageFormat) -> tuple[Images, str]:
     """Return the images, and a digest of their names with targets, or with the states of their files."""
     if source in ("val", "test"):
@@ -146,20 +136,35 @@ def _inputs(here: Session, checkpoint: Path) -> dict[str, str]:
 
 
 def _computed(here: Session, module: Classifier, images: Images, size: int, done: Collection[int], path: Path) -> Path:
-    """Compute chunks that are not `done`: this rank takes the next one when it is free. Returns `path`, their file."""
+    """Compute chunks that are not `done`: this rank takes the next one when it is free. Returns `path`, their file.
+
+    Raises ConfigError unless the task predicts rows of numbers.
+    """
     runs = torch.arange(len(images)).split(size)
     left = sorted({*range(len(runs))}.difference(done))
     taken = (runs[left[count]] for count in itertools.takewhile(lambda count: count < len(left), shared_count()))
+    # a worker of many threads would take all of a few chunks
+    most = min(torch.get_num_threads(), math.ceil(len(left) / here.world_size) or 1)
     progress = Progress("Predicting", "images")
     with open(path, "xb") as file:
-        for positions, pixels, errors_at in read_runs(images.pixels, taken, torch.get_num_threads()):
-            number, rows = int(positions[0]) // size, positions.tolist()
-            kept = [row for row, position in enumerate(rows) if position not in errors_at]
-            cells = module.task.cells(predictions(module, pixels[kept]), module.image_format.class_names)
-            table = [[images.names[rows[row]], *values] for row, values in zip(kept, cells, strict=True)]
-            file.write(chunks.line_of(Chunk(number, csv_text(table), [errors_at[key] for key in sorted(errors_at)])))
+        for positions, pixels, errors_at in read_runs(images.pixels, taken, most):
+            number = int(positions[0]) // size
+            kept = [row for row, position in enumerate(positions.tolist()) if position not in errors_at]
+            names = [images.names[int(position)] for position in positions[kept]]
+            rows = _rows(here, module, names, pixels[kept]) if kept else []  # a network may fail without an image
+            file.write(chunks.line_of(Chunk(number, csv_text(rows), [errors_at[key] for key in sorted(errors_at)])))
             file.flush()
             if here.rank == 0 and not here.config.silent:
                 progress.show(bisect(left, number) * size, len(left) * size)
     progress.end()
     return path
+
+
+def _rows(here: Session, module: Classifier, names: list[str], pixels: Tensor) -> list[list[str]]:
+    predicted = predictions(module, pixels)
+    if predicted.dim() != 2:
+        error = f"{here.config.task.target} predicts values of shape {tuple(predicted.shape[1:])} for each image"
+        hint = "use lockstep.load in Python"
+        raise errors.ConfigError([f"{error}, and lockstep predict writes rows of numbers: {hint}"])
+    cells = module.task.cells(predicted, module.image_format.class_names)
+    return [[name, *values] for name, values in zip(names, cells, strict=True)]

@@ -59,7 +59,7 @@ class Session:
 
     @property
     def loads(self) -> tuple[int, ...]:
-        """Relative size of the shard of every rank; even before loads=auto is measured, and without it."""
+        """Relative shard size of every rank: equal without loads, and until loads=auto is measured."""
         loads = self.config.trainer.loads
         return tuple(loads) if isinstance(loads, list) else (1,) * self.world_size
 

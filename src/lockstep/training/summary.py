@@ -1,6 +1,5 @@
 """The header of a run, printed before the first step, and its summary after the last one."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
@@ -85,12 +84,9 @@ def device_name(here: Session) -> str:
 
 
 def show_header(
-    here: Session, data: ImageData, module: L.LightningModule, *, is_resumed: bool, speeds: Sequence[float] = ()
+    here: Session, data: ImageData, module: L.LightningModule, *, is_resumed: bool, measured_loads: str
 ) -> None:
-    """Print data, network, workers, batch, precision and folder of a run, unless it is silent.
-
-    `speeds` are the images/s from which the loads were measured.
-    """
+    """Print data, network, workers, batch, precision and folder of a run, unless it is silent."""
     config, count, device = here.config, here.world_size, device_name(here)
     if config.silent:
         return
@@ -104,7 +100,7 @@ def show_header(
     if here.device.type == "cpu" and here.num_local > 1 and num_cores() <= FEW_CORES:
         rows.append(("", REHEARSAL))
     if isinstance(config.trainer.loads, list):
-        rows.append(("loads", _loads(config.trainer.loads, speeds)))
+        rows.append(("loads", ", ".join(filter(None, (errors.shown(config.trainer.loads), measured_loads)))))
     rows += [("batch", _batch(here, data)), ("precision", f"{here.precision} ({here.precision_reason})")]
     if isinstance(module, Classifier):
         rows.append(("layout", f"{module.layout.name} ({module.layout.reason})"))
@@ -131,15 +127,6 @@ def _batch(here: Session, data: ImageData) -> str:
         return text
     shards = sorted({-(-micro * load // sum(here.loads)) for load in here.loads}, reverse=True)
     return f"{text}, up to {' or '.join(map(str, shards))} on each worker"
-
-
-def _loads(loads: Sequence[int], speeds: Sequence[float]) -> str:
-    text = errors.shown(loads)
-    if speeds:
-        text += f", measured: {' : '.join(f'{speed:,.0f}' for speed in speeds)} images/s"
-        idle = [str(rank) for rank, load in enumerate(loads) if not load]
-        text += f"; too slow to help: rank {', '.join(idle)}" if idle else ""
-    return text
 
 
 def _num_parameters(module: L.LightningModule) -> int:

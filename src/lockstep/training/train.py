@@ -49,13 +49,13 @@ def train(
     with session.opened(folder, config, world) as here:
         resumed_from = session.checkpoint(here, folder.last_checkpoint)
         data, module, first = prepared(here, is_new=resumed_from.path is None)
-        speeds: list[float] = []
+        text = ""
         if config.trainer.loads == "auto" and here.world_size > 1:
             assert isinstance(module, Classifier), "refused for custom modules"
-            here, speeds = loads.measured(here, data, module)
+            here, text = loads.measured(here, data, module)
         if here.rank == 0:
             folder.note(environment=provenance.describe(project.root()))
-            show_header(here, data, module, is_resumed=resumed_from.path is not None, speeds=speeds)
+            show_header(here, data, module, is_resumed=resumed_from.path is not None, measured_loads=text)
         callbacks = built_callbacks(config)
         checkpoint = _prepared_checkpoint(callbacks, folder)
         timer = next((callback for callback in callbacks if isinstance(callback, Timer)), None)

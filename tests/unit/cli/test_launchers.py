@@ -12,8 +12,7 @@ from lockstep.cli import main
 from lockstep.system.launcher import outer_world
 
 COMMANDS = {
-    "_evaluate": ["eval", "latest"],
-    "_predict": ["predict", "latest", "photos", "--output", "out.csv"],
+    "_infer": ["predict", "latest", "photos", "--output", "out.csv"],
     "_benchmark": ["benchmark"],
     "_verify": ["verify"],
 }
@@ -69,18 +68,17 @@ def test_several_processes_are_refused_in_a_line(
     assert capsys.readouterr().err.startswith(line)
 
 
-@pytest.mark.parametrize("name", ["_evaluate", "_predict"])
 @pytest.mark.parametrize("variables", [TORCHRUN, STEP])
 def test_several_processes_compute_together(
-    monkeypatch: pytest.MonkeyPatch, started: list[str], name: str, variables: dict[str, str]
+    monkeypatch: pytest.MonkeyPatch, started: list[str], variables: dict[str, str]
 ) -> None:
-    assert code_of(monkeypatch, name, variables) == 2  # ranks
-    assert started == [name]
+    assert code_of(monkeypatch, "_infer", variables) == 2  # ranks
+    assert started == ["_infer"]
 
 
 @pytest.mark.parametrize(
     ("name", "variables"),
-    [*(("_verify", variables) for variables in (BATCH_SCRIPT, SALLOC, ONE_OF_TORCHRUN)), ("_predict", {})],
+    [*(("_verify", variables) for variables in (BATCH_SCRIPT, SALLOC, ONE_OF_TORCHRUN)), ("_infer", {})],
 )
 def test_a_single_process_starts_its_own_workers(
     monkeypatch: pytest.MonkeyPatch, started: list[str], name: str, variables: dict[str, str]

@@ -61,21 +61,14 @@ def test_the_command_for_a_cluster_prefers_gpus_then_the_default_then_idle_nodes
 ) -> None:
     monkeypatch.chdir(tmp_path)
     given = "lockstep train cluster=slurm cluster.partition"
-    one = "strategy=cpu trainer.devices=1 cluster.cpus_per_worker"
     assert facts(capsys)["commands"] == [
         "lockstep train",
         f"{given}=gpu cluster.time_min=60 trainer.num_nodes=2 trainer.devices=9",
     ]
     without = [line for line in SINFO.splitlines() if "gpu" not in line]
     for lines, line in (
-        (
-            without,
-            f"{given}=cpu cluster.time_min=60 trainer.num_nodes=2 {one}=64",
-        ),
-        (
-            without[:1],
-            f"{given}=debug cluster.time_min=30 trainer.num_nodes=2 {one}=16",
-        ),
+        (without, f"{given}=cpu cluster.time_min=60 trainer.num_nodes=2 strategy=cpu cluster.cpus_per_worker=64"),
+        (without[:1], f"{given}=debug cluster.time_min=30 trainer.num_nodes=2 strategy=cpu cluster.cpus_per_worker=16"),
         (["old|down|1:00:00|0/4/0/4|8|32000|gpu:8"], None),
     ):
         answers = {"sinfo": "\n".join(lines), "sacctmgr": ""}

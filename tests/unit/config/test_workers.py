@@ -231,15 +231,24 @@ def test_nodes_need_a_launcher(machine: Machine) -> None:
 def test_an_outer_launcher_must_have_started_the_configured_workers(machine: Machine) -> None:
     machine.is_in_srun(1)
     assert machine.error(devices=2) == (
-        "trainer.devices=2 requires 2 workers, but srun started 1 process: "
-        "start it with srun --nodes=1 --ntasks-per-node=2 python train.py ..."
+        "trainer.devices=2 requires 2 workers, but srun started 1 process: use srun --nodes=1 --ntasks-per-node=2 ..."
     )
     machine.is_in_torchrun(3)
     assert machine.workers() == Workers(3, 3, 1, ())
     assert machine.error(devices=2) == (
-        "trainer.devices=2 requires 2 workers, but torchrun started 3 processes: "
-        "start it with torchrun --nproc-per-node=2 train.py ..."
+        "trainer.devices=2 requires 2 workers, but torchrun started 3 processes: use torchrun --nproc-per-node=2 ..."
     )
+
+
+@pytest.mark.parametrize("num_gpus", [0, 2])
+def test_a_launcher_that_does_not_count_the_workers_of_a_machine_is_an_error(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, num_gpus: int
+) -> None:
+    machine.has_gpus(num_gpus)
+    machine.is_in_torchrun(2)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    for devices in ("auto", 2):
+        assert machine.error(devices=devices).startswith("LOCAL_WORLD_SIZE is not set: set it to")
 
 
 def test_more_workers_than_gpus_is_an_error_also_under_a_launcher(machine: Machine) -> None:
@@ -279,7 +288,7 @@ def test_nodes_may_have_unequal_numbers_of_tasks(machine: Machine) -> None:
     machine.is_in_srun(4, gpus_on_node=3, tasks="3,1")
     assert machine.error(devices=2, num_nodes=2) == (
         f"trainer.devices=2 on trainer.num_nodes=2 is for each node, but srun started 3 on {socket.gethostname()}: "
-        "use trainer.devices=auto, or start it with srun --nodes=2 --ntasks-per-node=2 python train.py ..."
+        "use trainer.devices=auto, or srun --nodes=2 --ntasks-per-node=2 ..."
     )
 
 

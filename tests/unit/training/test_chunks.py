@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.data.images.decode import ImageError
 from lockstep.training import chunks
-from lockstep.training.chunks import Chunk, Places
+from lockstep.training.chunks import Chunk, Index
 
 INPUTS = {"checkpoint": "a", "images": "b", "settings": "c"}
 
@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def opened(folder: Path, inputs: dict[str, str] = INPUTS) -> Iterator[Places]:
+def opened(folder: Path, inputs: dict[str, str] = INPUTS) -> Iterator[Index]:
     with contextlib.ExitStack() as held:
         yield chunks.open_folder(folder, inputs, held)
 
@@ -31,7 +31,7 @@ def write(folder: Path, *found: Chunk) -> Path:
 
 
 def join(folder: Path, num_chunks: int, *, is_strict: bool = False) -> list[str]:
-    found = chunks.places(folder.glob(chunks.FILES))
+    found = chunks.index(folder.glob(chunks.FILES))
     return chunks.join(folder, found, num_chunks, folder.with_suffix(""), header="h\n", is_strict=is_strict)
 
 
@@ -69,7 +69,7 @@ def test_chunks_of_other_inputs_are_removed(folder: Path, changed: str, capsys: 
     assert capsys.readouterr().out == ""
     with opened(folder, INPUTS | {changed: "other"}) as found:
         assert found == {}
-    assert f"has rows of other {changed}: starting again" in capsys.readouterr().out
+    assert f"{changed} changed: the rows in {folder} are computed again" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("rows", "is_strict"), [("0\n", True), ("", False)])
