@@ -58,7 +58,6 @@ class Workstation(Launcher):
         from lockstep.sweeps import array, command
         from lockstep.sweeps.course import Grid
         from lockstep.sweeps.ledger import DONE
-        from lockstep.sweeps.table import monitored
 
         (Path(self._config.hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)  # has all settings, with secrets
         try:
@@ -68,9 +67,8 @@ class Workstation(Launcher):
             with _ledger(self._config, config.sweep.name) as ledger:
                 made = [command.prepared(ledger, texts, partial(self._compose, texts)) for texts in job_overrides]
                 left = [trial for trial, _ in made if trial.state not in DONE]
-                objective = monitored(config)
                 if config.cluster.name == "slurm":
-                    array.submit(ledger, made, objective)
+                    array.submit(ledger, made)
                     return []
                 code = command.run(
                     ledger,
@@ -79,7 +77,6 @@ class Workstation(Launcher):
                     config=config,
                     total=len(made),
                     num_done=len(made) - len(left),
-                    objectives=[objective],
                 )
         except ConfigError as error:
             exit_with(error)
@@ -142,7 +139,6 @@ class Study(Sweeper):
                     config=config,
                     total=config.search.num_trials,
                     num_done=sum(trial.state in DONE for trial in ledger.trials),
-                    objectives=objectives,
                 )
         except ConfigError as error:
             exit_with(error)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import torch
 from matplotlib.image import imread
 
 from lockstep.benchmark import command, report, results
-from lockstep.benchmark.environments import Environment, Machines, environments
+from lockstep.benchmark.environments import Environment, Machines, available, environments
 from lockstep.callbacks.plots import new_figure, style
 from lockstep.config import compose, overrides, validation
 from lockstep.config.errors import ConfigError
@@ -126,10 +127,10 @@ def errors(*texts: str, is_benchmark: bool = True) -> list[str]:
     return []
 
 
-def found(num_cores: int, num_gpus: int, *texts: str) -> dict[str, Environment]:
+def found(num_cores: int, num_gpus: int, *texts: str, num_nodes: int = 1) -> dict[str, Environment]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hardware, "num_visible_gpus", lambda: num_gpus)
-        made = environments(composed(*texts), Machines(num_cores, num_gpus))
+        made = environments(composed(*texts), Machines(num_cores, num_gpus, num_nodes))
         return {environment.name: environment for environment in made}
 
 
@@ -141,6 +142,44 @@ def test_environments_that_are_not_there_are_skipped_with_the_reason() -> None:
     assert one["parallel-cpu"].skipped == "needs at least two cores, this machine has 1 core"
     assert one["multi-gpu"].skipped == "needs at least two GPUs, this machine has 1 GPU"
     assert one["gpu"].config is not None
+
+
+def test_environments_of_an_allocation_use_one_machine_or_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: name)  # there is srun
+    entry = "+benchmark.environments.three={strategy:cpu,devices:1,num_nodes:3,scale_with_workers:false}"
+    there = found(4, 2, "global_batch_size=64", "optimizer.lr=0.1", entry, num_nodes=2)
+    assert there.pop("three").skipped == "needs 3 machines of a SLURM allocation, and has 2"
+    found_settings = {}
+    for name, environment in there.items():
+        config = environment.config
+        assert config is not None
+        sizes = (config.trainer.num_nodes, config.trainer.devices, environment.num_threads)
+        found_settings[name] = (environment.num_workers, *sizes, config.global_batch_size, config.optimizer.lr)
+    assert found_settings == {
+        "cpu": (1, 1, 1, 4, 64, 0.1),
+        "parallel-cpu": (8, 2, 4, 1, 64, 0.1),
+        "gpu": (1, 1, 1, 4, 64, 0.1),
+        "multi-gpu": (2, 1, 2, 2, 64, 0.1),
+        "parallel-gpu": (4, 2, 2, 2, 256, 0.4),
+    }
+    # one core and one GPU on each machine are enough, if there are two machines
+    of_one = found(1, 1, num_nodes=2)
+    assert of_one["parallel-cpu"].num_workers == of_one["parallel-gpu"].num_workers == 2
+    assert found(1, 0, num_nodes=2)["gpu"].skipped == "each of the 2 machines has no GPUs"
+
+
+def test_several_machines_need_srun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert found(2, 0, num_nodes=2)["parallel-cpu"].skipped.startswith("srun, which starts workers")
+    assert found(2, 0, num_nodes=2)["cpu"].config is not None
+
+
+def test_the_machines_are_those_of_the_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "num_cores", lambda: 16)
+    monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 2)
+    job = {"SLURM_JOB_CPUS_PER_NODE": "8(x2),4"}
+    assert available(job) == Machines(4, 2, 3)
+    assert available({}) == Machines(16, 2, 1)
 
 
 def test_bfloat16_is_skipped_on_a_cpu_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +253,7 @@ def test_keys_of_the_environments_and_of_the_benchmark_are_refused_elsewhere() -
 def test_the_reason_of_a_failure_is_its_cause(tmp_path: Path, text: str, reason: str) -> None:
     folder = RunFolder(tmp_path)
     folder.failure.write_text(text)
-    assert command._failure(folder) == reason
+    assert folder.failed_by() == reason
 
 
 @pytest.mark.parametrize(

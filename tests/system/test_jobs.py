@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -26,12 +27,12 @@ from lockstep.config.schema import Config
 from lockstep.config.slurm_rules import KEYS
 from lockstep.config.workers import resolve_workers
 from lockstep.launch import runner, worker
-from lockstep.runs import discovery
+from lockstep.runs import discovery, files
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from lockstep.sweeps import array
 from lockstep.sweeps import command as sweeps
 from lockstep.sweeps.ledger import Ledger, Trial
-from lockstep.sweeps.table import Objective
+from lockstep.system.signals import blocked, restored
 from tests.support.commands import run as run_command
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until, write_run
 from tests.support.leaks import keepers
@@ -40,7 +41,6 @@ from tests.support.screens import on_terminal
 TINY = (*SMALL, "model.width=2", "trainer.max_epochs=4")
 TOOL = Path(sys.executable).parent / "lockstep"  # as it is installed: to Python, its folder is that of the script
 WORDS = ("partition", "account", "qos", "constraint")
-MONITORED = Objective("val/accuracy", True)
 SLURM = ("cluster=slurm", "cluster.time_min=60", "trainer.devices=2")
 
 
@@ -222,7 +222,7 @@ def test_a_trial_that_another_process_trains_is_not_submitted(
     tool(tools, "sbatch", ANSWERS)
     ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
     made[0][0].folder.write_status(state="training", host="elsewhere")
-    array.submit(ledger, made, MONITORED)
+    array.submit(ledger, made)
     assert [trial.folder.read_job().get("id") for trial, _ in made] == [None, "17"]
     assert "Submitted 1 trial as job 17" in capsys.readouterr().out
 
@@ -232,7 +232,7 @@ def test_a_sweep_does_not_go_on_here_while_a_trial_of_it_waits_as_a_job(
 ) -> None:
     tool(tools, "sbatch", ANSWERS)
     ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
-    array.submit(ledger, made, MONITORED)
+    array.submit(ledger, made)
     tool(tools, "squeue", f"echo '{line('17_1', 'PENDING', 'Resources', '', '0:00', '0', '0')}'")
     with pytest.raises(ConfigError, match=r"trial 1 of .*sweep is a job that waits or runs: wait for it, or lockstep"):
         sweeps._live(ledger, is_submitted=False)
@@ -289,7 +289,7 @@ def test_a_refused_array_leaves_its_trials_as_they_were(tools: Path, tmp_path: P
     ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
     made[1][0].folder.write_status(state="failed", reason="why", exit_code=1)
     with pytest.raises(ConfigError, match="sbatch refused the job: invalid partition"):
-        array.submit(ledger, made, MONITORED)
+        array.submit(ledger, made)
     assert [trial.state for trial, _ in made] == ["queued", "failed"]
 
 
@@ -491,6 +491,31 @@ def submitted(folder: RunFolder, job_id: str = "17", **changes: Any) -> Record:
     return made
 
 
+@pytest.mark.parametrize("other", ["", "the command was ended by SIGKILL on n2, see the log"])
+def test_a_command_that_is_stopped_because_another_task_failed_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    tool(
+        tmp_path,
+        "python",
+        f"echo $LOCKSTEP_PROJECT > {tmp_path}/project; trap '' TERM; kill -TERM $PPID; sleep 0.3; exit 75",
+    )
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    folder = RunFolder(tmp_path / "folder")
+    record = submitted(folder, command=("predict",))
+    if other:
+        folder.record_failure(other)
+    with restored(), blocked():  # as they are in a job
+        code = job._execute(folder, record, is_first=True)
+    status = folder.read_status()
+    assert (tmp_path / "project").read_text() == "c\n"  # whose conf it reads
+    if other:
+        assert (code, status["state"], status["reason"]) == (EXIT_FAILED, "failed", other)
+    else:
+        assert (code, status["state"], status["reason"]) == (EXIT_STOPPED, "stopped", "signal SIGTERM")
+        assert status["signal"] == "SIGTERM"
+
+
 @pytest.mark.parametrize(
     ("status", "is_cancelled", "restarts", "code", "reason"),
     [
@@ -663,7 +688,7 @@ def test_all_jobs_are_listed_with_their_states_and_those_of_their_runs(
         ["22", "failed", "outputs/day/bad", "2/4"],
         ["23", "stopped", "outputs/day/old", "2/4"],
     ]
-    assert [row[5] for row in rows[1:]] == ["Resources", "why", "NonZeroExitCode", "why"]
+    assert [row[5] for row in rows[1:]] == ["Resources", "why", "why", "why"]
     assert [row[6] for row in rows[1:]] == ["-", "9.0 s", "1.0 s", "-"]
     assert commands.run(["list", "--json", "22", "23"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -861,6 +886,9 @@ def test_a_sweep_in_the_background_outlives_its_terminal_and_the_same_command_re
     assert lockstep_jobs(tmp_path, "wait", str(tree)).returncode == EXIT_STOPPED
     assert trials[0].read_status()["state"] == "stopped"
     assert run_command([TOOL, *sweep], tmp_path).returncode == 0
+    assert run_command([TOOL, "stop", str(tree)], tmp_path).returncode == 0  # before it holds its lock
+    assert lockstep_jobs(tmp_path, "wait", str(tree)).returncode == EXIT_STOPPED
+    assert run_command([TOOL, *sweep], tmp_path).returncode == 0
     assert lockstep_jobs(tmp_path, "wait", str(tree)).returncode == 0
     table = json.loads(lockstep_jobs(tmp_path, "result", str(tree)).stdout)
     assert [trial["state"] for trial in table["trials"]] == ["finished", "finished"]
@@ -919,8 +947,7 @@ def test_a_command_in_the_background_has_state_result_and_exit_code_and_is_stopp
         return folder
 
     def found(folder: RunFolder) -> jobs.Job:
-        job = jobs.of(folder)
-        assert job is not None
+        (job,) = jobs.of([folder])
         return job
 
     def ends(folder: RunFolder) -> tuple[str, int | None, str]:
@@ -934,10 +961,19 @@ def test_a_command_in_the_background_has_state_result_and_exit_code_and_is_stopp
         bad = start("bad", "status", "nowhere")
         train = start("train", "train", *words)
     assert ends(good) == ("completed", 0, "")
-    assert ends(bad) == ("failed", EXIT_CONFIG, "the command exited with code 2, see the log")
+    assert good.job_config.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(ValueError, match=r"job local-\w+ is finished\.$"):
+        commands._requeue([found(good)], argparse.Namespace(trust=False))
+    assert ends(bad) == (
+        "failed",
+        EXIT_CONFIG,
+        f"the command exited with code 2 on {socket.gethostname()}, see the log",
+    )
     trained = RunFolder(tmp_path / "run")
     wait_until(lambda: trained.read_status().get("step", 0) >= 1, "the first step")
     assert found(train).state == "running"
+    (train.path / "results.json").write_text('{"verdict": "half"}')
+    assert found(train).result is None  # before its end
     chosen = jobs.look(jobs.chosen(jobs.recorded([tmp_path / "outputs"]), [found(train).id]))
     assert commands._cancel(chosen, argparse.Namespace()) == 0
     assert ends(train) == ("cancelled", EXIT_STOPPED, "cancelled")
@@ -945,5 +981,13 @@ def test_a_command_in_the_background_has_state_result_and_exit_code_and_is_stopp
     assert discovery.scan(tmp_path / "outputs") == {}  # these folders are no runs
     (good.path / "table.json").write_text('{"best": 3}')
     assert found(good).result == {"best": 3}
+    trial = RunFolder(good.path / "0")  # of a sweep, which was continued elsewhere
+    trial.path.mkdir()
+    trial.config.touch()
+    trial.write_job({**good.read_job(), "command": ()})
+    with files.held(trial.job_lock), pytest.raises(ValueError, match=r"is running: lockstep jobs cancel"):
+        commands._delete([found(good)], argparse.Namespace(yes=True))
+    with trial.lock():
+        assert commands._delete([found(good)], argparse.Namespace(yes=True)) == EXIT_FAILED
     assert commands._delete([found(good)], argparse.Namespace(yes=True)) == 0
     assert not good.path.exists()

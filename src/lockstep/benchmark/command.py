@@ -8,7 +8,6 @@ import contextlib
 import os
 import re
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from rich.text import Text
 
 from lockstep.benchmark import results, step
 from lockstep.benchmark.environments import Environment, Machines, available, environments
-from lockstep.config import compose, errors, overrides, presence, project, saved_run, storage, validation
+from lockstep.config import compose, errors, overrides, presence, project, saved_run, storage
 from lockstep.config.schema import BenchmarkConfig, Config
 from lockstep.launch.parent import Workers
 from lockstep.launch.worker import Job
@@ -79,28 +78,19 @@ def _submit(config: BenchmarkConfig, texts: Sequence[str], chosen: Path | None) 
     """Submit the benchmark as a job, whose folder is that of the benchmark. Returns the exit code."""
     from lockstep.cluster import submission
 
-    request, outputs, now = _request(config), Path("outputs").resolve(), datetime.now()
-    if config.cluster.name == "slurm":  # raises for errors of their runs; SLURM's default is one core
+    machines = available(os.environ)
+    if config.cluster.name == "slurm":  # its default is one core
         cores, gpus = config.cluster.cpus_per_worker or 1, config.cluster.gpus_per_node or 0
-        environments(config, Machines(cores, gpus, config.trainer.num_nodes))
-    if config.dry_run:
-        folder = RunFolder(chosen or naming.free_path(outputs, NAME, now))
-        print(submission.script(folder, request, name=NAME, is_head=True), end="")
-        return 0
-    if chosen is not None:
-        submission.need_empty(chosen)
-    folder = RunFolder(chosen or naming.create_path(outputs, NAME, now))
-    folder.path.mkdir(parents=True, exist_ok=True)
-    folder.note(overrides=redacted(texts))
-    typed = [text for text in texts if not re.match(r"\+*(cluster[.=]|trainer\.num_nodes=|hydra\.run\.dir=)", text)]
-    own = ["cluster=none", "trainer.num_nodes=1", f"hydra.run.dir={naming.hydra_text(str(folder.path))}"]
-    try:
-        submission.submit_command(folder, [NAME, *typed, *own], request, name=NAME, is_head=True)
-    except BaseException:
-        if not folder.job_file.exists():  # else it is submitted
-            shutil.rmtree(folder.path)
-        raise
-    return 0
+        machines = Machines(cores, gpus, config.trainer.num_nodes)
+    environments(config, machines)  # raises for errors of their runs
+
+    def arguments_in(folder: RunFolder) -> list[str]:
+        folder.note(overrides=redacted(texts))
+        replaced = re.compile(r"\+*(cluster[.=]|trainer\.num_nodes=|hydra\.run\.dir=)")
+        own = ["cluster=none", "trainer.num_nodes=1", f"hydra.run.dir={naming.hydra_text(str(folder.path))}"]
+        return submission.with_ignored([NAME, *(text for text in texts if not replaced.match(text)), *own])
+
+    return submission.start_command(_request(config), NAME, arguments_in, chosen=chosen, is_head=True)
 
 
 def _request(config: BenchmarkConfig) -> Config:
@@ -109,7 +99,7 @@ def _request(config: BenchmarkConfig) -> Config:
     del tree["benchmark"]
     tree["trainer"] |= {"devices": 1, "loads": None}
     tree["strategy"]["name"] = "auto" if config.cluster.gpus_per_node else "cpu"
-    return validation.check_tree(tree)
+    return Config.model_validate(tree)  # its settings were checked with each environment
 
 
 class Benchmark:
@@ -303,9 +293,6 @@ def _summary(record: results.Record) -> str:
 
 
 def _failure(folder: RunFolder) -> str:
-    for path in (folder.failure, folder.path / LOG):
-        lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
-        if lines:  # a traceback or log ends with the error, other texts begin with it
-            is_text = path == folder.failure and "Traceback (most recent call last):" not in lines
-            return lines[0 if is_text else -1]
-    return f"no error was recorded, see {folder.path}"
+    log = folder.path / LOG
+    last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
+    return folder.failed_by() or "".join(last) or f"no error was recorded, see {folder.path}"

@@ -1,6 +1,5 @@
 """The environments of a benchmark on the machines it has, and the configuration of the run in each."""
 
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from lockstep.config import build, storage, validation
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema import BenchmarkConfig, Config
 from lockstep.config.sections import ExecutionEnvironment
-from lockstep.system import hardware
+from lockstep.system import hardware, launcher
 
 GPU_STRATEGIES = ("single_device", "ddp")
 
@@ -25,11 +24,9 @@ class Machines:
 
 def available(environ: Mapping[str, str]) -> Machines:
     """Return the machines of a SLURM allocation, with the cores of the smallest and GPUs as here; or this machine."""
-    num_cores, num_gpus = hardware.num_cores(), hardware.num_visible_gpus()
-    if "SLURM_JOB_CPUS_PER_NODE" not in environ:
-        return Machines(num_cores, num_gpus)
-    counts = re.sub(r"\(x\d+\)", "", environ["SLURM_JOB_CPUS_PER_NODE"]).split(",")  # such as 8(x2),4
-    return Machines(min(num_cores, *map(int, counts)), num_gpus, int(environ["SLURM_JOB_NUM_NODES"]))
+    num_cores = hardware.num_cores()
+    counts = launcher.counts_of_nodes(environ.get("SLURM_JOB_CPUS_PER_NODE", str(num_cores)))
+    return Machines(min(num_cores, *counts), hardware.num_visible_gpus(), len(counts))
 
 
 @dataclass(frozen=True)

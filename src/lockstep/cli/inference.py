@@ -6,7 +6,6 @@ import re
 import shutil
 import sys
 import tempfile
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -107,26 +106,18 @@ def _submit(arguments: argparse.Namespace, run: RunFolder, config: Config) -> in
     from lockstep.cluster import submission
 
     command = sys.argv[1]
-    outputs, name, now = Path("outputs").resolve(), f"{command}_{config.run_name}", datetime.now()
-    if config.dry_run:
-        print(submission.script(RunFolder(naming.free_path(outputs, name, now)), config, name=name), end="")
-        return 0
-    folder = RunFolder(naming.create_path(outputs, name, now))
-    # it was checked here, and the job finds the modules in a copy of the code
-    is_trusted = arguments.trust or run.path.stat().st_uid == os.geteuid()
-    chosen = vars(arguments) | {"trust": is_trusted, "job": folder.path}
-    if config.cluster.name == "slurm":
-        chosen["devices"] = resolve_workers(config).num_local
-    words = [
-        *(command, str(run.path), *([arguments.source] if command == "predict" else [])),
-        *(f"--{key}={chosen[key]}" for key in VALUES if chosen.get(key) is not None),
-        *(f"--{key}" for key in ("strict", "trust") if chosen.get(key)),
-        *(text for text in arguments.overrides if scope(options.parsed(text).key_or_group) is not Scope.SUBMISSION),
-    ]
-    try:
-        submission.submit_command(folder, words, config, name=name)
-    except BaseException:
-        if not folder.job_file.exists():  # else it is submitted
-            shutil.rmtree(folder.path)
-        raise
-    return 0
+
+    def arguments_in(folder: RunFolder) -> list[str]:
+        # it was checked here, and the job finds the modules in a copy of the code
+        is_trusted = arguments.trust or run.path.stat().st_uid == os.geteuid()
+        chosen = vars(arguments) | {"trust": is_trusted, "job": folder.path}
+        if config.cluster.name == "slurm":
+            chosen["devices"] = resolve_workers(config).num_local
+        return [
+            *(command, str(run.path), *([arguments.source] if command == "predict" else [])),
+            *(f"--{key}={chosen[key]}" for key in VALUES if chosen.get(key) is not None),
+            *(f"--{key}" for key in ("strict", "trust") if chosen.get(key)),
+            *(text for text in arguments.overrides if scope(options.parsed(text).key_or_group) is not Scope.SUBMISSION),
+        ]
+
+    return submission.start_command(config, f"{command}_{config.run_name}", arguments_in)

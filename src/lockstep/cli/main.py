@@ -174,9 +174,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _current() -> Path:
-    """Return the current folder, which is the project of a command. Exits if it was removed."""
+    """Return the folder of the project: the current one, in a job the copy of it. Exits if it was removed."""
     from lockstep.config import errors, project
 
+    if launcher.PROJECT in os.environ:
+        return Path(os.environ.pop(launcher.PROJECT))
     try:
         return project.current()
     except errors.ConfigError as error:

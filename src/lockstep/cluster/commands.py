@@ -122,9 +122,9 @@ def _facts(job: Job) -> list[tuple[str, str | Text]]:
     settings = {key: value for key, value in redacted(known.cluster).items() if value not in (None, [], "")}
     return [
         ("state", cells.state(job.state)),
-        ("reason", printable(scheduled.reason)),
+        ("reason", printable(job.reason)),
         ("command", shlex.join(["lockstep", *redacted(known.command)]) if known.command else ""),
-        ("run", facts["state"] + (f": {facts['reason']}" if facts.get("reason") else "")),
+        ("run", facts["state"] if not known.command else ""),
         ("epoch", cells.epochs(facts) if "epoch" in facts else ""),
         ("best", cells.best(facts) if "best" in facts else ""),
         ("nodes", scheduled.nodes),
@@ -171,7 +171,8 @@ def _requeue(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
         if not job.record.is_resumable:
             raise ValueError(f"job {job.id} is a benchmark, which is not resumed: submit it again.")
         if job.exit_code == 0:
-            raise ValueError(f"job {job.id} is finished: train longer with {resuming(job.folder.path)}.")
+            hint = "" if job.record.command else f": train longer with {resuming(job.folder.path)}"
+            raise ValueError(f"job {job.id} is finished{hint}.")
         if not arguments.trust and not record.is_own(job.folder, job.record):
             what = f"job {job.id}: its code and cluster.setup are not what you submitted in {shown(job.folder.path)}"
             raise ValueError(f"{printable(what)}: requeue the job where you submitted it, or add --trust.")
@@ -181,7 +182,8 @@ def _requeue(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
 
 
 def _delete(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
-    live = [job for job in chosen_jobs if job.is_live]
+    below = jobs.recorded(job.folder.path for job in chosen_jobs)  # trials of a sweep may have jobs of their own
+    live = [job for job in jobs.look(below) if job.is_live]
     if live:
         raise ValueError(f"job {live[0].id} is {live[0].state}: lockstep jobs cancel {live[0].id} first.")
     root = Path(os.path.commonpath([job.folder.path.parent for job in chosen_jobs]))

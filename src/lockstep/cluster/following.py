@@ -27,7 +27,7 @@ def looks(chosen_jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
         if time.monotonic() - looked < LOOK_EVERY_S:
             continue
         try:
-            chosen_jobs, answered = jobs.again(chosen_jobs), time.monotonic()
+            chosen_jobs, answered = jobs.of(job.folder for job in chosen_jobs), time.monotonic()
         except ValueError:
             if time.monotonic() - answered > SILENT_S:
                 raise
@@ -102,9 +102,8 @@ def result(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     results = [job.result for job in chosen_jobs]
     for job, summary in zip(chosen_jobs, results, strict=True):
         if summary is None:
-            reason = f": {job.facts['reason']}" if job.facts.get("reason") else ""
-            text = f"job {job.id} has no result: it is {job.state}, its run {job.facts['state']}{reason}"
-            print(f"lockstep: {printable(text)}", file=sys.stderr)
+            reason = f": {job.reason}" if job.reason else ""
+            print(f"lockstep: {printable(f'job {job.id} has no result, it is {job.state}{reason}')}", file=sys.stderr)
     if len(chosen_jobs) > 1:
         print(to_json(results))
     elif results[0] is not None:

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -21,7 +20,7 @@ from lockstep.cluster.record import Record
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, GRACE_S, RunFolder
 from lockstep.runs.naming import quoted
 from lockstep.system.hardware import num_visible_gpus
-from lockstep.system.launcher import outer_world
+from lockstep.system.launcher import PROJECT, outer_world
 from lockstep.system.process import leave
 from lockstep.system.signals import STOP_SIGNALS
 from lockstep.system.wording import plural
@@ -118,20 +117,21 @@ def _do(folder: RunFolder, job: Record, *, is_first: bool) -> int:
         print(f"config error: {error}", file=sys.stderr, flush=True)
         return EXIT_CONFIG
     if job.command:
-        return _execute(folder, job.command, is_first=is_first)
+        return _execute(folder, job, is_first=is_first)
     from lockstep.launch import runner
 
     return runner.do(folder.path, job.task)
 
 
-def _execute(folder: RunFolder, command: Sequence[str], *, is_first: bool) -> int:
-    """Execute a command of Lockstep, and forward signals to it. Returns its exit code, EXIT_STOPPED after a signal.
+def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:
+    """Execute the command of a job, and forward signals to it. Returns its exit code, EXIT_STOPPED after a signal.
 
     The first task records the end in the status of the folder.
     """
     received: list[int] = []
+    environ = {**os.environ, PROJECT: job.code}
     # the process keeps the signals blocked until it has handlers, and the lock of a job in the background
-    process = subprocess.Popen([sys.executable, "-m", "lockstep", *command], close_fds=False)
+    process = subprocess.Popen([sys.executable, "-m", "lockstep", *job.command], close_fds=False, env=environ)
 
     def forward(number: int, frame: FrameType | None) -> None:
         received.append(number)
@@ -144,11 +144,16 @@ def _execute(folder: RunFolder, command: Sequence[str], *, is_first: bool) -> in
     name = signal.Signals(received[0]).name if received else None
     if received and code in (-received[0], 128 + received[0]):
         code = EXIT_STOPPED
-    elif code < 0:
-        code = EXIT_FAILED
+    elif code not in (0, EXIT_STOPPED):
+        end = f"exited with code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
+        folder.record_failure(f"the command {end} on {socket.gethostname()}, see the log\n")
+        code = max(code, EXIT_FAILED)
     if is_first:
+        failed_by = folder.failed_by()
+        if code == EXIT_STOPPED and failed_by:  # another task, and srun stopped this one
+            code = EXIT_FAILED
         state = {0: "finished", EXIT_STOPPED: "stopped"}.get(code, "failed")
-        reason = "" if code == 0 else f"signal {name}" if name else f"the command exited with code {code}, see the log"
+        reason = failed_by or (f"signal {name}" if name else "")
         _update(folder, state=state, reason=reason, signal=name)
     return code
 

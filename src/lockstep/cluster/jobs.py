@@ -55,11 +55,11 @@ class Job:
     @property
     def reason(self) -> str:
         """Reason why the job is waiting, or the report of its run; empty if there is none."""
-        run_reason = self.facts.get("reason", "")
-        if self.scheduled.reason or not self.is_live:
-            return self.scheduled.reason or run_reason
+        run_reason, state = self.facts.get("reason", ""), self.facts["state"]
+        if not self.is_live:
+            return (run_reason if state in ENDED else "") or self.scheduled.reason or run_reason
         # the status of a run that has not begun is about its submission
-        return f"{self.facts['state']}: {run_reason}" if run_reason and self.facts["state"] in LIVE_STATES else ""
+        return self.scheduled.reason or (f"{state}: {run_reason}" if run_reason and state in LIVE_STATES else "")
 
     @property
     def is_live(self) -> bool:
@@ -69,6 +69,8 @@ class Job:
     @property
     def result(self) -> dict[str, Any] | None:
         """The summary of the run, or the result file of the command; None before its end."""
+        if self.is_live:  # a benchmark writes its file after each environment
+            return None
         results = (read_json(self.folder.path / name) for name in RESULTS)
         return next(filter(None, results), None)
 
@@ -150,19 +152,8 @@ def look(found: Sequence[Recorded], *, is_slurm_needed: bool = True) -> list[Job
     return jobs
 
 
-def again(jobs: Sequence[Job]) -> list[Job]:
-    """Return the same jobs as they are now, even if they were submitted again. Deleted ones are left out."""
-    read = [(job.run, record.read(job.folder)) for job in jobs]
-    return look([(run, known) for run, known in read if known is not None])
-
-
-def of(folder: RunFolder) -> Job | None:
-    """Return the job of a run, None if it was never submitted. Raises ValueError like `record.read` and `look`."""
-    return next(iter(of_all([folder])), None)
-
-
-def of_all(folders: Iterable[RunFolder]) -> list[Job]:
-    """Return the jobs of those runs that were submitted, as `of` does, by one call of squeue."""
+def of(folders: Iterable[RunFolder]) -> list[Job]:
+    """Return the present jobs of those runs that were submitted. Raises ValueError like `record.read` and `look`."""
     read = [(DiscoveredRun("", shown(folder.path), folder), record.read(folder)) for folder in folders]
     return look([(run, known) for run, known in read if known is not None])
 

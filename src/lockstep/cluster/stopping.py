@@ -15,8 +15,7 @@ def stop(run: str, reason: str) -> int:
     live: list[Job] = []
     if (Path(run) / SWEEP).is_file():
         folder = RunFolder(Path(run))
-        recorded = jobs.recorded([folder.path])
-        live = [job for job in jobs.look([pair for pair in recorded if not pair[1].command]) if job.is_live]
+        live = [job for job in jobs.look(jobs.recorded([folder.path])) if job.is_live]
         is_running, state = bool(live) or folder.is_locked() is not False, ""
         name, its = f"the sweep in {shown(folder.path)}", "each trial"
     else:

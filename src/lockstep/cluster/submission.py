@@ -4,7 +4,7 @@ import contextlib
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -31,30 +31,58 @@ def interruptible() -> contextlib.AbstractContextManager[None]:
 
 def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[RunFolder, int]:
     """Submit a new run. Returns its folder, whose name never changes, and the exit code."""
-    if chosen is not None:
-        need_empty(chosen)
     config = build.scaled(config)
-    outputs, now = Path("outputs").resolve(), datetime.now()
     if config.dry_run:
-        folder = RunFolder(chosen.resolve() if chosen else naming.free_path(outputs, config.run_name, now))
-        print(script(folder, config, name=config.run_name), end="")
-        return folder, 0
+        return _dry_run(config, config.run_name, chosen), 0
     code.needed([config], project.root())  # an error leaves not even an empty folder of the day
-    with interruptible():
-        if chosen is not None:
-            chosen.mkdir(parents=True, exist_ok=True)
-        folder = RunFolder(chosen.resolve() if chosen else naming.create_path(outputs, config.run_name, now))
-        try:
-            runner.save(folder, for_job(config), typed)
-            (job,) = submit_all([folder], [config], base=folder, name=config.run_name)
-        except BaseException:
-            if not folder.job_file.exists():  # else it is submitted
-                shutil.rmtree(folder.path)
-            raise
+    with interruptible(), _new_folder(chosen, config.run_name) as folder:
+        runner.save(folder, for_job(config), typed)
+        (job,) = submit_all([folder], [config], base=folder, name=config.run_name)
         if chosen is None:
-            naming.link_latest(outputs, folder.path)
+            naming.link_latest(Path("outputs").resolve(), folder.path)
         _show(folder, job, config)
     return folder, 0
+
+
+def start_command(
+    config: Config,
+    name: str,
+    arguments_in: Callable[[RunFolder], Sequence[str]],
+    *,
+    chosen: Path | None = None,
+    is_head: bool = False,
+) -> int:
+    """Submit a command in a new folder, for which `arguments_in` returns the arguments. Returns the exit code."""
+    if config.dry_run:
+        _dry_run(config, name, chosen, is_head=is_head)
+        return 0
+    with _new_folder(chosen, name) as folder:
+        submit_command(folder, arguments_in(folder), config, name=name, is_head=is_head)
+    return 0
+
+
+@contextlib.contextmanager
+def _new_folder(chosen: Path | None, name: str) -> Iterator[RunFolder]:
+    """Create the folder of a job: `chosen`, or a new one below outputs/. Removes it if nothing is submitted."""
+    if chosen is not None:
+        _need_empty(chosen)
+        chosen.mkdir(parents=True, exist_ok=True)
+    folder = RunFolder((chosen or naming.create_path(Path("outputs"), name, datetime.now())).resolve())
+    try:
+        yield folder
+    except BaseException:
+        if not folder.job_file.exists():  # else it is submitted
+            shutil.rmtree(folder.path)
+        raise
+
+
+def _dry_run(config: Config, name: str, chosen: Path | None, *, is_head: bool = False) -> RunFolder:
+    """Print the script of a job. Returns the folder that it would have."""
+    if chosen is not None:
+        _need_empty(chosen)
+    folder = RunFolder((chosen or naming.free_path(Path("outputs"), name, datetime.now())).resolve())
+    print(script(folder, config, name=name, is_head=is_head), end="")
+    return folder
 
 
 def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
@@ -167,11 +195,20 @@ def submit_command(
     return job
 
 
+def with_ignored(words: Sequence[str]) -> list[str]:
+    """Add the `conf` of this project to those of its copy, which lacks files that git ignores."""
+    conf = project.root() / "conf"
+    if not conf.is_dir() or any("hydra.searchpath=" in word for word in words):
+        return list(words)
+    return [*words, f"hydra.searchpath=[{naming.hydra_text(f'file://{conf.resolve()}')}]"]
+
+
 def again(folder: RunFolder, job: Record) -> Record:
     """Submit the rest of a run with the settings and the code of its last submission. Raises ConfigError."""
     old_code = Path(job.code)
     if not old_code.is_dir():
-        raise ConfigError([f"{job.code}, the code of job {job.id}, is gone: use {resuming(folder.path)}"])
+        hint = "submit it again" if job.command else f"use {resuming(folder.path)}"
+        raise ConfigError([f"{job.code}, the code of job {job.id}, is gone: {hint}"])
     settings = folder.job_config if job.command else folder.config
     tree = storage.to_tree(storage.load(settings)) | {"cluster": dict(job.cluster)}
     config = Config.model_validate(tree)
@@ -205,12 +242,12 @@ def refuse_live(folder: RunFolder) -> None:
 def live(folders: Iterable[RunFolder]) -> list[Job]:
     """Return the jobs of runs that wait or run. Raises ConfigError if SLURM does not answer."""
     try:
-        return [job for job in jobs.of_all(folders) if job.is_live]
+        return [job for job in jobs.of(folders) if job.is_live]
     except ValueError as error:
         raise ConfigError([str(error)]) from error
 
 
-def need_empty(chosen: Path) -> None:
+def _need_empty(chosen: Path) -> None:
     """Raise ConfigError for a folder that is not empty: `lockstep jobs delete` removes the folder of a run whole."""
     if RunFolder(chosen).config.exists():
         raise ConfigError([f"{chosen} already contains a run: resume it with {resuming(chosen)}"])

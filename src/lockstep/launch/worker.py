@@ -251,12 +251,9 @@ def show_failure(job: Job, out: TextIO | None = None) -> None:
     folder = RunFolder(Path(job.folder))
     failure = folder.failure.read_text("utf-8").rstrip() if folder.failure.exists() else ""
     text = failure or "a worker failed without an error message"
-    lines = text.splitlines()
     try:
         if job.task == "train":
-            # a traceback ends with the error, other texts begin with it
-            reason = lines[-1 if "Traceback (most recent call last):" in lines else 0]
-            folder.update_status(state="failed", reason=reason)
+            folder.update_status(state="failed", reason=folder.failed_by() or text)
     except OSError as error:
         text = failure or explained(error, folder.path, "the command") or text
     print(text, file=out or sys.stderr)

@@ -139,9 +139,11 @@ def _removed(run: DiscoveredRun, facts: dict[str, Any]) -> str:
             if look(run).get("updated") != facts.get("updated"):
                 return "it was resumed in the meantime"
             nested = (RunFolder(path.parent) for path in folder.path.rglob(folder.config.name) if path != folder.config)
+            if folder.read_job().get("command"):  # with all its runs
+                if any(inner.is_locked() for inner in nested):
+                    return "one of its runs is being trained"
             # a job that waits has no lock yet
-            is_run = not folder.read_job().get("command")  # of a command all runs are removed
-            if is_run and any(inner.lock_file.exists() or inner.facts_file.exists() for inner in nested):
+            elif any(inner.lock_file.exists() or inner.facts_file.exists() for inner in nested):
                 return "it contains another run"
             folder.remove()
     except BlockingIOError:

@@ -39,9 +39,9 @@ class Job:
     path: Path
 
     def _look(self) -> jobs.Job:
-        if (job := jobs.of(RunFolder(self.path))) is None:
-            raise FileNotFoundError(f"{self.path} has no job: it was deleted, or never submitted.")
-        return job
+        for job in jobs.of([RunFolder(self.path)]):
+            return job
+        raise FileNotFoundError(f"{self.path} has no job: it was deleted, or never submitted.")
 
     @property
     def id(self) -> str:
@@ -55,7 +55,8 @@ class Job:
 
     def wait(self) -> str:
         """Wait for the end. Returns the state."""
-        return next((seen[0].state for seen in following.looks([self._look()]) if not seen[0].is_live), "")
+        looks = (seen[0] if seen else self._look() for seen in following.looks([self._look()]))
+        return next(job.state for job in looks if not job.is_live)
 
     def result(self) -> dict[str, Any]:
         """Wait for the end. Returns summary.json of the run, table.json of a sweep. Raises RuntimeError without one."""
@@ -79,10 +80,9 @@ def sweep(overrides: Sequence[str]) -> Sweep:
     config = configuration.of_sweep(overrides)
     if config.cluster.name != "none" and (config.search is None or config.cluster.name == "local"):
         raise ConfigError([f"cluster={config.cluster.name}: the trials are submitted by lockstep.submit"])
-    path = _started(overrides, config)
-    opened = Ledger.opened(path, None, ())
-    rows = as_json(opened, present(opened))["trials"]
-    return Sweep(path, rows, [Run(row["folder"]) for row in rows])
+    ledger = _started(overrides, config)
+    rows = as_json(ledger, present(ledger))["trials"]
+    return Sweep(ledger.path, rows, [Run(row["folder"]) for row in rows])
 
 
 def submit(overrides: Sequence[str]) -> list[Job]:
@@ -99,14 +99,14 @@ def submit(overrides: Sequence[str]) -> list[Job]:
     config = configuration.of_sweep(overrides)
     if config.cluster.name == "none" or (config.search is not None and config.cluster.name == "slurm"):
         raise ConfigError([f"cluster={config.cluster.name}: this sweep needs its command: use lockstep.sweep"])
-    path = _started(overrides, config)
-    trials = [trial.folder for trial in Ledger.opened(path, None, ()).trials]
-    folders = [RunFolder(path)] if config.cluster.name == "local" else trials
-    return [Job(folder.path) for folder in folders if folder.job_file.exists()]
+    ledger = _started(overrides, config)
+    trials = [trial.folder.path for trial in ledger.trials]
+    folders = [ledger.path] if config.cluster.name == "local" else trials
+    return [Job(folder) for folder in folders if RunFolder(folder).job_file.exists()]
 
 
-def _started(overrides: Sequence[str], config: Config) -> Path:
-    """Run the command of a sweep, and return its folder. Raises ConfigError if it refuses."""
+def _started(overrides: Sequence[str], config: Config) -> Ledger:
+    """Run the command of a sweep, and return its trials. Raises ConfigError if it refuses."""
     command = [sys.executable, "-m", "lockstep", "train", "-m", *overrides]
     # in a session of its own, or Ctrl-C would reach it twice, which aborts it
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -119,4 +119,4 @@ def _started(overrides: Sequence[str], config: Config) -> Path:
     path = ledger.find(Path("outputs"), config.sweep.name, redacted(ledger.command_of(overrides)))
     if code == EXIT_CONFIG or path is None:
         raise ConfigError(["the sweep did not start: its errors are printed above"])
-    return path.resolve()
+    return Ledger.opened(path.resolve(), None, ())

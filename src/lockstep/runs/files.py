@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # temporary names of `atomic_file`
 # text that a spreadsheet would run as a formula (OWASP, "CSV injection"), quoted or not; no number matches
 FORMULA = re.compile(r"'*(?!-?(\d[\d.]*(e[-+]?\d+)?|inf|nan)$)[=+\-@\t\r]", re.IGNORECASE)
-PRIVATE = ("config.yaml", "job.json", "sweep.json")  # may contain secrets, which a resume needs
+PRIVATE = ("config.yaml", "settings.yaml", "job.json", "sweep.json")  # may contain secrets, which a resume needs
 
 
 @contextlib.contextmanager

@@ -232,6 +232,17 @@ class RunFolder:
         with contextlib.suppress(FileExistsError), open(self.failure, "xb") as file:
             file.write(text.encode(errors="backslashreplace"))
 
+    def failed_by(self) -> str:
+        """Return the line of failure.txt that names the cause: the last of a traceback, the first of another text.
+
+        Empty without a failure.
+        """
+        try:
+            lines = read_text(self.failure).strip().splitlines()
+        except (OSError, ValueError):
+            return ""
+        return next(iter(lines[-1:] if "Traceback (most recent call last):" in lines else lines), "")
+
     def await_failure(self, timeout_s: float) -> None:
         """Return when a failure is recorded, or after `timeout_s`: the failed rank may have died."""
         deadline = time.monotonic() + timeout_s

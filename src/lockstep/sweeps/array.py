@@ -11,7 +11,7 @@ from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.runs.naming import hydra_text, quoted, shown
 from lockstep.sweeps import views
 from lockstep.sweeps.ledger import DONE, Ledger, Trial, group_of
-from lockstep.sweeps.table import Objective, table, write
+from lockstep.sweeps.table import monitored, table, write
 from lockstep.system.wording import plural
 
 TEST_LATER = "Measure the best one on the test set by the same command without cluster=..."
@@ -26,13 +26,16 @@ def in_background(path: Path, config: Config) -> None:
     """Start this command without `cluster` in the background, with `path` as its folder. Raises ConfigError."""
     submission.refuse_live(RunFolder(path.resolve()))
     words = [word for word in sys.argv[1:] if group_of(word) != "cluster"]
-    words = ["train", *words, f"hydra.sweep.dir={hydra_text(str(path.resolve()))}"]
-    submission.submit_command(RunFolder(path.resolve()), words, config, name=_name(config), is_head=True)
+    words = ["train", *words, "cluster=none", f"hydra.sweep.dir={hydra_text(str(path.resolve()))}"]
+    submission.submit_command(
+        RunFolder(path.resolve()), submission.with_ignored(words), config, name=_name(config), is_head=True
+    )
 
 
-def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objective: Objective) -> None:
+def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]]) -> None:
     """Submit the trials that are neither done nor live, and show the table. Raises ConfigError."""
     config = made[0][1]
+    objective = monitored(config)
     live = {trial.number: trial.state for trial, _ in made if trial.state in LIVE_STATES}  # with or without a job
     live |= {number: job.state for number, job in live_jobs(ledger).items()}
     left = [(trial, each) for trial, each in made if trial.state not in DONE and trial.number not in live]

@@ -14,6 +14,7 @@ from lockstep.config import build, project, storage, trust
 from lockstep.config.errors import ConfigError
 from lockstep.config.key_scopes import FREE_IN_A_RESUMED_SWEEP, scope
 from lockstep.config.schema import Config
+from lockstep.config.workers import resolve_workers
 from lockstep.launch import runner
 from lockstep.runs.folder import EXIT_FAILED, LIVE_STATES, RunFolder
 from lockstep.runs.naming import quoted, shown
@@ -23,7 +24,7 @@ from lockstep.sweeps.devices import Devices, Machine
 from lockstep.sweeps.job_pool import JobPool
 from lockstep.sweeps.ledger import DONE, Ledger, Trial, trial_of
 from lockstep.sweeps.pool import Pool
-from lockstep.sweeps.table import Objective, Table, monitored, table, write
+from lockstep.sweeps.table import Table, monitored, objectives_of, table, write
 from lockstep.system import hardware
 from lockstep.system.redaction import redacted
 from lockstep.system.terminal import say, terminal
@@ -45,17 +46,16 @@ def prepared(
     if config.scale_with_workers and config.trainer.devices == "auto":
         raise ConfigError(["scale_with_workers=true needs the number of workers of a trial: set trainer.devices=..."])
     config = build.scaled(config)
-    saved = submission.for_job(config)
     is_new = trial is None or not trial.folder.config.exists()  # a killed command may have left another one's files
     trial = trial or ledger.add(trial_overrides, subdir)
     folder = trial.folder
     if not is_new:
         before = storage.load(folder.config)
-        _check_same(ledger, trial, before, saved)
-        if config.trainer.loads == "auto" and before.trainer.devices == saved.trainer.devices != "auto":
-            trainer = config.trainer.model_copy(update={"loads": before.trainer.loads})  # measured before
-            config = config.model_copy(update={"trainer": trainer})
-            saved = submission.for_job(config)
+        _check_same(ledger, trial, before, submission.for_job(config))
+        loads, auto = before.trainer.loads, config.trainer.loads == "auto"
+        if auto and isinstance(loads, list) and len(loads) == resolve_workers(config).world_size:  # measured before
+            config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"loads": loads})})
+    saved = submission.for_job(config)
     folder.path.mkdir(parents=True, exist_ok=True)
     # a job may read them; its submission writes them again
     if is_new or (config.cluster.name == "none" and trial.state not in (*DONE, *LIVE_STATES)):
@@ -96,7 +96,6 @@ def run(
     config: Config,
     total: int,
     num_done: int,
-    objectives: Sequence[Objective],
 ) -> int:
     """Run the trials of a source, test the best one, write and show the table. Returns the exit code.
 
@@ -109,7 +108,7 @@ def run(
         pool, num_parallel = JobPool(ledger, configs, live), int(config.launcher.parallel)
     else:
         pool, num_parallel = _pool_here(configs, config, total)
-    table_of = partial(table, ledger, objectives, monitored=monitored(config))
+    table_of = partial(table, ledger, objectives_of(config), monitored=monitored(config))
     view = views.View(table_of, total, is_silent=config.silent)
     course_of = partial(Course, ledger=ledger, pool=pool, num_parallel=num_parallel)
     task = "train" if config.sweep.test == "all" else "train-without-test"
@@ -195,9 +194,9 @@ def _to_be_tested(sweep_table: Table, config: Config) -> tuple[list[Trial], str]
 def _live(ledger: Ledger, *, is_submitted: bool) -> dict[int, Job]:
     """Return the live jobs by trial. Raises ConfigError for one if no job should run, and for other processes."""
     live = array.live_jobs(ledger)
-    for number in () if is_submitted else live:
+    if live and not is_submitted:
         where = quoted(ledger.path)
-        what = f"trial {number} of {shown(ledger.path)} is a job that waits or runs"
+        what = f"trial {min(live)} of {shown(ledger.path)} is a job that waits or runs"
         hint = f"wait for it, or lockstep jobs cancel {where}; with cluster=slurm the same command shows its state"
         raise ConfigError([f"{what}: {hint}"])
     for trial in ledger.trials:

@@ -11,12 +11,15 @@ from lockstep.cluster import jobs, submission
 from lockstep.cluster.following import LOOK_EVERY_S
 from lockstep.cluster.jobs import Job
 from lockstep.cluster.record import Record
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.runs.folder import ENDED_STATES, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from lockstep.runs.naming import quoted, training_command
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.system.redaction import redacted
 from lockstep.system.wording import plural
+
+TRY_EVERY_S = 60.0  # between two submissions while SLURM refuses
 
 
 class JobPool:
@@ -29,17 +32,35 @@ class JobPool:
         self._configs = configs
         self._live = live
         self._code: Path | None = None  # one copy for all jobs of this command
-        self._next_look = 0.0
-        self._is_answered = True
+        self._next_look = self._next_try = 0.0
+        self._last_error = ""
         self._is_stopping = False
         self.trials: list[Trial] = []
 
     def start(self, trial: Trial, task: str) -> bool:
-        """Submit a trial, unless its job is live. Raises ConfigError if SLURM refuses."""
+        """Submit a trial, unless its job is live. Returns False if SLURM refuses more jobs than there are now.
+
+        Raises ConfigError if it refuses the only one.
+        """
         job = self._live.get(trial.number)
-        trial.device = f"job {(job.record if job is not None else self._submitted(trial, task)).id}"
+        if job is None and time.monotonic() < self._next_try:
+            return False
+        try:
+            trial.device = f"job {(job.record if job is not None else self._submitted(trial, task)).id}"
+        except ConfigError as error:
+            if not self.trials:
+                raise
+            self._report(f"{error}. The search tries again every minute; its jobs continue.")
+            self._next_try = time.monotonic() + TRY_EVERY_S
+            return False
         self.trials.append(trial)
         return True
+
+    def _report(self, error: str) -> None:
+        """Print an error of SLURM, once in a row."""
+        if error != self._last_error:
+            print(error, file=sys.stderr, flush=True)
+        self._last_error = error
 
     def _submitted(self, trial: Trial, task: str) -> Record:
         folder, config, base = trial.folder, self._configs[trial.number], self._ledger.stop_flag
@@ -53,15 +74,13 @@ class JobPool:
         if not self.trials or time.monotonic() < self._next_look:
             return []
         try:
-            found = {job.folder: job for job in jobs.of_all(trial.folder for trial in self.trials)}
+            found = {job.folder: job for job in jobs.of(trial.folder for trial in self.trials)}
             live = {folder: job for folder, job in found.items() if job.is_live}
             if self._is_stopping:
                 jobs.stop(list(live.values()), "the search was stopped")
-            self._is_answered, self._is_stopping = True, False
+            self._is_stopping = False
         except ValueError as error:
-            if self._is_answered:
-                print(f"{error} The search waits for an answer; its jobs continue.", file=sys.stderr, flush=True)
-            self._is_answered = False
+            self._report(f"{error} The search waits for an answer; its jobs continue.")
             return []
         finally:
             self._next_look = time.monotonic() + LOOK_EVERY_S

@@ -136,12 +136,8 @@ def _trials(sweep_table: Table, rows: tuple[Row, ...], out: Console, *, is_live:
 
 
 def _failure(trial: Trial) -> tuple[str, str]:
-    """Return the last line of a failure, and the line with its files."""
-    try:
-        text = trial.folder.failure.read_text(errors="replace").strip()
-    except OSError:
-        text = "no error was recorded"
-    last = text.splitlines()[-1] if text else ""
+    """Return the cause of a failure, and the line with its files."""
     log = trial.folder.path / LOG
     known = log if log.exists() else Path(trial.folder.read_job().get("log", log))
-    return last, f"  details: {shown(trial.folder.failure)}, {shown(known)}"
+    files = f"  details: {shown(trial.folder.failure)}, {shown(known)}"
+    return trial.folder.failed_by() or "no error was recorded", files

@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
+PROJECT = "LOCKSTEP_PROJECT"  # variable of the command of a job: the copy of its project
+
 
 @dataclass(frozen=True)
 class World:
@@ -54,7 +56,7 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
             number("SLURM_LOCALID"),
             number("SLURM_NODEID"),
             num_tasks,
-            tasks_of_nodes(environ.get("SLURM_STEP_TASKS_PER_NODE") or "1")[number("SLURM_NODEID")],
+            counts_of_nodes(environ.get("SLURM_STEP_TASKS_PER_NODE") or "1")[number("SLURM_NODEID")],
             num_gpus_on_node=number("SLURM_GPUS_ON_NODE") if environ.get("SLURM_GPUS_ON_NODE") else None,
         )
         nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
@@ -97,8 +99,8 @@ def first_node(nodes: str) -> str:
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodes).partition(",")[0]
 
 
-def tasks_of_nodes(counts: str) -> list[int]:
-    """Return the tasks of each node of a SLURM step, e.g. [3, 3, 1] of "3(x2),1"."""
+def counts_of_nodes(counts: str) -> list[int]:
+    """Return the tasks or cores of each node, from SLURM's text: [3, 3, 1] of "3(x2),1"."""
     found = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
     return [int(count) for count, times in found for _ in range(int(times or 1))]
 

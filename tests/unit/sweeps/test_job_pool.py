@@ -12,6 +12,7 @@ from lockstep.cluster import scheduler, submission
 from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
 from lockstep.config import compose, validation
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, PRUNED, RunFolder
 from lockstep.sweeps import array, job_pool
@@ -54,6 +55,8 @@ class Cluster:
             "cwd": "/",
             "host": "login",
         }
+        if self.error:
+            raise ConfigError([f"sbatch refused the job: {self.error}"])
         self.copies.append(old_code)
         record = Record(**known, code=str(old_code or "copy"))
         folder.write_status(state="not started", reason="submitted", exit_code=None)
@@ -141,6 +144,25 @@ def test_a_search_waits_for_a_slurm_that_does_not_answer_and_says_so_once(
     assert capsys.readouterr().err.count("squeue did not answer. The search waits for an answer") == 1
     cluster.error = ""
     assert (pool.ended(), pool.trials) == ([], ledger.trials)
+
+
+def test_a_search_waits_for_a_slurm_that_takes_no_more_jobs_but_not_for_one_that_takes_none(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_pool, "TRY_EVERY_S", 0.0)
+    one, two = (ledger := book(tmp_path / "sweep", 2)).trials
+    pool = pool_of(ledger)
+    cluster.error = "QOSMaxSubmitJobPerUserLimit"
+    with pytest.raises(ConfigError, match="QOSMaxSubmit"):
+        pool.start(one, "train")
+    cluster.error = ""
+    assert pool.start(one, "train")
+    cluster.error = "QOSMaxSubmitJobPerUserLimit"
+    assert (pool.start(two, "train"), pool.start(two, "train")) == (False, False)
+    assert capsys.readouterr().err.count("QOSMaxSubmitJobPerUserLimit. The search tries again") == 1
+    cluster.error = ""
+    assert pool.start(two, "train")
+    assert pool.trials == [one, two]
 
 
 def test_a_stop_cancels_what_has_not_begun_which_would_remove_the_request_and_lets_the_others_save(

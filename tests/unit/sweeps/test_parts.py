@@ -318,7 +318,7 @@ def test_a_sweep_whose_best_trial_cannot_be_tested_says_why_and_does_not_end_wel
         elif state != "queued":
             trial.folder.write_status(state="training" if state == "no signal" else state, host=socket.gethostname())
     config = config_of(f"sweep.test={test}", "silent=true")
-    code = command.run(ledger, Grid([]), {}, config=config, total=1, num_done=1, objectives=[ACCURACY])
+    code = command.run(ledger, Grid([]), {}, config=config, total=1, num_done=1)
     assert (code, reason in capsys.readouterr().err) == (1 if reason else 0, True)
 
 
