@@ -151,7 +151,7 @@ def test_an_unknown_run_is_named_with_those_there_are(trained: RunFolder) -> Non
     assert "Traceback" not in done.stderr
 
 
-COMMANDS = {
+COMMANDS: dict[str, list[str]] = {
     "train": ["--cfg", "job"], "new": ["flowers"], "benchmark": ["--help"], "verify": ["--help"], "status": ["RUN"],
     "runs": ["RUNS"], "compare": ["RUN", "RUN"], "jobs": ["list", "--folder", "RUNS"], "stop": ["RUN"], "eval": ["RUN"],
     "predict": ["RUN", "val", "--output", "out.csv"], "board": ["--help"], "data": ["check"],
