@@ -129,16 +129,18 @@ def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:
     The first task records the end in the status of the folder.
     """
     received: list[int] = []
-    environ = {**os.environ, PROJECT: job.code}
-    # the process keeps the signals blocked until it has handlers, and the lock of a job in the background
-    process = subprocess.Popen([sys.executable, "-m", "lockstep", *job.command], close_fds=False, env=environ)
+    process: subprocess.Popen[bytes] | None = None
 
     def forward(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        process.send_signal(number)
+        if process is not None:
+            process.send_signal(number)
 
     for number in STOP_SIGNALS:
         signal.signal(number, forward)
+    environ = {**os.environ, PROJECT: job.code}
+    # the process keeps the signals blocked until it has handlers, and the lock of a job in the background
+    process = subprocess.Popen([sys.executable, "-m", "lockstep", *job.command], close_fds=False, env=environ)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     code = process.wait()
     name = signal.Signals(received[0]).name if received else None
