@@ -299,7 +299,7 @@ def test_two_devices_in_a_one_task_allocation_are_refused(tmp_path: Path) -> Non
     done = run(tmp_path, *SMALL, "trainer.devices=2", **_slurm(0, 1, 29500))
     assert done.returncode == 2
     assert "trainer.devices=2 requires 2 workers, but srun started 1 process" in done.stderr
-    assert "srun --nodes=1 --ntasks-per-node=2 lockstep train" in done.stderr
+    assert "srun --nodes=1 --ntasks-per-node=2 ..." in done.stderr
     assert not (tmp_path / "outputs").exists()
 
 
