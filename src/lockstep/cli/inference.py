@@ -36,6 +36,8 @@ def infer(arguments: argparse.Namespace) -> int:
         project.enter(current, None if arguments.trust else folder)
         source = compose.source_of(current)
         trust.check(folder, saved, source, arguments.overrides, is_trusted=arguments.trust)
+        if of_hydra := [text for text in arguments.overrides if text.lstrip("+~").startswith("hydra.")]:
+            raise errors.ConfigError([f"{of_hydra[0]}: lockstep {sys.argv[1]} makes no run folder: remove it"])
         devices, world = _devices(arguments.devices), outer_world(os.environ)
         here = saved_run.on_this_machine(saved, devices=devices, strategy=arguments.strategy, world=world)
         config = saved_run.changed(folder, here, arguments.overrides, source)
