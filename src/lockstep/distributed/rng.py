@@ -22,6 +22,25 @@ def generator(*keys: int | str, device: torch.device | str = "cpu") -> torch.Gen
     return torch.Generator(device=device).manual_seed(seed_of(*keys))
 
 
+def hashed(indices: Tensor, *keys: int | str) -> Tensor:
+    """Hash every index below 2**32 of a data set to 32 bits, int64 (B,), with `keys`; the same on any device.
+
+    By xor-shifts and products; factors below 2**31 keep int64 from overflowing.
+    """
+    mixed = indices ^ seed_of(*keys)
+    for factor in (0x21F0AAAD, 0x735A2D97):
+        mixed = (mixed ^ (mixed >> 16)) * factor & 0xFFFFFFFF
+    return mixed ^ (mixed >> 15)
+
+
+def uniform(count: int, indices: Tensor, *keys: int | str) -> Tensor:
+    """Draw `count` numbers in [0, 1), float64 (count, B), for every index, e.g. with keys (seed, epoch, purpose).
+
+    A sample has the same draws on any number of workers, in any batch and on any device.
+    """
+    return torch.stack([hashed(indices, *keys, number) for number in range(count)]).double() / 2**32
+
+
 class ExactDropout(nn.Module):
     """Dropout (Srivastava et al. 2014) whose mask is drawn for the whole global batch and cut to the rank's shard.
 

@@ -17,7 +17,7 @@ from lockstep.data.transforms.mixing import MixDraws
 from lockstep.data.transforms.trivial import TrivialDraws
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Shard
-from lockstep.distributed.rng import generator, seed_of
+from lockstep.distributed.rng import generator, hashed
 
 
 class Draws(NamedTuple):
@@ -97,7 +97,7 @@ class Augment:
         if self.crop_padding or self.flip:
             top, left, mirror = draws.window
             if self.flip == "alternating":
-                mirror = (_bits(self.seed, batch.indices) + batch.shard.epoch) % 2
+                mirror = (hashed(batch.indices, self.seed, "flip") + batch.shard.epoch) % 2
             move = partial(
                 self._crop_and_flip, top=top.unsqueeze(1), left=left.unsqueeze(1), mirror=mirror.unsqueeze(1)
             )
@@ -134,14 +134,3 @@ class Augment:
         # numbers, because a tensor would have to be copied to the device, which waits
         filled = [channel.masked_fill(covered, fill) for channel, fill in zip(images.unbind(1), self.fill, strict=True)]
         return torch.stack(filled, 1)
-
-
-def _bits(seed: int, indices: Tensor) -> Tensor:
-    """Draw a bit, int64, for every index below 2**32 of the data set, on any device.
-
-    A hash of 32-bit numbers by xor-shifts and products; factors below 2**31 keep int64 from overflowing.
-    """
-    mixed = indices ^ seed_of(seed, "flip")
-    for factor in (0x21F0AAAD, 0x735A2D97):
-        mixed = (mixed ^ (mixed >> 16)) * factor & 0xFFFFFFFF
-    return (mixed ^ (mixed >> 15)) & 1
