@@ -10,7 +10,7 @@ from benchmarks.table import conditions
 HEAD = f"""\
 # Reliability
 
-`python -m benchmarks.faults`: {{conditions}}.
+`python -m benchmarks.faults --out runs`: {{conditions}}.
 
 Every case is a real training on CPU processes. One process gets a signal at a chosen moment, and all processes are
 observed until the last one has exited. n=1 for each case. Seconds count from the signal to the end of the last process,
