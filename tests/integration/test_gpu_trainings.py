@@ -47,10 +47,11 @@ RECIPES = {
         "trainer.max_epochs=1",
     ),
     "never waits, pinned": (*NEVER_WAITS, "data.train_size=160", "data.memory=host"),
+    "never waits, float16": ("trainer.precision=float16", *NEVER_WAITS[1:], "data.train_size=160", "callbacks=ema"),
 }
 # numbers of GPUs: settings of their workers, GPUs of the machine, recipes
 MATRIX = {
-    1: ("trainer.devices=1", 1, ("everything", "never waits", "never waits, pinned")),
+    1: ("trainer.devices=1", 1, ("everything", "never waits", "never waits, pinned", "never waits, float16")),
     2: ("trainer.loads=[3,1]", 4, ("everything",)),
     3: ("trainer.loads=[2,0,1]", 3, ("everything",)),
 }

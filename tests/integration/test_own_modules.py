@@ -66,6 +66,7 @@ def test_what_it_logs_is_recorded_and_selects_the_best_weights(tmp_path: Path) -
             "is not logged by module._t",
         ),
         ([*PLAIN, "compile=true"], "compile=true is of Lockstep's own module"),
+        ([*PLAIN, "trainer.precision=float16"], "trainer.precision=float16 is of Lockstep's own module"),
         (["module._target_=torch.nn.Identity"], "it is not a LightningModule"),
         ([*PLAIN, "+module.width=3"], "unknown key module.width"),
     ],

@@ -19,6 +19,7 @@ from hydra.utils import get_original_cwd
 from lightning.pytorch.callbacks import Callback
 
 from lockstep.callbacks import console
+from lockstep.models.classifier import Classifier
 from lockstep.runs.files import write_atomically
 
 
@@ -256,6 +257,32 @@ class NeverWaits(L.Callback):
 
 def _may_wait(may: bool) -> None:
     torch.cuda.set_sync_debug_mode("default" if may else "error")
+
+
+class Scales(L.Callback):
+    """Lets the scale of a float16 training grow early, and writes it after each step; may ask for a stop after one."""
+
+    def __init__(self, *, growth_interval: int, stop_after: int) -> None:
+        self._growth_interval = growth_interval
+        self._stop_after = stop_after
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._step = trainer.global_step
+        assert isinstance(pl_module, Classifier)
+        assert pl_module.loss_scale is not None
+        pl_module.loss_scale._scaler.set_growth_interval(self._growth_interval)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, Classifier)
+        assert pl_module.loss_scale is not None
+        if trainer.is_global_zero and trainer.global_step > self._step:
+            self._step = trainer.global_step
+            with open(Path(trainer.default_root_dir, "scales"), "a") as file:
+                file.write(f"{pl_module.loss_scale._scaler.get_scale()}\n")
+            if self._step == self._stop_after:
+                os.kill(os.getpid(), signal.SIGTERM)
 
 
 SEES = "+callbacks.sees={_target_:tests.support.callbacks.Sees,epoch_s:%s}"

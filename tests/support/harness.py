@@ -99,10 +99,10 @@ def write_run(path: Path, overrides: Sequence[str]) -> RunFolder:
     return folder
 
 
-def train_all(folders: Sequence[RunFolder], num_workers: int, **more: str) -> list[str]:
+def train_all(folders: Sequence[RunFolder], num_workers: int, code: int = 0, /, **more: str) -> list[str]:
     """Train the runs one after the other with the same processes. Returns the output of each process.
 
-    The processes are forks, with `more` variables new interpreters.
+    The processes are forks, with `more` variables new interpreters. Each must end with the exit code `code`.
     """
     jobs = [Job("train", str(folder.path), {"command": "none", "has_test": True}) for folder in folders]
     # a store for each run: process groups that come after each other in one store can wait for each other's keys
@@ -122,8 +122,8 @@ def train_all(folders: Sequence[RunFolder], num_workers: int, **more: str) -> li
             started.callback(workers[-1].kill)
         codes = [_code(worker) for worker in workers]
         outputs = [log.read_text() for log in logs]
-    for rank, code in enumerate(codes):
-        assert code == 0, f"rank {rank}:\n{outputs[rank]}"
+    for rank, found in enumerate(codes):
+        assert found == code, f"rank {rank}:\n{outputs[rank]}"
     del stores
     return outputs
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lockstep.distributed.batch import Batch
+from lockstep.distributed.partition import Shard
 from lockstep.models import layout
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.schedules import Schedule, constant
@@ -28,7 +30,7 @@ def classifier(net: nn.Module, task: Task | None = None, **changes: Any) -> Clas
         "accumulate_grad_batches": 1,
         "gradient_clip_norm": None,
         "measured": {"accuracy": Accuracy(num_classes=4)},
-        "uses_bfloat16": False,
+        "autocast": None,
         "layout": layout.chosen("auto", None),
         "compile_mode": None,
         "has_flip_test": False,
@@ -36,3 +38,10 @@ def classifier(net: nn.Module, task: Task | None = None, **changes: Any) -> Clas
         "log_every_n_steps": 1,
     }
     return Classifier(net, task or classification(), **{**plain, **changes})
+
+
+def batch_of(rank: int, micro_step: int) -> Batch:
+    """A micro-batch for the loss guard, of two samples without pixels."""
+    empty = torch.empty(0)
+    shard = Shard(epoch=1, step=0, micro_step=micro_step, size=4, lo=0, hi=2, group_size=8)
+    return Batch(empty, empty, torch.tensor([10 * rank, 10 * rank + 1]), shard)

@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,39 @@ class HasADomain(Plain):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + torch.log(1 - 100 * self.fc.bias.square().sum())
+
+
+class _Large(torch.autograd.Function):
+    """The identity, whose gradient is a million times as large for some samples."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, is_large: Tensor) -> Tensor:
+        ctx.save_for_backward(is_large)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        (is_large,) = ctx.saved_tensors
+        return grad_outputs[0] * torch.where(is_large, 1e6, 1.0).to(grad_outputs[0].dtype)[:, None], None
+
+
+class Overflows(nn.Module):
+    """A linear layer whose gradient overflows float16 for samples whose first value is high."""
+
+    def __init__(self, num_inputs: int, num_outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(num_inputs, num_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Large.apply(self.linear(x), x[:, 0] > 1.7)  # pyright: ignore[reportReturnType]
+
+
+class HasOverflows(nn.Sequential):
+    """A small network with batch norm for digits of 8 pixels, whose first layer may have gradients that overflow."""
+
+    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
+        first = Overflows(64 * in_channels, hidden)
+        super().__init__(nn.Flatten(), first, nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
 
 
 class Unnormalized(nn.Module):

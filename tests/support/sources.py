@@ -39,6 +39,14 @@ def few_digits(*, count: int = 70, is_float: bool = False) -> Splits:
     return Splits(train, val, test, splits.class_names, None if is_float else STATISTICS)
 
 
+def overflowing(*, marked: list[int]) -> Splits:
+    """Few digits; the first pixel is white in the training samples `marked`, and black in all others."""
+    splits = few_digits()
+    pixels = whole(splits.train.pixels).clone()
+    pixels[marked, 0, 0, 0] = 255
+    return replace(splits, train=replace(splits.train, pixels=pixels))
+
+
 class Turned(Dataset[Any]):
     """Digits turned at random, three ways: each draws from another of the global random states."""
 

@@ -75,10 +75,13 @@ def test_another_number_of_workers_evaluates_the_same(trained: RunFolder) -> Non
     assert accuracy == pytest.approx(trained.read_summary()["test_accuracy"], abs=5e-7)
 
 
-def test_a_run_that_a_gpu_trained_in_tf32_is_evaluated_without_one(trained: RunFolder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["tf32", pytest.param("float16", marks=pytest.mark.full)])
+def test_a_run_in_a_precision_of_gpus_is_evaluated_without_one(
+    trained: RunFolder, tmp_path: Path, precision: str
+) -> None:
     folder = RunFolder(shutil.copytree(trained.path, tmp_path / "run"))
     text = folder.config.read_text()
-    folder.config.write_text(text.replace("precision: auto", "precision: tf32"))
+    folder.config.write_text(text.replace("precision: auto", f"precision: {precision}"))
     assert folder.config.read_text() != text
     done = lockstep(cwd_of(trained), "eval", str(folder.path))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -52,14 +52,24 @@ def test_the_guard_ends_a_training_before_nan_reaches_the_weights(tmp_path: Path
     assert all(value.isfinite().all() for value in saved["state_dict"].values())
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("callbacks", ["default", "ema"])
-def test_nothing_waits_for_the_gpu_between_two_logged_steps(tmp_path: Path, optimizer: str, callbacks: str) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "callbacks", "precision"),
+    [
+        ("sgd", "default", "auto"),
+        ("sgd", "ema", "auto"),
+        ("adamw", "default", "auto"),
+        ("adamw", "ema", "auto"),
+        ("sgd", "ema", "float16"),
+    ],
+)
+def test_nothing_waits_for_the_gpu_between_two_logged_steps(
+    tmp_path: Path, optimizer: str, callbacks: str, precision: str
+) -> None:
     overrides = [override for override in ON_GPU if not override.startswith("trainer.log_every")]
     overrides += [f"trainer.log_every_n_steps={LOG_EVERY}", f"optimizer={optimizer}", f"callbacks={callbacks}"]
     overrides += [
         "+callbacks.waits={_target_:tests.support.callbacks.NeverWaits}",
-        "trainer.precision=auto",
+        f"trainer.precision={precision}",
         "data.train_size=700",
     ]
     done = train(tmp_path / "run", *overrides)

@@ -15,7 +15,7 @@ from typing_extensions import override
 from lockstep.runs.folder import CURVES, RunFolder
 
 # TensorBoard orders charts by these names and opens the first two groups: accuracy and loss
-TAGS = {"learning_rate": "optimization/learning_rate", "gradient_norm": "optimization/gradient_norm"}
+TAGS = {name: f"optimization/{name}" for name in ("learning_rate", "gradient_norm", "loss_scale")}
 
 
 def split_and_tag(name: str) -> tuple[str, str]:

@@ -34,6 +34,12 @@ def steps_done(trainer: L.Trainer, module: L.LightningModule) -> int:
     return trainer.global_step if isinstance(module, Classifier) else trainer.fit_loop.total_batch_idx + 1
 
 
+def skipped_steps(module: L.LightningModule) -> dict[str, int]:
+    """Return the number of steps so far that updated nothing, as `skipped_steps`; nothing unless in float16."""
+    scale = module.loss_scale if isinstance(module, Classifier) else None
+    return {} if scale is None else {"skipped_steps": scale.num_skipped}
+
+
 class Companion(L.Callback):
     """Passes shards to the dropouts of a custom module, and collects the metrics that it logs.
 

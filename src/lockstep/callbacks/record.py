@@ -13,7 +13,7 @@ import lightning as L
 import torch
 from typing_extensions import override
 
-from lockstep.callbacks.own_module import metrics_of, micro_batches, steps_done
+from lockstep.callbacks.own_module import metrics_of, micro_batches, skipped_steps, steps_done
 from lockstep.callbacks.pace import Pace
 from lockstep.distributed.collectives import gather_objects
 from lockstep.models.step import MOST_PENDING
@@ -122,6 +122,7 @@ class Record(L.Callback):
             "seconds": f"{used:.3f}",
             "images_per_s": f"{self.images_per_s:.1f}" if self.images_per_s else "",
             "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+            **skipped_steps(pl_module),
             **metrics_of(trainer, pl_module),
         }
         if trainer.is_global_zero:
@@ -196,6 +197,7 @@ class Record(L.Callback):
             max_epochs=max_epochs,
             step=step,
             total_steps=total_steps or None,
+            **skipped_steps(pl_module),
             percent=round(100 * step / total_steps, 1) if total_steps else None,
             learning_rate=trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None,
             epoch_s=_rounded(self.epoch_times_s[-1] if self.epoch_times_s else None, 3),

@@ -10,7 +10,11 @@ NAMES = {
     "strategy=single_device": "trainer=gpu strategy=gpu strategy=cuda",
     "strategy=ddp": "trainer=ddp",
     "strategy=cpu": "trainer=cpu trainer=mps trainer=ddp_sim",
-    "trainer.precision=...": "fp16 bf16 half amp use_amp",
+    "trainer.precision=bfloat16": "bf16 trainer.precision=bf16 trainer.precision=bf16-mixed",
+    "trainer.precision=float16 for GPUs without bfloat16 (T4, V100, RTX 20), else trainer.precision=bfloat16": (
+        "fp16 half amp use_amp trainer.precision=16-mixed trainer.precision=16 trainer.precision=fp16 "
+        "trainer.precision=half trainer.precision=amp"
+    ),
     "trainer.gradient_clip_norm=...": "grad_clip clip_grad clip_grad_norm max_grad_norm GradientThreshold",
     "trainer.accumulate_grad_batches=...": "gradient_accumulation_steps grad_accum_steps",
     "trainer.log_every_n_steps=...": "log_every log_interval print_freq",

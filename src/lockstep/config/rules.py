@@ -90,6 +90,8 @@ def _module_rules(config: Config) -> Iterator[str]:
         ("trainer.gradient_clip_norm", trainer.gradient_clip_norm, None, "clip in its configure_gradient_clipping"),
         ("trainer.loads", "auto" if trainer.loads == "auto" else None, None, "give numbers"),
         ("trainer.memory_format", trainer.memory_format, "auto", "choose the format in it"),
+        # Lightning changes the scale between the steps of two optimizers, and lets fused SGD begin with a skipped step
+        ("trainer.precision", "float16" if trainer.precision == "float16" else None, None, "use bfloat16 or float32"),
     )
     for key, value, default, hint in settings:
         if value != default:

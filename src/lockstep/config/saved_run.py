@@ -10,6 +10,7 @@ from lockstep.config import options, overrides, project, storage, trust
 from lockstep.config.compose import Source
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
+from lockstep.config.workers import ONLY_ON_GPUS
 from lockstep.runs import naming
 from lockstep.runs.discovery import look_at
 from lockstep.runs.folder import RunFolder
@@ -81,7 +82,7 @@ def on_this_machine(
 
     The processes of a launcher, `world`, are its workers.
 
-    On a CPU tf32 becomes float32: a CPU computes in full what TF32 rounds.
+    On a CPU tf32 and float16 become float32: a CPU computes in full what they round.
     """
     strategy = strategy or saved.strategy.name
     trainer = {}
@@ -90,7 +91,7 @@ def on_this_machine(
         count = devices if isinstance(devices, int) else len(devices or ())
         num_nodes = max(1, world.world_size // count) if world is not None and count else 1
         trainer |= {"devices": default if devices is None else devices, "loads": None, "num_nodes": num_nodes}
-    if saved.trainer.precision == "tf32" and (strategy == "cpu" or not hardware.num_visible_gpus()):
+    if saved.trainer.precision in ONLY_ON_GPUS and (strategy == "cpu" or not hardware.num_visible_gpus()):
         trainer["precision"] = "float32"
     # the network interface is that of the machines that trained
     update = {"name": strategy, "interface": None}

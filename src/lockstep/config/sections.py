@@ -122,8 +122,9 @@ class Trainer(Section):
     loads: Annotated[Literal["auto"] | list[Count] | None, Scope.PLACE] = Field(
         description="relative shard size of each worker, e.g. [2,1,1,0]; auto = by their measured speed; null = even"
     )
-    precision: Literal["auto", "bfloat16", "tf32", "float32", "float64"] = Field(
-        description="bfloat16 = autocast; auto = bfloat16 if the hardware has it; tf32 = float32 with TF32 products"
+    precision: Literal["auto", "bfloat16", "float16", "tf32", "float32", "float64"] = Field(
+        description="bfloat16, float16 = autocast, float16 with a scaled loss; auto = bfloat16 if the hardware has it; "
+        "tf32 = float32 with TF32 products"
     )
     memory_format: Annotated[Literal["auto", "channels_last", "contiguous"], Scope.PLACE] = Field(
         description="auto: channels_last, or contiguous if the CPU cannot train the network in it"

@@ -69,7 +69,8 @@ def schema_errors(tree: dict[str, Any], error: ValidationError, groups: Groups) 
             value = at(tree, path)
             as_text = item["type"] == "string_type" and isinstance(value, int | float)
             expected = "" if _is_too_large(item) else _expected(tree, path)
-            yield key, mismatch(key, redacted(value, key), expected, as_text=as_text)
+            text = mismatch(key, redacted(value, key), expected, as_text=as_text)
+            yield key, ": ".join(filter(None, (text, hint(f"{key}={value}"))))
 
 
 def _is_too_large(item: Mapping[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from lockstep.system.wording import plural
 
 # a worker needs less (private pages of smaps_rollup, one thread, torch 2.15)
 WORKER_BYTES = 2**29
+ONLY_ON_GPUS = ("float16", "tf32")  # precisions
 # more processes on a core only wait; a few show what many workers compute
 PROCESSES_PER_CORE = 16
 
@@ -138,7 +139,7 @@ def _device_errors(config: Config, workers: Workers) -> list[str]:
         return _graph_errors(config, workers)
     settings = (
         (config.strategy.process_group_backend == "nccl", "strategy.process_group_backend=nccl", "auto or gloo"),
-        (config.trainer.precision == "tf32", "trainer.precision=tf32", "float32"),
+        *((config.trainer.precision == name, f"trainer.precision={name}", "float32") for name in ONLY_ON_GPUS),
     )
     return [f"{typed} needs GPUs, and this run uses none: use {hint}" for is_set, typed, hint in settings if is_set]
 

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor, nn
+from torch import Tensor, dtype, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics.metric import Metric
@@ -22,6 +22,7 @@ from lockstep.distributed.collectives import sum_over_ranks
 from lockstep.distributed.rng import replace_dropout
 from lockstep.models.counts import EpochCounts
 from lockstep.models.layout import Layout, compile_network
+from lockstep.models.loss_scale import LossScale
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
 from lockstep.models.schedules import Schedule, replay
 from lockstep.models.step import LossGuard, OptimizerStep
@@ -47,7 +48,8 @@ class Classifier(L.LightningModule):
 
     `measured` are the metrics of an evaluation by name; each pass has copies. `metrics` has the newest global value of
     each. `optimizer` takes parameter groups, made by `rules`. The network must accept an empty batch: a rank's shard
-    can be empty. `compile_mode` is one of torch.compile; None: eager.
+    can be empty. `autocast` is the number format of the network; None: that of its weights. In float16 the loss is
+    scaled. `compile_mode` is one of torch.compile; None: eager.
 
     The step uses Lightning's manual optimization: the automatic one has no global count of an accumulated step, and
     costs another 0.3 ms (one CPU thread, 2026-11-21, benchmarks/step.py).
@@ -69,7 +71,7 @@ class Classifier(L.LightningModule):
         total_steps: int,
         accumulate_grad_batches: int,
         gradient_clip_norm: float | None,
-        uses_bfloat16: bool,
+        autocast: dtype | None,
         layout: Layout,
         compile_mode: str | None,
         has_flip_test: bool,
@@ -84,7 +86,8 @@ class Classifier(L.LightningModule):
         self._total_steps = total_steps
         self.accumulate_grad_batches = accumulate_grad_batches
         self._gradient_clip_norm = gradient_clip_norm
-        self._uses_bfloat16 = uses_bfloat16
+        self._autocast = autocast
+        self.loss_scale = LossScale() if autocast == torch.float16 else None
         self._log_every_n_steps = log_every_n_steps
         refuse_inexact_norms(net)
         self.dropouts = replace_dropout(net, seed)
@@ -117,9 +120,9 @@ class Classifier(L.LightningModule):
         if values.dim() == 4:
             values = values.contiguous(memory_format=self.layout.memory_format)
         # only the network: autocast must not change the task
-        with torch.autocast(inputs.device.type, torch.bfloat16) if self._uses_bfloat16 else nullcontext():
+        with torch.autocast(inputs.device.type, self._autocast) if self._autocast else nullcontext():
             outputs = self._outputs(values) if self._is_compiled else self.net(values)
-        return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
+        return outputs.float() if outputs.dtype == self._autocast else outputs
 
     def _outputs(self, images: Tensor) -> Tensor:
         size = len(images)  # empty and ragged batches run eagerly: each size would be compiled
@@ -138,8 +141,11 @@ class Classifier(L.LightningModule):
     @override
     def on_train_start(self) -> None:
         self.counts.to(self.device)
-        self._step = OptimizerStep(self, self._groups, clip_norm=self._gradient_clip_norm)
-        self._guard = LossGuard(self.trainer.optimizers[0], self.device, rank=self.global_rank)
+        scale = self.loss_scale
+        if scale is not None:
+            scale.to(self.device)
+        self._step = OptimizerStep(self, self._groups, clip_norm=self._gradient_clip_norm, loss_scale=scale)
+        self._guard = LossGuard(self.trainer.optimizers[0], self.device, rank=self.global_rank, loss_scale=scale)
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> None:
@@ -153,10 +159,11 @@ class Classifier(L.LightningModule):
         is_last = (batch_idx + 1) % self.accumulate_grad_batches == 0 or self.trainer.is_last_batch
         self._step.backward(loss, is_first=is_first, is_last=is_last)
         if is_last:
-            self._guard.protect(step)
             factor = None if self._weight_sum is None else _inverse_mean(self._weight_sum, batch.shard.group_size)
             self._weight_sum = None
-            self._step.step(is_measured=step % self._log_every_n_steps == 0, factor=factor)
+            self._step.finish_gradient(factor)
+            self._guard.protect(step)
+            self._step.step(is_measured=step % self._log_every_n_steps == 0)
 
     def scaled_loss(self, batch: Batch) -> Tensor:
         """Return the loss of a shard, and add it to the counts of the epoch.
@@ -200,6 +207,7 @@ class Classifier(L.LightningModule):
             others = {
                 "learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"],
                 "gradient_norm": self.gradient_norm.item(),
+                **({} if self.loss_scale is None else {"loss_scale": self.loss_scale.value}),
             }
             self._send_to_loggers({f"train_step/{name}": value for name, value in since.items()} | others)
         if self.trainer.is_last_batch:
@@ -262,12 +270,14 @@ class Classifier(L.LightningModule):
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the image format and the counts of an unfinished epoch. Every rank must call it."""
+        """Add the image format, the counts of an unfinished epoch and the loss scale. Every rank must call it."""
         if self._guard is not None:
             self._guard.wait()
         checkpoint["image_format"] = self.image_format._asdict()
         checkpoint["train_counts"] = self.counts.state_dict()
         checkpoint["total_steps"] = self._total_steps
+        if self.loss_scale is not None:
+            checkpoint["loss_scale"] = self.loss_scale.state_dict()
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -277,6 +287,8 @@ class Classifier(L.LightningModule):
         memory in order, and would use the momentum of another weight.
         """
         self.counts.load_state_dict(checkpoint["train_counts"], rank=self.global_rank)
+        if self.loss_scale is not None:
+            self.loss_scale.load_state_dict(checkpoint["loss_scale"])
         slots = [slots for saved in checkpoint.get("optimizer_states", ()) for slots in saved["state"].values()]
         for slot in slots:
             for name, value in slot.items():

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.collectives import gather_objects, is_distributed
 from lockstep.distributed.partition import Shard
+from lockstep.models.loss_scale import LossScale
 from lockstep.models.parameter_groups import ParameterGroups
 from lockstep.runs.folder import FailedElsewhere
 from lockstep.system import internals
@@ -25,22 +26,37 @@ HINT = (
     "Try a new run with a lower optimizer.lr, a smaller trainer.gradient_clip_norm or trainer.precision=float32; "
     "init_from=... starts it from the last checkpoint of this run."
 )
+LEAST_SCALE = 1.0  # below it float16 holds even fewer small gradients than without a scale
 
 
 class OptimizerStep:
-    """Runs the backward passes of micro-batches, and the step after the last one, for a module in a fit."""
+    """Runs the backward passes of micro-batches, and the step after the last one, for a module in a fit.
 
-    def __init__(self, module: L.LightningModule, groups: ParameterGroups, *, clip_norm: float | None) -> None:
+    `loss_scale`, None without float16, multiplies the loss of every micro-batch of a step. A step whose gradients
+    overflow is a step of the schedule, as in torch and Lightning, but updates nothing.
+    """
+
+    def __init__(
+        self,
+        module: L.LightningModule,
+        groups: ParameterGroups,
+        *,
+        clip_norm: float | None,
+        loss_scale: LossScale | None = None,
+    ) -> None:
         trainer = module.trainer
         self._groups = groups
         self._module = module
         self._clip_norm = clip_norm
+        self._loss_scale = loss_scale
+        self._updated: set[Tensor] = set()  # parameters whose state the optimizer has made
         self.gradient_norm: Tensor | None = None  # of the last measured step, before clipping
         self._optimizer = trainer.optimizers[0]
         self._parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         self._scheduler: Any = trainer.lr_scheduler_configs[0].scheduler
         self._interval = trainer.lr_scheduler_configs[0].interval
         self._strategy: Any = trainer.strategy
+        self._world_size = trainer.world_size
         self._progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
         self._callbacks: list[L.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -55,24 +71,34 @@ class OptimizerStep:
             self._optimizer.zero_grad()
         if is_last:
             self._strategy.pre_backward(loss)  # DDP exchanges gradients only after this call
+        if self._loss_scale is not None:
+            # without the factor for DDP's mean: gradients of samples are as large as with one rank
+            loss = self._loss_scale.scaled(loss / self._world_size)
         self._call("on_before_backward", loss)
         loss.backward()
         self._call("on_after_backward")
 
-    def step(self, *, is_measured: bool, factor: Tensor | None = None) -> None:
-        """Update the weights and step the schedule; if `is_measured`, keep the norm of the whole gradient.
+    def finish_gradient(self, factor: Tensor | float | None = None) -> None:
+        """Drop frozen parameters from the gradient, remove the scale of the loss, and multiply by `factor`.
 
-        `factor`, the same on all ranks, multiplies the gradient first.
+        `factor` is the same on all ranks.
         """
         self._groups.drop_frozen()
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        gradients = self._gradients()
+        if self._loss_scale is not None and gradients:
+            self._loss_scale.unscale(self._optimizer)
+            if self._world_size > 1:
+                factor = self._world_size * (1.0 if factor is None else factor)
         if factor is not None:
             for gradient in gradients:
                 gradient.mul_(factor)
+
+    def step(self, *, is_measured: bool) -> None:
+        """Update the weights and step the schedule; if `is_measured`, keep the norm of the whole gradient."""
         if self._clip_norm is not None:
             self.gradient_norm = clip_grad_norm_(self._parameters, self._clip_norm)
         elif is_measured:
-            self.gradient_norm = get_total_norm(gradients)
+            self.gradient_norm = get_total_norm(self._gradients())
         self._call("on_before_optimizer_step", self._optimizer)
         self._update()
         is_on_plateau = isinstance(self._scheduler, ReduceLROnPlateau)
@@ -100,10 +126,30 @@ class OptimizerStep:
         for group in self._optimizer.param_groups:
             group["lr"] = group["lr"] * group.get("lr_factor", 1)
         self._progress.increment_ready()
-        self._optimizer.step()
+        if not self._is_skipped():
+            self._optimizer.step()
         self._progress.increment_completed()
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+
+    def _is_skipped(self) -> bool:
+        """Return True if gradients overflowed and the optimizer cannot skip its update; finding out waits for the GPU.
+
+        A fused optimizer can, but not the first update of a parameter: torch's SGD (2.15) would keep memory as momentum
+        that was never written.
+        """
+        if self._loss_scale is None:
+            return False
+        new = {parameter for parameter in self._parameters if parameter.grad is not None} - self._updated
+        if internals.can_skip_update(self._optimizer) and not new:
+            return False
+        if self._loss_scale.overflowed.item():
+            return True
+        self._updated |= new
+        return False
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
     def _call(self, hook: str, *values: Any) -> None:
         for callback in self._callbacks:
@@ -114,13 +160,18 @@ class NonFiniteLoss(RuntimeError):
     """A loss of this rank is NaN or infinite; the message has the step and the samples."""
 
 
+class NonFiniteGradient(RuntimeError):
+    """Gradients overflow float16 at every scale of the loss."""
+
+
 class _Samples(NamedTuple):
     indices: Tensor
     shard: Shard
 
 
 class _Pending(NamedTuple):
-    values: Tensor  # 1 if this rank's loss is bad, and 1 + a rank with a bad loss, else 0; valid after `copied`
+    # valid after `copied`: 1 if this rank's loss is bad, 1 + a rank with a bad loss, else 0; facts of the loss scale
+    values: Tensor
     copied: Any  # a CUDA event, or None
     step: int
     samples: list[_Samples]
@@ -136,15 +187,24 @@ class LossGuard:
     torch's GradScaler). The host reads the flag some steps later, all ranks after the same step: a rank that exited
     earlier would block the others in a collective. `is_deferred` selects that way; None: on a GPU, if the optimizer
     can.
+
+    Steps that `loss_scale` skips are no bad losses. The host reads their number in the same way.
     """
 
     def __init__(
-        self, optimizer: Optimizer, device: torch.device, *, rank: int, is_deferred: bool | None = None
+        self,
+        optimizer: Optimizer,
+        device: torch.device,
+        *,
+        rank: int,
+        is_deferred: bool | None = None,
+        loss_scale: LossScale | None = None,
     ) -> None:
-        can_skip = internals.can_skip_update(optimizer)
-        self._is_deferred = can_skip and device.type == "cuda" if is_deferred is None else is_deferred
+        self._can_skip = internals.can_skip_update(optimizer)
+        self._is_deferred = self._can_skip and device.type == "cuda" if is_deferred is None else is_deferred
         self._optimizer: Any = optimizer
         self._rank = rank
+        self._loss_scale = loss_scale
         self._is_bad = torch.zeros((), device=device)
         self._samples: list[_Samples] = []  # no batches: their pixels would stay on the device
         self._pending: deque[_Pending] = deque()
@@ -160,14 +220,18 @@ class LossGuard:
             raise self._own_error(step, [samples])
 
     def protect(self, step: int) -> None:
-        """Make the optimizer skip its next update if any rank's loss of this global batch is bad."""
-        if not self._is_deferred:
+        """Make the optimizer skip its next update if a loss of any rank is bad, or gradients overflow."""
+        scale = self._loss_scale
+        if not self._is_deferred and scale is None:
             return
         bad_rank = self._is_bad * (self._rank + 1)  # 0: none
         if is_distributed():
             dist.all_reduce(bad_rank, dist.ReduceOp.MAX)
-        self._optimizer.found_inf = bad_rank.clamp(max=1)
-        self._pending.append(_Pending(*_to_host(torch.stack([self._is_bad, bad_rank])), step, self._samples))
+        if self._can_skip:
+            is_bad = bad_rank.clamp(max=1)
+            self._optimizer.found_inf = is_bad if scale is None else torch.maximum(is_bad, scale.overflowed)
+        flags = torch.stack([self._is_bad, bad_rank, *(() if scale is None else scale.facts())])
+        self._pending.append(_Pending(*_to_host(flags), step, self._samples))
         self._is_bad = torch.zeros_like(self._is_bad)
         self._samples = []
         if len(self._pending) > MOST_PENDING:
@@ -182,11 +246,26 @@ class LossGuard:
         pending = self._pending.popleft()
         if pending.copied is not None:
             pending.copied.synchronize()
-        is_own_bad, bad_rank = (int(value) for value in pending.values.tolist())
+        is_own_bad, bad_rank, *facts = pending.values.tolist()
         if is_own_bad:
             raise self._own_error(pending.step, pending.samples)
         if bad_rank:
-            raise FailedElsewhere(f"The loss is not finite in optimizer step {pending.step} on rank {bad_rank - 1}.")
+            raise FailedElsewhere(
+                f"The loss is not finite in optimizer step {pending.step} on rank {bad_rank - 1:.0f}."
+            )
+        if self._loss_scale is not None:
+            self._loss_scale.read(*facts)
+            if self._loss_scale.value < LEAST_SCALE:
+                raise self._overflow(pending.step)
+
+    def _overflow(self, step: int) -> RuntimeError:
+        """Return the error of this rank: rank 0 reports for all, which read the same scale after the same step."""
+        assert self._loss_scale is not None
+        text = f"Gradients overflow float16 in optimizer step {step} though the scale of the loss has fallen below 1"
+        if self._rank:
+            return FailedElsewhere(f"{text}.")
+        skipped = f"{self._loss_scale.num_skipped:,} steps were skipped"
+        return NonFiniteGradient(f"{text}; {skipped}. Use trainer.precision=float32 in a new run, or bfloat16.")
 
     def _own_error(self, step: int, samples: list[_Samples]) -> NonFiniteLoss:
         first, last = samples[0].shard, samples[-1].shard

@@ -47,6 +47,7 @@ def _progress(facts: dict[str, Any]) -> Rows:
         ("reason", facts.get("reason", "") or _silence(facts)),
         ("progress", _bar(facts["percent"]) if "percent" in facts else ""),
         ("epoch", f"{facts['epoch']} of {facts.get('max_epochs', '?')}{steps}{inside}" if "epoch" in facts else ""),
+        ("skipped", f"{facts['skipped_steps']:,} steps" if facts.get("skipped_steps") else ""),
         ("time", used + left),
         ("speed", ", ".join(speed)),
         ("learning rate", f"{facts['learning_rate']:.4g}" if "learning_rate" in facts else ""),

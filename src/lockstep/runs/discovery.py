@@ -18,6 +18,7 @@ STATES = ("not started", *LIVE_STATES, *ENDED_STATES, "no signal", "broken")
 NUMBERS = (
     "workers", "train_images", "pid", "started", "updated", "epoch", "max_epochs", "step", "total_steps", "percent",
     "elapsed_s", "epoch_remaining_s", "remaining_s", "images_per_s", "learning_rate", "epoch_s", "best",
+    "skipped_steps",
 )  # fmt: skip
 TEXTS = ("state", "reason", "name", "loads", "device", "precision", "host", "monitor", "mode")
 

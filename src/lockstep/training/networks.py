@@ -30,6 +30,7 @@ from lockstep.training.session import Session
 from lockstep.training.staging import together
 
 COMPILE_MODES = {False: None, True: "default", "reduce-overhead": "reduce-overhead"}
+AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 MUCH_SMALLER = 4  # times smaller than the images a network was made for: its last maps have few pixels left
 
 
@@ -73,7 +74,7 @@ def classifier(
             total_steps=total_steps,
             accumulate_grad_batches=config.trainer.accumulate_grad_batches,
             gradient_clip_norm=config.trainer.gradient_clip_norm,
-            uses_bfloat16=session.precision == "bfloat16",
+            autocast=AUTOCAST.get(session.precision),
             layout=_layout(session, net, is_trained=is_trained),
             compile_mode=COMPILE_MODES[config.compile],
             has_flip_test=config.flip_test,

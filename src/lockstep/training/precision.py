@@ -9,7 +9,7 @@ import torch
 from lockstep.config import errors
 from lockstep.config.schema import Config
 
-AMPERE = (8, 0)  # the first compute capability with bfloat16 and TF32
+VOLTA, AMPERE = (7, 0), (8, 0)  # the first compute capabilities with float16 products, and with bfloat16 and TF32
 
 
 def lightning_precision(precision: str, *, is_own: bool) -> str:
@@ -29,7 +29,11 @@ def chosen_precision(config: Config, device: torch.device) -> tuple[str, str]:
         return precision, f"as set: float32, of which {name} multiplies 11 of 24 bits"
     if precision != "auto":
         return precision, "as set"
-    return ("bfloat16", f"{name} has {unit}") if unit else ("float32", f"{name} has no bfloat16 arithmetic")
+    if unit is not None:
+        return "bfloat16", f"{name} has {unit}"
+    has_float16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= VOLTA
+    hint = "; try trainer.precision=float16" if has_float16 else ""
+    return "float32", f"{name} has no bfloat16 arithmetic{hint}"
 
 
 def bfloat16_unit(device: torch.device) -> str | None:

@@ -132,6 +132,7 @@ def quiet() -> None:
         r".*`broadcast_buffers` is deprecated.*",  # its successor is not in torch 2.11 to 2.14, 2026-11-21
         r".*Please use the new API settings to control TF32.*",  # see set_tf32
         r".*in eval mode at the start of training.*",  # batch norms of what is frozen
+        r".*Detected call of `lr_scheduler.step\(\)` before.*",  # the first updates in float16 may be skipped
         r".*LeafSpec.* is deprecated.*",  # Lightning 2.6.6 on torch 2.15, 2026-11-21
     ):
         warnings.filterwarnings("ignore", message=message)

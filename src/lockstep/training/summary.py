@@ -6,7 +6,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lockstep.callbacks.own_module import metrics_of, steps_done
+from lockstep.callbacks.own_module import metrics_of, skipped_steps, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped
 from lockstep.config import errors, measured
@@ -56,6 +56,7 @@ def summarize(
         "best": value,
         "epochs": trainer.current_epoch,
         "steps": steps_done(trainer, module),
+        **skipped_steps(module),
         "training_s": round(used_s, 3),
         "epoch_s_median": round(times[len(times) // 2], 4) if times else None,
         "images_per_s": round(record.images_per_s, 1) if record.images_per_s else None,
@@ -164,6 +165,8 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
     speed = f", {summary['images_per_s']:,.0f} images/s" if summary["images_per_s"] else ""
     epoch = f", {duration(summary['epoch_s_median'])} an epoch" if summary["epoch_s_median"] else ""
     rows.append(("training", f"{duration(summary['training_s'])}{epoch}{speed}"))
+    if skipped := summary.get("skipped_steps"):
+        rows.append(("skipped", f"{plural(skipped, 'step')} whose gradients overflowed float16"))
     rows.append(("watch", f"lockstep board --logdir {run}"))
     if tests or not here.config.has_own_module:
         rows.append(("evaluate", f"lockstep eval {run}"))

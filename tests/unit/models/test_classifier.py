@@ -34,7 +34,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers", "
 
 
 def classifier(
-    *, smoothing: float = SMOOTHING, scheduler: Callable[..., LRScheduler] = constant, uses_bfloat16: bool = False
+    *,
+    smoothing: float = SMOOTHING,
+    scheduler: Callable[..., LRScheduler] = constant,
+    autocast: torch.dtype | None = None,
 ) -> Classifier:
     """A small network with a norm and a bias, that a learning rate of 0 keeps as it is."""
     torch.manual_seed(0)
@@ -46,7 +49,7 @@ def classifier(
         scheduler=Schedule(scheduler),
         total_steps=10,
         accumulate_grad_batches=2,
-        uses_bfloat16=uses_bfloat16,
+        autocast=autocast,
         log_every_n_steps=3,
     ).double()
 
@@ -133,7 +136,7 @@ def test_losses_of_shards_have_the_gradient_of_the_mean_over_the_global_batch(
 
 
 def test_bfloat16_is_for_the_network_alone_and_logits_are_float32() -> None:
-    module = classifier(uses_bfloat16=True).float()
+    module = classifier(autocast=torch.bfloat16).float()
     seen: list[torch.dtype] = []
     module.net[1].register_forward_hook(lambda layer, inputs, output: seen.append(output.dtype))  # pyright: ignore[reportIndexIssue, reportCallIssue, reportArgumentType]
     assert module(images(3).pixels).dtype == torch.float32

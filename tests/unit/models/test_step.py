@@ -14,12 +14,10 @@ from torch.autograd import grad
 
 from lockstep.data.loader import ShardDataset, ShardLoader
 from lockstep.data.sampler import GlobalBatches
-from lockstep.distributed.batch import Batch
-from lockstep.distributed.partition import Shard
 from lockstep.models.classifier import Classifier
 from lockstep.models.step import MOST_PENDING, LossGuard, NonFiniteLoss
 from lockstep.runs.folder import FailedElsewhere
-from tests.support.modules import classifier
+from tests.support.modules import batch_of, classifier
 from tests.support.processes import Ranks, started
 
 pytestmark = pytest.mark.filterwarnings(
@@ -118,12 +116,6 @@ def test_the_gradient_of_a_step_is_that_of_its_micro_batches_and_clipped_after_i
 
 
 # -- the guard ---------------------------------------------------------------------------------------------------------
-
-
-def batch_of(rank: int, micro_step: int) -> Batch:
-    empty = torch.empty(0)
-    shard = Shard(epoch=1, step=0, micro_step=micro_step, size=4, lo=0, hi=2, group_size=8)
-    return Batch(empty, empty, torch.tensor([10 * rank, 10 * rank + 1]), shard)
 
 
 def guarded_weights(is_deferred: bool) -> tuple[nn.Parameter, torch.optim.Optimizer, LossGuard]:

@@ -1,0 +1,53 @@
+"""The factor of the loss that keeps gradients within the range of float16."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class LossScale:
+    """One factor for all ranks, chosen by torch's GradScaler with its defaults.
+
+    It starts at 2**16, is halved by an overflow, and doubled after 2,000 steps in a row without one. An overflow makes
+    a gradient infinite or NaN on every rank once they are exchanged, so all ranks find it and skip the same update.
+    Nothing here waits for the device: `num_skipped` and `value` are what the loss guard has read there.
+    """
+
+    def __init__(self) -> None:
+        # torch disables it for a kind of device that is not there
+        self._scaler = torch.amp.GradScaler("cuda" if torch.cuda.is_available() else "cpu")
+        self.num_skipped = 0
+        self.value = self._scaler.get_scale()
+
+    def to(self, device: torch.device) -> None:
+        self._one = torch.ones((), device=device)
+        self.overflowed = torch.zeros((), device=device)  # 1 if the update of the last step is skipped
+        self._num_skipped = torch.full((), float(self.num_skipped), device=device)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        return self._scaler.scale(loss)
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Unscale the gradients of a step after their exchange, find an overflow, and choose the next scale."""
+        before = self._scaler.scale(self._one)
+        self._scaler.unscale_(optimizer)
+        self._scaler.update()
+        self.overflowed = (self._scaler.scale(self._one) < before).to(before.dtype)
+        self._num_skipped = self._num_skipped + self.overflowed
+
+    def facts(self) -> tuple[Tensor, Tensor]:
+        """Return the scale of the next step and the number of skipped steps, on the device."""
+        return self._scaler.scale(self._one), self._num_skipped
+
+    def read(self, value: float, num_skipped: float) -> None:
+        self.value, self.num_skipped = value, int(num_skipped)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scaler": self._scaler.state_dict(), "num_skipped": self.num_skipped}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._scaler.load_state_dict(state["scaler"])
+        self.read(state["scaler"]["scale"], state["num_skipped"])

@@ -1,0 +1,129 @@
+"""float16 on pretended GPUs: one scale and the same skipped steps on any number of workers, those of torch's own."""
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, RunFolder
+from lockstep.system import hardware
+from tests.support.gpus import PretendedGpus
+from tests.support.harness import ROOT, environ, train_all, write_run
+
+pytestmark = pytest.mark.processes
+
+GROWTH_INTERVAL = 2
+CUT = 6  # the stop takes effect after the next step, between two growths
+# each of the marked samples overflows float16 on the one rank that has it
+RECIPE = (
+    "data._target_=tests.support.sources.overflowing",
+    "+data.marked=[3,17]",
+    "model._target_=tests.support.networks.HasOverflows",
+    "+model.hidden=8",
+    "trainer.precision=float16",
+    "trainer.max_epochs=3",
+    "trainer.gradient_clip_norm=1.6",  # above some norms and below others
+    "trainer.accumulate_grad_batches=2",
+    "trainer.log_every_n_steps=1",
+    "global_batch_size=16",
+    "optimizer.lr=0.05",
+    "task.label_smoothing=0",
+    "scheduler=constant",
+    "logger=csv",
+    "callbacks.pictures=null",
+    "callbacks.curves=null",
+)
+
+
+def recipe(num_workers: int, *more: str, stop_after: int = 0) -> list[str]:
+    follows = f"growth_interval:{GROWTH_INTERVAL},stop_after:{stop_after}"
+    scales = f"+callbacks.scales={{_target_:tests.support.callbacks.Scales,{follows}}}"
+    return [*RECIPE, f"trainer.devices={num_workers}", scales, *more]
+
+
+def scales(folder: RunFolder) -> list[float]:
+    return [float(line) for line in (folder.path / "scales").read_text().split()]
+
+
+def net(folder: RunFolder) -> dict[str, torch.Tensor]:
+    return torch.load(folder.last_checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+
+
+def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    names = [name for name in other if name.startswith("net.")]
+    return max((one[name].double() - other[name].double()).abs().max().item() for name in names)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def three_gpus_in_this_process() -> Iterator[None]:
+    """Configurations are checked here, where there is none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hardware, "num_visible_gpus", lambda: 3)
+        yield
+
+
+@pytest.fixture(scope="module")
+def alone(gpus: PretendedGpus, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = write_run(tmp_path_factory.mktemp("alone") / "run", recipe(1))
+    (output,) = train_all([folder], 1, **gpus.environ(1))
+    assert "Warning" not in output
+    assert "whose gradients overflowed float16" in output
+    return folder
+
+
+def test_one_gpu_ends_with_the_bits_of_a_plain_loop_with_torchs_grad_scaler(
+    alone: RunFolder, gpus: PretendedGpus, tmp_path: Path
+) -> None:
+    plain = write_run(tmp_path / "plain", recipe(1))
+    words = [sys.executable, "-m", "tests.support.plain_float16", str(plain.path), str(GROWTH_INTERVAL)]
+    subprocess.run(words, cwd=ROOT, env={**environ(), **gpus.environ(1)}, check=True)
+    assert scales(alone) == scales(plain)
+    num_skipped = sum(after < before for before, after in zip([2.0**16, *scales(alone)], scales(alone), strict=False))
+    assert num_skipped == alone.read_summary()["skipped_steps"] == alone.read_status()["skipped_steps"] > 2
+    assert alone.read_metrics()[-1]["skipped_steps"] == str(num_skipped)
+    assert {later / earlier for earlier, later in itertools.pairwise(scales(alone))} == {0.5, 1, 2}
+    assert difference(net(alone), torch.load(plain.path / "net.pt", weights_only=True)) == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("num_workers", "more"), [(2, "trainer.loads=[3,1]"), (3, "seed=0"), (2, "strategy.gradient_dtype=bfloat16")]
+)
+def test_all_workers_skip_what_overflows_on_one(
+    alone: RunFolder, gpus: PretendedGpus, tmp_path: Path, figure: Any, num_workers: int, more: str
+) -> None:
+    folder = write_run(tmp_path / "run", recipe(num_workers, more))
+    train_all([folder], num_workers, **gpus.environ(3))
+    assert scales(folder) == scales(alone)
+    assert folder.read_summary()["skipped_steps"] == alone.read_summary()["skipped_steps"]
+    worst = difference(net(folder), net(alone))
+    figure(f"{worst:.1e}")
+    assert worst <= 5e-3
+
+
+@pytest.mark.full
+def test_a_resume_on_another_number_of_workers_continues_the_growth_of_the_scale(
+    alone: RunFolder, gpus: PretendedGpus, tmp_path: Path
+) -> None:
+    folder = write_run(tmp_path / "run", recipe(2, stop_after=CUT))
+    train_all([folder], 2, EXIT_STOPPED, **gpus.environ(3))
+    saved = torch.load(folder.last_checkpoint, map_location="cpu", weights_only=True)["loss_scale"]
+    assert saved["scaler"]["_growth_tracker"] > 0
+    folder.config.write_text(folder.config.read_text().replace("devices: 2", "devices: 3"))
+    train_all([folder], 3, **gpus.environ(3))
+    assert scales(folder) == scales(alone)
+    assert folder.read_summary()["skipped_steps"] == alone.read_summary()["skipped_steps"]
+    assert difference(net(folder), net(alone)) <= 5e-3
+
+
+@pytest.mark.full
+def test_a_scale_below_one_ends_all_workers_with_its_reason(gpus: PretendedGpus, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", recipe(2, f"data.marked={list(range(70))}", "trainer.max_epochs=6"))
+    outputs = train_all([folder], 2, EXIT_FAILED, **gpus.environ(2))
+    assert "Warning" not in "".join(outputs), "the first updates are skipped"
+    assert "Gradients overflow float16 in optimizer step 17 though the scale" in folder.failure.read_text()

@@ -1,0 +1,237 @@
+"""Trainings in float16 against a plain loop with torch's GradScaler, with gradients that overflow in known steps."""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from lockstep.callbacks.average import AveragedWeights
+from lockstep.data.loader import ShardDataset, ShardLoader
+from lockstep.data.sampler import GlobalBatches
+from lockstep.models.classifier import Classifier
+from lockstep.models.loss_scale import LossScale
+from lockstep.models.parameter_groups import ParameterRule
+from lockstep.models.schedules import Schedule, one_cycle_linear
+from lockstep.models.step import LossGuard, NonFiniteGradient, NonFiniteLoss
+from tests.support.modules import batch_of, classifier
+from tests.support.networks import Overflows
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated", "ignore:.*no `val_dataloader`",
+    "ignore:Detected call of `lr_scheduler.step", "ignore:.*set to a `warn_only`", "ignore:.*Checkpoint directory",
+)  # fmt: skip
+
+GROWTH_INTERVAL = 3  # torch's default is 2,000
+SIZE, NUM_STEPS, NUM_EPOCHS = 8, 4, 3  # samples of a step, and steps of an epoch
+EVERY = list(range(NUM_STEPS))
+
+
+def images(overflowing: list[int]) -> ShardDataset:
+    """Samples in their order: the last one of every step in `overflowing` has a gradient that overflows."""
+    source = torch.Generator().manual_seed(1)
+    pixels = torch.randint(0, 200, (SIZE * NUM_STEPS, 1, 3, 3), dtype=torch.uint8, generator=source)
+    pixels[[SIZE * step + SIZE - 1 for step in overflowing], 0, 0, 0] = 255
+    return ShardDataset(pixels, torch.arange(len(pixels)) % 4)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), Overflows(9, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))
+
+
+def optimizer(*, is_fused: bool) -> Callable[..., torch.optim.SGD]:
+    return functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=is_fused)
+
+
+class Follows(L.Callback):
+    """Notes the scale and the norm of the gradient of every step, and saves the state after the first epoch."""
+
+    def __init__(self, saved: Path | None = None) -> None:
+        self.scales: list[float] = []
+        self.norms: list[float] = []
+        self._saved = saved
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        scale_of(pl_module)._scaler.set_growth_interval(GROWTH_INTERVAL)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, Classifier)
+        if len(self.scales) < trainer.global_step:
+            self.scales.append(scale_of(pl_module)._scaler.get_scale())
+            assert pl_module.gradient_norm is not None
+            self.norms.append(pl_module.gradient_norm.item())
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._saved is not None and trainer.current_epoch == 0:
+            trainer.save_checkpoint(self._saved)
+
+
+def scale_of(module: L.LightningModule) -> Any:
+    assert isinstance(module, Classifier)
+    return module.loss_scale
+
+
+def trained(
+    overflowing: list[int],
+    *callbacks: L.Callback,
+    is_fused: bool = True,
+    clip_norm: float | None = None,
+    num_parts: int = 1,
+    resumed: Path | None = None,
+    num_epochs: int = NUM_EPOCHS,
+    rules: tuple[ParameterRule, ...] = (),
+) -> Classifier:
+    module = classifier(
+        network(),
+        autocast=torch.float16,
+        optimizer=optimizer(is_fused=is_fused),
+        scheduler=Schedule(functools.partial(one_cycle_linear, warmup_fraction=0.25)),
+        total_steps=NUM_STEPS * num_epochs,
+        accumulate_grad_batches=num_parts,
+        gradient_clip_norm=clip_norm,
+        rules=rules,
+    )
+    trainer = L.Trainer(
+        max_epochs=num_epochs, num_sanity_val_steps=0, accelerator="cpu", logger=False, callbacks=[*callbacks],
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        use_distributed_sampler=False,
+    )  # fmt: skip
+    data = images(overflowing)
+    batches = GlobalBatches(
+        len(data.targets), global_batch_size=SIZE, accumulate_grad_batches=num_parts, shuffle_seed=None, rank=0,
+        loads=[1], num_batches=None,
+    )  # fmt: skip
+    trainer.fit(module, ShardLoader(data, batches), ckpt_path=resumed, weights_only=True)
+    return module
+
+
+def by_torch(
+    overflowing: list[int], *, is_fused: bool, clip_norm: float | None, num_parts: int
+) -> tuple[nn.Module, list[float], list[float]]:
+    """Train in a plain loop; returns the network, and the scale and the norm of the gradient after each step."""
+    net, data = network(), images(overflowing)
+    shapes = [[p for p in net.parameters() if (p.ndim > 1) == is_matrix] for is_matrix in (True, False)]
+    optim = optimizer(is_fused=is_fused)([{"params": parameters} for parameters in shapes])
+    schedule = one_cycle_linear(optim, NUM_STEPS * NUM_EPOCHS, warmup_fraction=0.25)
+    scaler = torch.amp.GradScaler("cpu", growth_interval=GROWTH_INTERVAL)
+    scales, norms = [], []
+    for step in range(NUM_STEPS * NUM_EPOCHS):
+        optim.zero_grad()
+        samples = torch.arange(SIZE) + SIZE * (step % NUM_STEPS)
+        for part in samples.chunk(num_parts):
+            with torch.autocast("cpu", torch.float16):
+                outputs = net((data.pixels[part].float() - 127.5) / 63.75)
+            loss = F.cross_entropy(outputs.float(), data.targets[part], reduction="none").sum() * (1 / SIZE)
+            scaler.scale(loss).backward()
+        scaler.unscale_(optim)
+        norms.append(nn.utils.clip_grad_norm_([*shapes[0], *shapes[1]], clip_norm or math.inf).item())
+        scaler.step(optim)
+        scaler.update()
+        schedule.step()
+        scales.append(scaler.get_scale())
+    return net, scales, norms
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.05])
+@pytest.mark.parametrize("num_parts", [1, 2])
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_weights_scales_and_norms_are_those_of_torchs_grad_scaler(
+    is_fused: bool, num_parts: int, clip_norm: float | None
+) -> None:
+    expected, scales, norms = by_torch([1], is_fused=is_fused, num_parts=num_parts, clip_norm=clip_norm)
+    follows = Follows()
+    module = trained([1], follows, is_fused=is_fused, num_parts=num_parts, clip_norm=clip_norm)
+    assert scales == [2.0**exponent for exponent in (16, 15, 15, 15, 16, 15, 15, 15, 16, 15, 15, 15)]
+    assert follows.scales == scales
+    assert [norm for norm in follows.norms if math.isfinite(norm)] == [n for n in norms if math.isfinite(n)]
+    assert scale_of(module).num_skipped == sum(not math.isfinite(norm) for norm in norms) == 3
+    for name, value in module.net.state_dict().items():
+        torch.testing.assert_close(value, expected.state_dict()[name], rtol=0, atol=0)
+
+
+def test_a_first_step_that_is_skipped_leaves_no_momentum() -> None:
+    """Torch's fused SGD keeps memory as momentum that was never written, so the oracle is its other one."""
+    expected, scales, _ = by_torch([0], is_fused=False, num_parts=1, clip_norm=None)
+    follows = Follows()
+    module = trained([0], follows)
+    assert follows.scales == scales
+    for name, value in module.net.state_dict().items():
+        torch.testing.assert_close(value, expected.state_dict()[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_resume_inside_the_growth_of_the_scale_changes_no_bit(tmp_path: Path) -> None:
+    uncut, cut = Follows(tmp_path / "saved.ckpt"), Follows()
+    expected = trained([1], uncut)
+    saved = torch.load(tmp_path / "saved.ckpt", weights_only=True)["loss_scale"]
+    assert (saved["scaler"]["_growth_tracker"], saved["num_skipped"]) == (2, 1)
+    module = trained([1], cut, resumed=tmp_path / "saved.ckpt")
+    assert cut.scales == uncut.scales[NUM_STEPS:]
+    assert scale_of(module).num_skipped == 3
+    for one, other in zip(module.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_averaged_weights_leave_out_what_is_skipped() -> None:
+    averages: list[Tensor] = []
+
+    class Looks(AveragedWeights):
+        def on_train_batch_end(
+            self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+            model = self._average_model
+            assert model is not None
+            averages.append(torch.cat([value.double().flatten() for value in model.module.state_dict().values()]))
+
+    trained([1, 3], Looks(multi_avg_fn=get_ema_multi_avg_fn(0.5)))
+    is_kept = [torch.equal(one, other) for one, other in itertools.pairwise(averages)]
+    assert is_kept == [step in (1, 3) for step in EVERY * NUM_EPOCHS][1:]
+
+
+def test_gradients_that_are_dropped_do_not_overflow() -> None:
+    first, every = (ParameterRule("frozen", pattern, frozen_epochs=1) for pattern in ("linear", "."))
+    module = trained([1], rules=(first,), num_epochs=2)
+    assert scale_of(module).num_skipped == 1, "in the second epoch"
+    assert scale_of(trained([1], rules=(every,), num_epochs=1)).num_skipped == 0
+
+
+def test_a_scale_below_one_ends_the_run() -> None:
+    with pytest.raises(NonFiniteGradient, match=r"optimizer step 17 though .*; 17 steps were skipped"):
+        trained(EVERY, num_epochs=5)
+
+
+def test_on_the_device_a_bad_loss_with_finite_gradients_ends_the_run_and_an_overflow_does_not() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    sgd, scale = torch.optim.SGD([weight], lr=1.0, fused=True), LossScale()
+    scale.to(weight.device)
+    guard = LossGuard(sgd, weight.device, rank=0, is_deferred=True, loss_scale=scale)
+    skipped = []
+    for step, (loss, gradient) in enumerate([(1.0, 1.0), (1.0, math.inf), (1.0, 1.0), (math.nan, 1.0)], start=1):
+        guard.check(torch.tensor(loss), batch_of(0, step), step)
+        weight.grad = torch.full((3,), gradient)
+        scale.unscale(sgd)
+        guard.protect(step)
+        before = weight.detach().clone()
+        sgd.step()
+        skipped.append(torch.equal(weight, before))
+    assert skipped == [False, True, False, True]
+    with pytest.raises(NonFiniteLoss, match="optimizer step 4 "):
+        guard.wait()
+    assert (scale.num_skipped, scale.value) == (1, 2**15)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_is_no_skipped_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Overflows, "forward", lambda self, x: self.linear(x) * math.inf)
+    with pytest.raises(NonFiniteLoss, match="optimizer step 1 "):
+        trained([])
