@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
+from benchmarks.augmentations import OFF
 from benchmarks.table import Row
 from lockstep.data.images.splits import Images
 from lockstep.data.loader import ShardDataset, ShardLoader
@@ -125,17 +126,7 @@ def _own(images: Images, *, num_workers: int = 0, is_normalised: bool = True) ->
         num_batches=None,
     )
     loader = ShardLoader(ShardDataset(images.pixels, images.targets), batches, num_workers=num_workers)
-    augment = Augment(
-        crop_padding=4,
-        flip=True,
-        cutout=0,
-        erasing=0,
-        trivial=False,
-        mixup=0,
-        cutmix=0,
-        fill=(0, 0, 0),
-        seed=0,
-    )
+    augment = Augment(**{**OFF, "crop_padding": 4, "flip": True})
     mean, std = (255 * torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))
 
     def epoch() -> Iterator[int]:

@@ -14,7 +14,15 @@ import pytest
 from lockstep.runs.folder import RunFolder
 from lockstep.training import checkpoints
 from tests.support.exact import train
-from tests.support.harness import ACCUMULATE_AUGMENT, SMALL, difference, own_network, train_all, write_run
+from tests.support.harness import (
+    ACCUMULATE_AUGMENT,
+    PHOTOGRAPH_AUGMENT,
+    SMALL,
+    difference,
+    own_network,
+    train_all,
+    write_run,
+)
 from tests.support.image_files import write_folder, write_listed
 from tests.support.recipes import (
     DIGITS,
@@ -89,6 +97,7 @@ ROWS = {
         (*own_network("NormalizesSingleValues"), "data.train_size=65", "callbacks=ema", "flip_test=true"), ALL
     ),
     "micro-batches, every augmentation": Row((*SMALL, *ACCUMULATE_AUGMENT), ALL),
+    "augmentations of photographs": Row((*SMALL, *PHOTOGRAPH_AUGMENT, "augment.mixup=0.4")),
     "full width": Row(
         (*SMALL, "model.width=64", "data.train_size=20", "data.image_size=8", "trainer.max_epochs=1"), (Split(2),)
     ),
@@ -168,7 +177,8 @@ ROUNDED = Split(2, more=("strategy.gradient_dtype=bfloat16",))
 AT_ONCE = 20  # trainings of one group of processes, whose end is awaited for PATIENCE_S
 # one of each kind, for `make test`
 QUICK = (
-    *("remainder", "micro-batches, every augmentation", "67 samples in parts", "AdamW", "parameter groups"),
+    *("remainder", "micro-batches, every augmentation", "augmentations of photographs"),
+    *("67 samples in parts", "AdamW", "parameter groups"),
     *("own network", "several labels", "own module", "Dataset", "folder"),
 )
 CASES = [

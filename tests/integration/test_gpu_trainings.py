@@ -11,13 +11,22 @@ import torch
 from lockstep.runs.folder import RunFolder
 from lockstep.system import hardware
 from tests.support.gpus import PretendedGpus
-from tests.support.harness import ACCUMULATE_AUGMENT, SMALL, WATCHED, difference, train_all, write_run
+from tests.support.harness import (
+    ACCUMULATE_AUGMENT,
+    PHOTOGRAPH_AUGMENT,
+    SMALL,
+    WATCHED,
+    difference,
+    train_all,
+    write_run,
+)
 from tests.support.image_files import write_folder
 
 pytestmark = pytest.mark.processes
 
 ON_GPU = tuple(override for override in SMALL if override != "strategy=cpu")
 NEVER_WAITS = (
+    *PHOTOGRAPH_AUGMENT,
     "trainer.precision=bfloat16",
     "trainer.log_every_n_steps=20",
     "+callbacks.waits={_target_:tests.support.callbacks.NeverWaits}",
@@ -29,6 +38,8 @@ RECIPES = {
         "optimizer=adamw",
         "trainer.deterministic=true",
         *ACCUMULATE_AUGMENT,
+        *PHOTOGRAPH_AUGMENT,
+        "augment.rand_augment.num_ops=0",
         "callbacks=ema",
         "flip_test=true",
         "data.memory=host",

@@ -50,7 +50,8 @@ SMALL = (
     "callbacks.pictures=null",
     "callbacks.curves=null",
 )
-# micro-batches with an incomplete last group whose last micro-batch takes in the last sample; every augmentation
+# micro-batches with an incomplete last group whose last micro-batch takes in the last sample; every augmentation that
+# is drawn for the batch
 ACCUMULATE_AUGMENT = (
     "global_batch_size=24",
     "trainer.accumulate_grad_batches=4",
@@ -61,6 +62,16 @@ ACCUMULATE_AUGMENT = (
     "augment.erasing=0.5",
     "augment.mixup=0.4",
     "augment.cutmix=1.0",
+)
+# every augmentation that is drawn by the index of a sample
+PHOTOGRAPH_AUGMENT = (
+    "data.channels=3",
+    "augment.rand_augment.num_ops=2",
+    "augment.color_jitter={brightness:0.4,contrast:0.4,saturation:0.4,hue:0.1}",
+    "augment.rotation=20",
+    "augment.crop_border=reflect",
+    "augment.vertical_flip=true",
+    "augment.cutout_inside=true",
 )
 # what SMALL leaves out for speed
 WATCHED = (

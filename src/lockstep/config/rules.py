@@ -41,8 +41,8 @@ SUMMARY_NUMBERS = ("training_s", "epoch_s_median", "images_per_s", "parameters",
 def conflicts(config: Config) -> list[str]:
     """Return the errors between keys, each of which is valid."""
     rules: tuple[Callable[[Config], Iterable[str]], ...] = (
-        _module_rules, _task_rules, _data_rules, _file_rules, _package_rules, _batch_rules, _optimizer_rules,
-        _callback_rules, _notify_rules, _search_rules, _benchmark_rules, slurm_rules.errors,
+        _module_rules, _task_rules, _data_rules, _augment_rules, _file_rules, _package_rules, _batch_rules,
+        _optimizer_rules, _callback_rules, _notify_rules, _search_rules, _benchmark_rules, slurm_rules.errors,
     )  # fmt: skip
     # each environment of a benchmark has its own workers, and its job its own request
     workers = () if isinstance(config, BenchmarkConfig) else resolve_workers(config).errors
@@ -136,6 +136,12 @@ def _data_rules(config: Config) -> Iterator[str]:
         yield f"data.val_fraction={val} and data.test_fraction={test} leave nothing to train on: use smaller ones"
     if config.data.target == "lockstep.data.dataset" and (mean is None) != (std is None):
         yield f"data.mean={shown(mean)} and data.std={shown(std)}: give both, or neither to have them measured"
+
+
+def _augment_rules(config: Config) -> Iterator[str]:
+    num_ops = config.augment.rand_augment.num_ops
+    if config.augment.trivial and num_ops:
+        yield f"augment.trivial=true and augment.rand_augment.num_ops={num_ops} are the same operations: use one"
 
 
 def _file_rules(config: Config) -> Iterator[str]:

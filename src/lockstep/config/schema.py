@@ -133,19 +133,19 @@ def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
         return NAMED[head] if len(path) == 2 else None
     if tuple(path[:2]) == METRICS:
         return Open if len(path) == 3 else None
-    if len(path) > 1:
-        return None
-    annotation = whole.model_fields[head].annotation if head in whole.model_fields else None
-    if annotation == (Search | None):
-        return Search
-    return annotation if is_section(annotation) else None
+    if head == "search":
+        return Search if len(path) == 1 else None
+    found: Any = whole
+    for name in path:
+        found = found.model_fields[name].annotation if is_section(found) and name in found.model_fields else None
+    return found if is_section(found) else None
 
 
 def key_depth(path: Sequence[str]) -> int:
     """Return the number of parts of `path` that are keys of the schema; the others are inside of a value."""
     if tuple(path[:2]) in (ENVIRONMENTS, METRICS):
         return 4
-    return 3 if path[0] in NAMED else 2
+    return 3 if path[0] in NAMED or section(None, path[:2]) is not None else 2
 
 
 def fields(section_type: type[Section]) -> dict[str, FieldInfo]:

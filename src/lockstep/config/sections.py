@@ -4,11 +4,13 @@ import re
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Literal
 
+from annotated_types import Ge, Le
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from typing_extensions import TypeIs
 
 from lockstep.system.kinds import LARGEST, Count, NonNegative, Positive, PositiveFloat, Probability
+from lockstep.system.trees import leaves
 
 # a plain string replaces the type and its pattern in help and errors
 Name = Annotated[str, Field(pattern=r"^[\w.=+-]+$"), "text of letters, digits and _.=+-"]
@@ -20,6 +22,8 @@ Url = Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+([/?#]\S*)?$"), "an htt
 Interface = Annotated[str, Field(min_length=1), "a network interface"]
 Variable = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
 Variables = Annotated[dict[Variable, str | int], "{NAME:value,...}, names in capitals"]
+# factors of colour are whole thousandths that float32 holds exactly (data/transforms/photometric.py)
+Jitter = Annotated[float, Ge(0), Le(10)]
 Dotted = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"), "a name like package.module.Class"]
 
 
@@ -60,22 +64,56 @@ def is_section(annotation: Any) -> TypeIs[type[Section]]:
     return isinstance(annotation, type) and issubclass(annotation, Section)
 
 
+class ColorJitter(Section):
+    """Random changes of colour, one after the other."""
+
+    scope = Scope.NUMBERS
+
+    brightness: Jitter = Field(description="grey levels times max(0, 1 - brightness) to 1 + brightness; 0 = off")
+    contrast: Jitter = Field(description="contrast times max(0, 1 - contrast) to 1 + contrast; 0 = off")
+    saturation: Jitter = Field(description="saturation times max(0, 1 - saturation) to 1 + saturation; 0 = off")
+    hue: Annotated[float, Ge(0), Le(0.5)] = Field(description="part of the circle by which the hue turns; 0 = off")
+
+
+class RandAugment(Section):
+    """RandAugment: operations of one strength, drawn for each image."""
+
+    scope = Scope.NUMBERS
+
+    num_ops: Annotated[int, Ge(0), Le(14)] = Field(description="random operations on each image; 0 = off")
+    magnitude: Annotated[int, Ge(0), Le(30)] = Field(description="strength of the operations")
+
+
 class Augment(Section):
     """Random changes of training images, drawn for each sample, in the order of docs/data.md."""
 
     scope = Scope.NUMBERS
 
-    crop_padding: Count = Field(description="shift by up to this many pixels, filled with zeros; 0 = off")
+    crop_padding: Count = Field(description="shift by up to this many pixels; 0 = off")
+    crop_border: Literal["zeros", "reflect"] = Field(
+        description="border that crop_padding shifts in: black or mirrored"
+    )
     flip: bool | Literal["alternating"] = Field(
         description="mirror left-right with probability 1/2, or each image in every second epoch"
     )
+    vertical_flip: bool = Field(description="turn upside down with probability 1/2")
+    rotation: Annotated[float, Ge(0), Le(180)] = Field(description="turn by up to this many degrees; 0 = off")
+    color_jitter: ColorJitter
     cutout: Count = Field(description="side in pixels of a square set to the mean colour; 0 = off")
+    cutout_inside: bool = Field(description="the square of cutout does not cross the edge of the image")
     erasing: Probability = Field(description="probability of a rectangle set to the mean colour (Random Erasing)")
     trivial: bool = Field(description="TrivialAugment (wide): one random operation on each image")
+    rand_augment: RandAugment
     mixup: NonNegative = Field(
         description="MixUp, lambda of Beta(mixup, mixup); 0 = off; with cutmix, each half the time"
     )
     cutmix: NonNegative = Field(description="CutMix, lambda of Beta(cutmix, cutmix); 0 = off")
+
+    @property
+    def used(self) -> dict[str, Any]:
+        """The keys that switch something on, with their values."""
+        qualifiers = {"crop_border": True, "cutout_inside": True, "rand_augment": {"magnitude"}}
+        return {key: value for key, value in leaves(self.model_dump(exclude=qualifiers), "") if value}
 
 
 class Strategy(Section):

@@ -12,7 +12,7 @@ from typing_extensions import override
 from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Images, Pixels, Splits, is_streamed, num_bytes, whole
 from lockstep.data.images.statistics import Statistics, channel_statistics, unchanged, value_counts
-from lockstep.data.loader import ShardDataset, ShardLoader, fits_on, pinned
+from lockstep.data.loader import ShardDataset, ShardLoader, fits_on, pinned, sent
 from lockstep.data.sampler import GlobalBatches, ShardIndices, positions
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch import Batch
@@ -144,7 +144,8 @@ class ImageData(L.LightningDataModule):
         shard = Shard(epoch=0, step=0, micro_step=0, size=max(count, 1), lo=0, hi=count, group_size=max(count, 1))
         indices = positions(shard, with_partner=self.augment.needs_partner)
         batch = self._images["train"].batch(ShardIndices(indices, shard))
-        return self.transfer_batch_to_device(batch, self._device, 0)
+        batch = self.transfer_batch_to_device(batch, self._device, 0)
+        return batch._replace(indices=batch.indices.to(self._device))
 
     @override
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
@@ -155,18 +156,18 @@ class ImageData(L.LightningDataModule):
 
     @override
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
-        """Move the tensors of a batch. Lightning's own recursion through the tuple costs 50 us (CPU, 2026-11-21)."""
+        """Move inputs and targets. Lightning's own recursion through the tuple costs 50 us (CPU, 2026-11-21)."""
         if batch.inputs.device == device:
             return batch
-        inputs, targets, indices = (part.to(device, non_blocking=True) for part in batch[:3])
-        return batch._replace(inputs=inputs, targets=targets, indices=indices)
+        inputs, targets = (part.to(device, non_blocking=True) for part in batch[:2])
+        return batch._replace(inputs=inputs, targets=targets)
 
     @override
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Augment training batches on the device."""
+        """Augment training batches on the device. Indices are moved last: draws are made from them on the host."""
         if self.trainer is not None and self.trainer.training:
-            return self.augment(batch)
-        return batch
+            batch = self.augment(batch)
+        return batch._replace(indices=sent(batch.indices, batch.inputs.device))
 
 
 def _first_samples(splits: Splits, num_samples: int) -> Splits:

@@ -77,7 +77,7 @@ class Task(nn.Module):
         return torch.ones(len(targets), dtype=torch.bool)
 
     def moved_targets(self, targets: Tensor, move: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the targets of images that were cropped and mirrored: `move` does the same to any (B, C, H, W)."""
+        """Return the targets of images that were moved: `move` crops, mirrors and turns any (B, C, H, W) like these."""
         return targets
 
 

@@ -108,10 +108,18 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
         found.append(f"{name} returns neither a tensor of pixels nor statistics to normalize them: {hint}")
     if absent := images.absent_classes("train"):
         found.append(f"{name} has no training image of {errors.several(absent)}: add some, or remove the class")
-    used = [f"augment.{name}={errors.shown(value)}" for name, value in config.augment.model_dump().items() if value]
+    augment = config.augment
+    used = [f"augment.{name}={errors.shown(value)}" for name, value in augment.used.items()]
     if used and images.train.dtype != torch.uint8:
         hint = "remove it, and change the images in the source"
         found.append(f"{', '.join(used)} needs uint8 images, and {name} returns floats: {hint}")
+    side = min(pixels.shape[-2:])
+    if augment.crop_border == "reflect" and augment.crop_padding >= side:
+        error = f"augment.crop_padding={augment.crop_padding} reflects more than the images of {name} have"
+        found.append(f"{error}: use less than their shorter side, {side}")
+    if augment.cutout_inside and augment.cutout > side:
+        error = f"augment.cutout={augment.cutout} does not fit inside the images of {name}"
+        found.append(f"{error}: use at most their shorter side, {side}")
     if found:
         raise errors.ConfigError(found)
 

@@ -24,7 +24,8 @@ CHUNK = 4096  # targets checked in one call; they can be as large as images
 MOST_SHOWN = 8  # values of a target
 STAGES = {"train": "train", "validate": "val", "test": "test"}  # the split of each stage of a Trainer
 # augmentations that `moved_targets` can repeat on targets that lie in the image, and others
-MOVING, OTHERS = ("crop_padding", "flip"), ("trivial", "mixup", "cutmix")
+MOVING = ("crop_padding", "flip", "vertical_flip", "rotation")
+OTHERS = ("trivial", "rand_augment.num_ops", "mixup", "cutmix")
 
 
 def try_out(here: Session, data: ImageData, module: Classifier) -> None:
@@ -47,7 +48,7 @@ def try_out(here: Session, data: ImageData, module: Classifier) -> None:
 def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
     """Raise ConfigError for an augmentation that the losses or the targets of the task do not support."""
     target = config.task.target
-    used = [name for name, value in config.augment.model_dump().items() if value]
+    used = config.augment.used
     mixing = [name for name in used if name in ("mixup", "cutmix")]
     wrong: list[str] = []
     if mixing and not task.takes_mixed:

@@ -18,6 +18,7 @@ from lockstep.config.schema import CALLED, Config, fields
 from lockstep.config.sweep_space import MAX_CHECKED
 from lockstep.config.validation import checked
 from lockstep.system import hardware, processes
+from lockstep.system.trees import leaves
 from tests.support.composed import composed_once
 from tests.support.harness import ROOT, command, environ
 
@@ -229,6 +230,11 @@ ERRORS = {
     "compile=fast": ["compile=fast must be true|false or reduce-overhead"],
     "augment.flip=alternate": ["augment.flip=alternate must be true|false or alternating"],
     "augment.erasing=1.5": ["augment.erasing=1.5 must be 0 <= float <= 1"],
+    "augment.rotation=270": ["augment.rotation=270 must be 0 <= float <= 180"],
+    "augment.color_jitter.hue=0.6": ["augment.color_jitter.hue=0.6 must be 0 <= float <= 0.5"],
+    "augment.color_jitter.hu=0.1": ["unknown key augment.color_jitter.hu", "did you mean augment.color_jitter.hue?"],
+    "augment.color_jitter=0.4": ["augment.color_jitter=0.4 must be a section of keys"],
+    "augment.crop_border=constant": ["augment.crop_border=constant must be zeros|reflect"],
     "trainer.devices=two": ["trainer.devices=two must be auto or int >= 1 or [int >= 0, ...]"],
     "optimizer._partial_=false": ["optimizer._partial_=false must be true"],
     "name=2024": ["name=2024 must be text", "write \"name='2024'\""],
@@ -394,9 +400,17 @@ def test_without_a_logger_nothing_needs_one(kind: str) -> None:
 
 
 def test_overfitting_switches_every_augmentation_off() -> None:
-    settings = config_of("debug=overfit", "experiment=cifar10").augment.model_dump()
-    assert settings.keys() >= {"trivial", "mixup"}
-    assert not any(settings.values())
+    augment = config_of("debug=overfit", "experiment=cifar10").augment
+    assert augment.used == {}
+    named = yaml.safe_load((ROOT / "conf" / "debug" / "overfit.yaml").read_text())["augment"]
+    qualifiers = {"crop_border", "cutout_inside", "rand_augment.magnitude"}
+    assert dict(leaves(named, "")).keys() == dict(leaves(augment.model_dump(), "")).keys() - qualifiers
+
+
+def test_two_sets_of_the_same_operations_are_refused() -> None:
+    assert errors("augment.trivial=true", "augment.rand_augment.num_ops=2") == [
+        "augment.trivial=true and augment.rand_augment.num_ops=2 are the same operations: use one"
+    ]
 
 
 def test_scaling_needs_a_learning_rate_to_scale() -> None:

@@ -14,8 +14,10 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.data import Images
 from lockstep.data.images.samples import Samples
+from lockstep.distributed.batch import Batch
+from lockstep.distributed.partition import Shard
 from lockstep.tasks import Classification, Multilabel, Regression, Task
-from lockstep.training.trial import refuse_targets
+from lockstep.training.trial import refuse_augmentation, refuse_targets
 from tests.support.harness import SMALL
 from tests.support.modules import classification, classifier
 
@@ -125,3 +127,30 @@ def test_targets_of_a_dataset_are_checked_in_each_batch(config: Config, stage: s
     batch.targets = with_value(CLASSES, -100)
     with pytest.raises(ConfigError, match=rf"and {split} has -100 in {split}/4 \(1 of 6 samples\)"):
         data.look_at_batch(batch)
+
+
+class Moving(Task):
+    def moved_targets(self, targets: Tensor, move: Any) -> Tensor:
+        return move(targets)
+
+
+@pytest.mark.parametrize("text", ["crop_padding=1", "flip=true", "vertical_flip=true", "rotation=5"])
+def test_what_moves_images_is_refused_unless_the_targets_in_them_can_move(text: str) -> None:
+    config, batch = augmented(text)
+    with pytest.raises(ConfigError, match=rf"augment\.{text.partition('=')[0]} would have .* add moved_targets to"):
+        refuse_augmentation(config, Task(), batch)
+    refuse_augmentation(config, Moving(), batch)
+
+
+@pytest.mark.parametrize("text", ["trivial=true", "rand_augment.num_ops=1"])
+def test_operations_that_may_move_images_are_refused_where_targets_lie_in_them(text: str) -> None:
+    config, batch = augmented(text)
+    with pytest.raises(ConfigError, match=rf"augment\.{text.partition('=')[0]}\S* would have .* switch it off"):
+        refuse_augmentation(config, Moving(), batch)
+
+
+def augmented(text: str) -> tuple[Config, Batch]:
+    shard = Shard(0, 0, 0, COUNT, 0, COUNT, COUNT)
+    batch = Batch(torch.zeros(COUNT, 1, 4, 4, dtype=torch.uint8), MASKS, torch.arange(COUNT), shard)
+    plain = [override for override in SMALL if not override.startswith("augment")]
+    return validation.checked(compose.composed([*plain, f"augment.{text}", "augment.color_jitter.hue=0.1"])), batch

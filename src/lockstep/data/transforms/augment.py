@@ -1,6 +1,7 @@
 """Augmentation of a batch in one call, with a draw per sample that does not depend on the number of workers."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
@@ -8,24 +9,28 @@ from typing import Literal, NamedTuple
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
-from torch.nn import functional as F
 
 from lockstep.data.loader import sent
 from lockstep.data.sampler import positions
-from lockstep.data.transforms import boxes, mixing, trivial
+from lockstep.data.transforms import boxes, mixing, moves, operations, photometric
 from lockstep.data.transforms.mixing import MixDraws
-from lockstep.data.transforms.trivial import TrivialDraws
+from lockstep.data.transforms.operations import OperationDraws
+from lockstep.data.transforms.parts import in_parts
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Shard
-from lockstep.distributed.rng import generator, hashed
+from lockstep.distributed.rng import generator, hashed, uniform
 
 
 class Draws(NamedTuple):
-    """Random draws for the samples of a batch, one column each; None is switched off."""
+    """Random draws for the samples of a batch, one column each; None and empty ones are switched off."""
 
-    window: Tensor  # int64 (3, B): top, left, whether mirrored
+    operations: tuple[OperationDraws, ...]  # one after the other
+    jitter: dict[str, Tensor]  # strengths of changes of colour, int64 (B,) each
+    rotation: Tensor | None  # float64 (2, 3, B), source positions
+    corners: Tensor | None  # int64 (2, B): top, left
+    mirrored: Tensor | None  # int64 (B,), 0 or 1
+    inverted: Tensor | None  # int64 (B,), 0 or 1: upside down
     filled: tuple[Tensor, ...]  # boxes to fill, int64 (4, B) each
-    trivial: TrivialDraws | None
     mixed: MixDraws | None
 
 
@@ -33,21 +38,33 @@ class Draws(NamedTuple):
 class Augment:
     """Change training images in this order; 0 and False switch a part off.
 
-    1. `trivial`: one operation of TrivialAugment on each.
-    2. Crop at random from a zero border of `crop_padding` pixels, and mirror: with `flip` true at random; alternating
-       in every second epoch, starting at random (Jordan 2024, arXiv 2404.00498).
-    3. Fill with `fill`, one value 0..255 per channel: a square of side `cutout`, centred anywhere in the image, so that
-       it may cross the edge (DeVries and Taylor 2017); a rectangle, with probability `erasing`.
-    4. Mix with the next image of the global batch by `mixup` or `cutmix`, the alphas of their Beta distributions.
+    1. `trivial`: one operation of TrivialAugment on each; or `rand_augment`: `num_ops` of RandAugment, one after the
+       other, at `magnitude` 0 to 30.
+    2. `color_jitter`: brightness, contrast and saturation times max(0, 1 - strength) to 1 + strength, to a thousandth;
+       then the hue, by up to `hue` of the circle either way, to a 6000th. torchvision draws the order of the four. It
+       matters only where grey levels are clamped, and for the hue, so here it is fixed.
+    3. Turn by up to `rotation` degrees either way, to the nearest pixel, with zeros from outside.
+    4. Crop at random from a border of `crop_padding` pixels, zeros or the mirror image of the image, and mirror: with
+       `flip` true at random; alternating in every second epoch, starting at random (Jordan 2024, arXiv 2404.00498).
+       With `vertical_flip`, half of the images are also turned upside down.
+    5. Fill with `fill`, one value 0..255 per channel: a square of side `cutout`, centred anywhere in the image, so that
+       it may cross the edge (DeVries and Taylor 2017), or anywhere inside; a rectangle, with probability `erasing`.
+    6. Mix with the next image of the global batch by `mixup` or `cutmix`, the alphas of their Beta distributions.
 
-    `moved_targets` gets the targets and the function that crops and mirrors (B, C, H, W), to move targets as well.
+    `moved_targets` gets the targets and the function of steps 3 and 4, of (B, C, H, W), to move targets as well.
     """
 
     crop_padding: int
+    crop_border: Literal["zeros", "reflect"]
     flip: bool | Literal["alternating"]
+    vertical_flip: bool
+    rotation: float
     cutout: int
+    cutout_inside: bool
     erasing: float
     trivial: bool
+    rand_augment: Mapping[str, int]
+    color_jitter: Mapping[str, float]
     mixup: float
     cutmix: float
     fill: tuple[int, ...]
@@ -59,70 +76,94 @@ class Augment:
         """True if a shard needs the sample that follows its last one."""
         return self.mixup > 0 or self.cutmix > 0
 
+    @property
+    def _moves(self) -> bool:
+        return bool(self.rotation or self.crop_padding or self.flip or self.vertical_flip)
+
     def __call__(self, batch: Batch) -> Batch:
-        """Augment a shard of a micro-batch on its device."""
-        if not (self.trivial or self.crop_padding or self.flip or self.cutout or self.erasing or self.needs_partner):
+        """Augment a shard of a micro-batch on its device. Its indices in host memory avoid a sync."""
+        is_coloured = self.trivial or self.rand_augment["num_ops"] or any(self.color_jitter.values())
+        is_covered = self.cutout or self.erasing or self.needs_partner
+        if not (is_coloured or self._moves or is_covered):
             return batch
         height, width = batch.inputs.shape[-2:]
-        draws = self.draw(batch.shard, height, width)
+        draws = self.draw(batch.shard, batch.indices.cpu(), height, width)
         return self.apply(batch, apply_to_collection(draws, Tensor, sent, batch.inputs.device))
 
-    def draw(self, shard: Shard, height: int, width: int) -> Draws:
-        """Draw on the CPU for the whole global batch, then cut to the shard and the partner of its last sample.
+    def draw(self, shard: Shard, indices: Tensor, height: int, width: int) -> Draws:
+        """Draw on the CPU for the samples of a shard and the partner of its last one, `indices` in the data set.
 
-        A sample has the same draws on any rank of any world size, and in any micro-batch. Each part has its own
-        generator, so that switching one on or off does not change the others.
+        A sample has the same draws on any rank of any world size, and in any micro-batch: by its index, or drawn for
+        the whole global batch and cut. Each part has its own generator, so that switching one on or off does not change
+        the others.
         """
         kept = positions(shard, with_partner=self.needs_partner)
-        source = self._source(shard, "augment")
-        ends = (2 * self.crop_padding + 1, 2 * self.crop_padding + 1, 2, height, width)
-        top, left, mirror, y, x = (torch.randint(end, (shard.group_size,), generator=source)[kept] for end in ends)
-        filled = [boxes.square(y, x, self.cutout)] if self.cutout else []
-        if self.erasing:
-            erased = boxes.erasing(self._source(shard, "erasing"), shard.group_size, self.erasing, height, width)
-            filled.append(erased[:, kept])
-        operations = None
+        source = partial(generator, self.seed, shard.epoch, shard.step)
+
+        def by_index(purpose: str, count: int = 1) -> Tensor:
+            return uniform(count, indices, self.seed, shard.epoch, purpose)
+
+        changes: tuple[OperationDraws, ...] = ()
         if self.trivial:
-            operations = trivial.draw(self._source(shard, "trivial"), shard.group_size, kept, height, width)
-        mixed = None
+            changes = (operations.draw_trivial(source("trivial"), shard.group_size, kept, height, width),)
+        elif self.rand_augment["num_ops"]:
+            numbers = by_index("rand_augment", 2 * self.rand_augment["num_ops"])
+            changes = operations.draw_random(numbers, self.rand_augment["magnitude"], height, width)
+        rotation = inverted = mixed = None
+        if self.rotation:
+            rotation = moves.rotations(math.radians(self.rotation) * (2 * by_index("rotation")[0] - 1), height, width)
+        first = source("augment")
+        ends = (2 * self.crop_padding + 1, 2 * self.crop_padding + 1, 2, height, width)
+        top, left, mirrored, y, x = (torch.randint(end, (shard.group_size,), generator=first)[kept] for end in ends)
+        if self.flip == "alternating":
+            mirrored = (hashed(indices, self.seed, "flip") + shard.epoch) % 2
+        if self.vertical_flip:
+            inverted = (by_index("vertical_flip")[0] < 0.5).long()
+        filled = []
+        if self.cutout:
+            if self.cutout_inside:
+                y, x = boxes.centres_inside(by_index("cutout", 2), self.cutout, height, width)
+            filled.append(boxes.square(y, x, self.cutout))
+        if self.erasing:
+            filled.append(boxes.erasing(source("erasing"), shard.group_size, self.erasing, height, width)[:, kept])
         if self.needs_partner:
             mixed = mixing.draw(self.seed, shard, height, width, mixup=self.mixup, cutmix=self.cutmix)
-        return Draws(torch.stack([top, left, mirror]), tuple(filled), operations, mixed)
+        return Draws(
+            operations=changes,
+            jitter=photometric.draw_jitter(self.color_jitter, by_index),
+            rotation=rotation,
+            corners=torch.stack([top, left]) if self.crop_padding else None,
+            mirrored=mirrored if self.flip else None,
+            inverted=inverted,
+            filled=tuple(filled),
+            mixed=mixed,
+        )
 
     def apply(self, batch: Batch, draws: Draws) -> Batch:
         """Apply `draws` to a batch on the same device, without a host sync."""
         images = batch.inputs
-        if draws.trivial:
-            images = trivial.apply(images, draws.trivial)
-        if self.crop_padding or self.flip:
-            top, left, mirror = draws.window
-            if self.flip == "alternating":
-                mirror = (hashed(batch.indices, self.seed, "flip") + batch.shard.epoch) % 2
-            move = partial(
-                self._crop_and_flip, top=top.unsqueeze(1), left=left.unsqueeze(1), mirror=mirror.unsqueeze(1)
-            )
-            images = move(images)
-            if self.moved_targets is not None:
-                batch = batch._replace(targets=self.moved_targets(batch.targets, move))
+        for drawn in draws.operations:
+            images = operations.apply(images, drawn)
+        images = photometric.jitter(images, draws.jitter)
+        images = self._moved(images, draws)
+        if self.moved_targets is not None and self._moves:
+            batch = batch._replace(targets=self.moved_targets(batch.targets, partial(self._moved, draws=draws)))
         if draws.filled:
             images = self._fill(images, draws.filled)
         batch = batch._replace(inputs=images)
         return mixing.apply(batch, draws.mixed) if draws.mixed else batch
 
-    def _source(self, shard: Shard, purpose: str) -> torch.Generator:
-        return generator(self.seed, shard.epoch, shard.step, purpose)
-
-    def _crop_and_flip(self, images: Tensor, top: Tensor, left: Tensor, mirror: Tensor) -> Tensor:
-        batch, channels, height, width = images.shape
-        padded = F.pad(images, (self.crop_padding,) * 4)
-        rows = torch.arange(height, device=images.device) + top
-        columns = torch.arange(width, device=images.device).expand(batch, width)
-        if self.flip:
-            columns = torch.where(mirror == 1, width - 1 - columns, columns)
-        # positions in the flattened padded image, so that crop and mirror are one gather
-        position = (rows * padded.shape[3]).unsqueeze(2) + (columns + left).unsqueeze(1)
-        position = position.flatten(1).unsqueeze(1).expand(batch, channels, height * width)
-        return padded.flatten(2).gather(2, position).reshape(images.shape)
+    def _moved(self, images: Tensor, draws: Draws) -> Tensor:
+        if draws.rotation is not None:
+            images = in_parts(moves.mapped, images, draws.rotation)
+        if draws.corners is not None:
+            crop = partial(moves.cropped, padding=self.crop_padding, is_reflected=self.crop_border == "reflect")
+            images = in_parts(crop, images, draws.corners)
+        if draws.mirrored is not None:
+            images = in_parts(partial(moves.flipped, dim=3), images, draws.mirrored)
+        if draws.inverted is not None:
+            images = in_parts(partial(moves.flipped, dim=2), images, draws.inverted)
+        return images
 
     def _fill(self, images: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
         channels, height, width = images.shape[1:]
@@ -131,6 +172,9 @@ class Augment:
         covered = boxes.inside(drawn[0], height, width)
         for box in drawn[1:]:
             covered = covered | boxes.inside(box, height, width)
+        covered = covered.to(images.dtype)
+        images = images * (1 - covered).unsqueeze(1)
         # numbers, because a tensor would have to be copied to the device, which waits
-        filled = [channel.masked_fill(covered, fill) for channel, fill in zip(images.unbind(1), self.fill, strict=True)]
-        return torch.stack(filled, 1)
+        for channel, fill in zip(images.unbind(1), self.fill, strict=True):
+            channel.add_(covered, alpha=fill)
+        return images

@@ -12,6 +12,11 @@ def square(centre_y: Tensor, centre_x: Tensor, side: int) -> Tensor:
     return torch.stack([top, top + side, left, left + side])
 
 
+def centres_inside(numbers: Tensor, side: int, height: int, width: int) -> list[Tensor]:
+    """Centres y, x of squares of `side` pixels inside the image, by `numbers` in [0, 1), (2, B)."""
+    return [(part * (end - side + 1)).long() + side // 2 for part, end in zip(numbers, (height, width), strict=True)]
+
+
 def erasing(source: torch.Generator, size: int, probability: float, height: int, width: int) -> Tensor:
     """Rectangles of random erasing (Zhong et al. 2017, algorithm 1) for `size` samples, empty if nothing is erased.
 

@@ -1,50 +1,66 @@
 """Changes of grey level and colour with a strength per image, in whole numbers: the same bits on every device.
 
-They are torchvision's of the same names on uint8 images. `images` are uint8 (B, C, H, W); `levels`, int64 (B,), are
-strengths -30 to 30. A curve (B, C or 1, 256) maps each grey level to another. Whole numbers below 2**24 are exact in
-float32 too, which is several times as fast as int32 on a CPU.
+They are torchvision's of the same names on uint8 images. `images` are uint8 (B, C, H, W); strengths are int64 (B,). A
+`factor`, in thousandths, blends with black, grey or a blurred image: 0 gives these, 1000 the image. A curve
+(B, C or 1, 256) maps each grey level to another. Whole numbers below 2**24 are exact in float32 too, which is several
+times as fast as int32 on a CPU.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import wraps
 
 import torch
 from torch import Tensor
 
+from lockstep.data.transforms.parts import in_parts
 
-def apply_curves(images: Tensor, curves: Tensor) -> Tensor:
-    """Look every pixel up in the curve of its image and channel."""
-    batch, channels = images.shape[:2]
-    table = curves.to(torch.uint8).expand(batch, channels, 256)
-    return table.gather(2, images.flatten(2).long()).view_as(images)
+Change = Callable[[Tensor, Tensor], Tensor]
 
 
-def brightness(images: Tensor, levels: Tensor) -> Tensor:
-    return _thousandths(_greys(images) * _factors(levels)).unsqueeze(1)
+def _looked_up(curve: Change) -> Change:
+    """Make a change of images from a function that returns their curves: each pixel is looked up in its own."""
+
+    @wraps(curve)
+    def change(images: Tensor, strengths: Tensor) -> Tensor:
+        batch, channels = images.shape[:2]
+        table = curve(images, strengths).to(torch.uint8).expand(batch, channels, 256)
+        return table.gather(2, images.flatten(2).long()).view_as(images)
+
+    return change
 
 
-def contrast(images: Tensor, levels: Tensor) -> Tensor:
+@_looked_up
+def brightness(images: Tensor, factors: Tensor) -> Tensor:
+    return _thousandths(_greys(images) * factors.unsqueeze(1)).unsqueeze(1)
+
+
+@_looked_up
+def contrast(images: Tensor, factors: Tensor) -> Tensor:
     """Curve away from the mean grey of the image, or towards it."""
     grey = _luma(images) if images.shape[1] == 3 else images
     # in float64 the sum is exact in any order
-    sums, factors = grey.flatten(1).sum(1, dtype=torch.float64).long().unsqueeze(1), _factors(levels)
+    sums, factors = grey.flatten(1).sum(1, dtype=torch.float64).long().unsqueeze(1), factors.unsqueeze(1)
     # floor((f x + (1000 - f) mean) / 1000) with the mean as a fraction: rounded down twice is rounded down once
     offsets = ((1000 - factors) * sums).div(grey[0].numel(), rounding_mode="floor")
     return _thousandths(_greys(images) * factors + offsets).unsqueeze(1)
 
 
-def posterize(images: Tensor, levels: Tensor) -> Tensor:
-    """Curve that keeps the 8 (level 0) to 2 (level 30) highest bits."""
-    dropped = (levels.abs() + 2).div(5, rounding_mode="floor").view(-1, 1, 1)
-    return (_greys(images) >> dropped) << dropped
+@_looked_up
+def posterize(images: Tensor, bits: Tensor) -> Tensor:
+    """Curve that clears the lowest `bits`."""
+    bits = bits.view(-1, 1, 1)
+    return (_greys(images) >> bits) << bits
 
 
-def solarize(images: Tensor, levels: Tensor) -> Tensor:
-    """Curve that inverts all levels from a threshold on: 255 at level 0 to 0 at level 30."""
+@_looked_up
+def solarize(images: Tensor, thresholds: Tensor) -> Tensor:
+    """Curve that inverts all grey levels from a threshold on."""
     greys = _greys(images)
-    return torch.where(2 * greys >= 17 * (30 - levels.abs()).view(-1, 1, 1), 255 - greys, greys)
+    return torch.where(greys >= thresholds.view(-1, 1, 1), 255 - greys, greys)
 
 
-def autocontrast(images: Tensor, levels: Tensor) -> Tensor:
+@_looked_up
+def autocontrast(images: Tensor, strengths: Tensor) -> Tensor:
     """Curve that stretches each channel to 0 .. 255; a channel of one grey level is unchanged."""
     greys = _greys(images)
     low, high = (bound.long().unsqueeze(2) for bound in torch.aminmax(images.flatten(2), dim=2))
@@ -52,7 +68,8 @@ def autocontrast(images: Tensor, levels: Tensor) -> Tensor:
     return torch.where(high > low, stretched, greys)
 
 
-def equalize(images: Tensor, levels: Tensor) -> Tensor:
+@_looked_up
+def equalize(images: Tensor, strengths: Tensor) -> Tensor:
     """Curve that makes all grey levels of a channel about equally frequent, by Pillow's rule."""
     flat = images.flatten(2).long()
     counts = flat.new_zeros(*flat.shape[:2], 256).scatter_add_(2, flat, torch.ones_like(flat))
@@ -63,22 +80,53 @@ def equalize(images: Tensor, levels: Tensor) -> Tensor:
     return torch.where(step > 0, equal, _greys(images))
 
 
-CURVES: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
-    brightness,
-    contrast,
-    posterize,
-    solarize,
-    autocontrast,
-    equalize,
-)
+def saturation(images: Tensor, factors: Tensor) -> Tensor:
+    """Blend with grey, in images of 3 channels; others are unchanged."""
+    return _blend(_luma(images), images, factors) if images.shape[1] == 3 else images
 
 
-def color(images: Tensor, levels: Tensor) -> Tensor:
-    """Change the saturation of images of 3 channels; others are unchanged."""
-    return _blend(_luma(images), images, levels) if images.shape[1] == 3 else images
+def hue(images: Tensor, shifts: Tensor) -> Tensor:
+    """Turn the hue of images of 3 channels by `shifts` of -3000 to 3000; 6000 are the circle. Others are unchanged.
+
+    With chroma = max - min of a pixel and the hue in sixths of the circle, red is min + chroma * (2 - its distance from
+    0), green from 2, blue from 4, within min .. max. Distances are multiplied by 1000 * chroma, to be whole numbers.
+    """
+    if images.shape[1] != 3:
+        return images
+    wide = images.float()
+    low, high = torch.aminmax(wide, dim=1, keepdim=True)
+    red, green, blue = wide.split(1, 1)
+    chroma = high - low
+    place = torch.where(high == green, blue - red + 2 * chroma, red - green + 4 * chroma)
+    place = torch.where(high == red, green - blue, place).mul_(1000).add_(shifts.float().view(-1, 1, 1, 1) * chroma)
+    centres = torch.arange(0, 6000, 2000, device=images.device).view(1, 3, 1, 1)
+    # distances of up to 9 sixths, the short way round the circle
+    third = 3000 * chroma
+    distances = (place - centres * chroma).abs_().sub_(third).abs_().sub_(third).abs_()
+    above = (2000 * chroma).sub(distances).clamp_(min=0).minimum(1000 * chroma)
+    return _divided(above.add_(500), 1000).add_(low).to(torch.uint8)  # rounded to nearest
 
 
-def sharpness(images: Tensor, levels: Tensor) -> Tensor:
+def draw_jitter(strengths: Mapping[str, float], draw: Callable[[str], Tensor]) -> dict[str, Tensor]:
+    """Return factors or shifts by name, where the strength is not 0, by numbers in [0, 1), (1, B), for each name."""
+    drawn = {}
+    for name, strength in strengths.items():
+        if strength:
+            low, high = (-strength, strength) if name == "hue" else (max(0, 1 - strength), 1 + strength)
+            values = (6000 if name == "hue" else 1000) * (low + (high - low) * draw(name)[0])
+            drawn[name] = values.round().long()
+    return drawn
+
+
+def jitter(images: Tensor, strengths: dict[str, Tensor]) -> Tensor:
+    """Change brightness, contrast, saturation and hue, in this order, by those of the `strengths` that are there."""
+    for change in (brightness, contrast, saturation, hue):
+        if change.__name__ in strengths:
+            images = in_parts(change, images, strengths[change.__name__])
+    return images
+
+
+def sharpness(images: Tensor, factors: Tensor) -> Tensor:
     """Blend with the blurred image; the outermost pixels are unchanged."""
     height, width = images.shape[2:]
     if min(height, width) < 3:
@@ -89,32 +137,27 @@ def sharpness(images: Tensor, levels: Tensor) -> Tensor:
     # a 3 x 3 mean whose centre counts five times, rounded to nearest
     blurred = (rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * inner).mul_(1 / 13).round_()
     changed = images.clone()
-    changed[:, :, 1:-1, 1:-1] = _blend(blurred, inner, levels)
+    changed[:, :, 1:-1, 1:-1] = _blend(blurred, inner, factors)
     return changed
 
 
-def _factors(levels: Tensor) -> Tensor:
-    """Factors of 0.01 to 1.99 in thousandths, (B, 1)."""
-    return (1000 + 33 * levels).unsqueeze(1)
-
-
 def _thousandths(values: Tensor) -> Tensor:
-    """Divide by 1000: uint8, clamped to 0 .. 255 and rounded down."""
-    return _divided(values.clamp(0, 255_000), 1000).to(torch.uint8)
+    """Divide by 1000, in place: uint8, clamped to 0 .. 255 and rounded down."""
+    return _divided(values.clamp_(0, 255_000), 1000).to(torch.uint8)
 
 
 def _divided(values: Tensor, divisor: int) -> Tensor:
-    """Divide whole numbers, 0 to 255 times `divisor`, 1000 or 10,000, rounded down, float32.
+    """Divide whole numbers, 0 to 256 times `divisor`, 1000 or 10,000, rounded down, float32; in place, if they are.
 
     By a product, as a GPU may do anyway; a test compares every value with integer division.
     """
-    return (values.float() * (1 / divisor)).floor_()
+    return values.float().mul_(1 / divisor).floor_()
 
 
-def _blend(degenerate: Tensor, images: Tensor, levels: Tensor) -> Tensor:
+def _blend(degenerate: Tensor, images: Tensor, factors: Tensor) -> Tensor:
     """`degenerate` + factor * (`images` - `degenerate`), as uint8."""
-    factors = _factors(levels).float().view(-1, 1, 1, 1)
-    return _thousandths(factors * images + (1000 - factors) * degenerate)
+    factors = factors.float().view(-1, 1, 1, 1)
+    return _thousandths((factors * images).add_((1000 - factors) * degenerate))
 
 
 def _greys(images: Tensor) -> Tensor:
@@ -124,4 +167,4 @@ def _greys(images: Tensor) -> Tensor:
 def _luma(images: Tensor) -> Tensor:
     """Brightness of RGB images with torchvision's weights, rounded down, float32 (B, 1, H, W)."""
     red, green, blue = images.float().split(1, 1)
-    return _divided(2989 * red + 5870 * green + 1140 * blue, 10_000)
+    return _divided((2989 * red).add_(green, alpha=5870).add_(blue, alpha=1140), 10_000)

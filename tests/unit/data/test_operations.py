@@ -1,0 +1,280 @@
+"""Every operation of TrivialAugment and RandAugment, and the jitter of colours, against torchvision's."""
+
+import colorsys
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as oracle
+
+from lockstep.data.transforms import moves, operations, photometric
+from lockstep.data.transforms.operations import MOVES, NUM_LEVELS, OPERATIONS, RANDOM, TRIVIAL, OperationDraws, Space
+from lockstep.distributed.rng import generator, uniform
+
+SIGNED = (*MOVES, "brightness", "color", "contrast", "sharpness")
+SPACES = pytest.mark.parametrize("space", [TRIVIAL, RANDOM], ids=["trivial", "rand_augment"])
+LEVELS = {name: range(-30 if name in SIGNED else 0, 31) for name in OPERATIONS}
+SHAPES = [(3, 32, 32), (1, 28, 28), (3, 9, 12), (1, 2, 5)]
+
+
+def example_images(channels: int, height: int, width: int) -> Tensor:
+    """Noise, a soft picture of few grey levels, one grey, black, white, and black and white."""
+    noise = torch.randint(0, 256, (channels, height, width), generator=torch.Generator().manual_seed(0))
+    y, x = torch.arange(height).view(-1, 1), torch.arange(width)
+    soft = torch.stack([60 + 3 * y + (4 + c) * x % 90 for c in range(channels)])
+    flat = [torch.full_like(noise, grey) for grey in (0, 77, 255)]
+    return torch.stack([noise, soft, *flat, 255 * (noise > 99)]).to(torch.uint8)
+
+
+def only(space: Space, name: str, levels: list[int], height: int, width: int) -> OperationDraws:
+    """Draws of one operation, one sample for each level."""
+    number = torch.full((len(levels),), OPERATIONS.index(name))
+    return operations.sorted_draws(space, number, torch.tensor(levels), height, width)
+
+
+def changed(space: Space, name: str, image: Tensor, levels: list[int]) -> Tensor:
+    """One image, changed with each level."""
+    draws = only(space, name, levels, *image.shape[1:])
+    return operations.apply(image.expand(len(levels), *image.shape).contiguous(), draws)
+
+
+def bin_of(space: Space, name: str, level: int, height: int, width: int) -> float:
+    """Strength of torchvision's bin of this level, of no rounded float32."""
+    sign, level = (-1 if level < 0 else 1), abs(level)
+    if name in ("posterize", "solarize"):
+        return round(8 - level / (5 if space is TRIVIAL else 7.5)) if name == "posterize" else 1 - level / 30
+    side = {"translate_x": width, "translate_y": height}.get(name, 0)
+    largest = {
+        TRIVIAL: {"rotate": 135.0, "translate_x": 32.0, "translate_y": 32.0},
+        RANDOM: {"rotate": 30.0, "translate_x": 150 / 331 * side, "translate_y": 150 / 331 * side},
+    }[space]
+    others = 0.99 if space is TRIVIAL else 0.3 if name.startswith("shear") else 0.9
+    return sign * level * largest.get(name, others) / 30
+
+
+def expected(space: Space, name: str, image: Tensor, level: int) -> Tensor:
+    """By torchvision, as its TrivialAugmentWide and RandAugment call it."""
+    strength = bin_of(space, name, level, *image.shape[1:])
+    match name:
+        case "shear_x":
+            slope = math.degrees(math.atan(strength))
+            return oracle.affine(image, 0.0, [0.0, 0.0], 1.0, [slope, 0.0], center=[0.0, 0.0])
+        case "shear_y":
+            slope = math.degrees(math.atan(strength))
+            return oracle.affine(image, 0.0, [0.0, 0.0], 1.0, [0.0, slope], center=[0.0, 0.0])
+        case "translate_x":
+            return oracle.affine(image, 0.0, [int(strength), 0], 1.0, [0.0, 0.0])
+        case "translate_y":
+            return oracle.affine(image, 0.0, [0, int(strength)], 1.0, [0.0, 0.0])
+        case "rotate":
+            return oracle.rotate(image, strength)
+        case "brightness":
+            return oracle.adjust_brightness(image, 1 + strength)
+        case "color":
+            return oracle.adjust_saturation(image, 1 + strength)
+        case "contrast":
+            return oracle.adjust_contrast(image, 1 + strength)
+        case "sharpness":
+            return oracle.adjust_sharpness(image, 1 + strength)
+        case "posterize":
+            return oracle.posterize(image, int(strength))
+        case "solarize":
+            return oracle.solarize(image, 255 * strength)
+        case "autocontrast":
+            return oracle.autocontrast(image)
+        case "equalize":
+            return oracle.equalize(image)
+    return image
+
+
+def on_an_edge(maps: Tensor, height: int, width: int) -> Tensor:
+    """Where a source position is so near the edge between two pixels that rounding decides: bool (B, H, W)."""
+    y, x = (torch.arange(end, dtype=torch.float64) + 0.5 for end in (height, width))
+    edges = torch.zeros(maps.shape[2], height, width, dtype=torch.bool)
+    for of_x, of_y, offset in maps.unsqueeze(3).unsqueeze(4):
+        position = of_x * x + of_y * y.unsqueeze(1) + offset
+        edges |= (position - position.round()).abs() < 1e-4
+    return edges
+
+
+@SPACES
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", MOVES)
+def test_a_move_takes_the_pixels_torchvision_takes(space: Space, name: str, shape: tuple[int, int, int]) -> None:
+    """All but those on an edge between two pixels: torchvision computes their positions in float32."""
+    levels = list(LEVELS[name])
+    edges = on_an_edge(only(space, name, levels, *shape[1:]).maps, *shape[1:])
+    assert edges.double().mean() < 0.1
+    for image in example_images(*shape):
+        oracles = torch.stack([expected(space, name, image, level) for level in levels])
+        found = changed(space, name, image, levels)
+        assert torch.equal(found.where(~edges.unsqueeze(1), 0), oracles.where(~edges.unsqueeze(1), 0))
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (2, 40, 56)])
+def test_a_rotation_by_any_angle_takes_the_pixels_torchvision_takes(shape: tuple[int, int, int]) -> None:
+    degrees = [-180.0, -77.7, -0.1, 0.0, 14.2, 45.3, 90.0, 133.0]
+    maps = moves.rotations(torch.tensor(degrees, dtype=torch.float64).deg2rad(), *shape[1:])
+    edges = on_an_edge(maps, *shape[1:])
+    for image in example_images(*shape):
+        found = moves.mapped(image.expand(len(degrees), *shape).contiguous(), maps)
+        oracles = torch.stack([oracle.rotate(image, angle) for angle in degrees])
+        assert torch.equal(found.where(~edges.unsqueeze(1), 0), oracles.where(~edges.unsqueeze(1), 0))
+
+
+# The part of the pixels that may differ, by one grey level. Ours is the exact value rounded down; torchvision computes
+# in float32, where what should be a whole number can end just below it: a channel of two levels that is stretched, or
+# an image of one grey, whose contrast moves it away from itself.
+MAY_DIFFER = {"brightness": 0.001, "color": 0.005, "contrast": 0.1, "sharpness": 0.001, "autocontrast": 0.05}
+
+
+@SPACES
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name not in MOVES])
+def test_a_change_of_colour_is_torchvisions_within_a_grey_level(
+    space: Space, name: str, shape: tuple[int, int, int]
+) -> None:
+    levels = list(LEVELS[name])
+    images = example_images(*shape)
+    found = torch.stack([changed(space, name, image, levels) for image in images])
+    oracles = torch.stack([torch.stack([expected(space, name, image, level) for level in levels]) for image in images])
+    differences = (found.int() - oracles.int()).abs()
+    assert differences.max() <= (1 if name in MAY_DIFFER else 0)
+    assert (differences > 0).double().mean() <= MAY_DIFFER.get(name, 0)
+
+
+@SPACES
+def test_strengths_are_those_of_torchvisions_spaces(space: Space) -> None:
+    """In which ours are called Identity, ShearX and so on."""
+    theirs = v2.TrivialAugmentWide if space is TRIVIAL else v2.RandAugment
+    bins_of = {name.lower(): entry for name, entry in theirs._AUGMENTATION_SPACE.items()}
+    assert bins_of.keys() == {name.replace("_", "") for name in OPERATIONS}
+    for name in OPERATIONS:
+        magnitudes, is_signed = bins_of[name.replace("_", "")]
+        bins = magnitudes(NUM_LEVELS, 40, 56)
+        assert is_signed == (name in SIGNED)
+        assert (bins is None) == (name in ("identity", "autocontrast", "equalize"))
+        if bins is not None:
+            assert bins.tolist() == pytest.approx([bin_of(space, name, k, 40, 56) for k in range(31)], abs=1e-5)
+
+
+# -- jitter of colours -------------------------------------------------------------------------------------------------
+
+FACTORS = [0, 1, 333, 999, 1000, 1001, 1400, 2222, 11_000]
+JITTERED = {
+    "brightness": (FACTORS, oracle.adjust_brightness, 1000),
+    "contrast": (FACTORS, oracle.adjust_contrast, 1000),
+    "saturation": (FACTORS, oracle.adjust_saturation, 1000),
+    "hue": ([-3000, -1234, -600, -1, 0, 1, 77, 1000, 2000, 2999, 3000], oracle.adjust_hue, 6000),
+}
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 9, 12), (3, 1, 1)])
+@pytest.mark.parametrize("name", JITTERED)
+def test_a_jittered_colour_is_torchvisions_within_a_grey_level(name: str, shape: tuple[int, int, int]) -> None:
+    strengths, change, unit = JITTERED[name]
+    for image in example_images(*shape):
+        images = image.expand(len(strengths), *shape).contiguous()
+        found = photometric.jitter(images, {name: torch.tensor(strengths)})
+        oracles = torch.stack([change(image, strength / unit) for strength in strengths])
+        assert (found.int() - oracles.int()).abs().max() <= 1
+        unchanged = strengths.index(0 if name == "hue" else 1000)
+        assert torch.equal(found[unchanged], image)
+
+
+def test_every_hue_turns_as_colorsys_turns_it() -> None:
+    """All colours of 18 levels, to the nearest grey level."""
+    levels = range(0, 256, 15)
+    colours = torch.tensor([(r, g, b) for r in levels for g in levels for b in levels])
+    images = colours.T.reshape(1, 3, -1, 1).to(torch.uint8)
+    for shift in (-2500, 700):
+        (found,) = photometric.hue(images, torch.tensor([shift]))
+        for colour, ours in zip(colours.tolist(), found.reshape(3, -1).T.tolist(), strict=True):
+            hue, *others = colorsys.rgb_to_hsv(*(level / 255 for level in colour))
+            exact = [255 * level for level in colorsys.hsv_to_rgb((hue + shift / 6000) % 1, *others)]
+            assert ours == pytest.approx(exact, abs=0.5 + 1e-9)
+
+
+def test_drawn_strengths_fill_their_ranges_evenly() -> None:
+    strengths = {"brightness": 0.4, "contrast": 1.5, "saturation": 0.0, "hue": 0.1}
+    drawn = photometric.draw_jitter(strengths, lambda name: uniform(1, torch.arange(20_000), 3, name))
+    ranges = {"brightness": (600, 1400), "contrast": (0, 2500), "hue": (-600, 600)}
+    assert drawn.keys() == ranges.keys()
+    for name, (low, high) in ranges.items():
+        counts = torch.histc(drawn[name].double(), 8, low, high)
+        assert counts.sum() == 20_000
+        assert counts.tolist() == pytest.approx([2500] * 8, rel=0.12)  # six standard deviations
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4])
+def test_saturation_and_hue_leave_images_of_other_channels_as_they_are(channels: int) -> None:
+    images = example_images(channels, 8, 8)
+    for change, strength in ((photometric.saturation, 1999), (photometric.hue, 700)):
+        assert torch.equal(change(images, torch.full((len(images),), strength)), images)
+
+
+@pytest.mark.parametrize("divisor", [1000, 10_000])
+def test_division_by_a_product_is_exact_for_every_whole_number_it_meets(divisor: int) -> None:
+    values = torch.arange(256 * divisor)
+    assert torch.equal(photometric._divided(values, divisor).long(), values // divisor)
+
+
+# -- a batch -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_sample_of_a_batch_gets_its_own_operation_and_strength() -> None:
+    size = 400
+    images = torch.randint(0, 256, (size, 3, 10, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    found = operations.apply(images, operations.draw_trivial(generator(7), size, torch.arange(size), 10, 10))
+    source = generator(7)
+    drawn, bins, minus = (torch.randint(end, (size,), generator=source).tolist() for end in (14, 31, 2))
+    for number, image in enumerate(images):
+        name, level = OPERATIONS[drawn[number]], bins[number] * (1 - 2 * minus[number])
+        assert torch.equal(found[number], changed(TRIVIAL, name, image, [level])[0]), name
+
+
+def test_operations_of_randaugment_follow_each_other() -> None:
+    numbers = uniform(4, torch.arange(200), 7)
+    images = torch.randint(0, 256, (200, 3, 10, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    found = images
+    for draws in operations.draw_random(numbers, 12, 10, 10):
+        found = operations.apply(found, draws)
+    for number, image in enumerate(images):
+        for drawn, sign in numbers[:, number].view(2, 2).tolist():
+            name, level = OPERATIONS[int(14 * drawn)], -12 if sign < 0.5 else 12
+            (image,) = changed(RANDOM, name, image, [level])
+        assert torch.equal(found[number], image)
+
+
+def test_randaugment_draws_operations_and_signs_equally_often() -> None:
+    size = 14_000
+    both = operations.draw_random(uniform(4, torch.arange(size), 9), 9, 8, 8)
+    for draws in both:
+        assert draws.counts == pytest.approx([size / 14] * 14, rel=0.19)  # six standard deviations
+        levels = drawn_levels(draws, 30)
+        assert levels.unique().tolist() == [-9, 9]
+        assert (levels > 0).double().mean().item() == pytest.approx(0.5, abs=0.03)
+    first, second = ((draws.order[: draws.counts[0]]) for draws in both)
+    assert len(set(first.tolist()) & set(second.tolist())) == pytest.approx(size / 14**2, rel=0.7)
+
+
+def test_every_operation_strength_and_sign_is_drawn_equally_often() -> None:
+    size = 14 * 61 * 100
+    draws = operations.draw_trivial(generator(8), size, torch.arange(size), 8, 8)
+    assert len(draws.counts) == len(OPERATIONS) == 14
+    assert draws.counts == pytest.approx([size / 14] * 14, rel=0.08)  # six standard deviations
+    found = drawn_levels(draws, 33)
+    # level 0 has both signs
+    part = len(found) / 62
+    assert (found + 30).bincount(minlength=61).tolist() == pytest.approx(
+        [part] * 30 + [2 * part] + [part] * 30, rel=0.2
+    )
+
+
+def drawn_levels(draws: OperationDraws, factor: int) -> Tensor:
+    """Levels of all but the operations whose strength has no sign."""
+    numbers = torch.arange(len(OPERATIONS)).repeat_interleave(torch.tensor(draws.counts))
+    has_sign = (numbers != OPERATIONS.index("posterize")) & (numbers != OPERATIONS.index("solarize"))
+    return (draws.strengths[has_sign] - 1000) // factor
