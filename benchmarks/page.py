@@ -22,6 +22,7 @@ No run used several GPUs or several machines. [How GPUs are measured](gpu.md#wha
 ACCURACY = ("digits", "fashion-mnist-quarter", "fashion-mnist-quarter-float32", "d2l-fashion-mnist", "cifar10-eighth")
 QUESTIONS: dict[str, Sequence[str]] = {
     "How accurate are the recipes?": (*(f"accuracy-{name}" for name in ACCURACY), "gpu-accuracy"),
+    "What does fine-tuning gain?": ("finetune",),
     "How exact are several workers?": ("exactness", "gpu-exactness"),
     "How fast is one GPU?": ("gpu-speed",),
     "How fast is a step next to a raw loop and a usual template?": ("the-full-resnet-18", "a-step"),

@@ -113,6 +113,9 @@ ROWS = {
     "AdamW": Row((*SMALL, "optimizer=adamw")),
     **{name: Row(overrides, EMPTY) for name, overrides in OPTIMIZATION.items()},
     "weights of another run": Row((*INITIAL, f"init_from={FILES}/source", "seed=5"), (Split(2, "[3,1]"), Split(3))),
+    "weights of other classes": Row(
+        (*INITIAL, f"init_from={FILES}/source", "data.num_classes=3", "data.channels=3", "seed=5"), EMPTY
+    ),
     # -- networks: batch norm with activation, stochastic depth and dropout, squeeze and excitation, attention
     "own network": Row(own_network("Plain")),
     **{

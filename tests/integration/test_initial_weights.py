@@ -9,13 +9,12 @@ import yaml
 from torch import Tensor
 
 from lockstep.config.errors import ConfigError
-from lockstep.launch import runner
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from lockstep.training import checkpoints
 from tests.support import commands
-from tests.support.exact import train
+from tests.support.exact import cut_after, train
 from tests.support.harness import ROOT, command, difference, own_network, write_run
-from tests.support.recipes import INITIAL
+from tests.support.recipes import INITIAL, OF_MODULE, PLAIN
 
 pytestmark = pytest.mark.full
 
@@ -90,15 +89,50 @@ def test_after_a_nan_loss_a_lower_rate_continues_from_the_last_good_weights(tmp_
     assert RunFolder(tmp_path / "good").read_summary()["epochs"] == 3
 
 
-def test_weights_for_other_classes_are_refused(source: RunFolder, tmp_path: Path) -> None:
-    saved = torch.load(source.last_checkpoint, weights_only=True)
-    names = saved["image_format"]["class_names"]
-    saved["image_format"]["class_names"] = type(names)([*names[:-1], "cat"])
-    torch.save(saved, tmp_path / "cats.ckpt")
-    folder = begun(tmp_path / "run", str(tmp_path / "cats.ckpt"))
-    assert runner.do(folder.path, "train") == EXIT_CONFIG
-    error = f"cats.ckpt was trained for other classes, 'cat' for {names[-1]!r}: "
-    assert error in folder.failure.read_text()
+OTHERS = ("data.num_classes=3", "data.channels=3", "seed=5")
+
+
+def test_a_run_of_other_classes_and_channels_starts_with_all_but_the_head(
+    source: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = begun(tmp_path / "run", source, *OTHERS, *STILL)
+    assert train(folder) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("init_from="))
+    assert "new: fc.weight, fc.bias (10 classes, here 3); adapted: conv1.weight, mean, std (1 channel, here 3)" in line
+    before, after = weights(source.last_checkpoint), weights(folder.last_checkpoint)
+    torch.testing.assert_close(after.pop("net.conv1.weight"), before.pop("net.conv1.weight").expand(-1, 3, -1, -1) / 3)
+    for name in ("mean", "std"):
+        assert torch.equal(after.pop(name), before.pop(name).expand(-1, 3, -1, -1))
+    fresh = write_run(tmp_path / "fresh", [*INITIAL, *OTHERS, *STILL])
+    assert train(fresh) == 0
+    drawn = weights(fresh.last_checkpoint)
+    for name, value in after.items():
+        assert torch.equal(value, drawn[name] if name.startswith("net.fc") else before[name])
+
+
+def test_a_resumed_run_of_other_classes_keeps_its_own_head(source: RunFolder, tmp_path: Path) -> None:
+    uncut, cut = (begun(tmp_path / name, source, *OTHERS, "trainer.max_epochs=2") for name in ("uncut", "cut"))
+    assert train(uncut) == 0
+    cut_after(cut, 5)
+    cut.initial_weights.unlink()
+    assert train(cut) == 0
+    assert difference(uncut, cut) == 0
+
+
+@pytest.mark.parametrize("more", [(), ("callbacks=ema",)])
+def test_a_custom_module_starts_with_all_but_the_head(tmp_path: Path, more: tuple[str, ...]) -> None:
+    source = write_run(tmp_path / "source", [*OF_MODULE, *PLAIN, *more])
+    assert train(source) == 0
+    folder = write_run(tmp_path / "run", [*OF_MODULE, *PLAIN, "data.num_classes=3", "optimizer.lr=1e-300"])
+    tree = yaml.safe_load(folder.config.read_text()) | {"init_from": str(source.path)}
+    folder.config.write_text(yaml.safe_dump(tree))
+    checkpoints.keep_initial(folder, str(source.path))
+    assert train(folder) == 0
+    before, after = weights(source.last_checkpoint), weights(folder.last_checkpoint)
+    same = {
+        name for name in before if before[name].shape == after[name].shape and torch.equal(before[name], after[name])
+    }
+    assert before.keys() - same == {"net.0.fc.weight", "net.0.fc.bias"}
 
 
 def test_what_has_no_weights_is_rejected_before_a_folder_is_made(source: RunFolder, tmp_path: Path) -> None:
@@ -123,12 +157,12 @@ def test_what_has_no_weights_is_rejected_before_a_folder_is_made(source: RunFold
     ("more", "error"),
     [
         (
-            ("data.num_classes=3", "trainer.devices=2", "init_from={source}"),
-            "init_from={source} is of another network (size mismatch for net.fc.weight: ",
+            ("model.width=4", "trainer.devices=2", "init_from={source}"),
+            "init_from={source}: the weights are of another network: conv1.weight is [2, 1, 3, 3], expected [4, 1, ",
         ),
         (
-            ("model.width=4", "init_from={source}", "hydra.run.dir=mine"),
-            "init_from={source} is of another network (size mismatch for net.conv1.weight: ",
+            ("model=resnet18_imagenet", "model.width=2", "init_from={source}", "hydra.run.dir=mine"),
+            "init_from={source}: the weights are of another network: conv1.weight is [2, 1, 3, 3], expected [2, 1, ",
         ),
         (("task.class_weights=[1,2]",), "task.class_weights has 2 numbers, the data 10 classes"),
     ],

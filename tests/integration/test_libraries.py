@@ -11,12 +11,16 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
 
+from lockstep.config.overrides import plan
 from lockstep.models import timm as of_timm
 from lockstep.models import torchvision as of_torchvision
-from lockstep.models.libraries import adapted
+from lockstep.models.libraries import adapted, with_ends
+from lockstep.models.parameter_groups import ParameterGroups
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
+from lockstep.training.networks import _parameter_rules
 from tests.support.exact import train
 from tests.support.harness import train_all, write_run
+from tests.support.image_files import write_folder
 from tests.support.recipes import of_library
 
 pytestmark = pytest.mark.full
@@ -136,6 +140,18 @@ def test_a_file_of_another_network_is_rejected(files: dict[str, Path], tmp_path:
     assert "features.0.weight is [64, 1, 3, 3], expected [96, 1, 7, 7]" in folder.failure.read_text()
 
 
+@pytest.mark.parametrize("name", ["densenet121", "squeezenet1_1"])
+def test_files_of_torchvision_with_names_of_before_are_loaded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    saved = models.get_model(name).state_dict()
+    saved = {key: value for key, value in saved.items() if not key.endswith("num_batches_tracked")}
+    there = {re.sub(r"(denselayer\d+\.[a-z]+)(\d)", r"\1.\2", key): value for key, value in saved.items()}
+    assert (there.keys() == saved.keys()) == (name == "squeezenet1_1")
+    monkeypatch.setattr(models._api, "load_state_dict_from_url", lambda *arguments, **more: dict(there))
+    net: Any = of_torchvision(3, 1000, name=name, **{**PLAIN, "pretrained": True})
+    net.origin.load()
+    assert all(torch.equal(net.state_dict()[key], value) for key, value in saved.items())
+
+
 # -- how they are fitted -----------------------------------------------------------------------------------------------
 
 
@@ -150,6 +166,41 @@ def test_other_channels_compute_what_a_repeated_image_gives(num_channels: int) -
         torch.testing.assert_close(nn.functional.conv2d(grey.expand(-1, num_channels, -1, -1), found), expected)
     else:
         torch.testing.assert_close(found[:, :3] * num_channels / 3, weight)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "head"),
+    [
+        (of_torchvision, "shufflenet_v2_x0_5", "fc"),
+        (of_torchvision, "mobilenet_v3_small", "classifier.3"),
+        (of_torchvision, "squeezenet1_1", "classifier.1"),
+        (of_timm, "test_resnet", "fc"),
+        (of_timm, "test_convnext", "head.fc"),
+        (of_timm, "test_vit", "head"),
+    ],
+)
+def test_fine_tuning_trains_the_head_at_ten_times_the_rate(make: Any, name: str, head: str) -> None:
+    """Composed from conf/experiment/finetune.yaml, whose pattern null is the head of any network."""
+    library = make.__name__
+    config = plan(["experiment=finetune", "data.root=here", f"model={library}", f"model.name={name}"]).configs[0]
+    net = make(3, 7, name=name, **PLAIN)
+    rules = _parameter_rules(config, net, nn.Module(), with_ends(net, 7).head)
+    groups = ParameterGroups(net, nn.Module(), rules).for_optimizer(0.01)
+    assert {group.get("lr_factor", 1.0) for group in groups} == {1.0, 10.0}
+    names = {parameter: key for key, parameter in net.named_parameters()}
+    fast = {names[p] for group in groups if group.get("lr_factor") == 10 for p in group["params"]}
+    assert fast == {f"{head}.weight", f"{head}.bias"}
+
+
+@pytest.mark.parametrize("network", ["torchvision squeezenet1_1", "timm test_resnet"])
+def test_the_recipe_of_fine_tuning_trains_on_a_folder(files: dict[str, Path], tmp_path: Path, network: str) -> None:
+    library, name = network.split()
+    folder = [f"data.root={write_folder(tmp_path / 'images')}", f"data.cache={tmp_path / 'cache'}", "strategy=cpu"]
+    model = [f"model={library}", f"model.name={name}", f"model.pretrained={files[library]}"]
+    run = write_run(tmp_path / "run", ["experiment=finetune", *folder, *model, "data.image_size=64"])
+    assert train(run) == 0
+    assert run.read_summary()["epochs"] == 10
+    assert weights(run)["optimizer_states"][0]["param_groups"][-1]["lr_factor"] == 10
 
 
 @pytest.mark.parametrize(("make", "name"), [(of_torchvision, "mobilenet_v2"), (of_timm, "test_efficientnet")])

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.rng import ExactDropout
-from lockstep.models.classifier import Classifier
+from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.tasks import reduction
 from lockstep.tasks.scores import MetricError
 
@@ -41,14 +41,17 @@ def skipped_steps(module: L.LightningModule) -> dict[str, int]:
 
 
 class Companion(L.Callback):
-    """Passes shards to the dropouts of a custom module, and collects the metrics that it logs.
+    """Passes shards to the dropouts of a custom module, collects the metrics that it logs, and saves its image format.
 
     `watched` maps settings to the metrics they name: callbacks decide by them, so their values must be the same on all
     ranks. Must be the first callback.
     """
 
-    def __init__(self, name: str, dropouts: Sequence[ExactDropout], watched: dict[str, str]) -> None:
+    def __init__(
+        self, name: str, images: ImageFormat, dropouts: Sequence[ExactDropout], watched: dict[str, str]
+    ) -> None:
         self._name = name
+        self._images = images
         self._dropouts = dropouts
         self._watched = watched
         self._validated = -1  # epoch of the last validation
@@ -91,6 +94,10 @@ class Companion(L.Callback):
     @override
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._collect(trainer)
+
+    @override
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["image_format"] = self._images._asdict()
 
     def _collect(self, trainer: L.Trainer) -> None:
         logged = {name: value for name, value in trainer.callback_metrics.items() if not name.endswith("_step")}

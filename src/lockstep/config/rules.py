@@ -84,7 +84,6 @@ def _module_rules(config: Config) -> Iterator[str]:
     settings = (
         ("compile", config.compile, False, "call torch.compile in it"),
         ("flip_test", config.flip_test, False, "average in its test_step"),
-        ("init_from", config.init_from, None, "load the weights in it"),
         ("parameters", config.parameters or None, None, "make the groups in its configure_optimizers"),
         ("trainer.accumulate_grad_batches", trainer.accumulate_grad_batches, 1, "accumulate in its training_step"),
         ("trainer.gradient_clip_norm", trainer.gradient_clip_norm, None, "clip in its configure_gradient_clipping"),

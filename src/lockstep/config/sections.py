@@ -201,8 +201,8 @@ class ParameterGroup(Section):
 
     scope = Scope.NUMBERS
 
-    pattern: Annotated[str, Field(min_length=1), AfterValidator(_compiled), "a regular expression"] = Field(
-        description="regular expression, searched in names such as layer1.0.conv1.weight"
+    pattern: Annotated[str, Field(min_length=1), AfterValidator(_compiled), "a regular expression"] | None = Field(
+        description="regular expression, searched in names such as layer1.0.conv1.weight; null = the last layer"
     )
     lr_factor: PositiveFloat = Field(default=1.0, description="factor of the scheduled learning rate")
     weight_decay: NonNegative | None = Field(

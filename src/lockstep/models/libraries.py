@@ -24,13 +24,30 @@ class Origin:
 
     `load` loads the weights that a new run starts with; rank 0 calls it, once, and any Exception means that they are
     not available. `mean` and `std`, of each channel of images in [0, 1], normalize images in place of the statistics of
-    the data. `image_size` is the side in pixels of the images the network was made for.
+    the data. `image_size` is the side in pixels of the images the network was made for. `first` and `head` name the
+    layers that take the images and return the outputs: the first convolution and the last layer with that many outputs,
+    if they are empty.
     """
 
     image_size: int | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     load: Callable[[], None] | None = None
+    first: tuple[str, ...] = ()
+    head: tuple[str, ...] = ()
+
+
+def origin_of(net: nn.Module) -> Origin:
+    found = getattr(net, "origin", None)
+    return found if isinstance(found, Origin) else Origin()
+
+
+def with_ends(net: nn.Module, num_outputs: int) -> Origin:
+    """Return the origin of a network with `num_outputs`, with the names of its first layers and of its head."""
+    origin = origin_of(net)
+    first = [path for path, layer in net.named_modules() if isinstance(layer, nn.Conv2d)][:1]
+    head = [path for path, layer in net.named_modules() if _num_outputs(layer) == num_outputs][-1:]
+    return replace(origin, first=origin.first or tuple(first), head=origin.head or tuple(head))
 
 
 def torchvision(
@@ -56,9 +73,8 @@ def torchvision(
     dropout_name = "drop_rate" if name.startswith("densenet") else "dropout"
     rates = _without_none({dropout_name: dropout, "stochastic_depth_prob": drop_path})
     net: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **rates)
-    first = next(path for path, layer in net.named_modules() if isinstance(layer, nn.Conv2d))
-    head = [path for path, layer in net.named_modules() if _num_outputs(layer) == num_classes][-1]
-    convolution = net.get_submodule(first)
+    origin = with_ends(net, num_classes)
+    convolution = net.get_submodule(origin.first[0])
     assert isinstance(convolution, nn.Conv2d)
     if convolution.in_channels != in_channels:
         convolution.weight = nn.Parameter(adapted(convolution.weight.detach(), in_channels).clone())
@@ -69,12 +85,12 @@ def torchvision(
     preset = known.DEFAULT.transforms() if len(known) else None
     size = preset.crop_size[0] if preset is not None else None
     mean, std = (preset.mean, preset.std) if preset is not None else IMAGENET
-    origin = _origin(size, mean, std, in_channels)
+    origin = replace(origin, image_size=size, mean=repeated(mean, in_channels), std=repeated(std, in_channels))
 
     def download() -> State:
-        return known.DEFAULT.get_state_dict(progress=False, check_hash=True)
+        return models.get_model(name, weights="DEFAULT", progress=False).state_dict()  # with the names of today
 
-    return _prepared(net, origin, pretrained, download, first=[first], head=[head], head_only=head_only)
+    return _prepared(net, origin, pretrained, download, head_only=head_only)
 
 
 def timm(
@@ -101,13 +117,14 @@ def timm(
     if not any(isinstance(layer, internals.BatchNorm) for layer in net.modules()):
         net.__class__ = type(type(net).__name__, (_TakesEmpty, type(net)), {})
     settings: Mapping[str, Any] = net.pretrained_cfg
-    origin = _origin(settings["input_size"][-1], settings["mean"], settings["std"], in_channels)
+    mean, std = (repeated(settings[key], in_channels) for key in ("mean", "std"))
     first, head = (_listed(settings.get(key)) for key in ("first_conv", "classifier"))
+    origin = Origin(settings["input_size"][-1], mean, std, first=first, head=head)
 
     def download() -> State:
         return library.create_model(name, pretrained=True).state_dict()
 
-    return _prepared(net, origin, pretrained, download, first=first, head=head, head_only=head_only)
+    return _prepared(net, origin, pretrained, download, head_only=head_only)
 
 
 class _TakesEmpty(nn.Module):
@@ -139,32 +156,24 @@ def _num_outputs(layer: nn.Module) -> int | None:
     return layer.out_channels if isinstance(layer, nn.Conv2d) else None
 
 
-def _listed(value: str | Sequence[str] | None) -> list[str]:
-    return [value] if isinstance(value, str) else list(value or ())
+def _listed(value: str | Sequence[str] | None) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value or ())
 
 
-def _origin(size: int | None, mean: Sequence[float], std: Sequence[float], num_channels: int) -> Origin:
-    """Return an origin with mean and std for `num_channels`: the mean of all for one, else repeated."""
+def repeated(values: Sequence[float], num_channels: int) -> tuple[float, ...]:
+    """Return a mean or standard deviation for other channels: the mean of all for one, else repeated."""
     if num_channels == 1:
-        return Origin(size, (sum(mean) / len(mean),), (sum(std) / len(std),))
-    means, stds = (tuple(float(values[c % len(values)]) for c in range(num_channels)) for values in (mean, std))
-    return Origin(size, means, stds)
+        return (sum(values) / len(values),)
+    return tuple(float(values[channel % len(values)]) for channel in range(num_channels))
 
 
 def _prepared(
-    net: nn.Module,
-    origin: Origin,
-    pretrained: bool | str,
-    download: Callable[[], State],
-    *,
-    first: Sequence[str],
-    head: Sequence[str],
-    head_only: bool,
+    net: nn.Module, origin: Origin, pretrained: bool | str, download: Callable[[], State], *, head_only: bool
 ) -> nn.Module:
     """Attach its origin to a network, and freeze all but its head if `head_only`."""
     if head_only:
         for name, layer in net.named_modules():
-            if name not in head:
+            if name not in origin.head:
                 for parameter in layer.parameters(recurse=False):
                     parameter.requires_grad_(False)
                 if isinstance(layer, internals.BatchNorm):
@@ -172,31 +181,34 @@ def _prepared(
 
     def load() -> None:
         state = _read(pretrained) if isinstance(pretrained, str) else download()
-        net.load_state_dict(_fitted(state, net, first, head))
+        net.load_state_dict(fitted(state, net, origin), strict=False)
 
     attributed: Any = net
-    attributed.origin = replace(origin, load=load) if pretrained else Origin(origin.image_size)
+    attributed.origin = replace(origin, load=load) if pretrained else replace(origin, mean=None, std=None)
     return net
 
 
-def _fitted(state: State, net: nn.Module, first: Sequence[str], head: Sequence[str]) -> dict[str, Tensor]:
-    """Adapt weights to the channels and classes of the network: a head that does not fit stays its own.
+def fitted(state: State, net: nn.Module, origin: Origin) -> dict[str, Tensor]:
+    """Return the weights of `state` for a network, adapted to its channels; without a head that does not fit.
 
-    Raises ValueError with the first weight that does not fit.
+    Raises ValueError with the first of the others that do not fit.
     """
-    found: dict[str, Tensor] = {}
-    for name, value in net.state_dict().items():
-        layer = name.rpartition(".")[0]
-        other = state.get(name)
-        if other is not None and layer in first and name.endswith(".weight") and other.ndim == 4:
+    own, found, wrong = net.state_dict(), {}, []
+    for name, value in own.items():
+        layer, other = name.rpartition(".")[0], state.get(name)
+        if other is not None and layer in origin.first and name.endswith(".weight") and other.ndim == 4:
             other = adapted(other, value.shape[1])
-        is_own_head = layer in head and (other is None or other.shape != value.shape)
-        if is_own_head or (other is None and name.endswith("num_batches_tracked")):
-            other = value
-        if other is None or other.shape != value.shape:
+        if other is not None and other.shape == value.shape:
+            found[name] = other
+        elif layer not in origin.head and (other is not None or not name.endswith("num_batches_tracked")):
             shape = list(other.shape) if other is not None else "missing"
-            raise ValueError(f"the weights are of another network: {name} is {shape}, expected {list(value.shape)}")
-        found[name] = other
+            wrong.append(f"{name} is {shape}, expected {list(value.shape)}")
+    wrong += [
+        f"{name} is not expected" for name in state if name not in own and name.rpartition(".")[0] not in origin.head
+    ]
+    if wrong:
+        more = f" (and {len(wrong) - 1:,} more)" if len(wrong) > 1 else ""
+        raise ValueError(f"the weights are of another network: {wrong[0]}{more}")
     return found
 
 

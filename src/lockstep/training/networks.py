@@ -4,9 +4,7 @@ import contextlib
 import copy
 import re
 import sys
-import textwrap
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -21,7 +19,7 @@ from lockstep.distributed.rng import drawing_layer, replace_dropout, seed_of
 from lockstep.models import layout
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.layout import Layout
-from lockstep.models.libraries import Origin
+from lockstep.models.libraries import origin_of, with_ends
 from lockstep.models.parameter_groups import ParameterRule, rule_of
 from lockstep.models.schedules import Schedule
 from lockstep.tasks import reduction
@@ -50,8 +48,8 @@ def classifier(
         task: Task = build.build(config.task)
         task.fit_to(image_format.class_names)
         measured = _metrics(config, task, num_outputs)
-    rules = _parameter_rules(config, net, task)
-    origin = _origin(net)
+    origin = with_ends(net, num_outputs)
+    rules = _parameter_rules(config, net, task, origin.head)
     if is_trained:
         refuse_draws(config, net, shape)
         if origin.image_size and min(shape[1:]) * MUCH_SMALLER < origin.image_size:
@@ -85,30 +83,12 @@ def classifier(
     return module.double() if session.precision == "float64" else module
 
 
-def load_initial(module: Classifier, checkpoint: Path, init_from: str) -> None:
-    """Load the state dict of a checkpoint into the network of a new run.
-
-    Raises ConfigError if it is of another network or of other classes.
-    """
-    saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    hint = "choose model=... and data=... of that run, or remove init_from"
-    try:
-        module.load_state_dict(saved["state_dict"])
-    except RuntimeError as error:  # a line for each weight, or a list of all that are missing
-        first = textwrap.shorten(str(error).splitlines()[1].strip().rstrip("."), 200, placeholder=" ...")
-        raise ConfigError([f"init_from={init_from} is of another network ({first}): {hint}"]) from error
-    names = zip(saved["image_format"]["class_names"], module.image_format.class_names, strict=False)
-    for there, here in names:
-        if there != here:
-            raise ConfigError([f"init_from={init_from} was trained for other classes, {there!r} for {here!r}: {hint}"])
-
-
 def load_pretrained(session: Session, net: nn.Module) -> None:
     """Load the pretrained weights of the network of a new run on rank 0; DDP broadcasts them.
 
     Every rank must call it. Raises ConfigError on all ranks if the weights are not available.
     """
-    load = _origin(net).load
+    load = origin_of(net).load
     if load is not None:
         together(lambda: _loaded(session.config, load) if session.rank == 0 else None)
 
@@ -116,7 +96,7 @@ def load_pretrained(session: Session, net: nn.Module) -> None:
 def fetch_weights(config: Config, in_channels: int, num_classes: int) -> bool:
     """Load the pretrained weights of the network into the cache of its library. Returns False without any."""
     with build.answering(config, "model"):
-        load = _origin(build.build(config.model, in_channels=in_channels, num_classes=num_classes)).load
+        load = origin_of(build.build(config.model, in_channels=in_channels, num_classes=num_classes)).load
     if load is not None:
         _loaded(config, load)
     return load is not None
@@ -132,11 +112,6 @@ def _loaded(config: Config, load: Callable[[], None]) -> None:
         text = f"{type(error).__name__}: {one_line(error)}"
         hint = "use a file of weights for this network, model.pretrained=weights.pth, or model.pretrained=false"
         raise ValueError(f"model.{key}: cannot load the weights ({text}): {hint}") from error
-
-
-def _origin(net: nn.Module) -> Origin:
-    found = getattr(net, "origin", None)
-    return found if isinstance(found, Origin) else Origin()
 
 
 def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, int]) -> None:
@@ -192,10 +167,11 @@ def _schedule(config: Config) -> Schedule:
     return Schedule(build.build(config.scheduler), config.scheduler.interval, *build.monitored(config))
 
 
-def _parameter_rules(config: Config, net: nn.Module, task: nn.Module) -> list[ParameterRule]:
+def _parameter_rules(config: Config, net: nn.Module, task: nn.Module, head: Sequence[str]) -> list[ParameterRule]:
     """Build the rules of `parameters`. Raises ConfigError for one without effect, and if nothing is trained."""
-    sections = {name: section for name, section in config.parameters.items() if section is not None}
-    rules = [ParameterRule(name, **section.model_dump()) for name, section in sections.items()]
+    of_head = f"^({'|'.join(map(re.escape, head))})\\."
+    sections = {name: section.model_dump() for name, section in config.parameters.items() if section is not None}
+    rules = [ParameterRule(name, **{**keys, "pattern": keys["pattern"] or of_head}) for name, keys in sections.items()]
     found = list(_rule_errors(rules, dict([*net.named_parameters(), *task.named_parameters("task")])))
     if found:
         raise ConfigError(found)

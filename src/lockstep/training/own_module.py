@@ -56,7 +56,7 @@ def made(session: Session, images: ImageFormat, *, total_steps: int) -> tuple[L.
         if section is not None and section.arguments().get("monitor") is not None
     }
     module = module.double() if session.precision == "float64" else module
-    return module, Companion(f"module._target_={config.module.target}", dropouts, watched)
+    return module, Companion(f"module._target_={config.module.target}", images, dropouts, watched)
 
 
 def digest(config: Config, module: L.LightningModule) -> str:

@@ -28,7 +28,7 @@ from lockstep.runs.folder import EXIT_STOPPED, PRUNED, RunFolder
 from lockstep.system import internals, provenance
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
-from lockstep.training import assembly, loads, networks, own_module, session, trial
+from lockstep.training import assembly, initial_weights, loads, networks, own_module, session, trial
 from lockstep.training.session import Session
 from lockstep.training.staging import together
 from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize, tested
@@ -143,15 +143,16 @@ def prepared(here: Session, *, is_new: bool) -> tuple[ImageData, L.LightningModu
     image_format, total_steps = assembly.image_format(data), config.trainer.max_epochs * data.steps_per_epoch
     if config.has_own_module:
         module, companion = own_module.made(here, image_format, total_steps=total_steps)
-        return data, module, [companion]
-    module = networks.classifier(here, image_format, total_steps=total_steps, is_trained=True)
-    data.augment = dataclasses.replace(data.augment, moved_targets=module.task.moved_targets)
-    trial.try_out(here, data, module)
+        first: list[Callback] = [companion]
+    else:
+        module, first = networks.classifier(here, image_format, total_steps=total_steps, is_trained=True), []
+        data.augment = dataclasses.replace(data.augment, moved_targets=module.task.moved_targets)
+        trial.try_out(here, data, module)
+        if is_new and config.init_from is None:
+            networks.load_pretrained(here, module.net)
     if is_new and config.init_from is not None:
-        networks.load_initial(module, here.folder.initial_weights, config.init_from)
-    elif is_new:
-        networks.load_pretrained(here, module.net)
-    return data, module, []
+        initial_weights.load(here, module, image_format)
+    return data, module, first
 
 
 def built_callbacks(config: Config) -> list[Callback]:

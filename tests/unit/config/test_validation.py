@@ -82,6 +82,7 @@ def test_every_option_of_every_group_passes(choice: str, monkeypatch: pytest.Mon
         "data=dataset": ["data.train={_target_:torch.utils.data.TensorDataset}"],
         "model=torchvision": ["model.name=resnet18"],
         "model=timm": ["model.name=resnet18.a1_in1k"],
+        "experiment=finetune": ["data.root=here"],
         "cluster=slurm": ["cluster.time_min=1", "cluster.warn_s=9", "strategy=cpu"],
     }.get(choice, [])
     if choice.startswith("benchmark="):  # which training does not read
@@ -92,7 +93,7 @@ def test_every_option_of_every_group_passes(choice: str, monkeypatch: pytest.Mon
 
 def test_every_experiment_goes_with_every_debug_preset() -> None:
     pairs = [f"experiment={','.join(GROUPS['experiment'])}", f"debug={','.join(GROUPS['debug'])}"]
-    assert errors(*pairs, is_multirun=True) == []
+    assert errors(*pairs, "data.root=here", is_multirun=True) == []
 
 
 def test_a_network_of_the_user_passes_with_the_parameters_it_has(

@@ -58,7 +58,7 @@ def test_no_setting_of_lockstep_is_hidden() -> None:
     for texts in (
         [],
         ["logger=wandb", "data=list", "data.file=x.csv"],
-        *([f"experiment={name}"] for name in experiments),
+        *([f"experiment={name}", "data.root=here"] for name in experiments),
     ):
         tree = storage.to_tree(validation.checked(compose.composed(texts)))
         assert redacted(tree) == tree

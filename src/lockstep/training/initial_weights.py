@@ -1,0 +1,81 @@
+"""Starts a new run with the weights of a checkpoint: `init_from`."""
+
+from pickle import UnpicklingError
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lockstep.config.errors import ConfigError, several
+from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.models.libraries import State, fitted, repeated, with_ends
+from lockstep.system.terminal import say, terminal
+from lockstep.system.wording import plural
+from lockstep.training.session import Session
+
+MOST_NAMED = 8
+
+
+def load(session: Session, module: L.LightningModule, images: ImageFormat) -> None:
+    """Load the network of a checkpoint, and how it normalizes images, into the module of a new run.
+
+    The head, and what the task has learned, are loaded only for the same classes in the same order. A first convolution
+    is adapted to other channels. Rank 0 prints what is new or adapted. Raises ConfigError for another network.
+    """
+    setting = f"init_from={session.config.init_from}"
+    saved = _read(session, setting)
+    state, classes = saved["state_dict"], tuple(saved.get("image_format", {}).get("class_names", ()))
+    is_same = classes == images.class_names
+    net, prefix = (module.net, "net.") if isinstance(module, Classifier) else (module, "")
+    origin = with_ends(net, len(images.class_names))
+    given = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    if not is_same:
+        given = {name: value for name, value in given.items() if name.rpartition(".")[0] not in origin.head}
+    try:
+        found = {f"{prefix}{name}": value for name, value in fitted(given, net, origin).items()}
+    except ValueError as error:
+        raise ConfigError([f"{setting}: {error}: choose model=... of that run, or remove init_from"]) from error
+    own = module.state_dict()
+    if isinstance(module, Classifier):
+        task = {name: value for name, value in state.items() if name.startswith("task.") and name in own}
+        found |= {name: value for name, value in task.items() if is_same and value.shape == own[name].shape}
+        if "mean" in state:  # not in the checkpoint of a custom module
+            found |= _normalize(module, state)
+    module.load_state_dict(found, strict=False)
+    if session.rank == 0 and not session.config.silent:
+        counts = len(classes) or "unknown", len(images.class_names)
+        of_others = "other names or another order" if counts[0] == counts[1] else f"here {counts[1]}"
+        _report(setting, own, found, state, "" if is_same else f" ({counts[0]} classes, {of_others})")
+
+
+def _read(session: Session, setting: str) -> dict[str, Any]:
+    try:
+        saved = torch.load(session.folder.initial_weights, map_location="cpu", weights_only=True, mmap=True)
+        if "state_dict" in saved:
+            return saved
+    except (TypeError, UnpicklingError):
+        pass
+    hint = "a file of weights is a setting of a network, model.pretrained=FILE with model=torchvision or timm"
+    raise ConfigError([f"{setting} is not a checkpoint of a run: {hint}"])
+
+
+def _normalize(module: Classifier, state: State) -> dict[str, Tensor]:
+    """Normalize images as the checkpoint does. Returns the buffers for the channels of the module."""
+    shape = module.mean.shape
+    values = {name: repeated(state[name].flatten().tolist(), shape[1]) for name in ("mean", "std")}
+    of_pixels = {name: tuple(value / 255 for value in channels) for name, channels in values.items()}
+    module.image_format = module.image_format._replace(**of_pixels)
+    return {name: torch.tensor(channels).view(shape) for name, channels in values.items()}
+
+
+def _report(setting: str, own: State, found: State, state: State, classes: str) -> None:
+    """Print what is new or adapted, in one line, if anything is."""
+    new = [name.removeprefix("net.") for name in own if name not in found]
+    adapted = [name for name, value in found.items() if value.shape != state[name].shape]
+    parts = [f"new: {several(new, MOST_NAMED)}{classes}"] if new else []
+    if adapted:
+        channels = f"{plural(state[adapted[0]].shape[1], 'channel')}, here {found[adapted[0]].shape[1]}"
+        parts.append(f"adapted: {', '.join(name.removeprefix('net.') for name in adapted)} ({channels})")
+    if parts:
+        say(terminal(), "; ".join([f"{setting}: {len(found)} of {len(own)} tensors taken", *parts]))

@@ -1,0 +1,197 @@
+"""What a new run takes from a checkpoint: all of the network but a head of other classes, or nothing."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lockstep.config.errors import ConfigError
+from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.models.libraries import Origin, adapted
+from lockstep.tasks import Classification
+from lockstep.training import initial_weights
+from tests.support.modules import classifier
+from tests.support.networks import Plain
+
+RGB = ImageFormat(tuple("abcd"), (3, 8, 8), (0.1, 0.2, 0.6), (0.5, 0.25, 0.75))
+FROM = "init_from=the-other"
+
+
+class Deeper(Plain):
+    """Has every layer of Plain, and one more."""
+
+    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
+        super().__init__(in_channels, num_classes, hidden)
+        self.more = nn.Linear(hidden, hidden)
+
+
+class TwoHeads(Plain):
+    """Its last layer with as many outputs as classes is not its only head."""
+
+    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
+        super().__init__(in_channels, num_classes, hidden)
+        self.early = nn.Linear(hidden, num_classes)
+        self.origin = Origin(head=("fc", "early"))
+
+
+class Learned(Classification):
+    """Learns a factor of the outputs."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__(loss=None, label_smoothing=0.0, class_weights=None)
+        self.factor = nn.Parameter(torch.tensor(factor))
+
+
+def formatted(classes: str, num_channels: int) -> ImageFormat:
+    return ImageFormat(tuple(classes), (num_channels, 8, 8), (0.3,) * num_channels, (0.2,) * num_channels)
+
+
+def made(images: ImageFormat, kind: type[Plain] = Plain, hidden: int = 4, seed: int = 1) -> Classifier:
+    torch.manual_seed(seed)
+    net = kind(images.image_shape[0], len(images.class_names), hidden)
+    return classifier(net, Learned(float(seed)), image_format=images)
+
+
+def saved(path: Path, module: L.LightningModule, **more: Any) -> Any:
+    """Save a module as the checkpoint of a run; return the session of a new run on rank 0."""
+    state = {name: value + 1 for name, value in module.state_dict().items()}
+    torch.save({"state_dict": state, **more}, path / "initial.ckpt")
+    config = SimpleNamespace(init_from="the-other", silent=False)
+    return SimpleNamespace(config=config, rank=0, folder=SimpleNamespace(initial_weights=path / "initial.ckpt"))
+
+
+def source(path: Path, images: ImageFormat = RGB, kind: type[Plain] = Plain, hidden: int = 4) -> tuple[Any, Any]:
+    """Return the session of a new run, and the state of the other one."""
+    session = saved(path, made(images, kind, hidden, seed=7), image_format=images._asdict())
+    return session, torch.load(session.folder.initial_weights)["state_dict"]
+
+
+def taken(session: Any, module: L.LightningModule, images: ImageFormat) -> dict[str, Tensor]:
+    """Load the weights; return those tensors that have changed."""
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    initial_weights.load(session, module, images)
+    return {name: value for name, value in module.state_dict().items() if not torch.equal(value, before[name])}
+
+
+def test_the_same_classes_get_every_tensor_and_no_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    session, state = source(tmp_path)
+    found = taken(session, made(RGB), RGB)
+    assert found.keys() == state.keys()
+    assert all(torch.equal(value, state[name]) for name, value in found.items())
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("classes", "num_channels", "mean", "texts"),
+    [
+        ("xy", 3, [0.1, 0.2, 0.6], ["new: fc.weight, fc.bias, task.factor (4 classes, here 2)"]),
+        (
+            "abdc",
+            3,
+            [0.1, 0.2, 0.6],
+            ["new: fc.weight, fc.bias, task.factor (4 classes, other names or another order)"],
+        ),
+        ("abcd", 1, [0.3], ["adapted: conv.weight, mean, std (3 channels, here 1)"]),
+        ("abcdefg", 4, [0.1, 0.2, 0.6, 0.1], ["new: ", "adapted: "]),
+    ],
+)
+def test_a_head_of_other_classes_is_new_and_a_convolution_of_other_channels_adapted(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    classes: str,
+    num_channels: int,
+    mean: list[float],
+    texts: list[str],
+) -> None:
+    session, state = source(tmp_path)
+    images = formatted(classes, num_channels)
+    module = made(images)
+    found = taken(session, module, images)
+    is_kept = classes == "abcd"
+    own = {"net.fc.weight", "net.fc.bias", "task.factor"}
+    assert state.keys() - found.keys() == (set() if is_kept else own)
+    torch.testing.assert_close(found["net.conv.weight"], adapted(state["net.conv.weight"], num_channels))
+    fixed = found.keys() - {"net.conv.weight", "mean", "std"}
+    assert all(torch.equal(found[name], state[name]) for name in fixed)
+    assert module.image_format.mean == pytest.approx([value + 1 / 255 for value in mean])
+    assert found["mean"].flatten().tolist() == pytest.approx([255 * value + 1 for value in mean])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"{FROM}: {len(found)} of {len(state)} tensors taken; ")
+    assert all(text in line for text in texts)
+
+
+def test_only_rank_0_prints_and_nothing_if_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    session, _ = source(tmp_path)
+    images = formatted("xy", 3)
+    for rank, is_silent in ((1, False), (0, True)):
+        session.rank, session.config.silent = rank, is_silent
+        assert taken(session, made(images), images)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_network_may_name_several_heads(tmp_path: Path) -> None:
+    session, state = source(tmp_path, kind=TwoHeads)
+    images = formatted("xyz", 3)
+    found = taken(session, made(images, TwoHeads), images)
+    left = {"net.fc.weight", "net.fc.bias", "net.early.weight", "net.early.bias", "task.factor"}
+    assert state.keys() - found.keys() == left
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "hidden", "classes", "error"),
+    [
+        # norm.num_batches_tracked fits: no reason to take it
+        (Plain, Plain, 5, "xy", "conv.weight is [4, 3, 3, 3], expected [5, 3, 3, 3] (and 5 more)"),
+        (Plain, Plain, 5, "abcd", "conv.weight is [4, 3, 3, 3], expected [5, 3, 3, 3] (and 5 more)"),
+        (Plain, Deeper, 4, "xy", "more.weight is missing, expected [4, 4] (and 1 more)"),
+        (Deeper, Plain, 4, "abcd", "more.weight is not expected (and 1 more)"),
+    ],
+)
+def test_another_network_is_refused_even_if_some_layers_fit(
+    tmp_path: Path, there: type[Plain], here: type[Plain], hidden: int, classes: str, error: str
+) -> None:
+    session, _ = source(tmp_path, kind=there)
+    images = formatted(classes, 3)
+    with pytest.raises(ConfigError) as caught:
+        initial_weights.load(session, made(images, here, hidden), images)
+    (text,) = caught.value.errors
+    assert text.startswith(f"{FROM}: the weights are of another network: {error}: choose model=")
+
+
+class Own(L.LightningModule):
+    """A custom module around a network."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.net = Plain(3, num_classes, 4)
+        self.projection = nn.Linear(4, 7)
+
+
+def test_custom_modules_follow_the_same_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    session = saved(tmp_path, Own(4), image_format=RGB._asdict())
+    module, images = Own(2), formatted("xy", 3)
+    found = taken(session, module, images)
+    assert module.state_dict().keys() - found.keys() == {"net.fc.weight", "net.fc.bias"}
+    assert "new: fc.weight, fc.bias (4 classes, here 2)" in capsys.readouterr().out
+
+
+def test_the_network_of_a_custom_module_is_trained_on_with_a_new_head(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = saved(tmp_path, Own(4))  # of unknown classes
+    found = taken(session, made(RGB), RGB)
+    assert {"net.conv.weight", "net.norm.bias"} <= found.keys()
+    assert not {"net.fc.weight", "mean", "projection.weight"} & found.keys()
+    assert "new: mean, std, fc.weight, fc.bias, task.factor (unknown classes, here 4)" in capsys.readouterr().out
+
+
+def test_a_file_of_another_program_is_refused_with_the_setting_for_it(tmp_path: Path) -> None:
+    session, _ = source(tmp_path)
+    for content in ({"model": {}}, [1], {"state_dict": {}, "hyper_parameters": Path}):
+        torch.save(content, session.folder.initial_weights)
+        with pytest.raises(ConfigError, match=r"is not a checkpoint of a run: .*model\.pretrained=FILE"):
+            initial_weights.load(session, made(RGB), RGB)
