@@ -12,7 +12,7 @@ from datetime import date
 
 import torch
 
-from benchmarks import augmentations, checkpoint, input, page, parts, processes, step, sweep, talk
+from benchmarks import augmentations, checkpoint, input, page, parts, photographs, processes, step, sweep, talk
 from benchmarks.table import Row, device, markdown
 
 SECTIONS = (
@@ -21,6 +21,7 @@ SECTIONS = (
     ("Watching", step.watching),
     ("Averaged weights", step.averaging),
     ("Input", input.generated),
+    ("Photographs", photographs.photographs),
     ("Augmentations", augmentations.augmentations),
     ("Messages", talk.messages),
     ("Batch norm", talk.norms),

@@ -100,12 +100,16 @@ def _read(root: Path, cache: str | None, memory: Literal["host", "stream"]) -> I
             root=str(root),
             image_size=IMAGE_SIZE,
             channels=3,
+            crop_percent=1.0,
+            fit="crop",
+            interpolation="bilinear",
             background="white",
             val_fraction=0.1,
             test_fraction=0.1,
             split_seed=0,
             cache=cache,
             memory=memory,
+            has_crops=False,
         )
     return splits.train
 
@@ -136,7 +140,7 @@ def _own(images: Images, *, num_workers: int = 0, is_normalised: bool = True) ->
                 pixels = (pixels.float() - mean) / std
             yield len(pixels)
 
-    return lambda: _rate(epoch)
+    return lambda: rate(epoch)
 
 
 def _usual(root: Path, num_workers: int) -> Callable[[], float]:
@@ -163,10 +167,10 @@ def _usual(root: Path, num_workers: int) -> Callable[[], float]:
         for pixels, _ in loader:
             yield len(pixels)
 
-    return lambda: _rate(epoch)
+    return lambda: rate(epoch)
 
 
-def _rate(epoch: Callable[[], Iterator[int]]) -> float:
+def rate(epoch: Callable[[], Iterator[int]]) -> float:
     started = time.perf_counter()
     count = sum(epoch())
     return count / (time.perf_counter() - started)

@@ -25,6 +25,7 @@ from tests.support.harness import (
 )
 from tests.support.image_files import write_folder, write_listed
 from tests.support.recipes import (
+    CROPPED,
     DIGITS,
     FOLDER,
     GAN,
@@ -157,16 +158,20 @@ ROWS = {
         }.items()
     },
     # wherever the pixels are; a cache for each number of workers: the ranks of a run meet there for the first time
-    "folder": Row(
-        (*FOLDER, f"data.root={FILES}/images"),
-        (
-            Split(1, more=("data.memory=auto", f"data.cache={FILES}/cache_1")),
-            Split(1, more=STREAMED),
-            Split(2, "[3,1]", ("data.memory=auto", f"data.cache={FILES}/cache_2")),
-            Split(3, "[2,0,1]", STREAMED),
-        ),
-        Split(1, more=IN_MEMORY),
-    ),
+    **{
+        name: Row(
+            (*overrides, f"data.root={FILES}/images"),
+            (
+                Split(1, more=("data.memory=auto", f"data.cache={FILES}/cache_1")),
+                Split(1, more=STREAMED),
+                Split(2, "[3,1]", ("data.memory=auto", f"data.cache={FILES}/cache_2")),
+                Split(3, "[2,0,1]", STREAMED),
+            ),
+            Split(1, more=IN_MEMORY),
+        )
+        for name, overrides in {"folder": FOLDER, "folder, random crops": CROPPED}.items()
+    },
+    "random crops of tensors": Row((*SMALL, "augment.random_resized_crop.scale=[0.3,1.0]", "augment.cutmix=1")),
     "list": Row(
         LISTED,
         (
@@ -182,7 +187,7 @@ AT_ONCE = 20  # trainings of one group of processes, whose end is awaited for PA
 QUICK = (
     *("remainder", "micro-batches, every augmentation", "augmentations of photographs"),
     *("67 samples in parts", "AdamW", "parameter groups"),
-    *("own network", "several labels", "own module", "Dataset", "folder"),
+    *("own network", "several labels", "own module", "Dataset", "folder, random crops"),
 )
 CASES = [
     pytest.param(name, split, id=f"{name}-{split}", marks=() if name in QUICK else pytest.mark.full)

@@ -1,6 +1,7 @@
 """Trainings of image files end with the same bits wherever the pixels are and after any stop, and name what breaks."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,15 @@ from lockstep.runs.folder import EXIT_CONFIG
 from tests.support.exact import cut_after, train
 from tests.support.harness import difference, write_run
 from tests.support.image_files import write_folder, write_listed
-from tests.support.recipes import FOLDER, IN_MEMORY, LISTED, STREAMED
+from tests.support.recipes import CROPPED, FOLDER, IN_MEMORY, LISTED, STREAMED
 
 pytestmark = pytest.mark.full
 
 PLACES = {"memory": IN_MEMORY, "cache": ("data.memory=auto",), "stream": STREAMED}
 
 
-def overrides(root: Path, place: str) -> list[str]:
-    return [*FOLDER, f"data.root={root / 'images'}", f"data.cache={root / 'cache'}", *PLACES[place]]
+def overrides(root: Path, place: str, recipe: Sequence[str] = FOLDER) -> list[str]:
+    return [*recipe, f"data.root={root / 'images'}", f"data.cache={root / 'cache'}", *PLACES[place]]
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +31,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("later", ["stream", "cache"])
+@pytest.mark.parametrize("recipe", [FOLDER, CROPPED], ids=["centre", "random crops"])
 def test_a_streamed_run_cut_in_the_middle_goes_on_with_the_same_bits_streamed_or_not(
-    root: Path, tmp_path: Path, later: str
+    root: Path, tmp_path: Path, recipe: Sequence[str], later: str
 ) -> None:
-    alone = write_run(tmp_path / "alone", overrides(root, "memory"))
+    alone = write_run(tmp_path / "alone", overrides(root, "memory", recipe))
     assert train(alone) == 0
     for step in (1, 4):
-        cut = write_run(tmp_path / f"cut{step}", overrides(root, "stream"))
+        cut = write_run(tmp_path / f"cut{step}", overrides(root, "stream", recipe))
         cut_after(cut, step)
         tree = storage.to_tree(storage.load(cut.config))
         tree["data"] |= {"memory": "auto", "cache": str(root / "cache later")} if later == "cache" else {}

@@ -7,14 +7,14 @@ from typing import Any
 
 from lockstep.config.target_sections import Data
 from lockstep.training import staging
+from tests.support.image_files import SETTINGS
 
 
 def section(root: Path | str | None, scratch: Path | None, **changes: Any) -> Data:
     places = {"root": str(root) if root else None, "copy_to": str(scratch) if scratch else None}
     values = {**places, "copy_remove": False, **changes}
-    settings = {"val_fraction": 0.25, "test_fraction": 0.25, "split_seed": 0, "image_size": 8, "channels": 3}
-    rest = {"background": "white", "cache": None, "memory": "host", "num_workers": 1}
-    return Data.model_validate({"_target_": "lockstep.data.image_folder", **settings, **rest, **values})
+    settings = {"_target_": "lockstep.data.image_folder", "num_workers": 1, **SETTINGS}
+    return Data.model_validate(settings | values)
 
 
 def listed(file: Path, scratch: Path | None, root: str | None = None, **changes: Any) -> Data:

@@ -10,10 +10,15 @@ import numpy as np
 from PIL import Image
 
 from lockstep.data.images.splits import Splits
+from lockstep.data.images.views import View
 from lockstep.data.sources.folders import image_folder
 
+VIEW = View.of(8, "auto", "crop", "auto", "white")
 SETTINGS: dict[str, Any] = {
     "image_size": 8,
+    "crop_percent": "auto",
+    "fit": "crop",
+    "interpolation": "auto",
     "channels": 3,
     "background": "white",
     "val_fraction": 0.25,
@@ -41,7 +46,7 @@ def write_folder(folder: Path, count: int = 20) -> Path:
 
 
 def read(root: Path, **changes: Any) -> Splits:
-    return image_folder(root=str(root), **SETTINGS | changes)
+    return image_folder(root=str(root), **{"has_crops": False, **SETTINGS, **changes})
 
 
 def _edit_in_place(path: Path) -> None:

@@ -32,6 +32,7 @@ FOLDER = (
     "strategy=cpu",
     "strategy.timeout_s=300",
 )
+CROPPED = (*FOLDER, "augment.random_resized_crop.scale=[0.3,1.0]", "augment.mixup=0.4", "data.crop_percent=0.8")
 IN_MEMORY = ("data.cache=null", "data.memory=host")
 STREAMED = ("data.memory=stream", "data.cache=null")
 LISTED = on_data("data=list", "data.image_size=16", "data.num_workers=1", "data.split_column=split")

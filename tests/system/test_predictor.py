@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 import lockstep
-from lockstep.data.images.decode import fit
 from lockstep.data.images.splits import whole
+from lockstep.data.images.views import View
 from lockstep.runs.folder import RunFolder
 from lockstep.training import predict
 from lockstep.training.precision import float32_kept
@@ -171,7 +171,8 @@ def test_every_way_to_give_an_image_gives_the_same(trained: dict[str, RunFolder]
         ways |= {"uint8": pixels, "floats": [image / 255 for image in pixels]}
         ways |= {"float64": [image.double() / 255 for image in pixels]}
         ways |= {"mixed": [paths[0], as_images[1], pixels[2], pixels[3] / 255, pixels[4][None]]}
-        assert torch.equal(network(torch.stack([fit(image, (16, 16)) for image in pixels])).values, by_path.values)
+        view = View.of(16, "auto", "crop", "auto", "white")
+        assert torch.equal(network(torch.stack([view(image) for image in pixels])).values, by_path.values)
         assert isinstance(network(pixels[0][None]), lockstep.Predictions)
     for name, given in ways.items():
         assert torch.equal(network(given).values, by_path.values), name

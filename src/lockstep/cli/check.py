@@ -54,7 +54,7 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
         rows = [
             *((split, _counts(inspection, split)) for split in inspection.seen),
             ("sizes", _sizes(inspection)),
-            ("training", _use(config, inspection)),
+            ("training", _use(inspection, decoding)),
             ("memory", _placement(config, images, decoding)),
             ("steps", _steps(config, len(inspection.seen["train"]))),
             ("transparent", f"{transparent:,}, laid on {config.data.arguments()['background']}" if transparent else ""),
@@ -121,18 +121,21 @@ def _sizes(inspection: "Inspection") -> str:
     )
 
 
-def _use(config: Config, inspection: "Inspection") -> str:
+def _use(inspection: "Inspection", decoding: "Decoding | None") -> str:
     """Describe the input of the network."""
-    if config.data.target not in OF_FILES:
+    if decoding is None:
         pixels = inspection.splits.train.pixels
         channels, height, width = pixels.shape[1:]
         return f"{channels}x{height}x{width} as they are, {str(pixels.dtype).removeprefix('torch.')}"
-    size, num_channels = (config.data.arguments()[name] for name in ("image_size", "channels"))
-    if size is None:
+    view, num_channels = decoding.view, decoding.channels
+    if view.size is None:
         return f"{plural(num_channels, 'channel')}, sizes as they are"
-    smaller = sum(each.size is not None and min(each.size) < size for seen in inspection.seen.values() for each in seen)
+    sizes = [each.size for seen in inspection.seen.values() for each in seen if each.size is not None]
+    smaller = sum(view.scaled_size(*size) > size for size in sizes)
     enlarged = f"; {smaller:,} smaller, to be enlarged" if smaller else ""
-    return f"scaled to cover {size}x{size}, the centre cropped: {num_channels}x{size}x{size}{enlarged}"
+    how = "cover {}x{}, the centre cropped" if view.fit == "crop" else "fit inside {}x{}, and padded"
+    height, width = view.size
+    return f"scaled to {how.format(*view.bounds)}: {num_channels}x{height}x{width}{enlarged}"
 
 
 def _placement(config: Config, images: "Splits", decoding: "Decoding | None") -> str:

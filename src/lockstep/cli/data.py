@@ -20,7 +20,9 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     text = "decode a folder of images before the first training; defaults are in conf/data/image_folder.yaml"
     preparing = commands.add_parser("prepare", help=text, description=text)
     preparing.add_argument("root", help="folder or URL: one folder per class, or train/, val/ and test/ of these")
-    preparing.add_argument("--image-size", metavar="N|null", help="resize and crop to N x N; null: all have one size")
+    preparing.add_argument(
+        "--image-size", metavar="N|[H,W]|null", help="size to resize and crop to; null: all have one"
+    )
     preparing.add_argument("--channels", metavar="1|3", help="1: grey, 3: RGB")
     preparing.add_argument("--cache", metavar="FOLDER", help="folder for the decoded images")
     for name, text in (
@@ -60,6 +62,8 @@ def prepare(root: str, changes: Mapping[str, str | None], source: "Source") -> i
     section = overrides.check(typed, source).configs[0].data
     if section.arguments()["cache"] is None:
         raise ValueError("data.cache=null keeps nothing: name a folder with --cache.")
+    import torch
+
     from lockstep.data.images.decode import ImageError
     from lockstep.training.staging import files_of, once_a_node
 
@@ -73,6 +77,7 @@ def prepare(root: str, changes: Mapping[str, str | None], source: "Source") -> i
             print("\n".join(f"lockstep: {message}" for message in error.errors), file=sys.stderr)
             return EXIT_CONFIG
     names = decoding.table.class_names
+    assert isinstance(images, torch.Tensor), "cropped"
     count, channels, height, width = images.shape
     print(
         f"{plural(count, 'image')} of {channels}x{height}x{width} "

@@ -133,6 +133,13 @@ def _data_rules(config: Config) -> Iterator[str]:
     val, test, mean, std = (arguments.get(name) for name in ("val_fraction", "test_fraction", "mean", "std"))
     if isinstance(val, float) and isinstance(test, float) and val + test >= 1:
         yield f"data.val_fraction={val} and data.test_fraction={test} leave nothing to train on: use smaller ones"
+    is_narrowed = isinstance(percent := arguments.get("crop_percent"), float) and percent < 1
+    if is_narrowed and arguments.get("fit") == "letterbox":
+        yield f"data.crop_percent={percent} crops, and data.fit=letterbox keeps the whole image: remove one of them"
+    if (is_narrowed or arguments.get("fit") == "letterbox") and arguments.get("image_size", 0) is None:
+        yield "data.image_size=null keeps images as they are: set it, or remove data.crop_percent and data.fit"
+    if config.augment.has_crops and config.data.memory == "device":
+        yield "data.memory=device, but augment.random_resized_crop crops in host memory: use data.memory=auto"
     if config.data.target == "lockstep.data.dataset" and (mean is None) != (std is None):
         yield f"data.mean={shown(mean)} and data.std={shown(std)}: give both, or neither to have them measured"
 

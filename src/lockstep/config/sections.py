@@ -64,6 +64,28 @@ def is_section(annotation: Any) -> TypeIs[type[Section]]:
     return isinstance(annotation, type) and issubclass(annotation, Section)
 
 
+def _is_interval(values: list[float]) -> list[float]:
+    if values[0] > values[1]:
+        raise ValueError("not an interval")
+    return values
+
+
+TWO = Field(min_length=2, max_length=2)
+Ratios = Annotated[list[PositiveFloat], TWO, AfterValidator(_is_interval), "[low, high], 0 < low <= high"]
+Areas = Annotated[
+    list[Annotated[float, Field(gt=0, le=1)]], TWO, AfterValidator(_is_interval), "[low, high], 0 < low <= high <= 1"
+]
+
+
+class RandomResizedCrop(Section):
+    """Random parts of the training images, cut where they are read, before all other changes."""
+
+    scope = Scope.NUMBERS
+
+    scale: Areas | None = Field(description="area of the part, as a fraction of the scaled image; null = off")
+    ratio: Ratios = Field(description="width to height of the part")
+
+
 class ColorJitter(Section):
     """Random changes of colour, one after the other."""
 
@@ -89,6 +111,7 @@ class Augment(Section):
 
     scope = Scope.NUMBERS
 
+    random_resized_crop: RandomResizedCrop
     crop_padding: Count = Field(description="shift by up to this many pixels; 0 = off")
     crop_border: Literal["zeros", "reflect"] = Field(
         description="border that crop_padding shifts in: black or mirrored"
@@ -110,9 +133,16 @@ class Augment(Section):
     cutmix: NonNegative = Field(description="CutMix, lambda of Beta(cutmix, cutmix); 0 = off")
 
     @property
+    def has_crops(self) -> bool:
+        return self.random_resized_crop.scale is not None
+
+    @property
     def used(self) -> dict[str, Any]:
         """The keys that switch something on, with their values."""
-        qualifiers = {"crop_border": True, "cutout_inside": True, "rand_augment": {"magnitude"}}
+        qualifiers = {
+            **{"crop_border": True, "cutout_inside": True},
+            **{"rand_augment": {"magnitude"}, "random_resized_crop": {"ratio"}},
+        }
         return {key: value for key, value in leaves(self.model_dump(exclude=qualifiers), "") if value}
 
 

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lockstep.config.errors import mismatch, near, one_line, question
 from lockstep.config.schema import METRICS, NAMED, fields, kind, section
-from lockstep.config.target_sections import CLASSIFIER, Target
+from lockstep.config.target_sections import CLASSIFIER, OF_FILES, Target
 from lockstep.config.targets import targets, unknown_key
 from lockstep.system.kinds import LARGEST
 from lockstep.system.trees import at
@@ -197,6 +197,8 @@ def _supplied(path: Sequence[str], target: str, signature: Signature) -> tuple[s
         return ()
     if path[0] == "module":
         return tuple(name for name in signature.names if target == CLASSIFIER or name in OF_MODULES)
+    if path[0] == "data":
+        return ("has_crops",) if target in OF_FILES else ()
     if path[0] == "scheduler":
         mode = ("mode",) if target.endswith(".ReduceLROnPlateau") else ()  # as the best weights are chosen
         return (*signature.names[:1], *({TOTAL_STEPS} & {*signature.names}), *mode)

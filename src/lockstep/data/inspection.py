@@ -11,10 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.data.images.decode import ImageError, size_of
+from lockstep.data.images.decode import ImageError
 from lockstep.data.images.files import ImageFiles
 from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Images, Splits
+from lockstep.data.images.views import size_of
 from lockstep.system.hardware import num_cores
 
 
@@ -78,7 +79,7 @@ def _inspected(images: Images) -> Iterator[tuple[Seen, Tensor]]:
         try:
             _ = files.shape
         except ImageError:  # the first file, whose size all must have, is broken: any size is accepted
-            files = replace(files, size=(1, 1))
+            files = replace(files, view=replace(files.view, size=(1, 1)))
         with files.threads(num_cores()) as threads:
             seen = threads.map(partial(_inspect_file, files), range(len(images)))
             yield from zip(seen, images.targets.split(1), strict=True)
@@ -94,10 +95,10 @@ def _inspect_file(images: ImageFiles, position: int) -> Seen:
     except OSError as error:
         return Seen(b"", None, (f"image {path} cannot be read ({error.strerror}): fix or delete it.",))
     try:
-        image, is_transparent, is_animated = images.decode(position)
+        _, size, is_transparent, is_animated = images.decode(position)
     except ImageError as error:
         return Seen(digest, None, tuple(error.errors))
-    return Seen(digest, size_of(image), (), is_transparent, is_animated)
+    return Seen(digest, size, (), is_transparent, is_animated)
 
 
 def _inspect_pixels(images: Images, position: Tensor) -> tuple[Seen, Tensor]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from lockstep.data.images.crops import RandomCrop
 from lockstep.data.images.decode import ImageError
 from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Pixels
@@ -22,9 +23,10 @@ STAGED_BYTES = 1 << 16
 class ShardDataset(Dataset[Batch | ImageError]):
     """Pixels and their targets, of which one call makes the batch of a whole shard, also of an empty one."""
 
-    def __init__(self, pixels: Pixels, targets: Tensor) -> None:
+    def __init__(self, pixels: Pixels, targets: Tensor, crop: RandomCrop | None = None) -> None:
         self.pixels = pixels
         self.targets = targets
+        self.crop = crop
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -36,7 +38,10 @@ class ShardDataset(Dataset[Batch | ImageError]):
             return Batch(*self.pixels.made(indices, shard.epoch), indices, shard)
         chosen = sent(indices, self.targets.device)
         # index_select: 3.4 million 32x32 images/s, brackets: 0.4 (one CPU thread, 2026-11-21)
-        pixels = self.pixels.index_select(0, chosen) if isinstance(self.pixels, Tensor) else self.pixels[indices]
+        if self.crop is not None:
+            pixels = self.crop.made(self.pixels, indices, shard.epoch)
+        else:
+            pixels = self.pixels.index_select(0, chosen) if isinstance(self.pixels, Tensor) else self.pixels[indices]
         return Batch(pixels, self.targets[chosen], indices, shard)
 
     def __getitems__(self, shard_indices: ShardIndices) -> Batch | ImageError:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lockstep.data.images.crops import RandomCrop
 from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Images, Pixels, Splits, is_streamed, num_bytes, whole
 from lockstep.data.images.statistics import Statistics, channel_statistics, unchanged, value_counts
@@ -38,8 +39,8 @@ class ImageData(L.LightningDataModule):
     """Serves this rank's shards of the splits, and augments training batches on the device.
 
     With `memory` "device", or "auto" if they take at most half of the free GPU memory, images that are not streamed are
-    kept on the GPU. `num_workers` processes decode streamed images. `augment` is called with `fill`, the mean colour,
-    and `seed`.
+    kept on the GPU. `num_workers` processes decode streamed images, and make random crops. `augment` is called with
+    `fill`, the mean colour, and `seed`.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class ImageData(L.LightningDataModule):
         *,
         batching: Batching,
         augment: Callable[..., Augment],
+        crop: RandomCrop | None,
         memory: str,
         num_workers: int,
         seed: int,
@@ -66,19 +68,24 @@ class ImageData(L.LightningDataModule):
         self.mean, self.std = splits.statistics or _statistics(splits.train.pixels)
         self.augment = augment(fill=tuple(round(m * 255) for m in self.mean), seed=seed)
         parts = splits.parts
-        has_streams = any(is_streamed(images.pixels) for images in parts.values())
-        self._num_workers = num_workers if has_streams else 0
+        self._crop = crop
+        self._num_workers = num_workers
         is_wanted = memory == "device" or (
             memory == "auto" and fits_on(device, sum(num_bytes(images.pixels) for images in parts.values()))
         )
-        self.is_on_device = device.type == "cuda" and not has_streams and is_wanted
+        has_made = any(self._is_made(name) for name in parts)
+        self.is_on_device = device.type == "cuda" and not has_made and is_wanted
         self._images = {
             name: ShardDataset(whole(images.pixels, device), images.targets.to(device))
             if self.is_on_device
-            else ShardDataset(images.pixels, images.targets)
+            else ShardDataset(images.pixels, images.targets, crop if name == "train" else None)
             for name, images in parts.items()
         }
         self.look_at_batch: Callable[[Batch], None] | None = None  # checks samples of a Dataset
+
+    def _is_made(self, split: str) -> bool:
+        """Return whether worker processes make the images of a split when they are needed."""
+        return is_streamed(self.splits.parts[split].pixels) or (split == "train" and self._crop is not None)
 
     @property
     def placement(self) -> str:
@@ -86,11 +93,11 @@ class ImageData(L.LightningDataModule):
         pixels = self.splits.train.pixels
         if self.is_on_device:
             return "on the GPU"
-        if isinstance(pixels, Tensor):
-            return "in host memory"
+        processes = plural(self._num_workers, "process", "processes")
         if is_streamed(pixels):
-            return f"streamed by {plural(self._num_workers, 'process', 'processes')} ({pixels.reason})"
-        return f"in host memory, {pixels.reason}"
+            return f"streamed by {processes} ({pixels.reason})"
+        place = "in host memory" if isinstance(pixels, Tensor) else f"in host memory, {pixels.reason}"
+        return f"{place}, cropped by {processes}" if self._crop is not None else place
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -125,7 +132,8 @@ class ImageData(L.LightningDataModule):
         prepare = None
         if self._device.type == "cuda" and not self.is_on_device:
             prepare = functools.partial(pinned, device=self._device)
-        return ShardLoader(self._images[split], self.batches(split), num_workers=self._num_workers, prepare=prepare)
+        num_workers = self._num_workers if self._is_made(split) else 0
+        return ShardLoader(self._images[split], self.batches(split), num_workers=num_workers, prepare=prepare)
 
     @override
     def train_dataloader(self) -> ShardLoader:

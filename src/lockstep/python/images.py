@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from lockstep.data.images.decode import fit, pixels_of
+from lockstep.data.images.decode import pixels_of
 from lockstep.data.images.decoding import allocated, store_in
 from lockstep.data.images.files import ImageFiles, decode_all
+from lockstep.data.images.views import View
 from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.models.classifier import ImageFormat
 
@@ -35,32 +36,32 @@ class Inputs(NamedTuple):
     is_one: bool
 
 
-def inputs_of(given: ImageLike, form: ImageFormat, background: str) -> Inputs:
-    """Read the images of one argument; transparent ones are laid on `background`.
+def inputs_of(given: ImageLike, form: ImageFormat, view: View) -> Inputs:
+    """Read the images of one argument.
 
     Raises ValueError or FileNotFoundError.
     """
-    channels, height, width = form.image_shape
+    channels = form.image_shape[0]
     if isinstance(given, str | os.PathLike):
         path = Path(given).expanduser()
         if not path.exists():
             raise FileNotFoundError(f"{given} does not exist (from {Path.cwd()}): give {ACCEPTED}.")
-        found, _ = unlabelled_folder(str(path), image_size=(height, width), channels=channels, background=background)
+        found, _ = unlabelled_folder(str(path), view=view, channels=channels)
         assert isinstance(found.pixels, ImageFiles)
         images = allocated(str(path), found.pixels.shape)
-        decode_all(found.pixels, torch.get_num_threads(), store_in(images))
+        decode_all(found.pixels, torch.get_num_threads(), store_in(images, view))
         folder = path if path.is_dir() else path.parent
         return Inputs(images, [str(folder / name) for name in found.names], not path.is_dir())
     if isinstance(given, np.ndarray):
         given = _picture(given)
     if isinstance(given, Image.Image):
         try:
-            pixels, _ = pixels_of(given, channels, background)
+            pixels, _ = pixels_of(given, channels, view.background)
         except ValueError as error:
             raise ValueError(f"This image has {error}: give one of 8 bits, or floats as a tensor.") from error
-        return Inputs(fit(pixels, (height, width)).unsqueeze(0), [None], True)
+        return Inputs(view(pixels).unsqueeze(0), [None], True)
     if isinstance(given, Tensor):
-        images = _checked(given, form)
+        images = _checked(given, form, view)
         return Inputs(images, [None] * len(images), given.dim() == 3)
     raise ValueError(f"A {type(given).__name__} is not an image: give {ACCEPTED}.")
 
@@ -72,8 +73,8 @@ def _picture(array: NDArray[np.uint8]) -> Image.Image:
     return Image.fromarray(array[:, :, 0] if array.shape[2:] == (1,) else array)
 
 
-def _checked(given: Tensor, form: ImageFormat) -> Tensor:
-    """Return the images (n, C, H, W) of a tensor, scaled and cropped as files are, unless the network takes floats."""
+def _checked(given: Tensor, form: ImageFormat, view: View) -> Tensor:
+    """Return the images (n, C, H, W) of a tensor, viewed as files are, unless the network takes floats."""
     name = f"A tensor of {str(given.dtype).removeprefix('torch.')} of shape {tuple(given.shape)}"
     channels, height, width = form.image_shape
     images = given.detach().unsqueeze(0) if given.dim() == 3 else given.detach()
@@ -94,4 +95,4 @@ def _checked(given: Tensor, form: ImageFormat) -> Tensor:
         )
     if images.is_floating_point():
         images = (255 * images.float()).round().to(torch.uint8)
-    return fit(images, (height, width))
+    return view(images)

@@ -98,9 +98,9 @@ def _trainer_settings(device: str | torch.device | None) -> tuple[int | list[int
 class Predictor:
     """A trained network that is called with images; made by `lockstep.load`.
 
-    Images are prepared as in training and in `lockstep predict`: files and PIL images are turned upright, laid on the
-    background of the run if transparent, and converted to grey or RGB. Images of another size are scaled to cover the
-    size of the network, and cropped in the centre. Batches have eval_batch_size images.
+    Images are prepared as in an evaluation and in `lockstep predict`: files and PIL images are turned upright, laid on
+    the background of the run if transparent, and converted to grey or RGB. Images are scaled, and cropped or padded to
+    the size of the network, as the run does. Batches have eval_batch_size images.
     """
 
     def __init__(self, here: Session, module: Classifier, checkpoint: Path) -> None:
@@ -108,7 +108,7 @@ class Predictor:
         self.precision = here.precision
         self._module = module
         self._batch_size = here.config.eval_batch_size
-        self._background = predict.background_of(here.config)
+        self._view = predict.view_of(here.config, module.image_format)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ class Predictor:
         """
         is_many = isinstance(images, Sequence) and not isinstance(images, str)
         given: Sequence[Any] = images if is_many else [images]  # pyright: ignore[reportAssignmentType]
-        found = [inputs_of(image, self._module.image_format, self._background) for image in given]
+        found = [inputs_of(image, self._module.image_format, self._view) for image in given]
         values: list[Tensor] = []
         tensors = [inputs.images for inputs in found] or [torch.empty(0, *self.image_shape, dtype=torch.uint8)]
         for _, alike in itertools.groupby(tensors, lambda images: images.dtype):

@@ -6,7 +6,7 @@ for the check of a configuration, `--help` and docs/configuration.md.
 
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Le, Lt, MinLen
+from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import AllowInfNan
 from typing_extensions import Doc
 
@@ -22,11 +22,26 @@ PositiveFloat = Annotated[float, Gt(0), AllowInfNan(False)]
 PathText = Annotated[str, MinLen(1), "a path"]  # a plain string is shown instead of the type
 # shared by several sources of images
 Channels = Annotated[Literal[1, 3], Doc("1 = grey, 3 = RGB")]
+Side = Annotated[int, Ge(8), Le(LARGEST)]
 ImageSize = Annotated[
-    Annotated[int, Ge(8), Le(LARGEST)] | None,
-    Doc("side of the square to resize and crop to, in pixels; null = all images have one size"),
+    Side | Annotated[list[Side], MinLen(2), MaxLen(2), "[height, width]"] | None,
+    Doc("side of the square to resize and crop to, in pixels, or [height, width]; null = all images have one size"),
 ]
-Background = Annotated[Literal["white", "black", "grey"], Doc("background of transparent pixels")]
+CropPercent = Annotated[
+    Literal["auto"] | Annotated[float, Gt(0), Le(1)],
+    Doc("fraction of the shorter side that the centre crop keeps; auto = that of the pretrained weights, else 1"),
+]
+Fit = Annotated[
+    Literal["crop", "letterbox"],
+    Doc("crop: cover image_size and crop the centre; letterbox: fit inside and pad with the background"),
+]
+Interpolation = Annotated[
+    Literal["auto", "bilinear", "bicubic"],
+    Doc("of resized images, with antialias; auto = that of the pretrained weights, else bilinear"),
+]
+Background = Annotated[
+    Literal["white", "black", "grey"], Doc("background of transparent pixels, and colour of a letterbox")
+]
 Cache = Annotated[PathText | None, Doc("folder for the decoded images; null = decode in every run")]
 FilesRoot = Annotated[PathText, Doc("folder of the files, or a URL such as s3://bucket/files or zip://::https://...")]
 SplitSeed = Annotated[Seed, Doc("seed of the random split into train, validation and test")]

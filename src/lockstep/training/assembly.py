@@ -12,7 +12,9 @@ from torch import Tensor
 
 from lockstep.config import build, errors, signatures
 from lockstep.config.schema import Config
-from lockstep.config.target_sections import Data, is_ours
+from lockstep.config.target_sections import OF_FILES, Data, is_ours
+from lockstep.data.images.crops import RandomCrop
+from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Splits, is_streamed
 from lockstep.data.images.statistics import unchanged
 from lockstep.data.module import Batching, ImageData
@@ -43,7 +45,8 @@ def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> Ima
         data_record.compare(session, images, run)
     if session.folder == run:
         data_record.keep(session, images, run)
-    num_workers = getattr(config.data, "num_workers", "auto")
+    crop = config.augment.random_resized_crop
+    augment = config.augment.model_dump(exclude={"random_resized_crop"})
     return ImageData(
         images,
         batching=Batching(
@@ -56,13 +59,24 @@ def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> Ima
             limit_test_batches=trainer.limit_test_batches,
             overfit_batches=trainer.overfit_batches,
         ),
-        augment=partial(Augment, **config.augment.model_dump()),
+        augment=partial(Augment, **augment),
+        crop=RandomCrop(scale=crop.scale, ratio=crop.ratio, seed=config.seed) if crop.scale is not None else None,
         memory=config.data.memory,
-        num_workers=num_workers if isinstance(num_workers, int) else max(1, num_cores() // session.num_local),
+        num_workers=_num_workers(session, images),
         seed=config.seed,
         rank=session.rank,
         device=session.device,
     )
+
+
+def _num_workers(session: Session, images: Splits) -> int:
+    """Return the number of processes that make images for this rank."""
+    given = session.config.data.num_workers
+    if given != "auto":
+        return given
+    # to crop images that are kept costs little next to a training on the CPU
+    has_spare_cores = session.device.type == "cuda" or is_streamed(images.train.pixels)
+    return max(1, num_cores() // session.num_local) if has_spare_cores else 1
 
 
 def splits(session: Session, *, is_once: bool = False) -> Splits:
@@ -72,7 +86,7 @@ def splits(session: Session, *, is_once: bool = False) -> Splits:
     """
     loaded = once_a_node(
         session.config.data,
-        partial(source, is_once=is_once),
+        partial(source, is_once=is_once, has_crops=session.config.augment.has_crops),
         rank=session.rank,
         local_rank=session.local_rank,
         is_silent=session.config.silent,
@@ -83,16 +97,17 @@ def splits(session: Session, *, is_once: bool = False) -> Splits:
     return seeded(loaded, session.config.seed)
 
 
-def source(section: Data, *, is_once: bool = False) -> Splits:
-    """Load the images of a source.
+def source(section: Data, *, is_once: bool = False, has_crops: bool = False) -> Splits:
+    """Load the images of a source; those of files whole with `has_crops`, for random crops.
 
     Raises ConfigError for parameters it does not take: those of an evaluation were not checked before.
     """
     if found := signatures.errors([{"data": section.model_dump(by_alias=True)}]):
         raise errors.ConfigError(found)
     supplied = {"memory": section.memory} if signatures.takes(section.target, "memory") else {}
+    supplied |= {"has_crops": has_crops} if section.target in OF_FILES else {}
     if is_once and section.memory == "auto" and is_ours(section.target) and "cache" in section.arguments():
-        supplied = {"memory": "once"}
+        supplied["memory"] = "once"
     return build.build(section, **supplied)
 
 
@@ -120,6 +135,9 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
     if augment.cutout_inside and augment.cutout > side:
         error = f"augment.cutout={augment.cutout} does not fit inside the images of {name}"
         found.append(f"{error}: use at most their shorter side, {side}")
+    if augment.has_crops and isinstance(pixels, Samples):
+        hint = "crop in its transforms, e.g. by torchvision.transforms.v2.RandomResizedCrop"
+        found.append(f"augment.random_resized_crop is not for {name}, which makes its samples itself: {hint}")
     if found:
         raise errors.ConfigError(found)
 

@@ -13,9 +13,11 @@ from torch import Tensor
 from lockstep import __version__
 from lockstep.config import errors, storage, validation
 from lockstep.config.schema import Config
+from lockstep.config.target_sections import OF_FILES
 from lockstep.data.images.files import NUM_PER_RUN
 from lockstep.data.images.listing import digest_of
 from lockstep.data.images.splits import Images, read_runs
+from lockstep.data.images.views import VIEW_KEYS, View
 from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.distributed.collectives import gather_objects
@@ -98,9 +100,12 @@ def loaded(here: Session, checkpoint: Path) -> Classifier:
     return module.to(here.device).eval()
 
 
-def background_of(config: Config) -> str:
-    """Return the background of transparent pixels in the run; white if it was not trained on image files."""
-    return config.data.arguments().get("background", "white")
+def view_of(config: Config, image_format: ImageFormat) -> View:
+    """Return how the run views image files; the centre on white if it was not trained on such, or on one size."""
+    arguments, size = config.data.arguments(), image_format.image_shape[1:]
+    if config.data.target not in OF_FILES or arguments["image_size"] is None:
+        return View.of(size, "auto", "crop", "auto", arguments.get("background", "white"))
+    return View.of(size, *(arguments[name] for name in VIEW_KEYS[1:]))
 
 
 def predictions(module: Classifier, inputs: Tensor) -> Tensor:
@@ -116,9 +121,8 @@ def _images(here: Session, run: RunFolder, source: str, image_format: ImageForma
         data_record.compare(here, splits, run)
         images = splits.parts[source]
         return images, digest_of(images.names, images.targets.numpy())
-    channels, *size = image_format.image_shape
-    settings = {"channels": channels, "background": background_of(here.config)}
-    images, digest = together(lambda: unlabelled_folder(source, image_size=(size[0], size[1]), **settings))
+    view, channels = view_of(here.config, image_format), image_format.image_shape[0]
+    images, digest = together(lambda: unlabelled_folder(source, view=view, channels=channels))
     if len(set(gather_objects(digest))) > 1:
         raise errors.ConfigError([f"{source} changed while the workers listed it: start again"])
     return images, digest

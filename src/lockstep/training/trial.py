@@ -25,7 +25,7 @@ MOST_SHOWN = 8  # values of a target
 STAGES = {"train": "train", "validate": "val", "test": "test"}  # the split of each stage of a Trainer
 # augmentations that `moved_targets` can repeat on targets that lie in the image, and others
 MOVING = ("crop_padding", "flip", "vertical_flip", "rotation")
-OTHERS = ("trivial", "rand_augment.num_ops", "mixup", "cutmix")
+OTHERS = ("random_resized_crop.scale", "trivial", "rand_augment.num_ops", "mixup", "cutmix")
 
 
 def try_out(here: Session, data: ImageData, module: Classifier) -> None:

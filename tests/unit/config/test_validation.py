@@ -189,7 +189,9 @@ def test_the_file_of_an_option_has_exactly_the_parameters_of_its_target(group: s
     section = compose.plain(composed([f"{group}={option}"]))[0][group]
     signature = signatures.find(section["_target_"])
     assert signature is not None
-    supplied = {"model": {"in_channels", "num_classes"}}.get(group, {"params", "optimizer", "total_steps"})
+    supplied = {"model": {"in_channels", "num_classes"}, "data": {"has_crops"}}.get(
+        group, {"params", "optimizer", "total_steps"}
+    )
     of_the_run = {name for name in fields(CALLED[group]) if name not in CALLED[group].passed}
     own = {*section} - of_the_run
     if group == "optimizer":
@@ -294,6 +296,30 @@ def test_an_error_names_its_key_and_a_fix(text: str) -> None:
     assert "\n" not in found[0]
     for part in ERRORS[text]:
         assert part in found[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["data.image_size=[160,224]", "data.crop_percent=0.9", "data.interpolation=bicubic"], []),
+        (["data.image_size=224", "data.fit=letterbox", "data.crop_percent=1"], []),
+        (["data.fit=letterbox", "data.crop_percent=0.9"], ["data.fit=letterbox keeps the whole image"]),
+        (["data.image_size=null", "data.fit=letterbox"], ["data.image_size=null keeps images as they are"]),
+        (["data.image_size=null", "data.crop_percent=0.9"], ["data.image_size=null keeps images as they are"]),
+        (["augment.random_resized_crop.scale=[0.08,1.0]"], []),
+        (["augment.random_resized_crop.scale=[1.0,0.5]"], ["must be [low, high], 0 < low <= high <= 1 or null"]),
+        (["augment.random_resized_crop.ratio=[1]"], ["must be [low, high], 0 < low <= high"]),
+        (["augment.random_resized_crop.scale=[0.5,1]", "data.memory=device"], ["crops in host memory: use data.mem"]),
+        (["data.has_crops=true"], ["unknown key data.has_crops"]),
+        (["+data.has_crops=true"], ["data.has_crops is set by the training itself: remove it"]),
+        (["data.image_size=[224]"], ["data.image_size=[224] must be int >= 8 or [height, width] or null"]),
+        (["data.crop_percent=0"], ["data.crop_percent=0 must be auto or 0 < float <= 1"]),
+    ],
+)
+def test_the_view_of_an_image_is_checked(words: list[str], expected: list[str]) -> None:
+    found = errors("data=image_folder", "data.root=images", *words)
+    assert len(found) == len(expected)
+    assert all(text in error for text, error in zip(expected, found, strict=True))
 
 
 def test_a_parameter_of_the_class_can_be_added_with_plus() -> None:
@@ -404,7 +430,7 @@ def test_overfitting_switches_every_augmentation_off() -> None:
     augment = config_of("debug=overfit", "experiment=cifar10").augment
     assert augment.used == {}
     named = yaml.safe_load((ROOT / "conf" / "debug" / "overfit.yaml").read_text())["augment"]
-    qualifiers = {"crop_border", "cutout_inside", "rand_augment.magnitude"}
+    qualifiers = {"crop_border", "cutout_inside", "rand_augment.magnitude", "random_resized_crop.ratio"}
     assert dict(leaves(named, "")).keys() == dict(leaves(augment.model_dump(), "")).keys() - qualifiers
 
 

@@ -39,11 +39,11 @@ def cache(tmp_path: Path) -> str:
 
 
 def entries(cache: str) -> list[Path]:
-    return sorted(Path(cache).glob("*/*.npy"))
+    return sorted(path for path in Path(cache).glob("*/*") if path.suffix in (".npy", ".rows"))
 
 
 def leftovers(cache: str) -> list[Path]:
-    return sorted(Path(cache).glob("*/.*.npy.*"))
+    return sorted([*Path(cache).glob("*/.*.npy.*"), *Path(cache).glob("*/.*.rows.*")])
 
 
 def assert_same(one: Splits, other: Splits) -> None:
@@ -130,7 +130,7 @@ def ranks() -> Iterator[Ranks]:
         yield found
 
 
-def _build(root: str, cache: str) -> tuple[int, float]:
+def _build(root: str, cache: str, has_crops: bool) -> tuple[int, float]:
     """How often this process decoded, and the sum of the pixels it got."""
     num_decoded = 0
     decode_all = decoding.decode_all
@@ -143,7 +143,7 @@ def _build(root: str, cache: str) -> tuple[int, float]:
     decoding.decode_all = counted
     try:
         dist.barrier()
-        splits = read(Path(root), cache=cache)
+        splits = read(Path(root), cache=cache, has_crops=has_crops)
     finally:
         decoding.decode_all = decode_all
     return num_decoded, whole(splits.train.pixels).double().sum().item()
@@ -151,9 +151,12 @@ def _build(root: str, cache: str) -> tuple[int, float]:
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_of_three_builders_at_once_one_builds_and_all_have_the_pixels(ranks: Ranks, tmp_path: Path, cache: str) -> None:
+@pytest.mark.parametrize("has_crops", [False, True])
+def test_of_three_builders_at_once_one_builds_and_all_have_the_pixels(
+    ranks: Ranks, tmp_path: Path, cache: str, has_crops: bool
+) -> None:
     root = write_folder(tmp_path / "many", count=150)
-    found = ranks.run(3, _build, str(root), cache)
+    found = ranks.run(3, _build, str(root), cache, has_crops)
     assert sorted(count for count, _ in found) == [0, 0, 1]
     assert {total for _, total in found} == {whole(read(root).train.pixels).double().sum().item()}
     assert leftovers(cache) == []
@@ -173,28 +176,33 @@ def half(images, *args, **kwargs):
     time.sleep(600)
 
 decoding.decode_all = half
-read(Path(sys.argv[1]), cache=sys.argv[2])
+read(Path(sys.argv[1]), cache=sys.argv[2], has_crops=sys.argv[3] == "True")
 """
 
 
 @pytest.mark.full
 @pytest.mark.processes
-@pytest.mark.full
+@pytest.mark.parametrize("has_crops", [False, True])
 def test_a_process_waits_for_another_one_and_builds_after_it_was_killed(
-    root: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+    root: Path, cache: str, monkeypatch: pytest.MonkeyPatch, has_crops: bool
 ) -> None:
     printed: list[str] = []
-    command = [sys.executable, "-c", KILLED, str(root), cache]
+    command = [sys.executable, "-c", KILLED, str(root), cache, str(has_crops)]
     with Command(command, ROOT, stdout=subprocess.PIPE, text=True) as builder:
         assert builder.stdout is not None
+
+        def said(text: str) -> None:
+            printed.append(text)
+            builder.kill()
+
         try:
-            assert builder.stdout.readline() == "half\n"
+            assert "half\n" in iter(builder.stdout.readline, "")
             assert (entries(cache), len(leftovers(cache))) == ([], 1)
-            monkeypatch.setattr("builtins.print", lambda text, **_: (printed.append(text), builder.kill()))
-            found = read(root, cache=cache)
+            monkeypatch.setattr("builtins.print", lambda text, **_: text.startswith("Waiting") and said(text))
+            found = read(root, cache=cache, has_crops=has_crops)
         finally:
             builder.kill()
-    assert printed[0] == "Waiting for another process, which decodes my images."
+    assert printed == ["Waiting for another process, which decodes my images."]
     assert_same(found, read(root))
     assert leftovers(cache) == []
 

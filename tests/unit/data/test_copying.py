@@ -23,7 +23,7 @@ from lockstep.training import assembly, staging
 from tests.support.commands import Command
 from tests.support.copies import begin, contents, listed, make, section, shown
 from tests.support.harness import ROOT
-from tests.support.image_files import CHANGES, write_folder, write_image, write_list
+from tests.support.image_files import CHANGES, VIEW, write_folder, write_image, write_list
 
 
 @pytest.fixture
@@ -95,10 +95,7 @@ def test_a_copy_lists_as_its_source_does_so_that_one_cache_serves_both(root: Pat
         other = list_classes(str(folder))
         assert (one.digest, one.origin, one.names) == (other.digest, other.origin, other.names)
         assert one.folder != other.folder
-        entries = [
-            Decoding(table=table, image_size=8, channels=3, background="white", cache="cache").path
-            for table in (one, other)
-        ]
+        entries = [Decoding(table=table, view=VIEW, channels=3, cache="cache").path for table in (one, other)]
         assert entries[0] == entries[1]
         if not is_last:
             shutil.rmtree(folder.parent)

@@ -23,7 +23,7 @@ from lockstep.data.transfer import copying, remote
 from lockstep.system.redaction import redacted
 from tests.support.copies import begin, contents, listed, make, section, shown
 from tests.support.http_server import Handler
-from tests.support.image_files import write_folder, write_image, write_list
+from tests.support.image_files import VIEW, write_folder, write_image, write_list
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_prepare_takes_a_url_and_the_training_finds_all_of_it(
     assert len(Handler.fetched) == len(contents(root))
     listing = list_classes(str(make(f"{server}/flowers", None, cache=str(tmp_path / "cache"))))
     assert len(Handler.fetched) == len(contents(root))
-    decoding = Decoding(table=listing, image_size=8, channels=3, background="white", cache=changes["cache"])
+    decoding = Decoding(table=listing, view=VIEW, channels=3, cache=changes["cache"])
     assert decoding.opened() is not None
 
 

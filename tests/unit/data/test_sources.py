@@ -18,9 +18,10 @@ from torchvision.datasets import utils as downloads
 from torchvision.transforms.v2 import functional as F
 
 from lockstep.data.images import decoding
-from lockstep.data.images.decode import ImageError, decode, resize
+from lockstep.data.images.decode import DecodedImage, ImageError, decode
 from lockstep.data.images.listing import IMAGE_SUFFIXES, class_folders, list_classes, list_images
 from lockstep.data.images.splits import Images, Splits, cut_by_name, read_runs, whole
+from lockstep.data.images.views import View
 from lockstep.data.sources.builtin import cifar10, digits, fashion_mnist, synthetic
 from lockstep.data.sources.folders import image_folder, unlabelled_folder
 from lockstep.data.sources.lists import image_list
@@ -28,15 +29,20 @@ from tests.support.image_files import SETTINGS, write_list
 
 REPOSITORY = Path(__file__).parents[3]
 TEST_DATA = Path(os.environ.get("LOCKSTEP_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
-FOLDER = {**SETTINGS, "image_size": None}
+FOLDER: dict[str, Any] = {**SETTINGS, "image_size": None, "has_crops": False}
 LIST: dict[str, Any] = {
     **FOLDER,
     **{"root": None, "path_column": "path", "target_columns": ["label"], "targets": "classes", "split_column": None},
 }
 
 
-def unlabelled(root: str, *, background: str = "white", **settings: Any) -> Images:
-    return unlabelled_folder(root, background=background, **settings)[0]
+def unlabelled(root: str, *, size: list[int], channels: int = 3, background: str = "white") -> Images:
+    view = View.of(size, "auto", "crop", "auto", background)
+    return unlabelled_folder(root, view=view, channels=channels)[0]
+
+
+def decoded(path: str, channels: int, background: str) -> DecodedImage:
+    return decode(path, channels, View.of(None, "auto", "crop", "auto", background))
 
 
 def pixels_of(seed: int, height: int = 8, width: int = 8) -> np.ndarray:
@@ -260,7 +266,7 @@ def test_every_format_is_read_as_grey_or_colour(tmp_path: Path, suffix: str, cha
 
 
 def grey(path: Path) -> Tensor:
-    return whole(unlabelled(str(path), image_size=(8, 8), channels=1).pixels)[0, 0]
+    return whole(unlabelled(str(path), size=[8, 8], channels=1).pixels)[0, 0]
 
 
 def test_sixteen_bit_images_are_cut_to_eight_and_deeper_ones_refused(tmp_path: Path) -> None:
@@ -313,7 +319,7 @@ def opaque_left(mode: str, path: Path) -> Path:
 def test_transparent_pixels_are_laid_on_the_background(tmp_path: Path, mode: str, suffix: str) -> None:
     path = opaque_left(mode, tmp_path / f"a{suffix}")
     for channels, background, value in ((1, "white", 255), (3, "white", 255), (3, "black", 0), (1, "grey", 128)):
-        pixels, is_transparent, _ = decode(str(path), channels, background)
+        pixels, _, is_transparent, _ = decoded(str(path), channels, background)
         assert is_transparent
         tolerance = 8 if suffix in (".webp", ".avif", ".jp2") else 0
         assert (pixels[..., :3].int() - 10).abs().max() <= tolerance
@@ -341,7 +347,7 @@ STORED = {
 def test_a_transparent_colour_is_found_at_every_depth(tmp_path: Path, name: str) -> None:
     depth, is_colour, row, transparent, (seen, _) = STORED[name]
     (tmp_path / "a.png").write_bytes(stored_png(depth, is_colour, row, transparent, width=2))
-    pixels, is_transparent, _ = decode(str(tmp_path / "a.png"), 1, "white")
+    pixels, _, is_transparent, _ = decoded(str(tmp_path / "a.png"), 1, "white")
     assert (pixels.flatten().tolist(), is_transparent) == ([seen, 255], True)
 
 
@@ -352,7 +358,7 @@ def test_opaque_images_have_the_bits_they_had_without_alpha(tmp_path: Path, mode
     options: dict[str, Any] = {"transparency": bytes([255] * 256)} if mode == "P" else {}
     image.save(tmp_path / "a.png", **options)
     expected = np.array(image.convert("RGB").convert("L" if channels == 1 else "RGB"))
-    pixels, is_transparent, _ = decode(str(tmp_path / "a.png"), channels, "black")
+    pixels, _, is_transparent, _ = decoded(str(tmp_path / "a.png"), channels, "black")
     assert torch.equal(pixels, torch.from_numpy(expected).view(8, 8, channels).permute(2, 0, 1))
     assert not is_transparent
 
@@ -377,7 +383,7 @@ def test_whatever_a_decoder_raises_names_the_file(
 def test_formats_that_are_not_documented_are_no_images(tmp_path: Path) -> None:
     Image.fromarray(pixels_of(0, 16, 16)).save(tmp_path / "a.jpg", format="EPS")
     with pytest.raises(ImageError, match=r"cannot be read \(not an image\)"):
-        decode(str(tmp_path / "a.jpg"), 3, "white")
+        decoded(str(tmp_path / "a.jpg"), 3, "white")
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -386,10 +392,10 @@ def test_an_image_of_more_pixels_than_pillow_warns_of_is_refused(
 ) -> None:
     path = str(write(tmp_path / "a.png", height=10, width=12))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 120)
-    decode(path, 3, "white")
+    decoded(path, 3, "white")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 119)
     with pytest.raises(ImageError, match=r"a\.png cannot be read \(10x12 \(HxW\) are more than 119 pixels\)"):
-        decode(path, 3, "white")
+        decoded(path, 3, "white")
 
 
 def exif_of(*entries: tuple[int, int, int, int], rest: bytes = b"") -> bytes:
@@ -416,7 +422,7 @@ def test_a_good_picture_with_bad_exif_is_used_and_turned_where_that_can_be_read(
     for suffix in (".png", ".jpg", ".webp"):
         lying.save(tmp_path / f"plain{suffix}")
         lying.save(tmp_path / f"a{suffix}", exif=exif)
-        plain, pixels = (decode(str(tmp_path / f"{each}{suffix}"), 1, "white").pixels for each in ("plain", "a"))
+        plain, pixels = (decoded(str(tmp_path / f"{each}{suffix}"), 1, "white").pixels for each in ("plain", "a"))
         assert torch.equal(pixels, plain.rot90(-1, (1, 2)) if is_turned else plain)
 
 
@@ -426,7 +432,7 @@ def test_every_orientation_is_that_of_pillow(tmp_path: Path) -> None:
         exif[0x0112] = orientation
         Image.fromarray(pixels_of(0, 6, 9)).save(tmp_path / "a.png", exif=exif)
         expected = np.array(ImageOps.exif_transpose(Image.open(tmp_path / "a.png")))
-        found = decode(str(tmp_path / "a.png"), 3, "white").pixels
+        found = decoded(str(tmp_path / "a.png"), 3, "white").pixels
         assert torch.equal(found, torch.from_numpy(expected).permute(2, 0, 1)), orientation
 
 
@@ -441,10 +447,10 @@ def write_frames(path: Path, count: int = 3) -> Path:
 
 @pytest.mark.parametrize("suffix", [".gif", ".webp", ".png", ".tif", ".avif"])
 def test_of_an_animated_file_the_first_frame_is_used(tmp_path: Path, suffix: str) -> None:
-    pixels, _, is_animated = decode(str(write_frames(tmp_path / f"a{suffix}")), 3, "white")
+    pixels, _, _, is_animated = decoded(str(write_frames(tmp_path / f"a{suffix}")), 3, "white")
     assert is_animated
     assert (pixels[0].int() <= 8).all()
-    assert not decode(str(write_frames(tmp_path / f"b{suffix}", count=1)), 3, "white").is_animated
+    assert not decoded(str(write_frames(tmp_path / f"b{suffix}", count=1)), 3, "white").is_animated
 
 
 def test_a_damaged_second_frame_is_not_looked_at(tmp_path: Path) -> None:
@@ -452,7 +458,7 @@ def test_a_damaged_second_frame_is_not_looked_at(tmp_path: Path) -> None:
     content = path.read_bytes()
     start = content.index(b"\x21\xf9", content.index(b"\x2c"))
     path.write_bytes(content[: start + 12])
-    assert (decode(str(path), 3, "white").pixels[1] == 100).all()
+    assert (decoded(str(path), 3, "white").pixels[1] == 100).all()
 
 
 @pytest.mark.parametrize(("height", "width"), [(20, 30), (30, 20), (5, 9), (10, 10)])
@@ -464,18 +470,6 @@ def test_image_size_scales_the_shorter_side_and_crops_the_centre(tmp_path: Path,
     for pixels, name in zip(whole(part.pixels), part.names, strict=True):
         image = torch.from_numpy(pixels_of(int(Path(name).stem), height, width)).permute(2, 0, 1)
         assert torch.equal(pixels, F.center_crop(F.resize(image, [10], antialias=True), [10]))
-
-
-@pytest.mark.parametrize("capability", ["AVX2", "DEFAULT"])
-@pytest.mark.parametrize("shape", [(3, 20, 30), (1, 8, 8), (2, 3, 16, 12)])
-@pytest.mark.parametrize("size", [[10, 15], [24, 9], [8, 8]])
-def test_images_are_resized_to_the_bits_of_torchvision(
-    monkeypatch: pytest.MonkeyPatch, capability: str, shape: tuple[int, ...], size: list[int]
-) -> None:
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    images = torch.rand(shape, generator=torch.Generator().manual_seed(0))
-    for given in (images, (images * 255).to(torch.uint8)):
-        assert torch.equal(resize(given, size), F.resize(given, size, antialias=True))
 
 
 def test_val_and_test_may_lack_a_class_and_labels_stay_those_of_train(tmp_path: Path) -> None:
@@ -617,7 +611,7 @@ def test_more_than_the_memory_is_refused_before_decoding(tmp_path: Path, monkeyp
 def test_prediction_reads_every_image_below_a_folder_in_sorted_order(tmp_path: Path) -> None:
     for name in ("b.png", "a/z.png", "a/deep/er/1.jpg", ".hidden.png"):
         write(tmp_path / name, height=9, width=12)
-    images = unlabelled(str(tmp_path), image_size=(4, 6), channels=3)
+    images = unlabelled(str(tmp_path), size=[4, 6])
     assert images.names == ["a/deep/er/1.jpg", "a/z.png", "b.png"]
     assert whole(images.pixels).shape == (3, 3, 4, 6)
     assert images.targets.tolist() == [-1, -1, -1]
@@ -627,14 +621,14 @@ def test_prediction_refuses_a_folder_without_images(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name, message in (("empty", "contains no image"), ("nowhere", "does not exist")):
         with pytest.raises(FileNotFoundError, match=message):
-            unlabelled(str(tmp_path / name), image_size=(4, 6), channels=3)
+            unlabelled(str(tmp_path / name), size=[4, 6])
 
 
 @pytest.mark.parametrize("change", [b"other", None])
 def test_the_digest_of_a_folder_changes_with_its_files(tmp_path: Path, change: bytes | None) -> None:
     for name in ("a.png", "b.png"):
         write(tmp_path / name, height=9, width=12)
-    settings: Any = {"image_size": (4, 6), "channels": 3, "background": "white"}
+    settings: Any = {"view": View.of([4, 6], "auto", "crop", "auto", "white"), "channels": 3}
     _, before = unlabelled_folder(str(tmp_path), **settings)
     assert unlabelled_folder(str(tmp_path), **settings)[1] == before
     if change is None:
@@ -649,7 +643,7 @@ def test_runs_of_files_are_read_in_order_and_not_far_ahead(tmp_path: Path, most:
     for number in range(10):
         write(tmp_path / f"{number}.png", height=200, width=200, seed=number)
     (tmp_path / "4.png").write_bytes(b"no image")
-    pixels = unlabelled(str(tmp_path), image_size=(4, 6), channels=3).pixels
+    pixels = unlabelled(str(tmp_path), size=[4, 6]).pixels
     taken: list[int] = []
 
     def runs() -> Iterator[torch.Tensor]:
@@ -670,7 +664,7 @@ def test_prediction_reads_one_file_as_training_does(tmp_path: Path) -> None:
     write_classes(tmp_path, {"a": 4, "b": 4})
     trained = read(tmp_path, image_size=5).train
     path = tmp_path / trained.names[0]
-    alone = unlabelled(str(path), image_size=(5, 5), channels=3)
+    alone = unlabelled(str(path), size=[5, 5])
     assert alone.names == [path.name]
     assert torch.equal(whole(alone.pixels)[0], whole(trained.pixels)[0])
 

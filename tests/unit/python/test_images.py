@@ -1,6 +1,7 @@
 """Every input of a predictor reaches the network as a file of it does; anything else is rejected in one line."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lockstep.data.images.decode import decode, fit
+from lockstep.data.images.decode import decode
+from lockstep.data.images.views import View
 from lockstep.models.classifier import ImageFormat
 from lockstep.python import images as python_images
 from lockstep.python.images import Inputs
@@ -19,10 +21,11 @@ from tests.support.image_files import write_image
 COLOUR = ImageFormat(("a", "b"), (3, 6, 8), (0.5,) * 3, (0.25,) * 3)
 GREY = ImageFormat(("a", "b"), (1, 6, 8), (0.5,), (0.25,))
 FLOATS = COLOUR._replace(is_float=True)
+VIEW = View.of([6, 8], "auto", "crop", "auto", "white")
 
 
 def inputs_of(given: Any, wanted: ImageFormat, background: str = "white") -> Inputs:
-    return python_images.inputs_of(given, wanted, background)
+    return python_images.inputs_of(given, wanted, replace(VIEW, background=background))
 
 
 @pytest.fixture
@@ -34,7 +37,7 @@ def path(tmp_path: Path) -> Path:
 def test_a_path_a_pil_image_and_an_array_are_the_pixels_that_training_has_of_the_file(
     path: Path, wanted: ImageFormat
 ) -> None:
-    expected = fit(decode(str(path), wanted.image_shape[0], "white").pixels, (6, 8)).unsqueeze(0)
+    expected = VIEW(decode(str(path), wanted.image_shape[0], VIEW).pixels).unsqueeze(0)
     for given in (path, str(path), Image.open(path), np.asarray(Image.open(path))):
         found = inputs_of(given, wanted)
         assert torch.equal(found.images, expected)
@@ -79,7 +82,7 @@ def test_tensors_of_the_size_of_the_network_stay_as_they_are_and_others_are_fitt
     assert torch.equal(inputs_of(images[0], COLOUR).images, images[:1])
     assert (inputs_of(images, COLOUR).is_one, inputs_of(images[0], COLOUR).is_one) == (False, True)
     large = torch.randint(0, 256, (3, 12, 20), dtype=torch.uint8)
-    assert torch.equal(inputs_of(large, COLOUR).images[0], fit(large, (6, 8)))
+    assert torch.equal(inputs_of(large, COLOUR).images[0], VIEW(large))
 
 
 def test_bytes_as_fractions_of_255_are_these_bytes() -> None:

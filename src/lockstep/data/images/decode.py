@@ -1,4 +1,4 @@
-"""From image files to uint8 pixels of one size, the same in training, prediction and a cache."""
+"""From image files to uint8 pixels, the same in training, prediction and a cache."""
 
 import contextlib
 from collections.abc import Sequence
@@ -9,7 +9,8 @@ import torch
 from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 from torch import Tensor
-from torch.nn import functional as F
+
+from lockstep.data.images.views import View, size_of
 
 # Pillow has 43 parsers, of PostScript among others: no file reaches the rest
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
@@ -22,6 +23,7 @@ TURNS = {  # by EXIF orientation
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+SWAPS = [TURNS[orientation] for orientation in (5, 6, 7, 8)]  # height and width
 # factor and divisor from a transparent colour that Pillow 13 leaves as the PNG stores it, to that of the pixels
 TRANSPARENT_SCALES = {"L;2": (85, 1), "L;4": (17, 1), "RGB;16B": (1, 256)}
 
@@ -47,34 +49,49 @@ def shortened(lines: Sequence[str]) -> str:
     return "\n".join([*lines[:10], *more])
 
 
-def size_of(image: Tensor) -> tuple[int, int]:
-    """(H, W) of an image (C, H, W)."""
-    return image.shape[-2], image.shape[-1]
-
-
 class DecodedImage(NamedTuple):
-    """An image as uint8 (C, H, W). `is_animated`: the file has more frames or pages, of which this is the first."""
+    """An image as uint8 (C, H, W), and the `size` (H, W) that the file has, upright.
+
+    The decoder of a JPEG may have shrunk it. `is_animated`: the file has more frames or pages, of which this is the
+    first.
+    """
 
     pixels: Tensor
+    size: tuple[int, int]
     is_transparent: bool
     is_animated: bool
 
 
-def decode(path: str, channels: int, background: str) -> DecodedImage:
-    """Decode one image file: upright, transparent pixels laid on `background`, 16 bits cut to 8. Raises ImageError.
+def decode(path: str, channels: int, view: View) -> DecodedImage:
+    """Decode one image file: upright, transparent pixels laid on a background, 16 bits cut to 8. Raises ImageError.
 
-    By Pillow, because torchvision's decoders are deprecated since 0.29; the RGB pixels are the same.
+    By Pillow, because torchvision's decoders are deprecated since 0.29; the RGB pixels are the same. The decoder of a
+    JPEG shrinks it by 2, 4 or 8 if it stays twice as large as `view` scales it, at least.
     """
     try:
         with Image.open(path, formats=FORMATS) as file:
             limit = Image.MAX_IMAGE_PIXELS
             if limit is not None and file.width * file.height > limit:
                 raise ValueError(f"{file.height}x{file.width} (HxW) are more than {limit:,} pixels")
-            return DecodedImage(*pixels_of(file, channels, background), _is_animated(file))
+            size = _shrunk(file, view)
+            pixels, is_transparent = pixels_of(file, channels, view.background)
+            return DecodedImage(pixels, size or size_of(pixels), is_transparent, _is_animated(file))
     except Exception as error:  # decoders raise any exception
         text = " ".join(str(error).split()) or type(error).__name__
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else text
         raise ImageError([f"image {path} cannot be read ({reason}): replace or delete it."]) from error
+
+
+def _shrunk(file: ImageFile, view: View) -> tuple[int, int] | None:
+    """Have the decoder of a JPEG shrink it, if it is much larger than its view. Returns its size (H, W) then."""
+    if file.format not in ("JPEG", "MPO") or view.size is None:
+        return None
+    size = upright_size(file)
+    factor = min(side // (2 * scaled) for side, scaled in zip(size, view.scaled_size(*size), strict=True))
+    if factor < 2:
+        return None
+    file.draft(file.mode, (file.width // factor, file.height // factor))
+    return size
 
 
 def pixels_of(image: Image.Image, channels: int, background: str) -> tuple[Tensor, bool]:
@@ -98,9 +115,16 @@ def pixels_of(image: Image.Image, channels: int, background: str) -> tuple[Tenso
         is_transparent = layer.getchannel("A").getextrema() != (255, 255)
         image = Image.new("RGB", layer.size, background)
         image.paste(layer, mask=layer)
-    image = image.convert("L" if channels == 1 else "RGB")
+    mode = "L" if channels == 1 else "RGB"
+    image = image if image.mode == mode else image.convert(mode)
     pixels = np.array(image if turn is None else image.transpose(turn))
     return torch.from_numpy(pixels).view(*pixels.shape[:2], channels).permute(2, 0, 1), is_transparent
+
+
+def upright_size(file: ImageFile) -> tuple[int, int]:
+    """(H, W) of an opened file once it is turned upright; Pillow turns TIFF itself."""
+    is_swapped = file.format != "TIFF" and _turn(file) in SWAPS
+    return (file.width, file.height) if is_swapped else (file.height, file.width)
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
@@ -128,32 +152,3 @@ def _is_animated(file: ImageFile) -> bool:
     with contextlib.suppress(Exception):  # GIF looks for the next frame, which may be damaged
         return file.format != "MPO" and getattr(file, "is_animated", False)
     return False
-
-
-def fit(image: Tensor, size: tuple[int, int]) -> Tensor:
-    """Scale `image` until it just covers `size` (H, W), with antialias, then crop the centre."""
-    (height, width), (new_height, new_width) = size_of(image), size
-    if new_height * width > new_width * height:
-        scaled = [new_height, width * new_height // height]
-    else:
-        scaled = [height * new_width // width, new_width]
-    scaled_image = resize(image, scaled)
-    top, left = (round((length - target) / 2) for length, target in zip(size_of(scaled_image), size, strict=True))
-    return scaled_image[..., top : top + new_height, left : left + new_width]
-
-
-def resize(images: Tensor, size: Sequence[int]) -> Tensor:
-    """Scale images (..., C, H, W) bilinearly to `size` (H, W), with antialias: the same bits as torchvision's.
-
-    Not by torchvision, whose import takes as long as that of torch.
-    """
-    if size_of(images) == tuple(size):
-        return images
-    # without AVX torch interpolates bytes differently: then in float32, rounded
-    is_direct = images.is_floating_point() or torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    batch = images.reshape(-1, *images.shape[-3:])
-    scaled = F.interpolate(
-        batch if is_direct else batch.float(), list(size), mode="bilinear", align_corners=False, antialias=True
-    )
-    scaled = scaled if is_direct else scaled.round_().to(images.dtype)
-    return scaled.reshape(*images.shape[:-2], *size)

@@ -1,8 +1,9 @@
 """Image files as splits of pixels: decoded once into a cache or into memory, or whenever they are read.
 
-A table of images has a folder `<cache>/<name>-<channels>x<size>-<hash>/` with `<digest of the files>.npy`, uint8
-(N, C, H, W), which every process maps into memory, `<digest>.json`, their statistics, and `.lock`, held by the process
-that decodes. The kernel releases the lock when its holder exits.
+A table of images has a folder `<cache>/<name>-<channels>x<view>-<hash>/` with `<digest of the files>.npy`, uint8
+(N, C, H, W), or `<digest>.rows` of images that are only scaled (ragged.py), which every process maps into memory;
+`<digest>.json`, their statistics; and `.lock`, held by the process that decodes. The kernel releases the lock when its
+holder exits.
 """
 
 import contextlib
@@ -16,23 +17,26 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.data.images.files import NUM_PER_RUN, ImageFiles, decode_all
+from lockstep.data.images import ragged
+from lockstep.data.images.files import NUM_PER_RUN, ImageFiles, Store, decode_all
 from lockstep.data.images.listing import ImageTable
+from lockstep.data.images.ragged import RaggedTable, ScaledRows
 from lockstep.data.images.splits import Images, Pixels, Rows, Splits
 from lockstep.data.images.statistics import Statistics, channel_statistics, sampled_positions, value_counts
+from lockstep.data.images.views import View
 from lockstep.data.transfer.file_lock import Progress, locked
 from lockstep.runs.files import atomic_file, is_own_folder, read_json, remove_leftovers, write_json
 from lockstep.system.hardware import available_bytes, num_cores
 from lockstep.system.wording import plural, size_text
 
-FORMAT = 2  # increased when the same files give other pixels
-Store = Callable[[int, Tensor], object]  # of the position of the first image, and images (n, C, H, W)
+FORMAT = 3  # increased when the same files give other pixels
 HINT = "set data.cache to a folder of your own, or data.cache=null to decode into memory in every run."
 
 
@@ -42,41 +46,63 @@ class NoSpace(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """The images of `table` as uint8 pixels, with the settings of `image_folder`."""
+    """The images of `table` as uint8 pixels, with the settings of `image_folder`.
+
+    With `is_scaled` they are kept as large as they are scaled, for random crops.
+    """
 
     table: ImageTable
-    image_size: int | None
+    view: View
     channels: int
-    background: str
     cache: str | None
+    is_scaled: bool = False
 
     @cached_property
     def files(self) -> ImageFiles:
         """The files, in the order of the table."""
         paths = [os.fsencode(f"{self.table.folder}/{name}") for name in self.table.names]
-        size = (self.image_size, self.image_size) if self.image_size is not None else None
         mean_bytes = float(self.table.states[:, 0].mean())
-        return ImageFiles(np.array(paths), size, os.fsdecode(paths[0]), self.channels, self.background, mean_bytes)
+        return ImageFiles(np.array(paths), self.view, os.fsdecode(paths[0]), self.channels, mean_bytes)
 
     @property
     def place(self) -> Path:
         """The folder of these images in the cache."""
         assert self.cache is not None
-        settings = f"{FORMAT} {self.channels} {self.image_size} {self.background} {self.table.origin}"
+        settings = f"{FORMAT} {self.channels} {self.view} {self.is_scaled} {self.table.origin}"
         code = hashlib.blake2b(os.fsencode(settings), digest_size=4).hexdigest()
-        size = f"{self.image_size}x{self.image_size}" if self.image_size is not None else "full"
-        return Path(self.cache).expanduser() / f"{self.table.folder.resolve().name}-{self.channels}x{size}-{code}"
+        view = f"{self.channels}x{self.view.name}{'-scaled' if self.is_scaled else ''}"
+        return Path(self.cache).expanduser() / f"{self.table.folder.resolve().name}-{view}-{code}"
 
     @property
     def path(self) -> Path:
         """The file of the pixels in the cache."""
-        return self.place / f"{self.table.digest}.npy"
+        return self.place / f"{self.table.digest}.{'rows' if self.is_scaled else 'npy'}"
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int32]:
+        """Sizes (N, 2) of the scaled images."""
+        progress = Progress(f"Reading the sizes of {self.table.folder.name}", "images")
+        sizes = self.files.scaled_sizes(lambda num_done: progress.show(num_done, len(self.files)))
+        progress.end()
+        needed = size_text(ragged.starts_of(sizes, self.channels)[-1])
+        print(
+            f"{plural(len(sizes), 'image')} of {self.table.folder.name} need {needed} once they are scaled", flush=True
+        )
+        return sizes
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Bytes of all images as they are kept."""
+        if not self.is_scaled:
+            return math.prod(self.files.shape)
+        found = self.opened() if self.cache is not None else None
+        return int(found.nbytes if found is not None else ragged.starts_of(self.sizes, self.channels)[-1])
 
     def streaming_reason(self, memory: str) -> str:
         """Return why images are streamed, by `memory` or because they do not fit into memory; empty if they are not."""
         if memory != "auto":
             return "data.memory=stream" if memory == "stream" else ""
-        needed, available = math.prod(self.files.shape), available_bytes()
+        needed, available = self.num_bytes, available_bytes()
         if available is None or needed <= available:
             return ""
         return f"decoded {size_text(needed)}, {size_text(available)} of memory free"
@@ -101,7 +127,9 @@ class Decoding:
                 raise
             return self.listed(str(error).partition(":")[0])
         place = f"memory-mapped ({self.place})" if self.cache is not None else "decoded in this run"
-        return self._splits(lambda rows: Rows(table, torch.from_numpy(rows), place))
+        if isinstance(table, Tensor):
+            return self._splits(lambda rows: Rows(table, torch.from_numpy(rows), place))
+        return self._splits(lambda rows: ScaledRows(table, torch.from_numpy(rows), place, self.view))
 
     def _splits(self, pixels_at: Callable[[NDArray[np.int64]], Pixels]) -> Splits:
         table = self.table
@@ -111,17 +139,24 @@ class Decoding:
         )
         return Splits(train, val, test, table.class_names)
 
-    def decoded(self) -> Tensor:
+    def decoded(self) -> Tensor | RaggedTable:
         """Return all images, from the cache if there is one. Decodes them unless another process filled the cache.
 
         Raises ImageError with every broken image, NoSpace, or ValueError if the cache cannot be written.
         """
-        if self.cache is None:
-            table = allocated(self.table.setting, self.files.shape)
-            decode_all(self.files, torch.get_num_threads(), store_in(table))
-            return table
-        found = self.opened()
-        return self._fill_cache() if found is None else found
+        if self.cache is not None:
+            found = self.opened()
+            return self._fill_cache() if found is None else found
+        num_threads = torch.get_num_threads()
+        if self.is_scaled:
+            refuse_beyond_memory(self.table.setting, self.num_bytes)
+            file = ragged.memory_file()
+            with ragged.stores(file, self.files, self.sizes) as store:
+                decode_all(self.files, num_threads, store)
+            return RaggedTable.opened(file, self.channels)
+        table = allocated(self.table.setting, self.files.shape)
+        decode_all(self.files, num_threads, store_in(table, self.view))
+        return table
 
     def _statistics(self, pixels: Pixels) -> Statistics:
         """Measure at most 4,096 of the training images `pixels`, or read the statistics in the cache.
@@ -147,54 +182,62 @@ class Decoding:
 
     # -- the cache -----------------------------------------------------------------------------------------------------
 
-    def opened(self) -> Tensor | None:
+    def opened(self) -> Tensor | RaggedTable | None:
         """Map the images of the cache, read-only; None if it has no complete file of them."""
         with self._explained():
             try:
-                table = np.load(self.path, mmap_mode="r") if _is_trusted(self.path) else None
+                if not _is_trusted(self.path):
+                    return None
+                if self.is_scaled:
+                    return RaggedTable.opened(open(self.path, "rb"), self.channels)
+                table = np.load(self.path, mmap_mode="r")
             except (ValueError, EOFError):  # incomplete, or not a file of NumPy
                 return None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, of a tensor that cannot be written to
-            return None if table is None else torch.from_numpy(table)
+            return torch.from_numpy(table)
 
-    def _fill_cache(self) -> Tensor:
+    def _fill_cache(self) -> Tensor | RaggedTable:
         """Decode the images into the cache, unless another process does, and remove those of other states of them."""
         what = self.table.folder.name
         with self._explained(), self._locked():
             found = self.opened()
             if found is not None:
                 return found
-            shape = self.files.shape
-            row, total, free = math.prod(shape[1:]), math.prod(shape), shutil.disk_usage(self.place).free
+            count, total, free = len(self.files), self.num_bytes, shutil.disk_usage(self.place).free
             if total > free:
                 raise self._no_space(f"{total / 2**30:.1f} GiB, but its disk has {free / 2**30:.1f} GiB free")
             remove_leftovers(self.place, is_deep=False)
             progress = Progress(f"Decoding {what}", "images")
 
-            with contextlib.ExitStack() as ended, atomic_file(self.path) as file:
+            with contextlib.ExitStack() as ended:
                 ended.callback(progress.end)
-                np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
-                file.flush()
-                descriptor, start = file.fileno(), file.tell()
+                file = ended.enter_context(atomic_file(self.path))
+                stores = ragged.stores(file, self.files, self.sizes) if self.is_scaled else self._stores(file)
+                store = ended.enter_context(stores)
                 # all cores: the other processes of this machine wait
-                decode_all(
-                    self.files,
-                    num_cores(),
-                    lambda first, block: _write(descriptor, block, start + first * row),
-                    lambda num_done: progress.show(num_done, shape[0]),
-                )
+                decode_all(self.files, num_cores(), store, lambda num_done: progress.show(num_done, count))
             for other in self.place.iterdir():
                 if not other.name.startswith((f"{self.table.digest}.", ".")):
                     other.unlink(missing_ok=True)  # a process that has it mapped can still read it
             print(
-                f"Decoded {plural(shape[0], 'image')} of {what} in {progress.elapsed_s:.1f} s, "
-                f"{shape[0] / progress.elapsed_s:,.0f} images/s, into {self.path} ({size_text(total)})",
+                f"Decoded {plural(count, 'image')} of {what} in {progress.elapsed_s:.1f} s, "
+                f"{count / progress.elapsed_s:,.0f} images/s, into {self.path} ({size_text(total)})",
                 flush=True,
             )
             found = self.opened()
             assert found is not None
             return found
+
+    @contextlib.contextmanager
+    def _stores(self, file: BinaryIO) -> Iterator[Store]:
+        """Yield the function that stores cropped images in `file`."""
+        shape = self.files.shape
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        file.flush()
+        descriptor, start, row = file.fileno(), file.tell(), math.prod(shape[1:])
+
+        yield lambda at, scaled: ragged.write_at(descriptor, self.view.cropped(scaled), start + at * row)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -222,18 +265,22 @@ class Decoding:
 
 def allocated(setting: str, shape: tuple[int, ...]) -> Tensor:
     """Return a tensor for decoded images (N, C, H, W). Raises ValueError if the machine has too little memory."""
-    needed, available = math.prod(shape), available_bytes()
+    refuse_beyond_memory(setting, math.prod(shape))
+    return torch.empty(shape, dtype=torch.uint8)
+
+
+def refuse_beyond_memory(setting: str, needed: int) -> None:
+    available = available_bytes()
     if available is not None and needed > available:
         raise ValueError(
             f"{setting} needs {needed / 2**30:.1f} GiB of memory when decoded, but this machine has "
             f"{available / 2**30:.1f} GiB left: set a smaller data.image_size, give fewer images, or train with "
             "data.memory=stream."
         )
-    return torch.empty(shape, dtype=torch.uint8)
 
 
-def store_in(table: Tensor) -> Store:
-    return lambda first, block: table[first : first + len(block)].copy_(block)
+def store_in(table: Tensor, view: View) -> Store:
+    return lambda position, scaled: table[position].copy_(view.cropped(scaled))
 
 
 def _is_trusted(path: Path) -> bool:
@@ -242,10 +289,3 @@ def _is_trusted(path: Path) -> bool:
         return path.lstat().st_uid in (os.geteuid(), 0)
     except (FileNotFoundError, NotADirectoryError):
         return False
-
-
-def _write(descriptor: int, block: Tensor, offset: int) -> None:
-    rest = memoryview(block.numpy().tobytes())
-    while rest:
-        written = os.pwrite(descriptor, rest, offset)
-        rest, offset = rest[written:], offset + written

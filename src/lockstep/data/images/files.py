@@ -1,5 +1,6 @@
 """Image files as pixels: all at once by threads, or some by worker processes when they are needed."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,27 +11,29 @@ from typing import ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
-from lockstep.data.images.decode import DecodedImage, ImageError, decode, fit, size_of
+from lockstep.data.images.decode import FORMATS, DecodedImage, ImageError, decode, upright_size
+from lockstep.data.images.views import View, size_of
+from lockstep.system.hardware import num_cores
 
 NUM_PER_RUN = 32  # images a thread decodes in one task
+Store = Callable[[int, Tensor], object]  # of the position of an image, and its scaled pixels (C, h, w)
 
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
-    """N image files as uint8 (C, H, W), scaled and cropped to `size` (H, W); None: all must have the size of `first`.
+    """N image files as uint8 (C, H, W), as the network views them; without a size all must have that of `first`.
 
-    `files` are encoded paths: an array of bytes is sent to worker processes ten times as fast as a list. Transparent
-    pixels are laid on `background`. `mean_bytes` is the average size of a file. `reason` is why the images are not
-    decoded in advance, for people.
+    `files` are encoded paths: an array of bytes is sent to worker processes ten times as fast as a list. `mean_bytes`
+    is the average size of a file. `reason` is why the images are not decoded in advance, for people.
     """
 
     files: NDArray[np.bytes_]
-    size: tuple[int, int] | None
+    view: View
     first: str
     channels: int
-    background: str
     mean_bytes: float
     reason: str = ""
     dtype: ClassVar[torch.dtype] = torch.uint8
@@ -40,15 +43,15 @@ class ImageFiles:
 
     @cached_property
     def shape(self) -> tuple[int, int, int, int]:
-        height, width = self.size or size_of(decode(self.first, self.channels, self.background).pixels)
+        height, width = self.view.size or size_of(decode(self.first, self.channels, self.view).pixels)
         return len(self), self.channels, height, width
 
     def decode(self, position: int) -> DecodedImage:
-        """Decode one image in its own size. Raises ImageError, also if this size is wrong."""
+        """Decode one image before it is scaled. Raises ImageError, also if its size is wrong."""
         path = os.fsdecode(self.files[position])
-        image = decode(path, self.channels, self.background)
-        height, width = size_of(image.pixels)
-        if self.size is None and (height, width) != self.shape[2:]:
+        image = decode(path, self.channels, self.view)
+        height, width = image.size
+        if self.view.size is None and (height, width) != self.shape[2:]:
             size = f"{self.shape[2]}x{self.shape[3]}"
             raise ImageError(
                 [
@@ -58,12 +61,37 @@ class ImageFiles:
             )
         return image
 
+    def scaled(self, position: int) -> Tensor:
+        """Return one image (C, h, w) before it is cropped. Raises ImageError."""
+        image = self.decode(position)
+        return self.view.scaled(image.pixels, image.size)
+
+    def scaled_sizes(self, show: Callable[[int], None]) -> NDArray[np.int32]:
+        """Read the headers. Returns the sizes (N, 2) of the scaled images, 0 for a file that is not an image.
+
+        Those of a square view, which need the same bytes, may not be turned upright. `show` gets the number done.
+        """
+        is_square = self.view.size is not None and self.view.size[0] == self.view.size[1]
+
+        def size(file: bytes) -> tuple[int, int]:
+            with contextlib.suppress(Exception), Image.open(os.fsdecode(file), formats=FORMATS) as image:
+                return self.view.scaled_size(*((image.height, image.width) if is_square else upright_size(image)))
+            return 0, 0
+
+        sizes: list[tuple[int, int]] = []
+        with self.threads(num_cores()) as threads:
+            runs = np.split(self.files, range(NUM_PER_RUN, len(self), NUM_PER_RUN))
+            for found in threads.map(lambda run: list(map(size, run.tolist())), runs):
+                sizes += found
+                show(len(sizes))
+        return np.array(sizes, np.int32)
+
     def read(self, positions: Tensor) -> tuple[Tensor, dict[int, str]]:
         """Return the pixels (n, C, H, W) at `positions` (n,), and an error for each image that cannot be used."""
         pixels, errors = torch.empty(len(positions), *self.shape[1:], dtype=torch.uint8), {}
         for row, position in zip(pixels, positions.tolist(), strict=True):
             try:
-                row.copy_(fit(self.decode(position).pixels, size_of(row)))
+                row.copy_(self.view.cropped(self.scaled(position)))
             except ImageError as error:
                 errors[position] = str(error)
         return pixels, errors
@@ -90,10 +118,10 @@ class ImageFiles:
 def decode_all(
     images: ImageFiles,
     max_threads: int,
-    store: Callable[[int, Tensor], object],
+    store: Store,
     show: Callable[[int], None] | None = None,
 ) -> None:
-    """Call `store` with the first position and the pixels (n, C, H, W) of each run of images, in any of the threads.
+    """Call `store` with the position and the scaled pixels (C, h, w) of each image, in any of the threads.
 
     `show` gets the number of images done. Raises ImageError with every image that cannot be used, after the others are
     stored.
@@ -101,9 +129,11 @@ def decode_all(
     errors: dict[int, str] = {}
 
     def decode_run(run: Tensor) -> int:
-        pixels, broken = images.read(run)
-        errors.update(broken)
-        store(int(run[0]), pixels)
+        for position in run.tolist():
+            try:
+                store(position, images.scaled(position))
+            except ImageError as error:
+                errors[position] = str(error)
         return int(run[-1]) + 1
 
     with images.threads(max_threads) as threads:

@@ -49,6 +49,10 @@ class Rows:
     def __getitem__(self, positions: Tensor) -> Tensor:
         return self.table.index_select(0, self.rows[positions])
 
+    def scaled(self, position: int) -> Tensor:
+        """Return one image (C, h, w) before it is cropped."""
+        return self.table[int(self.rows[position])]
+
     def head(self, count: int) -> "Rows":
         return replace(self, rows=self.rows[:count])
 

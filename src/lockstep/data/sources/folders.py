@@ -21,7 +21,19 @@ from lockstep.data.images.listing import (
     states_of,
 )
 from lockstep.data.images.splits import Images, Splits, cut_by_name
-from lockstep.system.kinds import Background, Cache, Channels, Fraction, ImageSize, PathText, SplitSeed
+from lockstep.data.images.views import View
+from lockstep.system.kinds import (
+    Background,
+    Cache,
+    Channels,
+    CropPercent,
+    Fit,
+    Fraction,
+    ImageSize,
+    Interpolation,
+    PathText,
+    SplitSeed,
+)
 
 
 def image_folder(
@@ -29,27 +41,34 @@ def image_folder(
     root: Annotated[PathText, Doc("folder of the images, or a URL such as s3://bucket/flowers or zip://::https://...")],
     image_size: ImageSize,
     channels: Channels,
+    crop_percent: CropPercent,
+    fit: Fit,
+    interpolation: Interpolation,
     background: Background,
     val_fraction: Annotated[Fraction, Doc("fraction of the training images to use for validation")],
     test_fraction: Annotated[Fraction, Doc("fraction of the training images to use for the test")],
     split_seed: SplitSeed,
     cache: Cache,
     memory: Literal["auto", "device", "host", "stream", "once"],
+    has_crops: bool,
 ) -> Splits:
-    """Image files in folders named after their classes, as uint8 (channels, image_size, image_size).
+    """Image files in folders named after their classes, as uint8 (channels, height, width).
 
     Either `root/{train,val,test}/<class>/`, where a missing val or test is split from train by its fraction and
-    `split_seed`, or `root/<class>/`, cut three ways. `image_size` in pixels scales the shorter side and crops the
-    centre; None needs images of one size. `channels` is 1 (grey) or 3 (RGB). Transparent pixels are laid on
-    `background`, a colour of PIL.ImageColor.
+    `split_seed`, or `root/<class>/`, cut three ways. Images are scaled until they just cover
+    `image_size` / `crop_percent`, and the centre is cropped; with `fit` "letterbox" they are scaled to fit inside and
+    padded with `background`, on which transparent pixels are laid, too. An `image_size` of None needs images of one
+    size. `channels` is 1 (grey) or 3 (RGB).
 
     Images are decoded once into a file below the folder `cache`, or into memory if it is None. With `memory` "stream"
     they are decoded whenever they are needed, with "auto" only if memory or disk is too small, and with "once", for an
-    evaluation, if there is no such file; then statistics are not computed. Raises FileNotFoundError for missing
+    evaluation, if there is no such file; then statistics are not computed. With `has_crops` the file has the whole
+    scaled images, of which training crops at random. Raises FileNotFoundError for missing
     folders, and ValueError with all images that cannot be decoded or differ in size.
     """
     table = with_all_splits(list_classes(root), val_fraction, test_fraction, split_seed)
-    decoding = Decoding(table=table, image_size=image_size, channels=channels, background=background, cache=cache)
+    view = View.of(image_size, crop_percent, fit, interpolation, background)
+    decoding = Decoding(table=table, view=view, channels=channels, cache=cache, is_scaled=has_crops)
     return decoding.splits(memory)
 
 
@@ -74,11 +93,11 @@ def with_all_splits(table: ImageTable, val_fraction: float, test_fraction: float
     return replace(table, splits={name: parts[name] for name in SPLIT_FOLDERS})
 
 
-def unlabelled_folder(root: str, *, image_size: tuple[int, int], channels: int, background: str) -> tuple[Images, str]:
-    """List every image below a folder in sorted order, or one image file, to be scaled and cropped to `image_size`.
+def unlabelled_folder(root: str, *, view: View, channels: int) -> tuple[Images, str]:
+    """List every image below a folder in sorted order, or one image file.
 
-    `image_size` is (H, W). Returns the images, which are not opened, and a digest of their files. The pixels of a file
-    are the same as in training. Targets are -1.
+    Returns the images, which are not opened, and a digest of their files. The pixels of a file are the same as in
+    training. Targets are -1.
     """
     if channels not in (1, 3):
         raise ValueError(f"data.channels={channels}, but images are decoded as grey (1) or RGB (3): use 1 or 3.")
@@ -90,5 +109,5 @@ def unlabelled_folder(root: str, *, image_size: tuple[int, int], channels: int, 
     states, _ = states_of(folder, names)
     paths = [os.fsencode(f"{folder}/{name}") for name in names]
     mean_bytes = float(states[:, 0].mean())
-    files = ImageFiles(np.array(paths), image_size, os.fsdecode(paths[0]), channels, background, mean_bytes)
+    files = ImageFiles(np.array(paths), view, os.fsdecode(paths[0]), channels, mean_bytes)
     return Images(files, torch.full((len(names),), -1), names), digest_of(names, states)

@@ -17,10 +17,22 @@ from lockstep.data.images.decode import shortened
 from lockstep.data.images.decoding import Decoding
 from lockstep.data.images.listing import SPLIT_FOLDERS, ImageTable, class_order, digest_of, existing, states_of
 from lockstep.data.images.splits import Splits
+from lockstep.data.images.views import View
 from lockstep.data.sources.folders import with_all_splits
 from lockstep.data.transfer import copying
 from lockstep.runs.files import uncell
-from lockstep.system.kinds import Background, Cache, Channels, Fraction, ImageSize, PathText, SplitSeed
+from lockstep.system.kinds import (
+    Background,
+    Cache,
+    Channels,
+    CropPercent,
+    Fit,
+    Fraction,
+    ImageSize,
+    Interpolation,
+    PathText,
+    SplitSeed,
+)
 
 Columns = dict[str, list[Any]]
 
@@ -38,14 +50,18 @@ def image_list(
     split_column: Annotated[str | None, Doc("column with train, val or test; null = random split by the fractions")],
     image_size: ImageSize,
     channels: Channels,
+    crop_percent: CropPercent,
+    fit: Fit,
+    interpolation: Interpolation,
     background: Background,
     val_fraction: Annotated[Fraction, Doc("fraction of the training images to use for validation")],
     test_fraction: Annotated[Fraction, Doc("fraction of the training images to use for the test")],
     split_seed: SplitSeed,
     cache: Cache,
     memory: Literal["auto", "device", "host", "stream", "once"],
+    has_crops: bool,
 ) -> Splits:
-    """Image files listed in a CSV or Parquet `file`, one per row, as uint8 (channels, image_size, image_size).
+    """Image files listed in a CSV or Parquet `file`, one per row, as uint8 (channels, height, width).
 
     `path_column` contains paths relative to `root`, or to the folder of `file` if `root` is None. With `targets`
     "classes", one column of `target_columns` contains class names or whole numbers, int64 (N,); several columns of 0
@@ -57,7 +73,8 @@ def image_list(
     """
     table = read_list(file, root, path_column, target_columns, targets, split_column)
     table = with_all_splits(table, val_fraction, test_fraction, split_seed)
-    decoding = Decoding(table=table, image_size=image_size, channels=channels, background=background, cache=cache)
+    view = View.of(image_size, crop_percent, fit, interpolation, background)
+    decoding = Decoding(table=table, view=view, channels=channels, cache=cache, is_scaled=has_crops)
     return decoding.splits(memory)
 
 

@@ -1,0 +1,165 @@
+"""Images per second of epochs of photographs, cropped at random to 224 pixels and mirrored, without a network.
+
+    python -m benchmarks.photographs --images 200
+
+Lockstep from its cache and from files, and torchvision's ImageFolder, v2 transforms and DataLoader, each with two
+processes. Every round measures each way once; a ratio is taken inside a round. Processes are started before the clock.
+"""
+
+import argparse
+import contextlib
+import io
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from benchmarks.augmentations import OFF
+from benchmarks.input import rate
+from benchmarks.table import Row, alternate, conditions, markdown, ratios, row
+from lockstep.data.images.crops import RandomCrop
+from lockstep.data.images.splits import Images
+from lockstep.data.loader import ShardDataset, ShardLoader
+from lockstep.data.sampler import GlobalBatches
+from lockstep.data.sources.folders import image_folder
+from lockstep.data.transforms.augment import Augment
+
+IMAGE_SIZE = 224
+BATCH_SIZE = 32
+NUM_WORKERS = 2
+WAYS = {
+    "cached": f"photographs, crop to {IMAGE_SIZE}, flip: from the cache, {NUM_WORKERS} processes",
+    "files": f"photographs, crop to {IMAGE_SIZE}, flip: from files, {NUM_WORKERS} processes",
+    "torchvision": f"photographs, crop to {IMAGE_SIZE}, flip: torchvision ImageFolder, v2, {NUM_WORKERS} workers",
+}
+AIMS = {"cached": ">= 3", "files": ">= 1.5"}
+
+
+def photograph(noise: np.random.Generator, height: int, width: int) -> Image.Image:
+    """Noise of all scales, which a JPEG of quality 90 stores in 0.3 bytes a pixel, as it does photographs."""
+    total, longest = np.full((height, width, 3), 128.0, np.float32), max(height, width)
+    side = 4
+    while side < 2 * longest:
+        size = [min(length, max(2, side * length // longest)) for length in (height, width)]
+        coarse = noise.standard_normal((*size, 1)) + 0.35 * noise.standard_normal((*size, 3))
+        strength = 60 * side**-0.3 * (1 if side < longest / 2 else 0.5)
+        for channel in range(3):
+            plane = Image.fromarray(coarse[..., channel].astype(np.float32))
+            total[..., channel] += strength * np.asarray(plane.resize((width, height), Image.Resampling.BICUBIC))
+        side *= 2
+    return Image.fromarray(total.clip(0, 255).astype(np.uint8))
+
+
+def generate(folder: Path, num_images: int) -> None:
+    """Write photographs of four classes, whose shorter side has 800 to 2,000 pixels, of the usual shapes."""
+    noise = np.random.default_rng(0)
+    for number in range(num_images):
+        shortest = int(noise.integers(800, 2001))
+        longest = int(shortest * noise.choice([3 / 2, 4 / 3, 16 / 9, 1], p=[0.5, 0.3, 0.15, 0.05]))
+        height, width = (shortest, longest) if noise.random() < 0.7 else (longest, shortest)
+        path = folder / f"class {number % 4}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        photograph(noise, height, width).save(path, quality=90)
+
+
+def _read(root: Path, cache: str | None) -> Images:
+    with contextlib.redirect_stdout(io.StringIO()):
+        splits = image_folder(
+            root=str(root),
+            image_size=IMAGE_SIZE,
+            crop_percent=1.0,
+            fit="crop",
+            interpolation="bilinear",
+            channels=3,
+            background="white",
+            val_fraction=0.01,
+            test_fraction=0.01,
+            split_seed=0,
+            cache=cache,
+            memory="host" if cache else "stream",
+            has_crops=True,
+        )
+    return splits.train
+
+
+def _own(images: Images) -> Callable[[], float]:
+    batches = GlobalBatches(
+        len(images),
+        global_batch_size=BATCH_SIZE,
+        accumulate_grad_batches=1,
+        shuffle_seed=0,
+        rank=0,
+        loads=[1],
+        num_batches=None,
+    )
+    crop = RandomCrop(scale=(0.08, 1.0), ratio=(0.75, 1.3333), seed=0)
+    loader = ShardLoader(ShardDataset(images.pixels, images.targets, crop), batches, num_workers=NUM_WORKERS)
+    augment = Augment(**{**OFF, "flip": True})
+
+    def epoch() -> Iterator[int]:
+        for batch in loader:
+            yield len(augment(batch).inputs)
+
+    return partial(rate, epoch)
+
+
+def _usual(root: Path) -> Callable[[], float]:
+    steps = [v2.RandomResizedCrop(IMAGE_SIZE, antialias=True), v2.RandomHorizontalFlip(), v2.ToImage()]
+    loader = DataLoader(
+        ImageFolder(str(root), v2.Compose(steps)),
+        BATCH_SIZE,
+        shuffle=True,
+        num_workers=NUM_WORKERS,
+        persistent_workers=True,
+    )
+
+    def epoch() -> Iterator[int]:
+        for pixels, _ in loader:
+            yield len(pixels)
+
+    return partial(rate, epoch)
+
+
+def measure(root: Path, num_rounds: int) -> list[Row]:
+    """Return a row for each way, and its ratio to torchvision."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as cache:
+        ways = {"cached": _own(_read(root, cache)), "files": _own(_read(root, None)), "torchvision": _usual(root)}
+        for way in ways.values():
+            way()  # starts processes, reads files
+        values = alternate(num_rounds, **ways)
+    rows = [row(what, values[name], "{:,.0f} images/s") for name, what in WAYS.items()]
+    for name, aim in AIMS.items():
+        quotients = ratios(values[name], values["torchvision"])
+        rows.append(row(f"photographs, {name} / torchvision", quotients, "{:.2f}", aim=aim))
+    return rows
+
+
+def photographs(num_images: int = 200, num_rounds: int = 5) -> list[Row]:
+    """Rows for a folder of generated photographs."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
+        generate(Path(scratch), num_images)
+        return measure(Path(scratch), num_rounds)
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, help="folder of class folders; without it, photographs are generated")
+    parser.add_argument("--images", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    given = arguments.root is not None
+    rows = measure(arguments.root, arguments.rounds) if given else photographs(arguments.images, arguments.rounds)
+    print(markdown(conditions(), rows))
+
+
+if __name__ == "__main__":
+    main()
