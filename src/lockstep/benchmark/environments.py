@@ -88,7 +88,7 @@ def _environment(name: str, entry: ExecutionEnvironment, config: BenchmarkConfig
     tree["scale_with_workers"] = entry.scale_with_workers
     checked = validation.check_tree(tree)  # on one machine, because this process is alone
     trainer = checked.trainer.model_copy(update={"num_nodes": num_nodes})
-    scaled = build.scaled(checked.model_copy(update={"trainer": trainer}))
+    scaled = build.settled(checked.model_copy(update={"trainer": trainer}))
     num_threads = max(1, machines.num_cores // num_local)
     return Environment(name, device, num_local * num_nodes, num_nodes, num_threads, scaled, "")
 

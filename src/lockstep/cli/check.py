@@ -3,15 +3,17 @@
 import contextlib
 import math
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from lockstep.config import build, compose, overrides, presence
 from lockstep.config.schema import Config
-from lockstep.config.target_sections import OF_FILES, Data
+from lockstep.config.target_sections import IMAGE_FOLDER, OF_FILES, Data
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system.hardware import num_visible_gpus
@@ -32,7 +34,7 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
     Returns the exit code, 1 if images are broken or in several splits. Raises ConfigError, FileNotFoundError or
     ValueError.
     """
-    config = build.scaled(overrides.check(typed, source).configs[0])
+    config = build.settled(overrides.check(typed, source).configs[0])
     presence.check(config.data)
     from lockstep.data.inspection import inspect
     from lockstep.training.staging import once_a_node
@@ -47,18 +49,15 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
         leaks = [group for group in groups if len({split for split, _ in group}) > 1]
         twice = [group for group in groups if group not in leaks]
         broken = inspection.broken
-        transparent, animated = (
-            sum(getattr(each, name) for seen in inspection.seen.values() for each in seen)
-            for name in ("is_transparent", "is_animated")
-        )
+        is_folder = config.data.target == IMAGE_FOLDER
         rows = [
             *((split, _counts(inspection, split)) for split in inspection.seen),
             ("sizes", _sizes(inspection)),
             ("training", _use(inspection, decoding)),
             ("memory", _placement(config, images, decoding)),
             ("steps", _steps(config, len(inspection.seen["train"]))),
-            ("transparent", f"{transparent:,}, laid on {config.data.arguments()['background']}" if transparent else ""),
-            ("animated", f"{animated:,}, of which the first frame is used" if animated else ""),
+            *_special(config, inspection),
+            ("not read", _others(decoding.table.folder) if decoding is not None and is_folder else ""),
             ("broken", _finding(len(broken), "cannot be used", is_wrong=True)),
             ("leaks", _finding(len(leaks), "in more than one split", is_wrong=True)),
             ("duplicates", _finding(len(twice), "more than once in a split", is_wrong=False)),
@@ -121,21 +120,39 @@ def _sizes(inspection: "Inspection") -> str:
     )
 
 
+def _special(config: Config, inspection: "Inspection") -> Iterator[tuple[str, str]]:
+    """Yield the number of images that were not plain photographs, what is done about them, and the first one."""
+    from lockstep.data.images.decode import SPECIAL
+
+    found = inspection.special()
+    for kind in (kind for kind in SPECIAL if kind in found):
+        done = SPECIAL[kind].format(background=config.data.arguments()["background"])
+        yield kind, f"{len(found[kind]):,}, {done}; first {found[kind][0]}"
+
+
+def _others(folder: Path) -> str:
+    """Count the files that a folder of images skips for their type, such as HEIC."""
+    from lockstep.data.images.listing import IMAGE_SUFFIXES
+    from lockstep.data.transfer.copying import is_skipped
+
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    kinds = Counter(path.suffix.lower() or "no type" for path in paths if not any(map(is_skipped, path.parts)))
+    others = {kind: count for kind, count in kinds.most_common() if kind not in IMAGE_SUFFIXES}
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in others.items())
+    return f"{plural(sum(others.values()), 'file')} of other types: {counts}" if others else ""
+
+
 def _use(inspection: "Inspection", decoding: "Decoding | None") -> str:
     """Describe the input of the network."""
     if decoding is None:
         pixels = inspection.splits.train.pixels
         channels, height, width = pixels.shape[1:]
         return f"{channels}x{height}x{width} as they are, {str(pixels.dtype).removeprefix('torch.')}"
-    view, num_channels = decoding.view, decoding.channels
-    if view.size is None:
-        return f"{plural(num_channels, 'channel')}, sizes as they are"
+    view = decoding.view
     sizes = [each.size for seen in inspection.seen.values() for each in seen if each.size is not None]
     smaller = sum(view.scaled_size(*size) > size for size in sizes)
     enlarged = f"; {smaller:,} smaller, to be enlarged" if smaller else ""
-    how = "cover {}x{}, the centre cropped" if view.fit == "crop" else "fit inside {}x{}, and padded"
-    height, width = view.size
-    return f"scaled to {how.format(*view.bounds)}: {num_channels}x{height}x{width}{enlarged}"
+    return f"{'RGB' if decoding.channels == 3 else 'grey'} {view.text}{enlarged}"
 
 
 def _placement(config: Config, images: "Splits", decoding: "Decoding | None") -> str:

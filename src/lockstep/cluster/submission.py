@@ -31,7 +31,7 @@ def interruptible() -> contextlib.AbstractContextManager[None]:
 
 def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[RunFolder, int]:
     """Submit a new run. Returns its folder, whose name never changes, and the exit code."""
-    config = build.scaled(config)
+    config = build.settled(config)
     if config.dry_run:
         return _dry_run(config, config.run_name, chosen), 0
     code.needed([config], project.root())  # an error leaves not even an empty folder of the day

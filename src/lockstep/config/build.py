@@ -2,14 +2,16 @@
 
 import contextlib
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, Literal
 
-from lockstep.config import measured
+from lockstep.config import measured, signatures
 from lockstep.config.errors import ConfigError, one_line
 from lockstep.config.schema import Config
 from lockstep.config.storage import to_tree
 from lockstep.config.target_sections import Open, Target
 from lockstep.config.workers import resolve_workers
+from lockstep.system import processes
 
 SPECIAL = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")  # keys of Hydra
 
@@ -25,7 +27,40 @@ def monitored(config: Config) -> tuple[str, Literal["min", "max"]]:
     return name, "max" if is_max else "min"
 
 
-def scaled(config: Config) -> Config:
+def settled(config: Config) -> Config:
+    """Settle what a new run decides once: how its workers scale it, and the view of its pretrained weights.
+
+    The saved configuration has the numbers, so that nothing else has to know where they come from.
+    """
+    config = _scaled(config)
+    view, given = {"crop_percent": 1.0, "interpolation": "bilinear"}, config.data.arguments()
+    if measured.AUTO not in [given.get(name) for name in view]:
+        return config
+    target, model = config.model.target, config.model.arguments()
+    if target in signatures.LIBRARIES and model.get("pretrained") is True and not config.has_own_module:
+        view |= _pretrained_view(target, str(model.get("name")))
+    if given["fit"] == "letterbox" or given["image_size"] is None:
+        view["crop_percent"] = 1.0  # nothing is cropped
+    settled_view = {name: value for name, value in view.items() if given[name] == measured.AUTO}
+    return config.model_copy(update={"data": config.data.model_copy(update=settled_view)})
+
+
+@cache
+def _pretrained_view(target: str, name: str) -> dict[str, Any]:
+    return processes.call(_view, target, name)
+
+
+def _view(target: str, name: str) -> dict[str, Any]:
+    """Ask the library; without an answer for a name that it does not have, which the second round reports."""
+    from lockstep.models import libraries
+
+    try:
+        return libraries.pretrained_view(target, name)
+    except (RuntimeError, ValueError):
+        return {}
+
+
+def _scaled(config: Config) -> Config:
     """Multiply batch size and learning rate by the number of workers, if `scale_with_workers` is set."""
     if not config.scale_with_workers:
         return config

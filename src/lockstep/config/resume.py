@@ -47,6 +47,9 @@ def resumed_config(saved: Config, cfg: DictConfig, options: Groups) -> Config:
     """
     tree, unresolved = plain(cfg)
     tree = measured.resolved({**tree, "resume": None})
+    if isinstance(data := tree.get("data"), dict):  # the view that the run has settled
+        before = saved.data.arguments()
+        tree["data"] = {key: before.get(key, value) if value == measured.AUTO else value for key, value in data.items()}
     try:
         config = check_tree(tree, options, unresolved)
     except ConfigError as error:

@@ -20,13 +20,12 @@ from lockstep.system.hardware import num_cores
 
 
 class Seen(NamedTuple):
-    """One image: a digest of its file or pixels, its size (H, W) before it is scaled, and its errors."""
+    """One image: a digest of its file or pixels, its size (H, W) before it is scaled, its errors, and its `SPECIAL`."""
 
     digest: bytes
     size: tuple[int, int] | None
     errors: tuple[str, ...] = ()
-    is_transparent: bool = False
-    is_animated: bool = False
+    special: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,15 @@ class Inspection:
         """Errors of the images that cannot be used, one line per file."""
         lines = [error for seen in self.seen.values() for each in seen for error in each.errors]
         return list(dict.fromkeys(lines))
+
+    def special(self) -> dict[str, list[str]]:
+        """Return the names of the images of each kind of `SPECIAL`."""
+        found: dict[str, list[str]] = {}
+        for split, images in self.splits.parts.items():
+            for each, name in zip(self.seen[split], images.names, strict=True):
+                for kind in each.special:
+                    found.setdefault(kind, []).append(name)
+        return found
 
     def duplicates(self) -> list[list[tuple[str, str]]]:
         """Group identical readable images, each as (split, name)."""
@@ -95,10 +103,10 @@ def _inspect_file(images: ImageFiles, position: int) -> Seen:
     except OSError as error:
         return Seen(b"", None, (f"image {path} cannot be read ({error.strerror}): fix or delete it.",))
     try:
-        _, size, is_transparent, is_animated = images.decode(position)
+        _, size, special = images.decode(position)
     except ImageError as error:
         return Seen(digest, None, tuple(error.errors))
-    return Seen(digest, size, (), is_transparent, is_animated)
+    return Seen(digest, size, (), special)
 
 
 def _inspect_pixels(images: Images, position: Tensor) -> tuple[Seen, Tensor]:

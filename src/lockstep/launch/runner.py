@@ -47,7 +47,7 @@ def start(
 
     `stop_signals` records the signals for the caller. Each worker calls `first` before it trains.
     """
-    scaled = build.scaled(config)
+    scaled = build.settled(config)
     note = ""
     if config.scale_with_workers:
         note = (

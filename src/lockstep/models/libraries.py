@@ -127,6 +127,25 @@ def timm(
     return _prepared(net, origin, pretrained, download, head_only=head_only)
 
 
+def pretrained_view(target: str, name: str) -> dict[str, Any]:
+    """Return `crop_percent` and `interpolation` of the images for which a library has made its weights.
+
+    They are empty for a network without weights. Raises the library's RuntimeError or ValueError for an unknown name.
+    """
+    if target.endswith(".timm"):
+        import timm as library
+
+        settings: Any = library.get_pretrained_cfg(name, allow_unregistered=False)
+        return {"crop_percent": float(settings.crop_pct), "interpolation": settings.interpolation}
+    from torchvision import models
+
+    weights: Any = models.get_model_weights(name)
+    if not len(weights):
+        return {}
+    preset = weights.DEFAULT.transforms()
+    return {"crop_percent": preset.crop_size[0] / preset.resize_size[0], "interpolation": preset.interpolation.value}
+
+
 class _TakesEmpty(nn.Module):
     """Accepts an empty batch in a network without batch norm: transformers of timm reshape by -1, and fail on one.
 

@@ -57,8 +57,8 @@ def inputs_of(given: ImageLike, form: ImageFormat, view: View) -> Inputs:
     if isinstance(given, Image.Image):
         try:
             pixels, _ = pixels_of(given, channels, view.background)
-        except ValueError as error:
-            raise ValueError(f"This image has {error}: give one of 8 bits, or floats as a tensor.") from error
+        except Exception as error:  # Pillow reads a file when its pixels are needed, and decoders raise anything
+            raise ValueError(f"This image cannot be used ({error}): give another, or floats as a tensor.") from error
         return Inputs(view(pixels).unsqueeze(0), [None], True)
     if isinstance(given, Tensor):
         images = _checked(given, form, view)

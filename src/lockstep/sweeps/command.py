@@ -45,7 +45,7 @@ def prepared(
     config, subdir = compose(ledger.next_number if trial is None else trial.number)
     if config.scale_with_workers and config.trainer.devices == "auto":
         raise ConfigError(["scale_with_workers=true needs the number of workers of a trial: set trainer.devices=..."])
-    config = build.scaled(config)
+    config = build.settled(config)
     is_new = trial is None or not trial.folder.config.exists()  # a killed command may have left another one's files
     trial = trial or ledger.add(trial_overrides, subdir)
     folder = trial.folder
@@ -85,7 +85,7 @@ def check_study(
     first = ledger.trials[0]
     if first.folder.config.exists():
         config, _ = compose(first.overrides, first.number)
-        _check_same(ledger, first, storage.load(first.folder.config), build.scaled(config))
+        _check_same(ledger, first, storage.load(first.folder.config), build.settled(config))
 
 
 def run(

@@ -10,6 +10,8 @@ from lockstep.callbacks.own_module import metrics_of, skipped_steps, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped
 from lockstep.config import errors, measured
+from lockstep.config.target_sections import OF_FILES
+from lockstep.data.images.views import VIEW_KEYS, View
 from lockstep.data.module import ImageData
 from lockstep.models.classifier import Classifier
 from lockstep.runs import verified
@@ -94,6 +96,9 @@ def show_header(
     shape = "x".join(map(str, data.image_shape))
     used = ", ".join(_used(data, split) for split in data.splits.parts)
     rows = [("data", f"{used} images of {shape}, {_classes(module, data)}, {data.placement}")]
+    if config.data.target in OF_FILES:
+        view = View.of(*(config.data.arguments()[name] for name in VIEW_KEYS))
+        rows.append(("images", f"photographs {view.text}"))
     absent = {split: data.splits.absent_classes(split) for split in ("val", "test")}
     rows += [(f"no {split}", f"image of {errors.several(names)}") for split, names in absent.items() if names]
     rows.append(("network", plural(_num_parameters(module), "parameter")))

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.config import compose, errors, overrides, presence, storage, validation
+from lockstep.config import build, compose, errors, overrides, presence, storage, validation
 from lockstep.config.schema import Config
 from lockstep.launch import parent
 from lockstep.launch.worker import Job
@@ -88,7 +88,7 @@ def _checked(texts: Sequence[str], source: compose.Source) -> Config:
     tree["strategy"] |= {"name": "cpu", "interface": None}
     tree |= {"silent": True, "compile": False, "logger": {}, "scale_with_workers": False}
     tree["eval_batch_size"] = min(tree["eval_batch_size"], tree["global_batch_size"])
-    return validation.check_tree(tree)
+    return build.settled(validation.check_tree(tree))
 
 
 class Verification:

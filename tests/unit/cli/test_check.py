@@ -49,7 +49,7 @@ def test_a_folder_in_order_is_counted_and_measured(root: Path, capsys: pytest.Ca
     assert rows["train"] == "12 images (fox: 6, hen: 6)"
     assert rows["val"] == rows["test"] == "4 images (fox: 2, hen: 2)"
     assert rows["sizes"] == "height 10 to 40, median 10, width 12 to 30, median 12"
-    assert rows["training"] == ("scaled to cover 11x11, the centre cropped: 3x11x11; 19 smaller, to be enlarged")
+    assert rows["training"] == "RGB at 11x11: short side 11, centre crop, bilinear; 19 smaller, to be enlarged"
     assert rows["memory"].startswith("7.1 KiB in data/cache/images-3x11x11-")
     assert rows["memory"].endswith("to be decoded once")
     assert rows["steps"] == "3 an epoch of 5 images each, 10 epochs"
@@ -76,14 +76,32 @@ def test_broken_files_leaks_and_duplicates_are_named_each(root: Path, capsys: py
     ]
 
 
-def test_transparent_and_animated_files_are_counted(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_photographs_that_are_not_plain_are_counted_and_the_first_is_named(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for split, name in (("train", "a"), ("val", "b")):
         Image.new("RGBA", (12, 12), (0, 0, 0, len(name))).save(root / split / "fox" / f"{name}.png")
     Image.new("RGBA", (12, 12), (0, 0, 0, 255)).save(root / "test" / "hen" / "opaque.png")
     frames = [Image.new("RGB", (12, 12), colour) for colour in ("red", "blue")]
     frames[0].save(root / "test" / "hen" / "c.gif", save_all=True, append_images=frames[1:])
+    Image.new("CMYK", (12, 12), (0, 90, 0, 0)).save(root / "val" / "hen" / "print.jpg")
+    Image.new("I;16", (12, 12), 900).save(root / "val" / "hen" / "deep.tif")
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    Image.new("RGB", (12, 12), "red").save(root / "val" / "hen" / "turned.jpg", exif=exif)
+    for name in ("a.HEIC", "b.heic", "notes", ".hidden", "@eaDir/c.heic"):
+        (root / "train" / "hen" / name).parent.mkdir(exist_ok=True)
+        (root / "train" / "hen" / name).touch()
     rows, _ = said(capsys, *FOLDER, "data.background=grey", code=EXIT_FAILED)  # a.png and b.png are alike
-    assert (rows["transparent"], rows["animated"]) == ("2, laid on grey", "1, of which the first frame is used")
+    assert rows["not read"] == "3 files of other types: 2 .heic, 1 no type"
+    assert {name: text for name, text in rows.items() if "first" in text} == {
+        "rotated": "1, turned upright by their EXIF data; first val/hen/turned.jpg",
+        "CMYK": "1, converted to RGB without their colour profile; first val/hen/print.jpg",
+        "16 bits": "1, cut to 8; first val/hen/deep.tif",
+        "palette": "1, converted to the colours; first test/hen/c.gif",
+        "transparent": "2, laid on grey; first train/fox/a.png",
+        "animated": "1, of which the first frame is used; first test/hen/c.gif",
+    }
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lockstep.config import build, storage
 from lockstep.config.compose import composed
 from lockstep.config.errors import ConfigError
 from lockstep.config.target_sections import Open
 from lockstep.config.validation import check_tree, checked
+from lockstep.runs.files import write_atomically
 
 TEXTS = ["${oc.env:HOME}", "???", r"\\\${x}"]
 
@@ -57,3 +59,59 @@ def test_what_a_target_raises_comes_out_and_what_hydra_refuses_stays_refused() -
         build.build(Open.model_validate({"_target_": "nowhere.at_all"}))
     with pytest.raises(Exception, match=r"os\.system"):
         build.build(Open.model_validate({"_target_": "os.system", "command": "true"}))
+
+
+# -- what a new run settles --------------------------------------------------------------------------------------------
+
+NETWORK, OF_TIMM = ("model=torchvision", "model.name=efficientnet_b0"), ("model=timm", "model.pretrained=true")
+PRETRAINED = (*NETWORK, "model.pretrained=true")
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ((), (1.0, "bilinear")),
+        (NETWORK, (1.0, "bilinear")),
+        ((*NETWORK, "model.pretrained=weights.pth"), (1.0, "bilinear")),
+        (PRETRAINED, (224 / 256, "bicubic")),
+        ((*PRETRAINED, "model.name=regnet_y_400mf"), (224 / 232, "bilinear")),
+        ((*PRETRAINED, "model.name=mnasnet0_5", "data.crop_percent=0.5"), (0.5, "bilinear")),
+        ((*PRETRAINED, "data.fit=letterbox"), (1.0, "bicubic")),
+        ((*PRETRAINED, "data.image_size=null"), (1.0, "bicubic")),
+        ((*PRETRAINED, "data.interpolation=bilinear"), (224 / 256, "bilinear")),
+        ((*PRETRAINED, "model.name=nothing"), (1.0, "bilinear")),
+        ((*OF_TIMM, "model.name=resnet18"), (0.95, "bicubic")),
+        ((*OF_TIMM, "model.name=resnet18.tv_in1k"), (0.875, "bilinear")),
+        ((*OF_TIMM, "model.name=resnet18.nothing"), (1.0, "bilinear")),
+    ],
+)
+def test_auto_is_the_view_of_pretrained_weights(
+    monkeypatch: pytest.MonkeyPatch, texts: tuple[str, ...], expected: tuple[float, str]
+) -> None:
+    asked: list[str] = []
+
+    def call(function: Any, *arguments: str) -> Any:
+        asked.append(arguments[1])
+        return function(*arguments)
+
+    monkeypatch.setattr(build.processes, "call", call)
+    build._pretrained_view.cache_clear()
+    config = checked(composed(["data=image_folder", "data.root=x", *texts]))
+    settled = build.settled(config)
+    view = settled.data.arguments()
+    assert (view["crop_percent"], view["interpolation"]) == expected
+    assert asked == [settled.model.arguments().get("name")] * ("model.pretrained=true" in texts)
+    monkeypatch.setattr(build.processes, "call", None)  # the numbers stay, whatever the library becomes
+    build._pretrained_view.cache_clear()
+    assert build.settled(settled) == settled
+
+
+def test_a_run_of_an_earlier_version_keeps_its_view(tmp_path: Path) -> None:
+    tree = storage.to_tree(checked(composed(["data=image_folder", "data.root=x", *PRETRAINED])))
+    for key in ("crop_percent", "fit", "interpolation"):
+        del tree["data"][key]
+    write_atomically(tmp_path / "config.yaml", yaml.safe_dump(tree))
+    found = storage.load(tmp_path / "config.yaml")
+    view = found.data.arguments()
+    assert (view["crop_percent"], view["fit"], view["interpolation"]) == (1.0, "crop", "bilinear")
+    assert build.settled(found) == found

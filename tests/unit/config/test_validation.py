@@ -653,16 +653,24 @@ def test_a_resume_takes_the_whole_command_again() -> None:
         resumed(saved, "experiment=fashion_mnist", "resume=x")
 
 
+def test_auto_of_a_resume_is_the_view_that_the_run_has() -> None:
+    texts = ["data=image_folder", "data.root=x"]
+    saved = build.settled(config_of(*texts))
+    assert resumed(saved, *texts, "resume=x") == saved
+    with pytest.raises(ConfigError, match=r"data\.crop_percent=0\.5 cannot change on resume, this run has 1\.0"):
+        resumed(saved, *texts, "data.crop_percent=0.5", "resume=x")
+
+
 # -- what a configuration is ------------------------------------------------------------------------------------------
 
 
 def test_scaling_multiplies_batch_and_rate_by_the_workers_once() -> None:
     config = config_of("scale_with_workers=true", "strategy=cpu", "trainer.devices=3", "optimizer.lr=0.1")
-    scaled = build.scaled(config)
+    scaled = build.settled(config)
     assert scaled.global_batch_size == 3 * config.global_batch_size
     assert scaled.optimizer.lr == pytest.approx(3 * 0.1)
-    assert build.scaled(scaled) == scaled
-    assert build.scaled(config_of("trainer.devices=3")) == config_of("trainer.devices=3")
+    assert build.settled(scaled) == scaled
+    assert build.settled(config_of("trainer.devices=3")) == config_of("trainer.devices=3")
 
 
 def test_the_fingerprint_is_equal_for_equal_configurations_alone() -> None:

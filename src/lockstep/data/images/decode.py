@@ -1,6 +1,7 @@
 """From image files to uint8 pixels, the same in training, prediction and a cache."""
 
 import contextlib
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,6 +25,15 @@ TURNS = {  # by EXIF orientation
     8: Image.Transpose.ROTATE_90,
 }
 SWAPS = [TURNS[orientation] for orientation in (5, 6, 7, 8)]  # height and width
+# what is done about files that are not plain upright photographs of 8 bits, by the name that `data check` counts
+SPECIAL = {
+    "rotated": "turned upright by their EXIF data",
+    "CMYK": "converted to RGB without their colour profile",
+    "16 bits": "cut to 8",
+    "palette": "converted to the colours",
+    "transparent": "laid on {background}",
+    "animated": "of which the first frame is used",
+}
 # factor and divisor from a transparent colour that Pillow 13 leaves as the PNG stores it, to that of the pixels
 TRANSPARENT_SCALES = {"L;2": (85, 1), "L;4": (17, 1), "RGB;16B": (1, 256)}
 
@@ -50,16 +60,14 @@ def shortened(lines: Sequence[str]) -> str:
 
 
 class DecodedImage(NamedTuple):
-    """An image as uint8 (C, H, W), and the `size` (H, W) that the file has, upright.
+    """An image as uint8 (C, H, W), the `size` (H, W) of the file, upright, and the names in `SPECIAL` that apply.
 
-    The decoder of a JPEG may have shrunk it. `is_animated`: the file has more frames or pages, of which this is the
-    first.
+    The decoder of a JPEG may have shrunk it.
     """
 
     pixels: Tensor
     size: tuple[int, int]
-    is_transparent: bool
-    is_animated: bool
+    special: tuple[str, ...]
 
 
 def decode(path: str, channels: int, view: View) -> DecodedImage:
@@ -74,8 +82,9 @@ def decode(path: str, channels: int, view: View) -> DecodedImage:
             if limit is not None and file.width * file.height > limit:
                 raise ValueError(f"{file.height}x{file.width} (HxW) are more than {limit:,} pixels")
             size = _shrunk(file, view)
-            pixels, is_transparent = pixels_of(file, channels, view.background)
-            return DecodedImage(pixels, size or size_of(pixels), is_transparent, _is_animated(file))
+            pixels, special = pixels_of(file, channels, view.background)
+            special = (*special, "animated") if _is_animated(file) else special
+            return DecodedImage(pixels, size or size_of(pixels), special)
     except Exception as error:  # decoders raise any exception
         text = " ".join(str(error).split()) or type(error).__name__
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else text
@@ -94,31 +103,42 @@ def _shrunk(file: ImageFile, view: View) -> tuple[int, int] | None:
     return size
 
 
-def pixels_of(image: Image.Image, channels: int, background: str) -> tuple[Tensor, bool]:
-    """Return the uint8 pixels (C, H, W) of a Pillow image, as in `decode`, and whether any of them is transparent.
+def pixels_of(image: Image.Image, channels: int, background: str) -> tuple[Tensor, tuple[str, ...]]:
+    """Return the uint8 pixels (C, H, W) of a Pillow image, as in `decode`, and the names in `SPECIAL` that apply.
 
     `background` is a colour of PIL.ImageColor. Raises ValueError for 32-bit pixels, and errors of Pillow.
     """
-    tiles = getattr(image, "tile", [])
+    tile = next(iter(getattr(image, "tile", [])), None)
+    stored = str(tile and tile.args)
     image.load()  # sets mode and EXIF
-    turn, is_transparent = _turn(image), False
-    if image.mode.startswith("I;16"):
+    if image.mode == "I" and image.format == "PPM":  # Pillow reads PGM of 9 to 16 bits as 32
+        image = image.convert("I;16")
+    turn, mode, is_transparent = _turn(image), image.mode, False
+    if mode.startswith("I;16"):
         image = _cut_to_eight_bits(image)
-    elif image.mode in ("I", "F"):
-        raise ValueError(f"32-bit pixels (mode {image.mode})")
-    elif "transparency" in image.info and tiles and tiles[0].args in TRANSPARENT_SCALES:
-        factor, divisor = TRANSPARENT_SCALES[tiles[0].args]
-        stored = np.array(image.info["transparency"]) * factor // divisor
-        image.info["transparency"] = tuple(stored.tolist()) if stored.ndim else int(stored)
+    elif mode in ("I", "F"):
+        raise ValueError(f"32-bit pixels (mode {mode})")
+    elif tile and "transparency" in image.info and tile.args in TRANSPARENT_SCALES:
+        factor, divisor = TRANSPARENT_SCALES[tile.args]
+        colour = np.array(image.info["transparency"]) * factor // divisor
+        image.info["transparency"] = tuple(colour.tolist()) if colour.ndim else int(colour)
     if image.has_transparency_data:
         layer = image.convert("RGBA")
         is_transparent = layer.getchannel("A").getextrema() != (255, 255)
         image = Image.new("RGB", layer.size, background)
         image.paste(layer, mask=layer)
-    mode = "L" if channels == 1 else "RGB"
-    image = image if image.mode == mode else image.convert(mode)
+    wanted = "L" if channels == 1 else "RGB"
+    image = image if image.mode == wanted else image.convert(wanted)
     pixels = np.array(image if turn is None else image.transpose(turn))
-    return torch.from_numpy(pixels).view(*pixels.shape[:2], channels).permute(2, 0, 1), is_transparent
+    found = {
+        "rotated": turn is not None,
+        "CMYK": mode == "CMYK",
+        "16 bits": mode.startswith("I;16") or re.search(r";16[BLN]", stored) is not None,
+        "palette": mode in ("P", "PA"),
+        "transparent": is_transparent,
+    }
+    tensor = torch.from_numpy(pixels).view(*pixels.shape[:2], channels).permute(2, 0, 1)
+    return tensor, tuple(name for name, is_there in found.items() if is_there)
 
 
 def upright_size(file: ImageFile) -> tuple[int, int]:

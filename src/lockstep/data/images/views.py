@@ -55,6 +55,17 @@ class View:
         others = ((self.fit, "crop"), (f"{self.crop_percent:.4g}", "1"), (self.interpolation, "bilinear"))
         return "-".join([size, *(value for value, usual in others if value != usual)])
 
+    @property
+    def text(self) -> str:
+        """The view in plain words, after "photographs"."""
+        if self.size is None:
+            return "in their own size"
+        (height, width), size = self.bounds, "x".join(map(str, self.size))
+        if self.fit == "letterbox":
+            return f"at {size}: whole, padded with {self.background}, {self.interpolation}"
+        scaled = f"short side {height}" if height == width else f"covering {height}x{width}"
+        return f"at {size}: {scaled}, centre crop, {self.interpolation}"
+
     def __call__(self, images: Tensor) -> Tensor:
         """Scale and crop images (..., C, H, W)."""
         return self.cropped(self.scaled(images))

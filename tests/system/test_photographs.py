@@ -1,0 +1,156 @@
+"""Photographs, from a folder to predictions: docs/photographs.md as typed, and the view of pretrained weights."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_image
+from torch import Tensor, nn
+from torchvision import models
+
+import lockstep
+from lockstep.config import storage
+from lockstep.models import libraries
+from lockstep.runs.folder import RunFolder
+from tests.support import guides
+from tests.support.harness import ROOT, SMALL
+
+pytestmark = [pytest.mark.full, pytest.mark.processes]
+
+
+def weights_of(name: str) -> Any:
+    found: Any = models.get_model_weights(name)
+    return found.DEFAULT
+
+
+def library_of(home: Path, name: str) -> None:
+    """Write weights into the cache of torchvision: random ones, because a test downloads nothing."""
+    path = home / "hub" / "checkpoints" / Path(weights_of(name).url).name
+    path.parent.mkdir(parents=True)
+    torch.manual_seed(0)
+    net = models.get_model(name)
+    for layer in net.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.momentum = None
+    with torch.no_grad():
+        net(torch.randn(16, 3, 64, 64))  # statistics by which an image makes a difference
+    torch.save(net.state_dict(), path)
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+PAGE = ROOT / "docs" / "photographs.md"
+SMALLER = ("data.image_size=64", "trainer.max_epochs=2", "trainer.precision=float32", *SMALL[-4:])
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """The folder at the end of the page, and what each of its commands printed; trainings are smaller."""
+    folder, said = tmp_path_factory.mktemp("typed"), {}
+    library_of(folder / "home", "resnet18")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_HOME", str(folder / "home"))
+        for guide in guides.guides(PAGE).values():
+            guide.write(folder)
+            for words in guide.commands:
+                more = SMALLER if words[:2] == ("lockstep", "train") else ()
+                said[" ".join(words[:2])] = guides.run(folder, *words, *more)
+    return folder, said
+
+
+def test_every_command_of_the_page_works_and_prints_what_it_shows(typed: tuple[Path, dict[str, str]]) -> None:
+    folder, said = typed
+    assert not guides.long_blocks(PAGE)
+    shown = [block.splitlines() for kind, block in guides.BLOCK.findall(PAGE.read_text()) if kind == "text"]
+    assert not {line for line in shown[0] if "..." not in line} - {*said["lockstep data"].splitlines()}
+    small = "images      photographs at 64x64: short side 73, centre crop, bilinear"
+    assert small in said["lockstep train"].splitlines()
+    assert small.replace("64x64", "224x224").replace("73", "256") in shown[1]
+    with (folder / "predictions.csv").open() as file:
+        rows = {row["file"]: row for row in csv.DictReader(file)}
+    right = sum(row["class"] == name.partition("/")[0] for name, row in rows.items())
+    assert f"\naccuracy  {right / 30:.6f}\n" in said["lockstep eval"]
+    for line in said["python use.py"].splitlines():
+        name, class_name, probability = line.split()
+        row = rows[name.removeprefix("photos/test/")]
+        assert (row["class"], float(row["probability"])) == (class_name, pytest.approx(float(probability), abs=2e-6))
+
+
+# -- the view of pretrained weights ------------------------------------------------------------------------------------
+
+NAME = "efficientnet_b0"  # resized to 256, bicubic, cropped to 224
+OPTIONS = (
+    *("data=image_folder", "data.root=photos", "data.image_size=224", "data.cache=null", "model=torchvision"),
+    *(f"model.name={NAME}", "model.pretrained=true", "optimizer.lr=1e-4", "trainer.limit_train_batches=1"),
+    *("trainer.max_epochs=1", "global_batch_size=2", "eval_batch_size=4", *SMALL[-4:], "trainer.precision=float32"),
+)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with photographs of two classes, and a run that has seen two of them."""
+    folder = tmp_path_factory.mktemp("project")
+    draw = np.random.default_rng(0)
+    for name in ("china", "flower"):
+        picture = Image.fromarray(load_sample_image(f"{name}.jpg"))
+        (folder / "photos" / name).mkdir(parents=True)
+        for number in range(6):
+            width, height = draw.integers(260, 400, 2).tolist()
+            picture.crop((10, 10, 10 + width, 10 + height)).save(folder / "photos" / name / f"{number}.png")
+    library_of(folder / "home", NAME)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_HOME", str(folder / "home"))
+        said = guides.run(folder, "lockstep", "train", *OPTIONS)
+    assert "images      photographs at 224x224: short side 256, centre crop, bicubic\n" in said
+    return folder
+
+
+def reference(run: RunFolder, inputs: Tensor) -> Tensor:
+    """The probabilities of torchvision's own network with the weights of a run."""
+    state = torch.load(run.best_checkpoint, weights_only=True)["state_dict"]
+    net = models.get_model(NAME, num_classes=2).eval()
+    net.load_state_dict({key.removeprefix("net."): value for key, value in state.items() if key.startswith("net.")})
+    with torch.inference_mode():
+        return net(inputs).double().softmax(1)
+
+
+def test_a_photograph_is_seen_as_the_weights_saw_theirs_whatever_the_library_becomes(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder((project / "outputs" / "latest").resolve())
+    view = storage.load(run.config).data.arguments()
+    assert (view["crop_percent"], view["interpolation"]) == (0.875, "bicubic")
+    monkeypatch.setattr(libraries, "pretrained_view", None)
+    monkeypatch.chdir(project)
+    paths = sorted((project / "photos").rglob("*.png"))
+    transforms = weights_of(NAME).transforms()
+    images = [torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1) for path in paths]
+    inputs = torch.stack([transforms(image) for image in images])
+    expected = reference(run, inputs)
+
+    # what one grey level changes, in each value of each pixel, at random
+    level = (1 / 255 / torch.tensor(transforms.std)).view(3, 1, 1)
+    signs = [torch.rand(inputs.shape, generator=torch.Generator().manual_seed(seed)).sub(0.5).sign() for seed in (1, 2)]
+    limit = max((reference(run, inputs + level * sign) - expected).abs().max().item() for sign in signs)
+    other = weights_of(NAME).transforms(resize_size=224)
+    assert (reference(run, torch.stack([other(image) for image in images])) - expected).abs().max() > 4 * limit
+
+    network = lockstep.load("latest")
+    ways = {
+        "paths": network(paths),
+        "PIL": network([Image.fromarray(image.permute(1, 2, 0).numpy()) for image in images]),
+        "arrays": network([image.permute(1, 2, 0).numpy() for image in images]),
+        "tensors": network(images),
+    }
+    for way, predictions in ways.items():
+        assert (predictions.values.cpu() - expected).abs().max() <= limit, way
+    guides.run(project, "lockstep", "predict", "latest", "photos", "--output", "predictions.csv")
+    with (project / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["file"] for row in rows] == [path.relative_to(project / "photos").as_posix() for path in paths]
+    found = torch.tensor([float(row["probability"]) for row in rows], dtype=torch.float64)
+    assert (found - expected.max(1).values).abs().max() <= limit + 1e-6
