@@ -10,6 +10,7 @@ from lockstep.callbacks.own_module import metrics_of, skipped_steps, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped
 from lockstep.config import errors, measured
+from lockstep.config.schema import Config
 from lockstep.config.target_sections import OF_FILES
 from lockstep.data.images.views import VIEW_KEYS, View
 from lockstep.data.module import ImageData
@@ -97,8 +98,7 @@ def show_header(
     used = ", ".join(_used(data, split) for split in data.splits.parts)
     rows = [("data", f"{used} images of {shape}, {_classes(module, data)}, {data.placement}")]
     if config.data.target in OF_FILES:
-        view = View.of(*(config.data.arguments()[name] for name in VIEW_KEYS))
-        rows.append(("images", f"photographs {view.text}"))
+        rows.append(("images", f"photographs {_views(config)}"))
     absent = {split: data.splits.absent_classes(split) for split in ("val", "test")}
     rows += [(f"no {split}", f"image of {errors.several(names)}") for split, names in absent.items() if names]
     rows.append(("network", plural(_num_parameters(module), "parameter")))
@@ -115,6 +115,14 @@ def show_header(
     name = config.module.target if config.has_own_module else config.model.target
     title = f"Lockstep: {name.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
     show_table(title + (", resumed" if is_resumed else ""), [*rows, ("run folder", shown(here.folder.path))])
+
+
+def _views(config: Config) -> str:
+    """Describe how photographs are seen in an evaluation, and in training if that differs."""
+    view = View.of(*(config.data.arguments()[name] for name in VIEW_KEYS))
+    scale = config.augment.random_resized_crop.scale
+    parts = f"; in training parts of {100 * scale[0]:g} to {100 * scale[1]:g} % of the area" if scale else ""
+    return f"{view.text}{parts}"
 
 
 def _verified(here: Session, module: L.LightningModule) -> str:
