@@ -1,7 +1,6 @@
 """`lockstep data check`: counts and checks the images of a configuration, and shows how they are trained on."""
 
 import contextlib
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -41,7 +40,7 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
 
     progress = Progress("Reading images", "images")
     with contextlib.ExitStack() as held:
-        load = partial(opened, config.seed)
+        load = partial(opened, config.seed, config.augment.has_crops)
         images, decoding = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False, held=held)
         inspection = inspect(images, progress.show)
         progress.end()
@@ -72,12 +71,12 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
     return EXIT_FAILED if broken or leaks else 0
 
 
-def opened(seed: int, section: Data) -> "tuple[Splits, Decoding | None]":
-    """Return the images of a source; those of files are not decoded."""
+def opened(seed: int, has_crops: bool, section: Data) -> "tuple[Splits, Decoding | None]":
+    """Return the images of a source; those of files are not decoded, and kept whole with `has_crops`."""
     if section.target in OF_FILES:
         from lockstep.training.staging import files_of
 
-        decoding = files_of(section)
+        decoding = files_of(section, has_crops=has_crops)
         return decoding.listed(), decoding
     from lockstep.data.sources.datasets import seeded
     from lockstep.training.assembly import source
@@ -167,7 +166,7 @@ def _placement(config: Config, images: "Splits", decoding: "Decoding | None") ->
             return f"{size_text(total)} in host memory{gpu}"
         return f"streamed: made when they are needed ({pixels.reason})"
     try:
-        total = math.prod(decoding.files.shape)
+        total = decoding.num_bytes
     except ImageError:
         return "unknown: the first image is broken"
     if reason := decoding.streaming_reason(memory):

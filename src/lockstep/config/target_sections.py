@@ -85,7 +85,8 @@ class Data(Target):
         description="storage of pixels; auto: GPU if they fit, else host memory, else stream (decoded when needed)",
     )
     num_workers: Annotated[Literal["auto"] | Positive, Scope.PLACE] = Field(
-        default="auto", description="processes per worker that load streamed images; auto: one per core"
+        default="auto",
+        description="processes per worker that read streamed images or crop at random; auto: one per core, or enough",
     )
     copy_to: Annotated[PathText | None, Scope.PLACE] = Field(
         default=None,
