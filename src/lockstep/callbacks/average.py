@@ -7,6 +7,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from typing_extensions import override
@@ -30,6 +31,12 @@ class AveragedWeights(WeightAveraging):
         super().setup(trainer, pl_module, stage)
         if self._average_model is not None:
             self._average_model.__class__ = _Average
+
+    @override
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Resume an average. Lightning (2.6) would also test the last weights in place of the averages of best.ckpt."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            super().on_load_checkpoint(trainer, pl_module, checkpoint)
 
 
 class _Average(AveragedModel):

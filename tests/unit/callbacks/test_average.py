@@ -5,6 +5,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -75,3 +76,19 @@ def test_the_number_of_updates_is_never_read_from_the_gpu(monkeypatch: pytest.Mo
     ours.update_parameters(module)
     monkeypatch.undo()
     assert ours.n_averaged == 2
+
+
+@pytest.mark.parametrize(("function", "kept"), [(TrainerFn.FITTING, "current_model_state"), ("test", "state_dict")])
+def test_a_resume_gets_the_last_weights_and_a_test_the_averages(function: Any, kept: str) -> None:
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer.state.fn = function
+    callback, module = AveragedWeights(multi_avg_fn=get_ema_multi_avg_fn(0.9)), Module()
+    callback.setup(trainer, module, "fit")
+    train(module)
+    checkpoint: dict[str, Any] = {"state_dict": module.state_dict()}
+    callback.on_save_checkpoint(trainer, module, checkpoint)
+    saved = {key: {name: value.clone() for name, value in checkpoint[key].items()} for key in checkpoint}
+    module.load_state_dict(saved["state_dict"])
+    callback.on_load_checkpoint(trainer, module, saved)
+    assert not torch.equal(saved["state_dict"]["net.0.weight"], saved["current_model_state"]["net.0.weight"])
+    assert torch.equal(module.state_dict()["net.0.weight"], saved[kept]["net.0.weight"])

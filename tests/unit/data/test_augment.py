@@ -86,13 +86,13 @@ def one_by_one(augment: Augment, images: Tensor, shard: Shard) -> Tensor:
     mode = "reflect" if augment.crop_border == "reflect" else "constant"
     for number, image in enumerate(images):
         result = image
-        if draws.corners is not None:
-            top, left = draws.corners[:, number].tolist()
+        top, left, is_inverted, is_mirrored = draws.window[:, number].tolist()
+        if augment.crop_padding:
             padded = F.pad(image, (augment.crop_padding,) * 4, mode=mode)
             result = padded[:, top : top + height, left : left + width]
-        if draws.mirrored is not None and draws.mirrored[number]:
+        if is_mirrored:
             result = result.flip(2)
-        if draws.inverted is not None and draws.inverted[number]:
+        if is_inverted:
             result = result.flip(1)
         result = result.clone()
         for boxes in draws.filled:
@@ -207,7 +207,7 @@ def numbers(augment: Augment, shard: Shard) -> list[float]:
     draws = augment.draw(shard, positions(shard, with_partner=True), 32, 32)
     assert draws.mixed is not None
     drawn = [tensor for part in draws.operations for tensor in part[1:]]
-    tensors = [draws.rotation, draws.corners, draws.inverted, *draws.filled, *drawn, *draws.jitter.values()]
+    tensors = [draws.rotation, draws.window, *draws.filled, *drawn, *draws.jitter.values()]
     tensors += draws.mixed
     return [number for tensor in tensors if tensor is not None for number in tensor.flatten().tolist()]
 
@@ -223,10 +223,8 @@ def test_every_seed_epoch_and_step_has_its_own_draws() -> None:
 def test_switching_a_part_on_leaves_the_draws_of_the_others_as_they_were() -> None:
     alone = FILLED.draw(whole(50), torch.arange(50), 16, 16)
     together = ALL_PARTS.draw(whole(50), torch.arange(51) % 50, 16, 16)
-    assert alone.corners is not None
-    assert together.corners is not None
     # the partner of the last sample is the first, whose draws come once more
-    assert torch.equal(together.corners, torch.cat([alone.corners, alone.corners[:, :1]], 1))
+    assert torch.equal(together.window[:2], torch.cat([alone.window[:2], alone.window[:2, :1]], 1))
     assert torch.equal(together.filled[0][:, :50], alone.filled[0])
 
 
@@ -245,11 +243,10 @@ def test_turns_flips_and_squares_are_drawn_evenly() -> None:
     augment = replace(PHOTOGRAPHS, rotation=90.0, mixup=0.0, cutmix=0.0, erasing=0.0)
     draws = augment.draw(whole(20_000), torch.arange(20_000), 20, 12)
     assert draws.rotation is not None
-    assert draws.inverted is not None
     cos, sin = draws.rotation[0, 0], draws.rotation[1, 0]
     counts = torch.histc(torch.atan2(sin, cos).rad2deg(), 8, -90, 90)
     assert counts.tolist() == pytest.approx([2500] * 8, rel=0.12)  # six standard deviations
-    assert draws.inverted.double().mean().item() == pytest.approx(0.5, abs=0.02)
+    assert draws.window[2].double().mean().item() == pytest.approx(0.5, abs=0.02)
     top, bottom, left, right = draws.filled[0]
     assert top.bincount().tolist() == pytest.approx([20_000 / 17] * 17, rel=0.18)
     assert left.bincount().tolist() == pytest.approx([20_000 / 9] * 9, rel=0.13)

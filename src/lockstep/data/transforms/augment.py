@@ -27,9 +27,7 @@ class Draws(NamedTuple):
     operations: tuple[OperationDraws, ...]  # one after the other
     jitter: dict[str, Tensor]  # strengths of changes of colour, int64 (B,) each
     rotation: Tensor | None  # float64 (2, 3, B), source positions
-    corners: Tensor | None  # int64 (2, B): top, left
-    mirrored: Tensor | None  # int64 (B,), 0 or 1
-    inverted: Tensor | None  # int64 (B,), 0 or 1: upside down
+    window: Tensor  # int64 (4, B): top, left, and 0 or 1: upside down, mirrored
     filled: tuple[Tensor, ...]  # boxes to fill, int64 (4, B) each
     mixed: MixDraws | None
 
@@ -109,7 +107,7 @@ class Augment:
         elif self.rand_augment["num_ops"]:
             numbers = by_index("rand_augment", 2 * self.rand_augment["num_ops"])
             changes = operations.draw_random(numbers, self.rand_augment["magnitude"], height, width)
-        rotation = inverted = mixed = None
+        rotation = mixed = None
         if self.rotation:
             rotation = moves.rotations(math.radians(self.rotation) * (2 * by_index("rotation")[0] - 1), height, width)
         first = source("augment")
@@ -117,8 +115,9 @@ class Augment:
         top, left, mirrored, y, x = (torch.randint(end, (shard.group_size,), generator=first)[kept] for end in ends)
         if self.flip == "alternating":
             mirrored = (hashed(indices, self.seed, "flip") + shard.epoch) % 2
+        flips = [torch.zeros_like(top), mirrored * bool(self.flip)]
         if self.vertical_flip:
-            inverted = (by_index("vertical_flip")[0] < 0.5).long()
+            flips[0] = (by_index("vertical_flip")[0] < 0.5).long()
         filled = []
         if self.cutout:
             if self.cutout_inside:
@@ -132,9 +131,7 @@ class Augment:
             operations=changes,
             jitter=photometric.draw_jitter(self.color_jitter, by_index),
             rotation=rotation,
-            corners=torch.stack([top, left]) if self.crop_padding else None,
-            mirrored=mirrored if self.flip else None,
-            inverted=inverted,
+            window=torch.stack([top, left, *flips]),
             filled=tuple(filled),
             mixed=mixed,
         )
@@ -156,13 +153,12 @@ class Augment:
     def _moved(self, images: Tensor, draws: Draws) -> Tensor:
         if draws.rotation is not None:
             images = in_parts(moves.mapped, images, draws.rotation)
-        if draws.corners is not None:
+        if self.crop_padding:
             crop = partial(moves.cropped, padding=self.crop_padding, is_reflected=self.crop_border == "reflect")
-            images = in_parts(crop, images, draws.corners)
-        if draws.mirrored is not None:
-            images = in_parts(partial(moves.flipped, dim=3), images, draws.mirrored)
-        if draws.inverted is not None:
-            images = in_parts(partial(moves.flipped, dim=2), images, draws.inverted)
+            return in_parts(crop, images, draws.window)
+        for dim, is_on, is_flipped in zip((2, 3), (self.vertical_flip, self.flip), draws.window[2:], strict=True):
+            if is_on:
+                images = in_parts(partial(moves.flipped, dim=dim), images, is_flipped)
         return images
 
     def _fill(self, images: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:

@@ -41,15 +41,16 @@ def mapped(images: Tensor, maps: Tensor) -> Tensor:
     return F.pad(images, (1,) * 4).flatten(2).gather(2, position.expand(-1, images.shape[1], -1)).view_as(images)
 
 
-def cropped(images: Tensor, corners: Tensor, *, padding: int, is_reflected: bool) -> Tensor:
-    """Cut each of B images from a border of `padding` pixels, zeros or the mirrored image.
+def cropped(images: Tensor, window: Tensor, *, padding: int, is_reflected: bool) -> Tensor:
+    """Cut each of B images from a border of `padding` pixels, zeros or the mirrored image, and flip some.
 
-    `corners` is int64 (2, B), top and left.
+    `window` is int64 (4, B): top, left, and 0 or 1: upside down, mirrored.
     """
     batch, channels, height, width = images.shape
     rows, columns = (
-        torch.arange(end, device=images.device) + corner.unsqueeze(1)
-        for end, corner in zip((height, width), corners, strict=True)
+        (corner + (end - 1) * is_flipped).unsqueeze(1)
+        + (1 - 2 * is_flipped).unsqueeze(1) * torch.arange(end, device=images.device)
+        for end, corner, is_flipped in zip((height, width), window[:2], window[2:], strict=True)
     )
     if is_reflected:
         rows, columns = (
@@ -57,7 +58,7 @@ def cropped(images: Tensor, corners: Tensor, *, padding: int, is_reflected: bool
         )
     else:
         images = F.pad(images, (padding,) * 4)
-    # positions in the flattened image, so that the crop is one gather
+    # positions in the flattened image, so that crop and flips are one gather
     position = (rows * images.shape[3]).unsqueeze(2) + columns.unsqueeze(1)
     position = position.flatten(1).unsqueeze(1).expand(batch, channels, height * width)
     return images.flatten(2).gather(2, position).reshape(batch, channels, height, width)
