@@ -47,6 +47,8 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
         counts = len(classes) or "unknown", len(images.class_names)
         of_others = "other names or another order" if counts[0] == counts[1] else f"here {counts[1]}"
         _report(setting, own, found, state, "" if is_same else f" ({counts[0]} classes, {of_others})")
+        if not (is_same or origin.head):
+            say(terminal(), f"{setting}: of other classes, but no layer has {counts[1]} outputs, so all of it is taken")
 
 
 def _read(session: Session, setting: str) -> dict[str, Any]:

@@ -29,6 +29,13 @@ class Deeper(Plain):
         self.more = nn.Linear(hidden, hidden)
 
 
+class NoHead(Plain):
+    """Has no layer with as many outputs as classes."""
+
+    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
+        super().__init__(in_channels, 9, hidden)
+
+
 class TwoHeads(Plain):
     """Its last layer with as many outputs as classes is not its only head."""
 
@@ -122,6 +129,14 @@ def test_a_head_of_other_classes_is_new_and_a_convolution_of_other_channels_adap
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"{FROM}: {len(found)} of {len(state)} tensors taken; ")
     assert all(text in line for text in texts)
+
+
+def test_other_classes_without_a_head_to_replace_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    session, state = source(tmp_path, kind=NoHead, hidden=5)
+    images = formatted("wxyz", 3)
+    found = taken(session, made(images, NoHead, 5), images)
+    assert state.keys() - found.keys() == {"task.factor"}
+    assert "of other classes, but no layer has 4 outputs, so all of it is taken" in capsys.readouterr().out
 
 
 def test_only_rank_0_prints_and_nothing_if_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
