@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import timm
+import torch
 
 from lockstep.runs.folder import RunFolder
 from lockstep.training import checkpoints
@@ -117,6 +119,9 @@ ROWS = {
     "weights of other classes": Row(
         (*INITIAL, f"init_from={FILES}/source", "data.num_classes=3", "data.channels=3", "seed=5"), EMPTY
     ),
+    "a pretrained network of which the head is trained": Row(
+        of_library("timm test_resnet", f"model.pretrained={FILES}/weights.pth", "model.head_only=true"), EMPTY
+    ),
     # -- networks: batch norm with activation, stochastic depth and dropout, squeeze and excitation, attention
     "own network": Row(own_network("Plain")),
     **{
@@ -197,6 +202,14 @@ CASES = [
 Runs = dict[tuple[str, Split], RunFolder]
 
 
+def write_weights(file: Path) -> None:
+    """Weights of a network whose batch norms have seen images: their statistics are not those of a new one."""
+    torch.manual_seed(5)
+    net = timm.create_model("test_resnet").train()
+    net(torch.rand(8, 3, 32, 32))
+    torch.save(net.state_dict(), file)
+
+
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """The rows of the selected tests, by every split; runs of as many workers share their processes."""
@@ -208,6 +221,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     write_folder(files / "images", count=35)
     for suffix in (".csv", ".parquet"):
         write_listed(files / "listed", count=70, suffix=suffix)
+    write_weights(files / "weights.pth")
     source = write_run(files / "source", INITIAL)
     assert train(source) == 0
     found: Runs = {}

@@ -69,6 +69,7 @@ def test_every_command_of_the_page_works_and_prints_what_it_shows(typed: tuple[P
     assert not {line for line in shown[0] if "..." not in line} - {*said["lockstep data"].splitlines()}
     small = "photographs at 64x64: short side 73, centre crop, bilinear; in training parts of 35 to 100 %"
     assert small in said["lockstep train"]
+    assert "\nExact: " in said["lockstep verify"]
     assert small.replace("64x64", "224x224").replace("73", "256") in "".join(shown[1])
     with (folder / "predictions.csv").open() as file:
         rows = {row["file"]: row for row in csv.DictReader(file)}

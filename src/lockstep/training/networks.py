@@ -84,13 +84,15 @@ def classifier(
 
 
 def load_pretrained(session: Session, net: nn.Module) -> None:
-    """Load the pretrained weights of the network of a new run on rank 0; DDP broadcasts them.
+    """Load the pretrained weights of the network of a new run on rank 0; DDP broadcasts the parameters.
 
     Every rank must call it. Raises ConfigError on all ranks if the weights are not available.
     """
     load = origin_of(net).load
     if load is not None:
         together(lambda: _loaded(session.config, load) if session.rank == 0 else None)
+        statistics = gather_objects(dict(net.named_buffers()) if session.rank == 0 else {})[0]
+        net.load_state_dict(statistics, strict=False)  # those of batch norm: DDP broadcasts no buffers here
 
 
 def fetch_weights(config: Config, in_channels: int, num_classes: int) -> bool:
