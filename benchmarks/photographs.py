@@ -1,9 +1,11 @@
 """Images per second of epochs of photographs, cropped at random to 224 pixels and mirrored, without a network.
 
     python -m benchmarks.photographs --images 200
+    python -m benchmarks.photographs --images 64 --differences
 
 Lockstep from its cache and from files, and torchvision's ImageFolder, v2 transforms and DataLoader, each with two
 processes. Every round measures each way once; a ratio is taken inside a round. Processes are started before the clock.
+With --differences, in place of that: grey levels of JPEGs that the decoder shrinks, next to those of whole ones.
 """
 
 import argparse
@@ -25,7 +27,9 @@ from benchmarks.augmentations import OFF
 from benchmarks.input import rate
 from benchmarks.table import Row, alternate, conditions, markdown, ratios, row
 from lockstep.data.images.crops import RandomCrop
+from lockstep.data.images.decode import decode, pixels_of
 from lockstep.data.images.splits import Images
+from lockstep.data.images.views import View
 from lockstep.data.loader import ShardDataset, ShardLoader
 from lockstep.data.sampler import GlobalBatches
 from lockstep.data.sources.folders import image_folder
@@ -142,6 +146,20 @@ def measure(root: Path, num_rounds: int) -> list[Row]:
     return rows
 
 
+def differences(root: Path) -> Iterator[str]:
+    """Yield the mean and the 99th percentile of the differences for some sizes of the view."""
+    for size in (32, 64, 128, 224):
+        view, found = View.of(size, 1.0, "crop", "bilinear", "white"), []
+        for path in sorted(root.rglob("*.jpg")):
+            shrunk = decode(str(path), 3, view)
+            with Image.open(path) as file:
+                whole, _ = pixels_of(file, 3, "white")
+            seen = view.cropped(view.scaled(shrunk.pixels, shrunk.size))
+            found.append((seen.int() - view(whole).int()).abs().numpy())
+        levels = np.stack(found)
+        yield f"{size}: mean {levels.mean():.1f}, 99 % at most {np.quantile(levels, 0.99):.0f}"
+
+
 def photographs(num_images: int = 200, num_rounds: int = 5) -> list[Row]:
     """Rows for a folder of generated photographs."""
     with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
@@ -155,8 +173,15 @@ def main() -> None:
     parser.add_argument("--root", type=Path, help="folder of class folders; without it, photographs are generated")
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--differences", action="store_true", help="measure what the shrinking decoder changes")
     arguments = parser.parse_args()
     given = arguments.root is not None
+    if arguments.differences:
+        with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
+            if not given:
+                generate(Path(scratch), arguments.images)
+            print("\n".join(differences(arguments.root or Path(scratch))))
+        return
     rows = measure(arguments.root, arguments.rounds) if given else photographs(arguments.images, arguments.rounds)
     print(markdown(conditions(), rows))
 

@@ -25,6 +25,7 @@ from tests.support.image_files import write_folder
 pytestmark = pytest.mark.processes
 
 ON_GPU = tuple(override for override in SMALL if override != "strategy=cpu")
+RANDOM_CROPS = "augment.random_resized_crop.scale=[0.3,1.0]"
 NEVER_WAITS = (
     *PHOTOGRAPH_AUGMENT,
     "trainer.precision=bfloat16",
@@ -57,7 +58,7 @@ RECIPES = {
         "augment.cutmix=1.0",
         "trainer.max_epochs=1",
     ),
-    "never waits, pinned": (*NEVER_WAITS, "data.train_size=160", "data.memory=host"),
+    "never waits, pinned": (*NEVER_WAITS, RANDOM_CROPS, "data.train_size=160", "data.memory=host"),
     "never waits, float16": ("trainer.precision=float16", *NEVER_WAITS[1:], "data.train_size=160", "callbacks=ema"),
 }
 # numbers of GPUs: settings of their workers, GPUs of the machine, recipes
@@ -89,9 +90,9 @@ def matrix(gpus: PretendedGpus, tmp_path_factory: pytest.TempPathFactory) -> tup
         if count == 1:
             write_folder(root / "images")
             kept = [override for override in ON_GPU if not override.startswith("data")]
-            folder = ["data=image_folder", f"data.root={root / 'images'}", "data.image_size=8", "data.num_workers=1"]
+            folder = ["data=image_folder", f"data.root={root / 'images'}", "data.image_size=8", RANDOM_CROPS]
             for memory in ("host", "stream"):
-                overrides = [*kept, *folder, f"data.memory={memory}", "trainer.devices=1"]
+                overrides = [*kept, *folder, f"data.memory={memory}", "data.num_workers=1", "trainer.devices=1"]
                 runs[1, memory] = write_run(root / memory, overrides)
         folders = [folder for key, folder in runs.items() if key[0] == count]
         output += "".join(train_all(folders, count, **gpus.environ(num_gpus, is_asking=count < 3)))

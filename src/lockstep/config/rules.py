@@ -140,8 +140,13 @@ def _data_rules(config: Config) -> Iterator[str]:
         yield "data.image_size=null keeps images as they are: set it, or remove data.crop_percent and data.fit"
     if config.augment.has_crops and config.data.memory == "device":
         yield "data.memory=device, but augment.random_resized_crop crops in host memory: use data.memory=auto"
-    if config.data.target == "lockstep.data.dataset" and (mean is None) != (std is None):
+    if config.data.target != "lockstep.data.dataset":
+        return
+    if (mean is None) != (std is None):
         yield f"data.mean={shown(mean)} and data.std={shown(std)}: give both, or neither to have them measured"
+    if config.augment.has_crops:
+        hint = "use torchvision.transforms.v2.RandomResizedCrop there, and augment.random_resized_crop.scale=null"
+        yield f"augment.random_resized_crop is not for data=dataset, whose transforms crop: {hint}"
 
 
 def _augment_rules(config: Config) -> Iterator[str]:

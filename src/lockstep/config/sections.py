@@ -139,10 +139,8 @@ class Augment(Section):
     @property
     def used(self) -> dict[str, Any]:
         """The keys that switch something on, with their values."""
-        qualifiers = {
-            **{"crop_border": True, "cutout_inside": True},
-            **{"rand_augment": {"magnitude"}, "random_resized_crop": {"ratio"}},
-        }
+        qualifiers: Any = {"crop_border": True, "cutout_inside": True, "rand_augment": {"magnitude"}}
+        qualifiers["random_resized_crop"] = {"ratio"}
         return {key: value for key, value in leaves(self.model_dump(exclude=qualifiers), "") if value}
 
 

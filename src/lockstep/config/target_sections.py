@@ -86,7 +86,7 @@ class Data(Target):
     )
     num_workers: Annotated[Literal["auto"] | Positive, Scope.PLACE] = Field(
         default="auto",
-        description="processes per worker that read streamed images or crop at random; auto: one per core, or enough",
+        description="processes per worker that read streamed images or crop; auto: one per core, on a CPU one if kept",
     )
     copy_to: Annotated[PathText | None, Scope.PLACE] = Field(
         default=None,

@@ -34,7 +34,7 @@ class ShardDataset(Dataset[Batch | ImageError]):
     def batch(self, shard_indices: ShardIndices) -> Batch:
         """Make a batch, with its indices in host memory. Raises ImageError."""
         indices, shard = shard_indices
-        if isinstance(self.pixels, Samples):
+        if isinstance(self.pixels, Samples) and self.crop is None:
             return Batch(*self.pixels.made(indices, shard.epoch), indices, shard)
         chosen = sent(indices, self.targets.device)
         # index_select: 3.4 million 32x32 images/s, brackets: 0.4 (one CPU thread, 2026-11-21)

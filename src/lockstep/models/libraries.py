@@ -136,7 +136,8 @@ def pretrained_view(target: str, name: str) -> dict[str, Any]:
         import timm as library
 
         settings: Any = library.get_pretrained_cfg(name, allow_unregistered=False)
-        return {"crop_percent": float(settings.crop_pct), "interpolation": settings.interpolation}
+        # above 1 (volo_d4_448), timm pads the image, by black
+        return {"crop_percent": min(1.0, settings.crop_pct), "interpolation": settings.interpolation}
     from torchvision import models
 
     weights: Any = models.get_model_weights(name)

@@ -14,7 +14,6 @@ from lockstep.config import build, errors, signatures
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import OF_FILES, Data, is_ours
 from lockstep.data.images.crops import RandomCrop
-from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Splits, is_streamed
 from lockstep.data.images.statistics import unchanged
 from lockstep.data.module import Batching, ImageData
@@ -135,9 +134,6 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
     if augment.cutout_inside and augment.cutout > side:
         error = f"augment.cutout={augment.cutout} does not fit inside the images of {name}"
         found.append(f"{error}: use at most their shorter side, {side}")
-    if augment.has_crops and isinstance(pixels, Samples):
-        hint = "crop in its transforms, e.g. by torchvision.transforms.v2.RandomResizedCrop"
-        found.append(f"augment.random_resized_crop is not for {name}, which makes its samples itself: {hint}")
     if found:
         raise errors.ConfigError(found)
 

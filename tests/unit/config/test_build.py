@@ -82,6 +82,7 @@ PRETRAINED = (*NETWORK, "model.pretrained=true")
         ((*PRETRAINED, "model.name=nothing"), (1.0, "bilinear")),
         ((*OF_TIMM, "model.name=resnet18"), (0.95, "bicubic")),
         ((*OF_TIMM, "model.name=resnet18.tv_in1k"), (0.875, "bilinear")),
+        ((*OF_TIMM, "model.name=volo_d4_448.sail_in1k"), (1.0, "bicubic")),
         ((*OF_TIMM, "model.name=resnet18.nothing"), (1.0, "bilinear")),
     ],
 )

@@ -322,6 +322,13 @@ def test_the_view_of_an_image_is_checked(words: list[str], expected: list[str]) 
     assert all(text in error for text, error in zip(expected, found, strict=True))
 
 
+def test_a_dataset_is_cropped_by_its_own_transforms() -> None:
+    texts = ("data=dataset", "data.train={_target_:torch.utils.data.TensorDataset}")
+    (error,) = errors(*texts, "augment.random_resized_crop.scale=[0.5,1]")
+    assert "random_resized_crop is not for data=dataset" in error
+    assert errors(*texts) == []
+
+
 def test_a_parameter_of_the_class_can_be_added_with_plus() -> None:
     assert errors("+optimizer.dampening=0.1", "optimizer.nesterov=false", "+callbacks.timer.interval=epoch") == []
 

@@ -31,7 +31,7 @@ class RandomCrop:
 
     def made(self, pixels: Pixels, positions: Tensor, epoch: int) -> Tensor:
         """Return a crop (C, H, W) of each of the scaled images at `positions`: uint8 (n, C, H, W)."""
-        assert not isinstance(pixels, Samples), "refused before"
+        assert not isinstance(pixels, Samples), "a Dataset crops in its own transforms"
         interpolation = pixels.view.interpolation if isinstance(pixels, ImageFiles | ScaledRows) else "bilinear"
         crops = torch.empty(len(positions), *pixels.shape[1:], dtype=torch.uint8)
         draws = uniform(2 + 2 * NUM_TRIES, positions, self.seed, epoch, "crop").T.tolist()

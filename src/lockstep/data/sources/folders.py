@@ -63,8 +63,8 @@ def image_folder(
     Images are decoded once into a file below the folder `cache`, or into memory if it is None. With `memory` "stream"
     they are decoded whenever they are needed, with "auto" only if memory or disk is too small, and with "once", for an
     evaluation, if there is no such file; then statistics are not computed. With `has_crops` the file has the whole
-    scaled images, of which training crops at random. Raises FileNotFoundError for missing
-    folders, and ValueError with all images that cannot be decoded or differ in size.
+    scaled images, which a training crops at random. Raises FileNotFoundError for missing folders, and ValueError with
+    all images that cannot be decoded or differ in size.
     """
     table = with_all_splits(list_classes(root), val_fraction, test_fraction, split_seed)
     view = View.of(image_size, crop_percent, fit, interpolation, background)
