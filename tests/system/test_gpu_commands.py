@@ -138,6 +138,6 @@ def test_the_tests_of_a_real_gpu_pass_here(gpus: PretendedGpus, tmp_path: Path) 
     shell = Shell(gpus, ROOT, count=1)
     words = ("-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tests'}")
     output = shell.run(
-        sys.executable, *words, "tests/system/test_gpu.py", "-k", "cpu_does or bit_by_bit or ema-adamw"
+        sys.executable, *words, "tests/system/test_gpu.py", "-k", "cpu_does or bit_by_bit or adamw-ema"
     ).stdout
     assert "3 passed" in output

@@ -66,7 +66,8 @@ def _completed(tree: dict[str, Any]) -> dict[str, Any]:
     """Add the keys that a run of an earlier version lacks: its view of images, and augmentations, which are off."""
     data, augment = tree.get("data"), tree.get("augment")
     if isinstance(data, dict) and data.get("_target_") in OF_FILES:
-        tree["data"] = {**BEFORE, **data}
+        for key, value in BEFORE.items():
+            data.setdefault(key, value)
     if isinstance(augment, dict) and not augment.keys() >= Augment.model_fields.keys():
         from lockstep.config.compose import CONF  # it imports Hydra
 
