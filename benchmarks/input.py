@@ -119,17 +119,23 @@ def _head(images: Images) -> Images:
     return Images(images.pixels.head(NUM_DECODED), images.targets[:NUM_DECODED], images.names[:NUM_DECODED])
 
 
-def _own(images: Images, *, num_workers: int = 0, is_normalised: bool = True) -> Callable[[], float]:
-    batches = GlobalBatches(
+def batches_of(images: Images, size: int) -> GlobalBatches:
+    """Return the batches of one epoch of one worker."""
+    return GlobalBatches(
         len(images),
-        global_batch_size=BATCH_SIZE,
+        global_batch_size=size,
         accumulate_grad_batches=1,
         shuffle_seed=0,
         rank=0,
         loads=[1],
         num_batches=None,
     )
-    loader = ShardLoader(ShardDataset(images.pixels, images.targets), batches, num_workers=num_workers)
+
+
+def _own(images: Images, *, num_workers: int = 0, is_normalised: bool = True) -> Callable[[], float]:
+    loader = ShardLoader(
+        ShardDataset(images.pixels, images.targets), batches_of(images, BATCH_SIZE), num_workers=num_workers
+    )
     augment = Augment(**{**OFF, "crop_padding": 4, "flip": True})
     mean, std = (255 * torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))
 

@@ -24,14 +24,13 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from benchmarks.augmentations import OFF
-from benchmarks.input import rate
+from benchmarks.input import batches_of, rate
 from benchmarks.table import Row, alternate, conditions, markdown, ratios, row
 from lockstep.data.images.crops import RandomCrop
 from lockstep.data.images.decode import decode, pixels_of
 from lockstep.data.images.splits import Images
 from lockstep.data.images.views import View
 from lockstep.data.loader import ShardDataset, ShardLoader
-from lockstep.data.sampler import GlobalBatches
 from lockstep.data.sources.folders import image_folder
 from lockstep.data.transforms.augment import Augment
 
@@ -94,17 +93,10 @@ def _read(root: Path, cache: str | None) -> Images:
 
 
 def _own(images: Images) -> Callable[[], float]:
-    batches = GlobalBatches(
-        len(images),
-        global_batch_size=BATCH_SIZE,
-        accumulate_grad_batches=1,
-        shuffle_seed=0,
-        rank=0,
-        loads=[1],
-        num_batches=None,
-    )
     crop = RandomCrop(scale=(0.08, 1.0), ratio=(0.75, 1.3333), seed=0)
-    loader = ShardLoader(ShardDataset(images.pixels, images.targets, crop), batches, num_workers=NUM_WORKERS)
+    loader = ShardLoader(
+        ShardDataset(images.pixels, images.targets, crop), batches_of(images, BATCH_SIZE), num_workers=NUM_WORKERS
+    )
     augment = Augment(**{**OFF, "flip": True})
 
     def epoch() -> Iterator[int]:
