@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def checkpoint(num_rounds: int = 7) -> list[Row]:
     state: dict[str, Any] = {"state_dict": net.state_dict(), "optimizer_states": [optimizer.state_dict()], "loops": {}}
     size_mib = sum(p.numel() * 8 for p in net.parameters()) / 2**20
     with tempfile.TemporaryDirectory() as folder:
-        path, io = Path(folder), AtomicCheckpointIO()
+        path, io = Path(folder), AtomicCheckpointIO(ThreadPoolExecutor(1), ())
         steps = iter(range(10**6))
 
         def plain() -> float:

@@ -19,7 +19,10 @@ reach, met or not. Ratios are taken within one round, and rounds alternate the o
 No run used several GPUs or several machines. [How GPUs are measured](gpu.md#what-the-figures-mean) explains the terms.
 [Reliability](reliability.md) has the end of a run after each signal.
 """
-ACCURACY = ("digits", "fashion-mnist-quarter", "fashion-mnist-quarter-float32", "d2l-fashion-mnist", "cifar10-eighth")
+ACCURACY = (
+    *("digits", "fashion-mnist-quarter", "fashion-mnist-quarter-float32", "d2l-fashion-mnist", "cifar10-eighth"),
+    "recipes-quarter",
+)
 QUESTIONS: dict[str, Sequence[str]] = {
     "How accurate are the recipes?": (*(f"accuracy-{name}" for name in ACCURACY), "gpu-accuracy"),
     "What does fine-tuning gain?": ("finetune",),

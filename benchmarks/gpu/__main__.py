@@ -11,12 +11,14 @@ from benchmarks.gpu.runner import EXIT_UNUSABLE, REHEARSAL, Stage, Stopping, run
 STAGES = {
     "facts": ("facts.facts", 60),
     "smoke": ("runs.smoke", 120),
-    "ddp": ("exactness.ddp", 120),
-    "exactness": ("exactness.exactness", 90),
-    "options": ("runs.options", 180),
+    "probe": ("probe.probe", 120),
+    "graph": ("exactness.graph", 120),
     "fashion_mnist": ("recipes.fashion_mnist", 180),
-    "compile": ("recipes.compiled", 300),
+    "recipes": ("recipes.recipes", 300),
     "speed": ("speed.speed", 180),
+    "exactness": ("exactness.exactness", 90),
+    "ddp": ("exactness.ddp", 120),
+    "options": ("runs.options", 180),
     "tests": ("runs.tests", 300),
     "cifar10": ("recipes.cifar10", 400),
 }

@@ -1,17 +1,22 @@
 """How exact: a GPU against the CPU, several processes and GPUs against one, and the same training twice, bit by bit."""
 
 import json
-from typing import Any
+from functools import partial
 
 import torch
 
 from benchmarks.gpu.stage import Aim, Bench, command
 from lockstep.runs.folder import RunFolder
-from tests.support.harness import SMALL, difference
+from tests.support.harness import ACCUMULATE_AUGMENT, SMALL, difference
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 BFLOAT16 = [override for override in SMALL if not override.startswith(("strategy=", "trainer.precision="))]
 FLOAT64 = [*BFLOAT16, "trainer.precision=float64"]
+REPLAYED = {
+    "float64": ("trainer.precision=float64",),
+    "bfloat16": (),
+    "micro-batches": (*ACCUMULATE_AUGMENT, "callbacks=ema", "flip_test=true"),
+}
 EXACT, BITWISE = Aim("<=", 1e-12), Aim("<=", 0.0)
 
 
@@ -31,6 +36,22 @@ def _twice(bench: Bench) -> None:
     settings = (*BFLOAT16, "trainer.devices=1", "trainer.deterministic=true")
     (first, _), (second, _) = (bench.train(name, *settings) for name in ("first", "second"))
     bench.figure("deterministic, the same training twice", [difference(first, second)], "{:.1e}", BITWISE)
+
+
+def graph(bench: Bench) -> None:
+    """Compare replayed trainings with eager ones, bit by bit; each shape is replayed after its first steps."""
+    bench.together(*((name, partial(_replayed, name=name)) for name in REPLAYED))
+
+
+def _replayed(bench: Bench, name: str) -> None:
+    settings = (*BFLOAT16, "trainer.devices=1", "trainer.deterministic=true", "trainer.max_epochs=5")
+    settings = (*settings, f"model.width={bench.width}", *REPLAYED[name])
+    eager, _ = bench.train(f"{name} eager", *settings, "trainer.graph=false")
+    replayed, done = bench.train(f"{name} replayed", *settings, "trainer.graph=true")
+    is_replayed = "replayed as CUDA graphs" in done.output and "no CUDA graphs" not in done.output
+    bench.check(f"{name}: steps are replayed", is_replayed)
+    what = f"{name}: graph against eager, dropout, remainder"
+    bench.figure(what, [difference(eager, replayed)], "{:.1e}", BITWISE, predicted="0")
 
 
 def ddp(bench: Bench) -> None:
@@ -64,13 +85,8 @@ def _several_gpus(bench: Bench, most: int) -> None:
 
 
 def _norms(bench: Bench, backend: str) -> None:
-    for shards, worst in two_processes(bench, "compare", backend).items():
+    path = bench.scratch / f"norms-{backend}.json"
+    words = ("--nproc-per-node=2", "-m", "benchmarks.gpu.norms", backend, str(path))
+    command(f"norms {backend}", *TORCHRUN, *words).expect(0)
+    for shards, worst in json.loads(path.read_text()).items():
         bench.figure(f"batch norm of 2 processes by {backend}, shares {shards}", [worst], "{:.1e}", EXACT)
-
-
-def two_processes(bench: Bench, what: str, backend: str) -> dict[str, Any]:
-    """Report the findings of two processes of benchmarks.gpu.norms."""
-    path = bench.scratch / f"{what}-{backend}.json"
-    words = ("--nproc-per-node=2", "-m", "benchmarks.gpu.norms", what, backend, str(path))
-    command(f"{what} {backend}", *TORCHRUN, *words).expect(0)
-    return json.loads(path.read_text())

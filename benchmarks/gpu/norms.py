@@ -1,4 +1,4 @@
-"""Two processes with synchronized batch norm: `torchrun -m benchmarks.gpu.norms compare|time gloo|nccl FILE`.
+"""Two processes with synchronized batch norm: `torchrun -m benchmarks.gpu.norms gloo|nccl FILE`.
 
 By gloo both processes share the first GPU, by NCCL each has its own.
 """
@@ -6,7 +6,6 @@ By gloo both processes share the first GPU, by NCCL each has its own.
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -16,7 +15,6 @@ from torch import nn
 from lockstep.distributed.batch_norm import SyncBatchNorm
 
 SHARES = ((5, 3), (1, 7), (8, 0), (0, 8))
-WARM_UP, NUM_ROUNDS = 5, 20
 
 
 def compare(rank: int, device: torch.device) -> dict[str, float]:
@@ -48,37 +46,14 @@ def compare(rank: int, device: torch.device) -> dict[str, float]:
     return largest
 
 
-def clock(rank: int, device: torch.device) -> dict[str, list[float] | str]:
-    """Milliseconds of forward and backward of 256x64x32x32 in bfloat16, channels last, on every process; or why not."""
-    images = torch.randn(256, 64, 32, 32, device=device, dtype=torch.bfloat16)
-    images = images.contiguous(memory_format=torch.channels_last).requires_grad_()
-    gradient = torch.randn_like(images)
-    results: dict[str, list[float] | str] = {}
-    for name, layer in (("local", nn.BatchNorm2d(64)), ("ours", SyncBatchNorm(64)), ("torch's", nn.SyncBatchNorm(64))):
-        layer.to(device)
-        times = []
-        try:
-            for _ in range(WARM_UP + NUM_ROUNDS):
-                torch.cuda.synchronize()
-                dist.barrier()
-                started = time.perf_counter()
-                torch.autograd.grad(layer(images), images, gradient)
-                torch.cuda.synchronize()
-                times.append(1e3 * (time.perf_counter() - started))
-            results[name] = times[WARM_UP:]
-        except RuntimeError as error:  # on both ranks alike; the other layers follow
-            results[name] = str(error).splitlines()[0]
-    return results
-
-
 def main() -> None:
-    """Compare and clock the layers as one of two ranks; rank 0 writes the results."""
-    what, backend, path = sys.argv[1:]
+    """Compare the layers as one of two ranks; rank 0 writes the results."""
+    backend, path = sys.argv[1:]
     rank = int(os.environ["RANK"])
     device = torch.device("cuda", rank if backend == "nccl" else 0)
     torch.cuda.set_device(device)
     dist.init_process_group(backend)
-    values = {"compare": compare, "time": clock}[what](rank, device)
+    values = compare(rank, device)
     if rank == 0:
         Path(path).write_text(json.dumps(values))
     dist.barrier()

@@ -1,6 +1,10 @@
-"""What the stages found, as results.json and as a Markdown page: each file is replaced in one step."""
+"""What the stages found, as results.json and as a Markdown page: each file is replaced in one step.
+
+`python -m benchmarks.gpu.page gpu1/results.json ...` prints the figures that have a prediction.
+"""
 
 import json
+import sys
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
@@ -8,6 +12,7 @@ from typing import Any
 
 from lockstep.runs.files import write_atomically
 
+HEAD = ["what", "result", "predicted", "aim", "met"]
 VERDICTS = {True: "yes", False: "**no**", None: ""}
 
 
@@ -31,7 +36,7 @@ def markdown(title: str, day: str, results: Sequence[dict[str, Any]]) -> str:
     parts.append(table(lines))
     for result in results:
         if result["rows"]:
-            parts.append(f"## {result['name']}\n\n" + table([["what", "result", "aim", "met"], *_cells(result)]))
+            parts.append(f"## {result['name']}\n\n" + table([HEAD, *_cells(result)]))
     return "\n".join(parts)
 
 
@@ -49,4 +54,18 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def _cells(result: dict[str, Any]) -> list[list[str]]:
-    return [[row["what"], row["result"], row["aim"], VERDICTS[row["is_met"]]] for row in result["rows"]]
+    rows = result["rows"]
+    return [[row["what"], row["result"], row["predicted"], row["aim"], VERDICTS[row["is_met"]]] for row in rows]
+
+
+def predicted_and_seen(*files: Path) -> str:
+    """Return the table of docs/gpu.md: the figures with a prediction, of several results.json."""
+    lines = [["stage", "what", "predicted", "seen"]]
+    for stage in (stage for file in files for stage in json.loads(file.read_text())["stages"]):
+        rows = [row for row in stage["rows"] if row["predicted"]]
+        lines += [[stage["name"], row["what"], row["predicted"], row["result"]] for row in rows]
+    return table(lines)
+
+
+if __name__ == "__main__":
+    print(predicted_and_seen(*map(Path, sys.argv[1:])))

@@ -1,4 +1,4 @@
-"""A callback that measures the steps of a training: some by the clock, and the next ones by torch's profiler."""
+"""Callbacks of measured trainings: steps by the clock and by torch's profiler, and torch's own batch norm."""
 
 import json
 import re
@@ -11,6 +11,8 @@ import torch
 from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 from torch.profiler import ProfilerActivity, profile, schedule
 from typing_extensions import override
+
+from lockstep.distributed import batch_norm
 
 WARM_UP, TIMED, PROFILER_WARM_UP, PROFILED = 20, 40, 5, 20  # steps
 NUM_STEPS = WARM_UP + TIMED + PROFILER_WARM_UP + PROFILED + 5
@@ -33,9 +35,9 @@ KINDS = (
 
 
 class Profiled(L.Callback):
-    """Writes to `path`: seconds of a step, and seconds and calls a step of every kind of kernel, the costliest first.
+    """Writes to `path`: seconds of a step by the clock, and its costs on the GPU and on the host.
 
-    Without kernels, where the profiler cannot see them, the costs are those of operators on the host.
+    torch reports graph breaks, recompilations and each place where a step waits for the GPU.
     """
 
     def __init__(self, path: str) -> None:
@@ -45,6 +47,7 @@ class Profiled(L.Callback):
             activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
             schedule=schedule(wait=0, warmup=PROFILER_WARM_UP, active=PROFILED, repeat=1),
         )
+        torch._logging.set_logs(graph_breaks=True, recompiles=True)  # pyright: ignore[reportPrivateImportUsage]
 
     @override
     def on_train_batch_start(
@@ -55,6 +58,7 @@ class Profiled(L.Callback):
             used, self._started = time.perf_counter() - self._started, time.perf_counter()
             if batch_idx == WARM_UP + TIMED:
                 self._step_s = used / TIMED
+                torch.cuda.set_sync_debug_mode("warn")
                 self._profiler.start()
 
     @override
@@ -63,31 +67,48 @@ class Profiled(L.Callback):
     ) -> None:
         last = WARM_UP + TIMED + PROFILER_WARM_UP + PROFILED - 1
         if batch_idx == last:
+            torch.cuda.set_sync_debug_mode("default")
             torch.cuda.synchronize()
         if WARM_UP + TIMED <= batch_idx <= last:
             self._profiler.step()
         if batch_idx == last:
             self._profiler.stop()
-            self._path.write_text(json.dumps(self._costs()))
+            self._path.write_text(json.dumps({"step_s": self._step_s, **costs_of(self._profiler, PROFILED)}))
 
-    def _costs(self) -> dict[str, Any]:
-        averages = self._profiler.key_averages()
-        events = [event for event in averages if not event.is_user_annotation]
-        kernels = [event for event in events if event.device_type == DeviceType.CUDA]
-        order = "self_device_time_total" if kernels else "self_cpu_time_total"
-        costs: dict[str, dict[str, Any]] = {}
-        for event in sorted(kernels or events, key=lambda event: -getattr(event, order)):
-            kind = in_words(event.key)
-            cost = costs.setdefault(kind, {"kind": kind, "seconds": 0.0, "calls": 0.0, "name": event.key[:60]})
-            cost["seconds"] += 1e-6 * getattr(event, order) / PROFILED
-            cost["calls"] += event.count / PROFILED
-        return {
-            "step_s": self._step_s,
-            "has_kernels": bool(kernels),
-            "total_s": sum(cost["seconds"] for cost in costs.values()),
-            "costs": sorted(costs.values(), key=lambda cost: -cost["seconds"]),
-            "table": averages.table(sort_by=order, row_limit=15),
-        }
+
+class TorchNorms(L.Callback):
+    """Has torch's kernels compute the batch norms, in place of Triton's."""
+
+    def __init__(self) -> None:
+        assert "_kernels" in batch_norm.__dict__
+        batch_norm.__dict__["_kernels"] = lambda x: None
+
+
+def costs_of(profiler: profile, num_steps: int) -> dict[str, Any]:
+    """Seconds and kernels of a step: of each kind of kernel, and of the operators of the host that cost most.
+
+    Without kernels, where the profiler cannot see them, the kinds are those of operators.
+    """
+    averages = profiler.key_averages()
+    events = [event for event in averages if not event.is_user_annotation]
+    kernels = [event for event in events if event.device_type == DeviceType.CUDA]
+    order = "self_device_time_total" if kernels else "self_cpu_time_total"
+    kinds: dict[str, dict[str, Any]] = {}
+    for event in sorted(kernels or events, key=lambda event: -getattr(event, order)):
+        kind = in_words(event.key)
+        cost = kinds.setdefault(kind, {"kind": kind, "seconds": 0.0, "calls": 0.0, "name": event.key[:60]})
+        cost["seconds"] += 1e-6 * getattr(event, order) / num_steps
+        cost["calls"] += event.count / num_steps
+    costliest = sorted(events, key=lambda event: -event.self_cpu_time_total)[:6]
+    host = [f"{event.key[:50]} {1e-3 * event.self_cpu_time_total / num_steps:.2f} ms" for event in costliest]
+    return {
+        "has_kernels": bool(kernels),
+        "total_s": sum(cost["seconds"] for cost in kinds.values()),
+        "calls": sum(cost["calls"] for cost in kinds.values()),
+        "kinds": sorted(kinds.values(), key=lambda cost: -cost["seconds"]),
+        "host": host,
+        "table": averages.table(sort_by=order, row_limit=25),
+    }
 
 
 def in_words(name: str) -> str:

@@ -40,29 +40,40 @@ class Bench(NamedTuple):
     def size(self) -> tuple[str, ...]:
         """Overrides of the large trainings: none, or in a rehearsal those that make them small."""
         limits = ("trainer.limit_train_batches=3", "trainer.limit_val_batches=1", "trainer.limit_test_batches=1")
-        return ("model.width=4", "eval_batch_size=200", *limits) if self.is_rehearsal else ()
+        small = (f"model.width={self.width}", "global_batch_size=16", "eval_batch_size=50", "trainer.max_epochs=2")
+        return (*small, *limits) if self.is_rehearsal else ()
 
-    def tell(self, what: str, result: str, *, aim: str = "", is_met: bool | None = None, **values: Any) -> None:
+    @property
+    def width(self) -> int:
+        """Width of the networks of these trainings."""
+        return 4 if self.is_rehearsal else 64
+
+    def tell(
+        self, what: str, result: str, *, predicted: str = "", aim: str = "", is_met: bool | None = None, **values: Any
+    ) -> None:
         """Write a row immediately: it survives if the stage is killed later."""
+        row = {"what": what, "result": result, "predicted": predicted, "aim": aim, "is_met": is_met, **values}
         with open(self.rows, "a") as file:
-            file.write(json.dumps({"what": what, "result": result, "aim": aim, "is_met": is_met, **values}) + "\n")
+            file.write(json.dumps(row) + "\n")
         print(f"row: {what}: {result}", flush=True)
 
     def check(self, what: str, is_met: bool, result: str = "") -> None:
         """Add a row of something that must be so."""
         self.tell(what, result or ("so it is" if is_met else "not so"), aim="must be", is_met=is_met)
 
-    def figure(self, what: str, values: Sequence[float], form: str, aim: Aim | None = None) -> None:
-        """Add a row of the median of `values`, with their spread, against an aim where there is one."""
+    def figure(
+        self, what: str, values: Sequence[float], form: str, aim: Aim | None = None, *, predicted: str = ""
+    ) -> None:
+        """Add a row of the median of `values`, with their spread, next to a prediction and an aim if it has them."""
         median = statistics.median(values)
         result = form.format(median)
         if len(values) > 1:
             result += f" ({form.format(min(values))} to {form.format(max(values))}, n={len(values)})"
-        if aim is None:
-            self.tell(what, result, values=list(values))
-        else:
+        is_met, text = None, ""
+        if aim is not None:
             is_met = median <= aim.bound if aim.sign == "<=" else median >= aim.bound
-            self.tell(what, result, aim=f"{aim.sign} {form.format(aim.bound)}", is_met=is_met, values=list(values))
+            text = f"{aim.sign} {form.format(aim.bound)}"
+        self.tell(what, result, predicted=predicted, aim=text, is_met=is_met, values=list(values))
 
     def attempt(self, what: str, part: Part) -> None:
         """Do a part of the stage; a failure is a row, and the other parts follow."""
@@ -73,9 +84,9 @@ class Bench(NamedTuple):
             text = (str(error).strip() or type(error).__name__).splitlines()[0]
             self.check(what, False, f"failed: {text[:200]}")
 
-    def together(self, *parts: tuple[str, Part]) -> None:
+    def together(self, *parts: tuple[str, Part], at_once: int | None = None) -> None:
         """Attempt independent parts side by side: most of a short training is its start, on one core."""
-        with ThreadPoolExecutor(len(parts)) as pool:
+        with ThreadPoolExecutor(at_once or len(parts)) as pool:
             list(pool.map(lambda part: self.attempt(*part), parts))
 
     def train(self, name: str, *overrides: str, code: int = 0) -> tuple[RunFolder, "Done"]:

@@ -58,6 +58,24 @@ def test_a_dropout_is_not_compiled_anew_for_every_share() -> None:
 
 
 @needs_compiler
+@pytest.mark.filterwarnings("ignore")
+def test_a_dropout_that_drops_nothing_breaks_no_graph() -> None:
+    from torch._dynamo.utils import counters
+
+    net = Plain(in_channels=1, num_classes=4, hidden=4)
+    net.dropout.p = 0.0
+    module = classifier(net, compile_mode="default")
+    torch.compiler.reset()  # the code of another network of this class is called again
+    counters.clear()
+    for micro_step in range(3):
+        (dropout,) = module.dropouts
+        dropout.shard = Shard(epoch=0, step=micro_step, micro_step=micro_step, size=4, lo=0, hi=4, group_size=4)
+        module(torch.ones(4, 1, 3, 3, dtype=torch.uint8))
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+@needs_compiler
 @pytest.mark.processes
 def test_compiled_or_not_on_one_worker_or_two_the_weights_are_the_same(tmp_path: Path, figure: Any) -> None:
     eager = write_run(tmp_path / "eager", OWN)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from lockstep.runs.folder import RunFolder
 from lockstep.system import hardware
@@ -29,7 +28,7 @@ RANDOM_CROPS = "augment.random_resized_crop.scale=[0.3,1.0]"
 NEVER_WAITS = (
     *PHOTOGRAPH_AUGMENT,
     "trainer.precision=bfloat16",
-    "trainer.log_every_n_steps=20",
+    "trainer.log_every_n_steps=3",
     "+callbacks.waits={_target_:tests.support.callbacks.NeverWaits}",
 )
 RECIPES = {
@@ -107,10 +106,6 @@ def test_two_gpus_end_like_one(gpus: PretendedGpus, tmp_path: Path, figure: Any)
         assert "Warning" not in output
         summary = runs[-1].read_summary()
         assert (summary["device"], summary["workers"]) == ("Pretended GPU", count)
-    places = set()
-    with open(runs[0].last_checkpoint, "rb") as file:
-        torch.load(file, weights_only=True, map_location=lambda storage, place: (places.add(place), storage)[1])
-    assert "cuda:0" in places
     worst = difference(*runs)
     figure(f"{worst:.1e}")
     assert worst <= 1e-12

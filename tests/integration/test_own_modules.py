@@ -67,6 +67,7 @@ def test_what_it_logs_is_recorded_and_selects_the_best_weights(tmp_path: Path) -
         ),
         ([*PLAIN, "compile=true"], "compile=true is of Lockstep's own module"),
         ([*PLAIN, "trainer.precision=float16"], "trainer.precision=float16 is of Lockstep's own module"),
+        ([*PLAIN, "trainer.graph=true"], "trainer.graph=true is of Lockstep's own module"),
         (["module._target_=torch.nn.Identity"], "it is not a LightningModule"),
         ([*PLAIN, "+module.width=3"], "unknown key module.width"),
     ],

@@ -1,12 +1,14 @@
 """Callbacks for tests: they record the process of a trial, slow it down, or end it at a certain moment."""
 
 import ctypes
+import itertools
 import json
 import os
 import random
 import shutil
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -203,6 +205,25 @@ class Killed(L.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class HoldsCheckpoints(L.Callback):
+    """Lets no checkpoint of `step` be written further than its first bytes, until the process was killed once."""
+
+    def __init__(self, *, step: int) -> None:
+        self._step = step
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        save = torch.save
+
+        def held(checkpoint: Any, file: Any) -> None:
+            if checkpoint["global_step"] == self._step and not Path(trainer.default_root_dir, "killed").exists():
+                file.write(b"half a checkpoint")
+                file.flush()
+                threading.Event().wait()
+            save(checkpoint, file)
+
+        torch.save = held
+
+
 class Removes(L.Callback):
     """Removes the run folder after a step."""
 
@@ -230,16 +251,17 @@ class SlowAtFirst(L.Callback):
 
 
 class NeverWaits(L.Callback):
-    """Makes torch raise where the host waits for a GPU between two logged steps or two evaluated batches.
+    """Makes torch raise where the host waits for a GPU in a step, also in one that is logged, or an evaluated batch.
 
-    The first two steps, in which DDP lays out its buckets, and the last batch of a pass may wait.
+    The first three steps, in which DDP lays out its buckets and CUDA graphs are captured, and the last batch of a pass
+    may wait.
     """
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step + 1
-        _may_wait(step <= 2 or step % trainer.log_every_n_steps == 0 or trainer.is_last_batch)  # pyright: ignore[reportAttributeAccessIssue]
+        _may_wait(step <= 3 or trainer.is_last_batch)
 
     def on_validation_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -253,6 +275,40 @@ class NeverWaits(L.Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         _may_wait(True)
+
+
+class NotesGraphs(L.Callback):
+    """Writes after each batch of rank 0 how many keys have CUDA graphs; may ask for a stop after a step."""
+
+    def __init__(self, *, stop_after: int = 0) -> None:
+        self._stop_after = stop_after
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, Classifier)
+        found = pl_module._graphed._graphs.values() if pl_module._graphed is not None else ()
+        if trainer.is_global_zero:
+            with open(Path(trainer.default_root_dir, "graphs"), "a") as file:
+                file.write(f"{sum(graphs is not None for graphs in found)}\n")
+            if 0 < trainer.global_step == self._stop_after:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+class CountsLaunches(L.Callback):
+    """Writes into the run folder how many kernels, copies and graphs a pretended GPU launches from batch to batch."""
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._counts: list[int] = []
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._counts.append(torch.ops.pretended_gpu.num_launches())
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        steps = [after - before for before, after in itertools.pairwise(self._counts)]
+        Path(trainer.default_root_dir, "launches.json").write_text(json.dumps(steps))
 
 
 def _may_wait(may: bool) -> None:

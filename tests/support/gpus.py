@@ -16,7 +16,7 @@ import torch
 
 FOLDER = Path(__file__).parent / "pretended_gpu"
 FIRST_TORCH = "2.15"  # that it was tried with
-SOURCES = ("kernels.cpp", "asking.h", "devices.h")
+SOURCES = ("kernels.cpp", "asking.h", "devices.h", "graphs.h", "streams.h", "tensors.h", "waits.h")
 MEMORY_MIB = 1024  # of the host: little, for an absurd batch to be refused before it fills the host
 
 

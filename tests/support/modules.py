@@ -33,6 +33,7 @@ def classifier(net: nn.Module, task: Task | None = None, **changes: Any) -> Clas
         "autocast": None,
         "layout": layout.chosen("auto", None),
         "compile_mode": None,
+        "is_graphed": False,
         "has_flip_test": False,
         "seed": 0,
         "log_every_n_steps": 1,

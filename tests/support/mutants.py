@@ -74,7 +74,7 @@ def _run(project: Path, paths: list[str]) -> int:
     sys.path[:0] = [str(project), str(project / "src")]
     os.environ |= {"PYTHONPATH": str(project / "src"), "OMP_NUM_THREADS": "1"}
     torch.set_num_threads(1)  # it read the variable when it was imported
-    code = pytest.main(["-n0", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *paths])
+    code = pytest.main(["-n0", "-x", "-q", "--tb=no", *paths])
     sys.stdout.flush()
     return int(code)
 

@@ -162,6 +162,15 @@ class NanOnRank1(Plain):
         return super().forward(x) * (float("nan") if is_bad else 1.0)
 
 
+class WaitsOnRank1(Plain):
+    """Waits for the device in its forward pass, on rank 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
+            x.sum().item()
+        return super().forward(x)
+
+
 class OutOfMemory(Plain):
     """Refused by an allocator in the third forward pass of a training, on the last rank: of the CPU, or as of a GPU."""
 

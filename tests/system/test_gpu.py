@@ -1,12 +1,16 @@
 """On a real GPU; `python -m benchmarks.gpu --stages tests` runs these."""
 
+import copy
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
+from lockstep.distributed.batch_norm import BatchNorm2d
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, train_all, write_run
 
@@ -39,6 +43,22 @@ def test_a_deterministic_training_is_the_same_bit_by_bit(tmp_path: Path) -> None
     runs = [write_run(tmp_path / name, [*overrides, "trainer.deterministic=true"]) for name in ("first", "second")]
     train_all(runs, 1)
     assert difference(*runs) == 0.0
+
+
+@pytest.mark.parametrize("precision", ["float64", "bfloat16"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_steps_replayed_as_cuda_graphs_have_the_bits_of_eager_ones(tmp_path: Path, precision: str, parts: int) -> None:
+    """With dropout, clipping, and a last batch of six images, which has graphs from the third epoch on."""
+    recipe = [*ON_GPU, f"trainer.precision={precision}", f"trainer.accumulate_grad_batches={parts}"]
+    recipe += ["trainer.deterministic=true", "trainer.max_epochs=4"]
+    notes = "+callbacks.graphs={_target_:tests.support.callbacks.NotesGraphs}"
+    graphed, eager = (
+        write_run(tmp_path / mode, [*recipe, notes, f"trainer.graph={mode}"]) for mode in ("auto", "false")
+    )
+    (output,) = train_all([graphed, eager], 1)
+    assert "steps are eager" not in output
+    assert int((graphed.path / "graphs").read_text().split()[-1]) == (2 if parts == 1 else 3)
+    assert difference(graphed, eager) == 0.0
 
 
 def test_the_guard_ends_a_training_before_nan_reaches_the_weights(tmp_path: Path) -> None:
@@ -74,3 +94,54 @@ def test_nothing_waits_for_the_gpu_between_two_logged_steps(
     ]
     done = train(tmp_path / "run", *overrides)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("has_residual", [False, True], ids=["plain", "residual"])
+def test_fused_batch_norm_computes_what_float64_does(dtype: torch.dtype, has_residual: bool, figure: Any) -> None:
+    """One rounding of each number; the same bits every time, and from a CUDA graph; torch's kernels for comparison."""
+    draws = torch.Generator("cuda").manual_seed(0)
+    x, residual, dy = torch.randn(3, 64, 96, 28, 28, device="cuda", generator=draws)
+    x, residual, dy = (
+        each.to(dtype).contiguous(memory_format=torch.channels_last) for each in (3 * x + 2, residual, dy)
+    )
+    ours, torchs, exact = BatchNorm2d(96).cuda(), nn.BatchNorm2d(96).cuda(), nn.BatchNorm2d(96).cuda().double()
+    nn.init.uniform_(ours.weight, 0.5, 2.0)
+
+    def fused(layer: Any, *values: torch.Tensor) -> torch.Tensor:
+        return layer(values[0], values[1] if has_residual else None, relu=True)
+
+    def plain(layer: Any, *values: torch.Tensor) -> torch.Tensor:
+        return F.relu(layer(values[0]) + values[1] if has_residual else layer(values[0]))
+
+    def computed(network: Any, layer: nn.Module, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        inputs = [each.detach().requires_grad_() for each in tensors[: 1 + has_residual]]
+        y = network(layer, *inputs)
+        gradients = torch.autograd.grad(y, [*inputs, *layer.parameters()], tensors[2])
+        return [y.detach(), *gradients, *(buffer.clone() for buffer in layer.buffers())]
+
+    state = {name: value.clone() for name, value in ours.state_dict().items()}
+    torchs.load_state_dict(state)
+    exact.load_state_dict(state)
+    before_relu = copy.deepcopy(exact)(x.double()) + (residual if has_residual else 0)
+    dy = torch.where(before_relu.abs() < 1e-3, 0, dy)  # where rounding decides whether the ReLU is on
+    found = computed(fused, ours, x, residual, dy)
+    expected = computed(plain, exact, x.double(), residual.double(), dy.double())
+    ours.load_state_dict(state)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = computed(fused, ours, x, residual, dy)
+    ours.load_state_dict(state)
+    graph.replay()
+    assert all(torch.equal(one, other) for one, other in zip(found, captured, strict=True))
+
+    def errors(values: list[torch.Tensor]) -> list[float]:
+        pairs = zip(values, expected, strict=True)
+        return [((one.double() - other).norm() / other.double().norm()).item() for one, other in pairs]
+
+    ours_off, torchs_off = errors(found), errors(computed(plain, torchs, x, residual, dy))
+    figure(f"batch norm in {dtype}: off by {max(ours_off):.1e}, torch's kernels by {max(torchs_off):.1e}")
+    rounding = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 3e-6}[dtype]
+    assert found[0].dtype == dtype
+    assert max(ours_off) <= rounding
+    assert "Normalize" in str(fused(ours, x.requires_grad_(), residual).grad_fn), "torch's kernels computed it"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import runner
+from benchmarks.gpu import page, runner
 from benchmarks.gpu.runner import EXIT_UNUSABLE
 from benchmarks.gpu.stage import Aim, Bench
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED
@@ -28,7 +28,8 @@ sys.exit(run(stages, Path({folder!r}), title="it", data=Path({data!r}), budget_s
 ROW = """\
 import json, sys
 with open(sys.argv[1], "a") as file:
-    file.write(json.dumps({"what": "a number", "result": "1.5", "aim": "<= 2", "is_met": %s}) + "\\n")
+    row = {"what": "a number", "result": "1.5", "predicted": "1.4", "aim": "<= 2", "is_met": %s}
+    file.write(json.dumps(row) + "\\n")
 """
 PASSES = ROW % "True"
 MISSES = ROW % "False"
@@ -99,7 +100,8 @@ def test_a_stage_that_fails_misses_its_aim_or_hangs_stops_no_other_one(tmp_path:
         "passes": ("passed", "", 1),
     }
     assert is_gone(int((tmp_path / "pid").read_text()))
-    assert "| a number | 1.5 | <= 2 | yes |" in (tmp_path / "out" / "gpu.md").read_text()
+    assert "| a number | 1.5 | 1.4 | <= 2 | yes |" in (tmp_path / "out" / "gpu.md").read_text()
+    assert "| passes | a number | 1.4 | 1.5 |" in page.predicted_and_seen(tmp_path / "out" / "results.json")
     assert "\nhanging\n" in (tmp_path / "out" / "logs.txt").read_text()
 
 

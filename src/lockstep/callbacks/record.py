@@ -16,6 +16,7 @@ from typing_extensions import override
 from lockstep.callbacks.own_module import metrics_of, micro_batches, skipped_steps, steps_done
 from lockstep.callbacks.pace import Pace
 from lockstep.distributed.collectives import gather_objects
+from lockstep.models.classifier import Classifier
 from lockstep.models.step import MOST_PENDING
 from lockstep.runs.folder import RunFolder
 
@@ -132,6 +133,8 @@ class Record(L.Callback):
     @override
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Flush all metrics before a checkpoint: a resume from it does not log them again."""
+        if isinstance(pl_module, Classifier):
+            pl_module.wait()  # it logs some steps late
         for logger in trainer.loggers:
             logger.save()
 

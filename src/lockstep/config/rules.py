@@ -42,7 +42,8 @@ def conflicts(config: Config) -> list[str]:
     """Return the errors between keys, each of which is valid."""
     rules: tuple[Callable[[Config], Iterable[str]], ...] = (
         _module_rules, _task_rules, _data_rules, _augment_rules, _file_rules, _package_rules, _batch_rules,
-        _optimizer_rules, _callback_rules, _notify_rules, _search_rules, _benchmark_rules, slurm_rules.errors,
+        _device_rules, _optimizer_rules, _callback_rules, _notify_rules, _search_rules, _benchmark_rules,
+        slurm_rules.errors,
     )  # fmt: skip
     # each environment of a benchmark has its own workers, and its job its own request
     workers = () if isinstance(config, BenchmarkConfig) else resolve_workers(config).errors
@@ -56,6 +57,12 @@ def _batch_rules(config: Config) -> Iterator[str]:
             f"trainer.accumulate_grad_batches={parts} does not divide global_batch_size={size}: "
             "a global batch is cut into that many equal micro-batches"
         )
+
+
+def _device_rules(config: Config) -> Iterator[str]:
+    if config.trainer.deterministic and config.trainer.cudnn_search:
+        fix = "set one of them to false, a search may choose other kernels in each run"
+        yield f"trainer.cudnn_search=true with trainer.deterministic=true: {fix}"
 
 
 def _optimizer_rules(config: Config) -> Iterator[str]:
@@ -89,6 +96,7 @@ def _module_rules(config: Config) -> Iterator[str]:
         ("trainer.gradient_clip_norm", trainer.gradient_clip_norm, None, "clip in its configure_gradient_clipping"),
         ("trainer.loads", "auto" if trainer.loads == "auto" else None, None, "give numbers"),
         ("trainer.memory_format", trainer.memory_format, "auto", "choose the format in it"),
+        ("trainer.graph", True if trainer.graph is True else None, None, "capture graphs in it"),
         # Lightning changes the scale between the steps of two optimizers, and lets fused SGD begin with a skipped step
         ("trainer.precision", "float16" if trainer.precision == "float16" else None, None, "use bfloat16 or float32"),
     )

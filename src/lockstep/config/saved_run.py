@@ -1,7 +1,7 @@
 """The saved configuration of a run, with the overrides of a command that resumes, evaluates or loads the run."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -85,7 +85,7 @@ def on_this_machine(
     On a CPU tf32 and float16 become float32: a CPU computes in full what they round.
     """
     strategy = strategy or saved.strategy.name
-    trainer = {}
+    trainer: dict[str, Any] = {"graph": "auto"}  # of a training
     if devices is not None or world is not None or saved.trainer.num_nodes > 1:
         default = saved.trainer.devices if world is None else "auto"
         count = devices if isinstance(devices, int) else len(devices or ())

@@ -136,15 +136,30 @@ def _gpus(count: int) -> str:
 
 def _device_errors(config: Config, workers: Workers) -> list[str]:
     if workers.gpus:
-        return _graph_errors(config, workers)
+        return _graph_errors(config, workers) + _compiled_graph_errors(config, workers)
     settings = (
         (config.strategy.process_group_backend == "nccl", "strategy.process_group_backend=nccl", "auto or gloo"),
         *((config.trainer.precision == name, f"trainer.precision={name}", "float32") for name in ONLY_ON_GPUS),
+        (config.trainer.graph is True, "trainer.graph=true", "auto"),
     )
     return [f"{typed} needs GPUs, and this run uses none: use {hint}" for is_set, typed, hint in settings if is_set]
 
 
 def _graph_errors(config: Config, workers: Workers) -> list[str]:
+    """Refuse CUDA graphs of what none can capture: messages of gloo, and shards without samples."""
+    if config.trainer.graph is not True:
+        return []
+    loads, backend = config.trainer.loads, config.strategy.process_group_backend
+    settings = (
+        (bool(config.compile), f"compile={shown(config.compile)}"),
+        (workers.world_size > 1 and backend == "gloo", f"strategy.process_group_backend={backend}"),
+        (isinstance(loads, list) and 0 in loads, f"trainer.loads={shown(loads)}"),
+    )
+    hint = "remove one of them, or use trainer.graph=auto"
+    return [f"trainer.graph=true does not work with {other}: {hint}" for is_set, other in settings if is_set]
+
+
+def _compiled_graph_errors(config: Config, workers: Workers) -> list[str]:
     """Refuse CUDA graphs that compute wrong gradients (pytorch issues 96693 and 169545), or may hang."""
     if config.compile != "reduce-overhead":
         return []

@@ -42,7 +42,7 @@ class ShardDataset(Dataset[Batch | ImageError]):
             pixels = self.crop.made(self.pixels, indices, shard.epoch)
         else:
             pixels = self.pixels.index_select(0, chosen) if isinstance(self.pixels, Tensor) else self.pixels[indices]
-        return Batch(pixels, self.targets[chosen], indices, shard)
+        return Batch(pixels, self.targets.index_select(0, chosen), indices, shard)
 
     def __getitems__(self, shard_indices: ShardIndices) -> Batch | ImageError:
         """Make a batch in a worker process, or return an ImageError, which torch would raise with a traceback.

@@ -5,14 +5,22 @@ Forward: one all-gather of (mean, variance, count), merged by the pairwise formu
 dy * xhat), Ioffe & Szegedy (2015), section 3. A rank without samples has weight 0 and takes part in both. The host
 synchronizes with the GPU only where a shard has at most one value per channel, to check that the global batch has more.
 torch.nn.SyncBatchNorm rejects CPU tensors.
+
+On a GPU Triton's kernels (norm_kernels.py) merge the statistics and, in channels_last, compute the rest, too, with an
+addition and a ReLU that follow.
 """
 
+import functools
+import subprocess
+import sys
+from types import ModuleType
 from typing import Any, cast
 
 import torch
 from lightning.pytorch.plugins.layer_sync import LayerSync
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.nn import functional as F
 from typing_extensions import override
 
 from lockstep.distributed.collectives import add_up, all_gather, is_distributed
@@ -20,6 +28,31 @@ from lockstep.system.internals import BatchNorm, InstanceNorm
 
 BY_BATCH = ("EvoNorm2dB0", "EvoNorm2dB1", "EvoNorm2dB2", "InplaceAbn")  # of timm, not batch norms by class
 _BLOCK_ELEMENTS = 1 << 19  # of an input that are widened together: 2 MiB, which stay in the cache
+_FUSED = (torch.bfloat16, torch.float16, torch.float32)
+_FIRST_FUSED = (8, 0)  # compute capability of the first GPUs with bfloat16
+
+
+@functools.cache
+def _built_kernels() -> ModuleType | None:
+    try:
+        from lockstep.distributed import norm_kernels
+
+        norm_kernels.try_out()
+    except (AssertionError, ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        if not is_distributed() or dist.get_rank() == 0:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            text = f"lockstep: batch norms use torch's slower kernels, Triton's cannot be built: {reason}"
+            print(text, file=sys.stderr, flush=True)
+        return None
+    return norm_kernels
+
+
+def _kernels(x: Tensor) -> ModuleType | None:
+    """Return norm_kernels for a tensor of the current GPU, None where torch's kernels compute."""
+    if not x.is_cuda or x.dtype not in _FUSED or torch.compiler.is_compiling():
+        return None
+    is_current = x.get_device() == torch.cuda.current_device()
+    return _built_kernels() if is_current and torch.cuda.get_device_capability() >= _FIRST_FUSED else None
 
 
 def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -33,6 +66,15 @@ def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def _normalized(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """F.batch_norm in evaluation, without its checks, which cost more than the arithmetic for a small x."""
     return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
+
+
+def _of_all_ranks(x: Tensor, row: Tensor) -> Tensor:
+    """`row` (mean, variance, count) of every rank; raises ValueError, as torch does, for one value per channel."""
+    rows = all_gather(row)
+    if x.numel() <= x.shape[1] and rows[:, -1].sum().item() == 1:  # no rank has more, so that all check
+        size = torch.Size([1, *x.shape[1:]])
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {size}")
+    return rows
 
 
 def _merged(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,9 +114,7 @@ def _input_gradient(
 
 class _Normalize(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: BatchNorm) -> Tensor:
         num_channels = x.shape[1]
         count = x.numel() // num_channels
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -82,22 +122,25 @@ class _Normalize(torch.autograd.Function):
             mean, var = _statistics(x, dtype)
         else:
             mean = var = torch.zeros(num_channels, dtype=dtype, device=x.device)
-        mean, var, total = _merged(all_gather(torch.cat([mean, var, mean.new_full((1,), count)])))
+        rows = _of_all_ranks(x, torch.cat([mean, var, mean.new_full((1,), count)]))
+        if (kernels := _kernels(x)) is not None:  # so that statistics have the same bits as on ranks in channels_last
+            mean, var, total = kernels.merged(rows, norm).split([num_channels, num_channels, 1])
+        else:
+            mean, var, total = _merged(rows)
+            _track(norm, mean, var, total)
         ctx.parameter_dtype = None if weight is None else weight.dtype
         if weight is not None and weight.dtype == x.dtype and x.dtype != dtype:  # these must be as wide as statistics
             weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
         ctx.save_for_backward(x, weight, mean, var, total)
-        ctx.eps = eps
-        ctx.mark_non_differentiable(mean, var, total)
-        return _normalized(x, mean, var, weight, bias, eps), mean, var, total
+        ctx.eps = norm.eps
+        return _normalized(x, mean, var, weight, bias, norm.eps)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *grad_outputs: Tensor
+        ctx: Any, dy: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         """Compute dx = w / std * (dy - E[dy] - xhat * E[dy * xhat]), E over the global batch; dw, db of this rank."""
-        dy = grad_outputs[0]
         x, weight, mean, var, total = ctx.saved_tensors
         inverse_std = (var + ctx.eps).rsqrt()
         if x.numel():
@@ -129,8 +172,56 @@ def _move(running: Tensor, value: Tensor, factor: float | Tensor) -> None:
         running.add_((value - running) * factor)
 
 
+def _track(norm: BatchNorm, mean: Tensor, var: Tensor, total: Tensor) -> None:
+    """Count a batch, and move the running statistics towards its own."""
+    if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        factor = norm.momentum if norm.momentum is not None else 1.0 / norm.num_batches_tracked.to(mean.dtype)
+        unbiased = var * (total / (total - 1))
+        _move(norm.running_mean, mean, factor)
+        _move(norm.running_var, unbiased, factor)
+
+
+def _is_fused(norm: BatchNorm, x: Tensor, residual: Tensor | None, *, is_synchronized: bool) -> bool:
+    """Return True if Triton's kernels compute this batch; torch's compute, or refuse, all others."""
+    return (
+        norm.training
+        and _kernels(x) is not None
+        and x.dim() == 4
+        and x.shape[1] == norm.num_features
+        and x.numel() > (0 if is_synchronized else x.shape[1])
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and (residual is None or (residual.shape, residual.dtype, residual.stride()) == (x.shape, x.dtype, x.stride()))
+    )
+
+
+def _forward(norm: BatchNorm, x: Tensor, residual: Tensor | None, relu: bool, is_synchronized: bool) -> Tensor:
+    if _is_fused(norm, x, residual, is_synchronized=is_synchronized):
+        gather = _of_all_ranks if is_synchronized else None
+        normalize = cast(Any, _kernels(x)).Normalize
+        return normalize.apply(x, residual, norm.weight, norm.bias, norm, relu, gather)
+    if is_synchronized:
+        y = cast(Tensor, _Normalize.apply(x, norm.weight, norm.bias, norm))
+    else:
+        y = BatchNorm.forward(norm, x)
+    y = y if residual is None else y + residual
+    return F.relu(y) if relu else y
+
+
+class BatchNorm2d(nn.BatchNorm2d):
+    """torch's batch norm, which also adds a residual and applies a ReLU: on a GPU in one pass over the memory.
+
+    Numbers, parameters and checkpoints are those of nn.BatchNorm2d. On a GPU in channels_last, values of 16 bits are
+    rounded once at the end, and gradients of gradients are refused.
+    """
+
+    @override
+    def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
+        return _forward(self, input, residual, relu, is_synchronized=False)
+
+
 class SyncBatchNorm(BatchNorm):
-    """Batch norm of any dimension whose training statistics are those of all ranks together.
+    """Batch norm of any dimension whose training statistics are those of all ranks together; else as BatchNorm2d.
 
     Input (B, C, ...) with B >= 0 on each rank. With one value per channel over all ranks all of them raise ValueError,
     as torch does in one process. Statistics are computed in float32 or wider.
@@ -141,24 +232,12 @@ class SyncBatchNorm(BatchNorm):
             raise ValueError(f"SyncBatchNorm needs an input (B, C, ...), got the shape {tuple(input.shape)}.")
 
     @override
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Normalize `input`; a collective in training mode."""
-        if not self.training or not is_distributed() or dist.get_world_size() == 1:
-            return super().forward(input)
-        self._check_input_dim(input)
-        outputs = cast(tuple[Tensor, Tensor, Tensor, Tensor], _Normalize.apply(input, self.weight, self.bias, self.eps))
-        y, mean, var, total = outputs
-        if input.numel() <= input.shape[1] and total.item() == 1:  # no rank has more, so that all check
-            size = torch.Size([1, *input.shape[1:]])
-            raise ValueError(f"Expected more than 1 value per channel when training, got input size {size}")
-        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
-            with torch.no_grad():
-                self.num_batches_tracked.add_(1)
-                factor = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.to(mean.dtype)
-                unbiased = var * (total / (total - 1))
-                _move(self.running_mean, mean, factor)
-                _move(self.running_var, unbiased, factor)
-        return y
+        is_synchronized = self.training and is_distributed() and dist.get_world_size() > 1
+        if is_synchronized:
+            self._check_input_dim(input)
+        return _forward(self, input, residual, relu, is_synchronized)
 
 
 class SyncBatchNormAct(SyncBatchNorm):
@@ -168,7 +247,7 @@ class SyncBatchNormAct(SyncBatchNorm):
     act: nn.Module
 
     @override
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.act(self.drop(super().forward(input)))
 
 
@@ -203,7 +282,7 @@ def _exact_class(norm: type[BatchNorm]) -> type[SyncBatchNorm] | None:
     """Return the synchronized class for a batch norm class; None for custom arithmetic."""
     if issubclass(norm, SyncBatchNorm):
         return norm
-    if norm.forward in (BatchNorm.forward, nn.SyncBatchNorm.forward):
+    if norm.forward in (BatchNorm.forward, nn.SyncBatchNorm.forward, BatchNorm2d.forward):
         return SyncBatchNorm
     is_timms = norm.__module__.startswith("timm.") and norm.__name__ == "BatchNormAct2d"
     return SyncBatchNormAct if is_timms else None

@@ -47,9 +47,11 @@ class ExactDropout(nn.Module):
     `per_channel` drops whole channels, as nn.Dropout2d does. `shard` must be set before each training forward pass. A
     layer that is used twice in one pass draws the same numbers twice. The mask is drawn on the device of the input: it
     is the same for any number of workers and micro-batches, but differs between CUDA (Philox) and CPU (mt19937).
+    `source` draws it once in the capture of a CUDA graph, in which no generator can be made or seeded.
     """
 
     shard: Shard | None
+    source: torch.Generator | None = None
     is_joint = False  # True: one draw for all samples
 
     def __init__(self, *, p: float, per_channel: bool, keys: tuple[int | str, ...]) -> None:
@@ -67,6 +69,9 @@ class ExactDropout(nn.Module):
         keep = self._keep(x, (x.shape[1], *[1] * (x.dim() - 2)) if self.per_channel else x.shape[1:])
         return x * keep.to(x.dtype) / (1 - self.p or 1)  # p = 1 keeps nothing: zeros, as in nn.Dropout
 
+    def seed(self, shard: Shard) -> int:
+        return seed_of(*self.keys, shard.epoch, shard.step)
+
     def _keep(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         """Draw the mask (B, *shape) of the shard, cut from the mask of the global batch.
 
@@ -81,7 +86,9 @@ class ExactDropout(nn.Module):
                 "needs one row per sample; disable it (p=0)."
             )
         # drawn where x lives: a mask can be as large as the activations
-        source = generator(*self.keys, shard.epoch, shard.step, device=x.device)
+        source, self.source = self.source, None
+        if source is None:
+            source = torch.Generator(device=x.device).manual_seed(self.seed(shard))
         if self.is_joint:
             return torch.rand((1, *shape), generator=source, device=x.device) >= self.p
         return torch.rand((shard.group_size, *shape), generator=source, device=x.device)[shard.lo : shard.hi] >= self.p

@@ -1,8 +1,8 @@
 """The LightningModule of an image classifier: loss and metrics of the global batch, from any split of it."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -21,7 +21,8 @@ from lockstep.distributed.batch_norm import refuse_inexact_norms
 from lockstep.distributed.collectives import sum_over_ranks
 from lockstep.distributed.rng import replace_dropout
 from lockstep.models.counts import EpochCounts
-from lockstep.models.layout import Layout, compile_network
+from lockstep.models.graphs import GraphedModule
+from lockstep.models.layout import CompiledNetwork, Layout
 from lockstep.models.loss_scale import LossScale
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
 from lockstep.models.schedules import Schedule, replay
@@ -49,7 +50,7 @@ class Classifier(L.LightningModule):
     `measured` are the metrics of an evaluation by name; each pass has copies. `metrics` has the newest global value of
     each. `optimizer` takes parameter groups, made by `rules`. The network must accept an empty batch: a rank's shard
     can be empty. `autocast` is the number format of the network; None: that of its weights. In float16 the loss is
-    scaled. `compile_mode` is one of torch.compile; None: eager.
+    scaled. `compile_mode` is one of torch.compile; None: eager. With `is_graphed` CUDA graphs replay training passes.
 
     The step uses Lightning's manual optimization: the automatic one has no global count of an accumulated step, and
     costs another 0.3 ms (one CPU thread, 2026-11-21, benchmarks/step.py).
@@ -74,6 +75,7 @@ class Classifier(L.LightningModule):
         autocast: dtype | None,
         layout: Layout,
         compile_mode: str | None,
+        is_graphed: bool,
         has_flip_test: bool,
         seed: int,
         log_every_n_steps: int,
@@ -101,10 +103,9 @@ class Classifier(L.LightningModule):
         self.test_splits = ("test", "test_flip") if has_flip_test else ("test",)
         self.measured = (*measured, "loss")
         self.scores = nn.ModuleDict({split: Scores(measured) for split in ("val", *self.test_splits)})
-        self._is_compiled = compile_mode is not None
-        if compile_mode is not None:
-            compile_network(self.net, self.dropouts, layout, compile_mode)
-        self._compiled_sizes: dict[bool, int] = {}
+        self._compiled = None if compile_mode is None else CompiledNetwork(net, self.dropouts, layout, compile_mode)
+        self.is_graphed = is_graphed
+        self._graphed: GraphedModule | None = None
         self.counts = EpochCounts(task.scored)
         self._weight_sum: Tensor | None = None  # of this rank's samples of the global batch, if they have weights
         self.metrics: dict[str, float] = {}
@@ -121,30 +122,21 @@ class Classifier(L.LightningModule):
             values = values.contiguous(memory_format=self.layout.memory_format)
         # only the network: autocast must not change the task
         with torch.autocast(inputs.device.type, self._autocast) if self._autocast else nullcontext():
-            outputs = self._outputs(values) if self._is_compiled else self.net(values)
+            outputs = self.net(values) if self._compiled is None else self._compiled(values)
         return outputs.float() if outputs.dtype == self._autocast else outputs
 
-    def _outputs(self, images: Tensor) -> Tensor:
-        size = len(images)  # empty and ragged batches run eagerly: each size would be compiled
-        if size and size == self._compiled_sizes.setdefault(self.training, size):
-            return self.net(images)
-        with torch.compiler.set_stance("force_eager"):
-            return self.net(images)
-
-    @contextmanager
-    def eagerly(self) -> Iterator[None]:
+    def eagerly(self) -> AbstractContextManager[None]:
         """Compile nothing inside, and forget the batch sizes seen there."""
-        with torch.compiler.set_stance("force_eager") if self._is_compiled else nullcontext():
-            yield
-        self._compiled_sizes.clear()
+        return nullcontext() if self._compiled is None else self._compiled.eagerly()
 
     @override
     def on_train_start(self) -> None:
         self.counts.to(self.device)
-        scale = self.loss_scale
-        if scale is not None:
+        if (scale := self.loss_scale) is not None:
             scale.to(self.device)
         self._step = OptimizerStep(self, self._groups, clip_norm=self._gradient_clip_norm, loss_scale=scale)
+        if self.is_graphed:
+            self._graphed = GraphedModule(self, self.dropouts, accumulates=self.accumulate_grad_batches > 1)
         self._guard = LossGuard(self.trainer.optimizers[0], self.device, rank=self.global_rank, loss_scale=scale)
 
     @override
@@ -174,7 +166,7 @@ class Classifier(L.LightningModule):
         self._groups.start_epoch(batch.shard.epoch)
         for dropout in self.dropouts:
             dropout.shard = batch.shard
-        outputs = self(batch.inputs)
+        outputs = self(batch.inputs) if self._graphed is None else self._graphed(batch.inputs, batch.shard)
         values, weights = checked_losses(self.task, outputs, batch)
         loss = values.sum()
         with torch.no_grad():
@@ -186,7 +178,11 @@ class Classifier(L.LightningModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """End a batch before any callback can write a checkpoint there; the module's own hook would run after them."""
-        return [_BatchEnd()]
+        return [_Ends()]
+
+    def drop_graphs(self) -> None:
+        """Free the memory of CUDA graphs, and end their use of NCCL, which otherwise waits for them at its end."""
+        self._graphed = None
 
     @property
     def gradient_norm(self) -> Tensor | None:
@@ -194,28 +190,41 @@ class Classifier(L.LightningModule):
         return self._step.gradient_norm if self._step is not None else None
 
     def end_batch(self, batch_idx: int) -> None:
-        """Log the means over all samples since the last logging step; after the last batch, those of the epoch."""
+        """Log the means over all samples since the last logging step; after the last batch, those of the epoch.
+
+        On a GPU the values of a step reach the host, and so the loggers, some steps later.
+        """
         is_step_end = (batch_idx + 1) % self.accumulate_grad_batches == 0
         is_logging_step = is_step_end and self.global_step % self._log_every_n_steps == 0
         if not is_logging_step and not self.trainer.is_last_batch:
             return
         assert self._guard is not None
-        self._guard.wait()  # the values below wait for the device anyway
-        since, epoch = self.counts.logged(is_end=self.trainer.is_last_batch)
+        since, epoch = self.counts.global_sums(is_end=self.trainer.is_last_batch)
         if is_logging_step:
             assert self.gradient_norm is not None
-            others = {
-                "learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"],
-                "gradient_norm": self.gradient_norm.item(),
-                **({} if self.loss_scale is None else {"loss_scale": self.loss_scale.value}),
-            }
-            self._send_to_loggers({f"train_step/{name}": value for name, value in since.items()} | others)
+            values = torch.cat([since, self.gradient_norm.detach().to(since)[None]])
+            rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+            self._guard.defer(self.global_step, values, functools.partial(self._log_step, self.global_step, rate))
         if self.trainer.is_last_batch:
+            self._guard.wait()
             for name in [name for name in self.metrics if name.startswith("val/")]:
                 del self.metrics[name]  # of an earlier epoch; this one may have no validation
-            means = {f"train/{name}": value for name, value in epoch.items()}
+            means = {f"train/{name}": value for name, value in self.counts.means(epoch.tolist()).items()}
             self.metrics.update(means)
             self._send_to_loggers(means)
+
+    def _log_step(self, step: int, learning_rate: float, values: list[float]) -> None:
+        """Log the sums since the last logging step, as means, and the norm of the gradient of this one."""
+        *sums, gradient_norm = values
+        means = {f"train_step/{name}": value for name, value in self.counts.means(sums).items()}
+        others = {"learning_rate": learning_rate, "gradient_norm": gradient_norm}
+        scale = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.value}
+        self._send_to_loggers(means | others | scale, step)
+
+    def wait(self) -> None:
+        """Check and log the steps whose values are not on the host yet. Every rank must call it."""
+        if self._guard is not None:
+            self._guard.wait()
 
     @override
     def on_train_epoch_end(self) -> None:
@@ -271,8 +280,7 @@ class Classifier(L.LightningModule):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the image format, the counts of an unfinished epoch and the loss scale. Every rank must call it."""
-        if self._guard is not None:
-            self._guard.wait()
+        self.wait()
         checkpoint["image_format"] = self.image_format._asdict()
         checkpoint["train_counts"] = self.counts.state_dict()
         checkpoint["total_steps"] = self._total_steps
@@ -316,17 +324,24 @@ class Classifier(L.LightningModule):
         self.log_dict(scores, logger=False)
         self._send_to_loggers(scores)
 
-    def _send_to_loggers(self, values: dict[str, float]) -> None:
+    def _send_to_loggers(self, values: dict[str, float], step: int | None = None) -> None:
         for logger in self.trainer.loggers:
-            logger.log_metrics(values, step=self.global_step)
+            logger.log_metrics(values, self.global_step if step is None else step)
 
 
-class _BatchEnd(Callback):
+class _Ends(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, Classifier)
         pl_module.end_batch(batch_idx)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if isinstance(pl_module, Classifier):
+            pl_module.drop_graphs()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self.on_train_end(trainer, pl_module)
 
 
 def _inverse_mean(weight_sum: Tensor, num_samples: int) -> Tensor:

@@ -33,18 +33,18 @@ class EpochCounts:
         for score_sum, score in zip(score_sums, scores, strict=True):
             score_sum += score.sum()
 
-    def logged(self, *, is_end: bool) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the means since the last call, and those of the epoch, which `is_end` resets.
+    def global_sums(self, *, is_end: bool) -> tuple[Tensor, Tensor]:
+        """Return the sums since the last call and those of the epoch, which `is_end` resets, on the device.
 
         Every rank must call it.
         """
         counts = sum_over_ranks(self.own)
-        since, whole = self._means(counts - self._logged), self._means(counts)
+        since = counts - self._logged
         self._logged.copy_(counts)
         if is_end:
             self.own.zero_()
             self._logged.zero_()
-        return since, whole
+        return since, counts
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return the global sums. Every rank must call it."""
@@ -56,8 +56,8 @@ class EpochCounts:
         self.own = torch.tensor(counts, dtype=torch.float64)
         self._logged = torch.tensor(state["logged_counts"], dtype=torch.float64)
 
-    def _means(self, counts: Tensor) -> dict[str, float]:
-        loss_sum, weight_sum, num_samples, *score_sums = counts.tolist()
+    def means(self, sums: Sequence[float]) -> dict[str, float]:
+        loss_sum, weight_sum, num_samples, *score_sums = sums
         scores = {name: _ratio(total, num_samples) for name, total in zip(self._scored, score_sums, strict=True)}
         return {"loss": _ratio(loss_sum, weight_sum), **scores}
 

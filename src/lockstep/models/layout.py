@@ -5,13 +5,15 @@ fewer input channels than a vector register has float32 numbers. The process die
 is silently wrong. docs/hardware.md has the reproduction.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lockstep.distributed import collectives
+from lockstep.distributed.rng import ExactDropout
 
 AVX2_NUMBERS, AVX512_NUMBERS = 8, 16  # float32 numbers in a vector register: the channels that the kernel writes
 
@@ -55,13 +57,35 @@ def _is_faulty(layer: nn.Module, num_written: int) -> bool:
     return is_narrow_projection and layer.groups == 1  # with groups oneDNN chooses another kernel
 
 
-def compile_network(net: nn.Module, dropouts: Sequence[nn.Module], layout: Layout, mode: str) -> None:
-    """Compile a network in its layout, without its `dropouts` and without collectives."""
-    collectives.keep_out_of_graphs()
-    for dropout in dropouts:  # its shard changes in every step, and each would be compiled
-        dropout.forward = torch.compiler.disable(dropout.forward)  # pyright: ignore[reportAttributeAccessIssue]
-    if layout.memory_format == torch.channels_last:
-        net.compile(dynamic=False, mode=mode)
-    else:  # by default the compiler computes every convolution of a CPU in channels_last
-        graphs = {"triton.cudagraphs": True} if mode == "reduce-overhead" else {}
-        net.compile(dynamic=False, options={"layout_optimization": False, **graphs})
+class CompiledNetwork:
+    """Calls a network compiled in its layout, without those of its `dropouts` that draw, and without collectives.
+
+    Empty and ragged batches run eagerly: each size would be compiled.
+    """
+
+    def __init__(self, net: nn.Module, dropouts: Sequence[ExactDropout], layout: Layout, mode: str) -> None:
+        self._net = net
+        self._sizes: dict[bool, int] = {}
+        collectives.keep_out_of_graphs()
+        for dropout in dropouts:
+            if dropout.p:  # its shard changes in every step, and each would be compiled
+                dropout.forward = torch.compiler.disable(dropout.forward)  # pyright: ignore[reportAttributeAccessIssue]
+        if layout.memory_format == torch.channels_last:
+            net.compile(dynamic=False, mode=mode)
+        else:  # by default the compiler computes every convolution of a CPU in channels_last
+            graphs = {"triton.cudagraphs": True} if mode == "reduce-overhead" else {}
+            net.compile(dynamic=False, options={"layout_optimization": False, **graphs})
+
+    def __call__(self, images: Tensor) -> Tensor:
+        size = len(images)
+        if size and size == self._sizes.setdefault(self._net.training, size):
+            return self._net(images)
+        with torch.compiler.set_stance("force_eager"):
+            return self._net(images)
+
+    @contextmanager
+    def eagerly(self) -> Iterator[None]:
+        """Compile nothing inside, and forget the batch sizes seen there."""
+        with torch.compiler.set_stance("force_eager"):
+            yield
+        self._sizes.clear()

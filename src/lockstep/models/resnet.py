@@ -2,10 +2,12 @@
 
 from typing import Annotated, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import Doc, override
 
+from lockstep.distributed.batch_norm import BatchNorm2d
 from lockstep.system.kinds import Fraction, Positive
 
 
@@ -15,21 +17,21 @@ class Block(nn.Module):
     def __init__(self, in_channels: int, channels: int, *, stride: int, shortcut_norm: bool, bias: bool) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, 1, bias=bias)
-        self.bn1 = nn.BatchNorm2d(channels)
+        self.bn1 = BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=bias)
-        self.bn2 = nn.BatchNorm2d(channels)
+        self.bn2 = BatchNorm2d(channels)
         self.downsample: nn.Sequential | None = None
         if stride != 1 or in_channels != channels:
             self.downsample = nn.Sequential(nn.Conv2d(in_channels, channels, 1, stride, bias=bias))
             if shortcut_norm:
-                self.downsample.append(nn.BatchNorm2d(channels))
+                self.downsample.append(BatchNorm2d(channels))
 
     @override
     def forward(self, x: Tensor) -> Tensor:
         """Return (B, channels, ceil(H / stride), ceil(W / stride)) for (B, in_channels, H, W)."""
         shortcut = x if self.downsample is None else self.downsample(x)
-        y = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(y)) + shortcut)
+        y = self.bn1(self.conv1(x), relu=True)
+        return self.bn2(self.conv2(y), shortcut, relu=True)
 
 
 class ResNet18(nn.Module):
@@ -62,7 +64,7 @@ class ResNet18(nn.Module):
         super().__init__()
         kernel_size, stride, padding = {"small": (3, 1, 1), "imagenet": (7, 2, 3)}[stem]
         self.conv1 = nn.Conv2d(in_channels, width, kernel_size, stride, padding, bias=bias)
-        self.bn1 = nn.BatchNorm2d(width)
+        self.bn1 = BatchNorm2d(width)
         self.maxpool = nn.MaxPool2d(3, 2, 1) if stem == "imagenet" else nn.Identity()
 
         def stage(before: int, channels: int, stride: int) -> nn.Sequential:
@@ -82,9 +84,22 @@ class ResNet18(nn.Module):
     @override
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (B, num_classes) for images (B, C, H, W); for B = 0 every gradient is zero."""
-        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        x = self.maxpool(self.bn1(self._stem(x), relu=True))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(self.dropout(x.mean((2, 3))))
+
+    def _stem(self, x: Tensor) -> Tensor:
+        """Convolve. torch takes one channel for NCHW: on a GPU in channels_last and 16 bits, grey images get eight."""
+        is_last = next(self.layer1.parameters()).stride(1) == 1
+        if not (x.is_cuda and x.shape[1] == 1 and is_last and torch.is_autocast_enabled("cuda")):
+            return self.conv1(x)
+        layer = self.conv1
+        return F.conv2d(_widened(x), _widened(layer.weight), layer.bias, layer.stride, layer.padding)
+
+
+def _widened(x: Tensor) -> Tensor:
+    """Return x (B, 1, H, W) with seven more channels of zeros, in channels_last."""
+    return F.pad(x.permute(0, 2, 3, 1), (0, 7)).permute(0, 3, 1, 2)
 
 
 def _draw_kaiming(layer: nn.Module) -> None:

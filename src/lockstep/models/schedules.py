@@ -1,8 +1,9 @@
 """Learning-rate schedules by optimizer step.
 
 After s = 0, 1, ... steps, with T = total_steps and w = round(warmup_fraction * T), a schedule multiplies the
-optimizer's learning rate by (s + 1) / w for s < w, then by d(u) with u = (s - w) / (T - w). The factor is 1 at
-s = w - 1 and s = w. None of the T steps has the rate 0; a step after them would have d(1).
+optimizer's learning rate by i + (1 - i) (s + 1) / w for s < w, where i is initial_fraction or 0, then by d(u) with
+u = (s - w) / (T - w). The factor is 1 at s = w - 1 and s = w. None of the T steps has the rate 0; a step after them
+would have d(1).
 """
 
 import inspect
@@ -81,13 +82,15 @@ def one_cycle_linear(
     total_steps: int,
     *,
     warmup_fraction: Annotated[Fraction, Doc("fraction of the steps with a rising learning rate")],
+    initial_fraction: Annotated[Fraction, Doc("learning rate before the first step, as a fraction of the peak")] = 0.0,
 ) -> LambdaLR:
-    """Linear warm-up to the optimizer's learning rate, then linear to 0.
+    """Linear warm-up from `initial_fraction` of the optimizer's learning rate to all of it, then linear to 0.
 
-    After s = 0, 1, ... optimizer steps, with T = `total_steps` and w = round(`warmup_fraction` * T), the rate is
-    multiplied by (s + 1) / w for s < w, then by 1 - u with u = (s - w) / (T - w): 1 / (T - w) at the last step.
+    After s = 0, 1, ... optimizer steps, with T = `total_steps`, w = round(`warmup_fraction` * T) and
+    i = `initial_fraction`, the rate is multiplied by i + (1 - i) (s + 1) / w for s < w, then by 1 - u with
+    u = (s - w) / (T - w): 1 / (T - w) at the last step.
     """
-    return _warmed_up(optimizer, total_steps, warmup_fraction, lambda u: 1 - u)
+    return _warmed_up(optimizer, total_steps, warmup_fraction, lambda u: 1 - u, initial_fraction)
 
 
 def cosine(
@@ -99,8 +102,8 @@ def cosine(
 ) -> LambdaLR:
     """Linear warm-up to the optimizer's learning rate, then half a cosine down to `final_fraction` of it.
 
-    Warm-up and u are those of `one_cycle_linear`; then the rate is multiplied by f + (1 - f) (1 + cos(pi u)) / 2 with
-    f = `final_fraction`.
+    Warm-up, from 0, and u are those of `one_cycle_linear`; then the rate is multiplied by
+    f + (1 - f) (1 + cos(pi u)) / 2 with f = `final_fraction`.
     """
     return _warmed_up(
         optimizer,
@@ -111,13 +114,17 @@ def cosine(
 
 
 def _warmed_up(
-    optimizer: Optimizer, total_steps: int, warmup_fraction: float, decay: Callable[[float], float]
+    optimizer: Optimizer,
+    total_steps: int,
+    warmup_fraction: float,
+    decay: Callable[[float], float],
+    initial: float = 0.0,
 ) -> LambdaLR:
     warmup_steps = round(warmup_fraction * total_steps)
 
     def factor(step: int) -> float:  # LambdaLR would save the attributes of a callable object
         if step < warmup_steps:
-            return (step + 1) / warmup_steps
+            return initial + (1 - initial) * (step + 1) / warmup_steps
         if step >= total_steps:
             return decay(1.0)
         return decay((step - warmup_steps) / (total_steps - warmup_steps))

@@ -1,8 +1,10 @@
 """One optimizer step: backward, clipping, update and schedule, and the guard against a loss that is not finite."""
 
+import itertools
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -170,11 +172,10 @@ class _Samples(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    # valid after `copied`: 1 if this rank's loss is bad, 1 + a rank with a bad loss, else 0; facts of the loss scale
-    values: Tensor
-    copied: Any  # a CUDA event, or None
     step: int
-    samples: list[_Samples]
+    values: Tensor  # valid after `copied`
+    copied: Any  # a CUDA event, or None
+    use: Callable[[list[float]], None]
 
 
 class LossGuard:
@@ -186,7 +187,7 @@ class LossGuard:
     There all ranks reduce a flag on the device, by which the fused optimizer skips the update (`found_inf`, made for
     torch's GradScaler). The host reads the flag some steps later, all ranks after the same step: a rank that exited
     earlier would block the others in a collective. `is_deferred` selects that way; None: on a GPU, if the optimizer
-    can.
+    can. Other values of a step are read in the same way, by `defer`.
 
     Steps that `loss_scale` skips are no bad losses. The host reads their number in the same way.
     """
@@ -208,6 +209,7 @@ class LossGuard:
         self._is_bad = torch.zeros((), device=device)
         self._samples: list[_Samples] = []  # no batches: their pixels would stay on the device
         self._pending: deque[_Pending] = deque()
+        self._rows = _rows(2 if loss_scale is None else 4) if device.type == "cuda" else itertools.repeat(None)
 
     def check(self, loss: Tensor, batch: Batch, step: int) -> None:
         """Check the loss of a micro-batch of optimizer step `step`, counted from 1."""
@@ -231,32 +233,46 @@ class LossGuard:
             is_bad = bad_rank.clamp(max=1)
             self._optimizer.found_inf = is_bad if scale is None else torch.maximum(is_bad, scale.overflowed)
         flags = torch.stack([self._is_bad, bad_rank, *(() if scale is None else scale.facts())])
-        self._pending.append(_Pending(*_to_host(flags), step, self._samples))
+        judge = partial(self._judge, step, self._samples)
+        self._pending.append(_Pending(step, *_to_host(flags, next(self._rows)), judge))
         self._is_bad = torch.zeros_like(self._is_bad)
         self._samples = []
-        if len(self._pending) > MOST_PENDING:
-            self._read()
+        self._read(step - MOST_PENDING)
+
+    def defer(self, step: int, values: Tensor, use: Callable[[list[float]], None]) -> None:
+        """Call `use` with `values` of `step` once its loss is known to be good. All ranks call it after the same step.
+
+        At once where nothing is deferred; `values` must not change later.
+        """
+        self._pending.append(_Pending(step, *_to_host(values), use))
+        if not self._is_deferred:
+            self.wait()
 
     def wait(self) -> None:
-        """Read all pending flags, before a checkpoint is written. All ranks call it after the same step."""
-        while self._pending:
-            self._read()
+        """Read all that is pending, before a checkpoint is written. All ranks call it after the same step."""
+        self._read(math.inf)
 
-    def _read(self) -> None:
-        pending = self._pending.popleft()
-        if pending.copied is not None:
-            pending.copied.synchronize()
-        is_own_bad, bad_rank, *facts = pending.values.tolist()
+    def _read(self, last_step: float) -> None:
+        while self._pending and self._pending[0].step <= last_step:
+            pending = self._pending.popleft()
+            if pending.copied is not None:
+                pending.copied.synchronize()
+            pending.use(pending.values.tolist())
+
+    def _judge(self, step: int, samples: list[_Samples], flags: list[float]) -> None:
+        """Raise the error of a bad step.
+
+        `flags`: 1 if this rank's loss is bad, 1 + a rank with a bad loss, else 0; facts of the loss scale.
+        """
+        is_own_bad, bad_rank, *facts = flags
         if is_own_bad:
-            raise self._own_error(pending.step, pending.samples)
+            raise self._own_error(step, samples)
         if bad_rank:
-            raise FailedElsewhere(
-                f"The loss is not finite in optimizer step {pending.step} on rank {bad_rank - 1:.0f}."
-            )
+            raise FailedElsewhere(f"The loss is not finite in optimizer step {step} on rank {bad_rank - 1:.0f}.")
         if self._loss_scale is not None:
             self._loss_scale.read(*facts)
             if self._loss_scale.value < LEAST_SCALE:
-                raise self._overflow(pending.step)
+                raise self._overflow(step)
 
     def _overflow(self, step: int) -> RuntimeError:
         """Return the error of this rank: rank 0 reports for all, which read the same scale after the same step."""
@@ -278,11 +294,20 @@ class LossGuard:
         )
 
 
-def _to_host(value: Tensor) -> tuple[Tensor, Any]:
-    """Copy a tensor to the host; return the copy, and the event after which it is complete, None on a CPU."""
-    if value.device.type != "cuda":
-        return value, None
-    copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
-    event = torch.cuda.Event()
+_Row = tuple[Tensor, Any]  # page-locked memory, and the CUDA event after which a copy into it is complete
+
+
+def _rows(size: int) -> Iterator[_Row | None]:
+    """Cycle through as many rows as can be pending: an allocation costs more than a copy."""
+    rows = torch.empty(MOST_PENDING + 1, size, pin_memory=True)
+    return itertools.cycle([(row, torch.cuda.Event()) for row in rows])
+
+
+def _to_host(values: Tensor, row: _Row | None = None) -> _Row:
+    """Copy a tensor from a GPU to the host, into `row` or into new memory; the event is None on a CPU."""
+    if values.device.type != "cuda":
+        return values, None
+    copy, event = row or (torch.empty(values.shape, dtype=values.dtype, pin_memory=True), torch.cuda.Event())
+    copy.copy_(values, non_blocking=True)
     event.record()
     return copy, event

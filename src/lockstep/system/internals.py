@@ -4,11 +4,13 @@ The exception is callbacks/average.py, for the class that it extends. Every func
 consequence if a later version has moved the part; training continues.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import distributed as dist
 from torch import nn
@@ -66,6 +68,26 @@ def shared_count() -> Iterator[int]:
         return itertools.count(dist.get_rank(), dist.get_world_size())
     store = find()
     return (store.add("lockstep count", 1) - 1 for _ in itertools.count())
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return True if a layer has hooks, which the replay of a CUDA graph does not call.
+
+    torch has no public way to find them. Otherwise they are called only in the capture.
+    """
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(layer, name, None) for layer in module.modules() for name in names)
+
+
+def end_allocations(pool: Any) -> None:
+    """End a capture for the allocator, which torch 2.11 to 2.14 forget if the capture fails.
+
+    Otherwise an allocation that fails later does not free the memory that the allocator keeps, and tries no more.
+    """
+    end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    with contextlib.suppress(RuntimeError):  # it has ended
+        if end is not None:
+            end(torch.cuda.current_device(), pool)
 
 
 def can_skip_update(optimizer: Optimizer) -> bool:

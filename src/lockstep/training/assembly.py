@@ -1,6 +1,7 @@
 """Data, module and Lightning's Trainer of a run, built from its configuration."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -176,8 +177,7 @@ def lightning_trainer(
         strategy=strategy,
         precision=lightning_precision(session.precision, is_own=config.has_own_module),  # pyright: ignore[reportArgumentType]
         deterministic=config.trainer.deterministic or None,  # False would import torch's compiler
-        benchmark=session.device.type == "cuda" and not config.trainer.deterministic,
-        plugins=[ExactBatchNorm(), AtomicCheckpointIO(), session.environment],
+        plugins=[ExactBatchNorm(), _checkpoint_io(session), session.environment],
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
         enable_progress_bar=False,
@@ -186,3 +186,15 @@ def lightning_trainer(
         default_root_dir=session.folder.path,
         **settings,
     )
+
+
+def _checkpoint_io(session: Session) -> AtomicCheckpointIO:
+    """Write the best and the last state behind a training on a GPU; on a CPU the thread would take the training's time.
+
+    Loggers that upload a checkpoint read it as soon as it is saved.
+    """
+    folder, loggers = session.folder, session.config.logger.values()
+    is_read = any(section is not None and section.arguments().get("log_model") for section in loggers)
+    is_behind = session.device.type == "cuda" and not is_read
+    thread = session.held.enter_context(ThreadPoolExecutor(1, "checkpoints"))
+    return AtomicCheckpointIO(thread, (folder.best_checkpoint, folder.last_checkpoint) if is_behind else ())

@@ -1,11 +1,16 @@
-"""Atomic writing of checkpoints."""
+"""Atomic writing of checkpoints, on a GPU by a thread while the training continues."""
 
+import copy
 import os
+from collections.abc import Collection
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from lockstep.runs.files import atomic_file
@@ -15,18 +20,62 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes to a temporary name in the same folder and renames; Lightning's own goes through the system's /tmp.
 
     A state that is both the last and the best is written twice: damage to one file leaves the other whole.
+
+    Files in `behind` are written by `thread`, which has one worker, from a copy in page-locked memory. A later state is
+    saved after they are: a kill costs one state at most, as without a thread. So the end of a fit waits for them, also
+    after an error. An error of the thread is raised there, or before the next state.
     """
+
+    def __init__(self, thread: Executor, behind: Collection[Path]) -> None:
+        self._thread = thread
+        self._behind = behind
+        self._state = -1  # global step of the files that are being written
+        self._pending: list[Future[None]] = []
 
     @override
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with atomic_file(target) as file:
-                torch.save(checkpoint, file)
-        except RuntimeError as error:  # torch's own, in place of the system's, which has no file name
-            if isinstance(error.__context__, OSError):
-                error.__context__.filename = str(target)
-            raise
+        if checkpoint["global_step"] != self._state:
+            self.teardown()
+            self._state = checkpoint["global_step"]
+        if target in self._behind:
+            self._pending.append(self._thread.submit(_write, _snapshot(checkpoint), target))
+        else:
+            _write(checkpoint, target)
+
+    @override
+    def teardown(self) -> None:
+        """Wait for the thread. Lightning calls it at the end of a fit, also after an error."""
+        pending, self._pending = self._pending, []
+        for written in pending:
+            written.result()
+
+
+def _write(checkpoint: dict[str, Any], target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with atomic_file(target) as file:
+            torch.save(checkpoint, file)
+    except RuntimeError as error:  # torch's own, in place of the system's, which has no file name
+        if isinstance(error.__context__, OSError):
+            error.__context__.filename = str(target)
+        raise error from error.__context__  # the context is another one where a thread's error is raised again
+
+
+def _snapshot(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Copy a checkpoint, with its tensors on a GPU in page-locked memory."""
+    with _ToHost():
+        copied = copy.deepcopy(checkpoint)
+    torch.cuda.current_stream().synchronize()
+    return copied
+
+
+class _ToHost(TorchFunctionMode):
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__deepcopy__ and args[0].is_cuda:
+            value = args[0].detach()
+            return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
+        return func(*args, **(kwargs or {}))

@@ -7,12 +7,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch import distributed as dist
 from torch import nn
 from torchmetrics.metric import Metric
 
 from lockstep.config import build, signatures
 from lockstep.config.errors import ConfigError, one_line, shown
 from lockstep.config.schema import Config
+from lockstep.config.target_sections import is_ours
 from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.partition import Shard
 from lockstep.distributed.rng import drawing_layer, replace_dropout, seed_of
@@ -75,6 +77,7 @@ def classifier(
             autocast=AUTOCAST.get(session.precision),
             layout=_layout(session, net, is_trained=is_trained),
             compile_mode=COMPILE_MODES[config.compile],
+            is_graphed=_is_graphed(session),
             has_flip_test=config.flip_test,
             seed=config.seed,
             log_every_n_steps=config.trainer.log_every_n_steps,
@@ -195,6 +198,14 @@ def _rule_errors(rules: list[ParameterRule], parameters: dict[str, nn.Parameter]
             yield f"{key} matches norms and biases only, which are not decayed: remove its weight_decay"
     if not any(p.requires_grad and rule_of(name, rules).frozen_epochs is not None for name, p in parameters.items()):
         yield "parameters freezes the whole network permanently: leave something to train"
+
+
+def _is_graphed(session: Session) -> bool:
+    """Return whether CUDA graphs replay the steps of a training: where all workers can, and the network allows it."""
+    config = session.config
+    is_wanted = is_ours(config.model.target) if config.trainer.graph == "auto" else config.trainer.graph
+    can = session.world_size == 1 or dist.get_backend() == "nccl"  # gloo exchanges statistics in host memory
+    return bool(is_wanted and can and session.device.type == "cuda" and not config.compile)
 
 
 def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:

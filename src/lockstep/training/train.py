@@ -1,7 +1,10 @@
 """One training run, from its saved configuration to its summary. Every rank runs this from top to bottom."""
 
+import contextlib
 import dataclasses
+import gc
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, Simpl
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lockstep.callbacks.console import Console
+from lockstep.callbacks.cudnn import CudnnSearch
 from lockstep.callbacks.own_module import metrics_of, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.relocation import Relocation
@@ -23,6 +27,7 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import Open
 from lockstep.data.module import ImageData
+from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.models.classifier import Classifier
 from lockstep.runs.folder import EXIT_STOPPED, PRUNED, RunFolder
 from lockstep.system import internals, provenance
@@ -68,12 +73,13 @@ def train(
         )
         stop = StopTogether(folder, flag, record, max_time_s=config.trainer.max_time_s, timeout=here.timeout)
         names = () if config.has_own_module else measured.names(config)
+        search = [CudnnSearch(config.global_batch_size)] if config.trainer.cudnn_search else []
         console = [] if config.silent else [Console(record, names, is_cell=is_cell)]
         profiler = config.trainer.profiler
         trainer = assembly.lightning_trainer(
             here,
             module,
-            callbacks=[*first, record, Relocation(), *console, *callbacks, stop],
+            callbacks=[*first, *search, record, Relocation(), *console, *callbacks, stop],
             logger=_loggers(here, _next_step(resumed_from.path, is_own=config.has_own_module)),
             profiler=profiler and PROFILERS[profiler](dirpath=folder.path, filename="profile"),
             max_epochs=config.trainer.max_epochs,
@@ -81,9 +87,13 @@ def train(
             check_val_every_n_epoch=config.trainer.check_val_every_n_epoch,
             enable_checkpointing=True,
         )
+        norms = ExactBatchNorm()
+        if here.device.type == "cuda" and not config.has_own_module:
+            norms.apply(module)  # Lightning does it for several workers; one GPU gains the faster kernels
         started = time.monotonic()
         try:
-            trainer.fit(module, data, ckpt_path=resumed_from.path, weights_only=True)
+            with _frozen_heap():
+                trainer.fit(module, data, ckpt_path=resumed_from.path, weights_only=True)
         except Stopped as stopped:
             state = "pruned" if stopped.reason.endswith(PRUNED) else "stopped"
             record.end(trainer, module, state, stopped.reason, signal=stopped.signal)
@@ -91,6 +101,8 @@ def train(
                 folder.clear_stop()
                 show_stopped(here, steps_done(trainer, module), stopped, command)
             return EXIT_STOPPED
+        finally:
+            norms.revert(module)
         used = timer.time_elapsed("train") if timer is not None else time.monotonic() - started
         if has_test and is_overridden("test_step", module):
             has_best = checkpoint is not None and folder.best_checkpoint.exists()
@@ -169,6 +181,22 @@ def built_callbacks(config: Config) -> list[Callback]:
         if (kind := next(lightnings, "")) in rules.INSTEAD:
             raise ConfigError([rules.unfit_callback(f"callbacks.{name}", section.target, kind)])
     return built
+
+
+@contextlib.contextmanager
+def _frozen_heap() -> Iterator[None]:
+    """Exclude all that exists before a fit from the garbage collections in it.
+
+    Automatic collection stays on: callbacks and custom modules may leave cycles. No collection comes first, and what
+    the fork server has frozen stays frozen: to look at its objects copies the pages that all workers share.
+    """
+    is_fork = gc.get_freeze_count() > 0
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if not is_fork:
+            gc.unfreeze()
 
 
 def _prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelCheckpoint | None:

@@ -83,7 +83,7 @@ def _checked(texts: Sequence[str], source: compose.Source) -> Config:
     tree["trainer"] |= {
         **{name: min(limit, trainer[name] or limit) for name, limit in limits.items()},
         **{"precision": "float64", "max_epochs": NUM_EPOCHS, "num_nodes": 1, "devices": 1, "loads": None},
-        **{"log_every_n_steps": 1, "check_val_every_n_epoch": 1, "max_time_s": None, "profiler": None},
+        **{"graph": False, "log_every_n_steps": 1, "check_val_every_n_epoch": 1, "max_time_s": None, "profiler": None},
     }
     tree["strategy"] |= {"name": "cpu", "interface": None}
     tree |= {"silent": True, "compile": False, "logger": {}, "scale_with_workers": False}

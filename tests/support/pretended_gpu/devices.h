@@ -1,4 +1,4 @@
-// What torch needs from CUDA in addition to kernels: devices, streams, random numbers, page-locked memory, and how much is in use.
+// What torch needs from CUDA in addition to kernels: devices, random numbers, page-locked memory, and how much is in use.
 #pragma once
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -7,16 +7,15 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
-#include <atomic>
 #include <cstring>
-#include <map>
 #include <mutex>
+
+#include "streams.h"
 
 namespace pretended {
 
 inline c10::DeviceIndex num_found = 0;    // as torch's autograd counts them, also before CUDA has started
 inline c10::DeviceIndex num_devices = 0;  // since CUDA has started
-inline thread_local c10::DeviceIndex current_device = 0;
 
 inline at::Device with_index(at::Device device) { return {at::kCUDA, device.has_index() ? device.index() : current_device}; }
 
@@ -34,11 +33,6 @@ inline void take_memory(int64_t bytes) {
   for (auto most = most_bytes_in_use.load(); most < used && !most_bytes_in_use.compare_exchange_weak(most, used);) {
   }
 }
-
-// -- streams: all work is done immediately; only their numbers are kept, because autograd compares them ----------------------
-
-inline thread_local std::map<c10::DeviceIndex, c10::StreamId> current_streams;
-inline std::atomic<c10::StreamId> num_streams{0};
 
 struct Guard final : c10::impl::NoOpDeviceGuardImpl<at::kCUDA> {
   at::Device exchangeDevice(at::Device d) const override { return {at::kCUDA, std::exchange(current_device, d.index())}; }
@@ -58,8 +52,11 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<at::kCUDA> {
     current_streams[s.device_index()] = s.id();
     return before;
   }
-  void record(void**, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {}
-  void block(void*, const c10::Stream&) const override {}
+  void record(void** event, const c10::Stream& s, const c10::DeviceIndex, const c10::EventFlag) const override {
+    *event = reinterpret_cast<void*>(capture_of(s.id()));
+  }
+  void block(void* event, const c10::Stream& s) const override { wait_for(reinterpret_cast<int64_t>(event), s.id()); }
+  bool isStreamCapturing(const c10::Stream& s) const override { return capture_of(s.id()); }
   bool queryEvent(void*) const override { return true; }
 };
 
@@ -69,14 +66,27 @@ struct DeviceGenerator final : c10::GeneratorImpl {
   at::Generator inner = at::detail::createCPUGenerator();
   explicit DeviceGenerator(c10::DeviceIndex index)
       : c10::GeneratorImpl(at::Device(at::kCUDA, index < 0 ? current_device : index), c10::DispatchKeySet(c10::DispatchKey::CUDA)) {}
-  void set_current_seed(uint64_t seed) override { inner.set_current_seed(seed ^ 0x5EED); }
+  void set_current_seed(uint64_t seed) override {
+    TORCH_CHECK(!is_capturing() || seed == current_seed(),
+                "CUDAGeneratorImpl::set_current_seed can be called during stream capture only if new seed is the same as the original seed.");
+    if (!is_capturing()) inner.set_current_seed(seed ^ 0x5EED);
+  }
   uint64_t current_seed() const override { return inner.current_seed() ^ 0x5EED; }
-  uint64_t seed() override { return inner.seed(); }
+  uint64_t seed() override {
+    refuse_capture("seed");
+    return inner.seed();
+  }
   void set_offset(uint64_t) override {}
   uint64_t get_offset() const override { return 0; }
-  void set_state(const c10::TensorImpl& state) override { inner.unsafeGetGeneratorImpl()->set_state(state); }
+  void set_state(const c10::TensorImpl& state) override {
+    refuse_capture("set_state");
+    inner.unsafeGetGeneratorImpl()->set_state(state);
+  }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return inner.unsafeGetGeneratorImpl()->get_state(); }
   DeviceGenerator* clone_impl() const override { return new DeviceGenerator(device().index()); }
+  static void refuse_capture(const char* name) {
+    TORCH_CHECK(!is_capturing(), "Cannot call CUDAGeneratorImpl::", name, " during CUDA graph capture.");
+  }
 };
 
 // -- page-locked memory: ordinary memory that is known by its addresses -------------------------------------------------
@@ -86,6 +96,7 @@ struct Pinned final : c10::Allocator {
   static inline std::mutex lock;
   c10::DataPtr allocate(size_t n) override {
     if (!n) return {nullptr, nullptr, &free_block, at::kCPU};
+    refuse_while_capturing("allocation of page-locked memory");
     auto* data = static_cast<char*>(::operator new(n));
     std::lock_guard<std::mutex> held(lock);
     blocks[data] = n;

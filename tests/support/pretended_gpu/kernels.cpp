@@ -7,44 +7,16 @@
 // On the way it refuses what CUDA refuses: tensors of two devices, a generator of the CPU, more memory than there is, and,
 // where asked to, whatever CUDA's own kernel refuses (asking.h) and whatever makes the host wait. A copy to the host that
 // does not wait is made late, so that a buffer that is read too early holds rubbish.
-#include <c10/core/InferenceMode.h>
+#include <ATen/core/enum_tag.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/library.h>
 
 #include "asking.h"
-#include "devices.h"
+#include "graphs.h"
+#include "waits.h"
 
 namespace pretended {
 namespace {
-
-using at::Tensor;
-
-// -- relabelling ---------------------------------------------------------------------------------------------------------
-
-// The memory of `storage`, labelled as another device. `bytes` of it are counted as the device's until it is freed.
-c10::Storage relabelled(const c10::Storage& storage, at::Device device, int64_t bytes = 0) {
-  struct Held {
-    c10::Storage storage;
-    int64_t bytes;
-  };
-  take_memory(bytes);
-  auto* held = new Held{storage, bytes};
-  c10::DataPtr data(held->storage.mutable_data(), held, [](void* p) {
-    bytes_in_use -= static_cast<Held*>(p)->bytes;
-    delete static_cast<Held*>(p);
-  }, device);
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), storage.nbytes(), std::move(data), c10::GetCPUAllocator(), true));
-}
-
-// A tensor with the shape of `like` over `storage`. A view must be an inference tensor if and only if its base is one.
-Tensor tensor_over(const c10::Storage& storage, at::Device device, const Tensor& like, bool is_inference) {
-  c10::InferenceMode mode(is_inference);
-  const auto key = device.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
-  Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key), like.dtype());
-  made.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
-  return made;
-}
 
 struct Pair {  // an argument, and what stands for it; `data` tells whether the kernel gave it other memory
   Tensor cuda, cpu;
@@ -90,6 +62,12 @@ struct Call {
     return tensor_over(relabelled(t.storage(), where, t.storage().nbytes()), where, t, c10::InferenceMode::is_enabled());
   }
 
+  bool is_argument(const Tensor& t) const {
+    for (auto& pair : pairs)
+      if (t.defined() && pair.cuda.storage().is_alias_of(t.storage())) return true;
+    return false;
+  }
+
   void resize_what_was_resized() {
     for (auto& pair : pairs) {
       if (pair.cpu.storage().data() != pair.data)
@@ -101,70 +79,9 @@ struct Call {
   }
 };
 
-bool starts_with(const std::string& name, std::initializer_list<const char*> words) {
-  for (auto* word : words)
-    if (name.rfind(word, 0) == 0) return true;
-  return false;
-}
-
 bool may_mix_devices(const std::string& name) {
   if (starts_with(name, {"aten::index_"})) return starts_with(name, {"aten::index_put"});
   return starts_with(name, {"aten::copy_", "aten::_copy_from", "aten::index", "aten::_index_put", "aten::_unsafe_index", "c10d::", "aten::_amp"});
-}
-
-// -- what makes the host wait for the device -----------------------------------------------------------------------------
-
-constexpr int64_t STAGED_BYTES = 1 << 16;  // a copy of no more from pageable memory is staged, and does not wait
-int64_t sync_debug_mode = 0;               // as torch.cuda.set_sync_debug_mode: 0 nothing, 1 warns, 2 is an error
-
-bool is_copy_that_waits(const Tensor& to, const Tensor& from, bool non_blocking) {
-  if (to.is_cuda() == from.is_cuda()) return false;
-  if (to.storage().data() == from.storage().data()) return false;  // what gloo hands back of a relabelled tensor
-  const Tensor& host = to.is_cuda() ? from : to;
-  if (!non_blocking) return true;
-  return !Pinned::has(host.storage().data()) && (host.is_same(to) || int64_t(host.nbytes()) > STAGED_BYTES);
-}
-
-bool makes_host_wait(const std::string& name, const Stack& arguments) {
-  if (name == "aten::copy_") return is_copy_that_waits(arguments[0].toTensor(), arguments[1].toTensor(), arguments[2].toBool());
-  if (starts_with(name, {"aten::index", "aten::_index_put", "aten::_unsafe_index"}))  // how many places a mask has
-    for (const auto& argument : arguments)
-      if (argument.isOptionalTensorList())
-        for (const std::optional<Tensor> t : argument.toOptionalTensorList())
-          if (t && t->defined() && t->is_cuda() && (t->scalar_type() == at::kBool || t->scalar_type() == at::kByte)) return true;
-  return starts_with(name, {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique", "aten::unique_",
-                            "aten::repeat_interleave", "aten::equal", "aten::bincount"});
-}
-
-void look_at_wait(const std::string& name, const Stack& arguments) {
-  if (!sync_debug_mode || !makes_host_wait(name, arguments)) return;
-  TORCH_CHECK(sync_debug_mode < 2, "called a synchronizing CUDA operation: ", name);
-  TORCH_WARN("called a synchronizing CUDA operation: ", name);
-}
-
-// -- copies to the host that do not wait: made by `flush`, at an event or a synchronization -------------------------------
-
-struct LateCopy {
-  Tensor to, from;
-};
-std::vector<LateCopy> late_copies;
-std::mutex late_copies_lock;
-
-void flush() {
-  std::vector<LateCopy> now;
-  {
-    std::lock_guard<std::mutex> held(late_copies_lock);
-    now.swap(late_copies);
-  }
-  at::AutoDispatchBelowADInplaceOrView below;
-  for (auto& copy : now) copy.to.copy_(copy.from);
-}
-
-void copy_late(const Tensor& to, const Tensor& from) {
-  (void)from.expand_as(to);  // shapes are looked at now
-  std::memset(to.mutable_data_ptr(), 0x7f, to.nbytes());
-  std::lock_guard<std::mutex> held(late_copies_lock);
-  late_copies.push_back({to, from.clone()});
 }
 
 // -- collectives: gloo, which stands in for NCCL, gets tensors of the CPU, but from `run` alone ---------------------------
@@ -186,6 +103,36 @@ void run_collective_of_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet ke
 
 // -- the one kernel ------------------------------------------------------------------------------------------------------
 
+bool launches(const c10::OperatorHandle& op, const std::string& name) {  // neither allocates nor makes a view
+  const auto& returns = op.schema().returns();
+  const bool is_view = !returns.empty() && returns[0].alias_info() && !returns[0].alias_info()->isWrite();
+  return !is_view && !starts_with(name, {"aten::empty", "aten::resize_"});
+}
+
+struct Done final : c10d::Work {  // of a collective that is only recorded
+  bool isCompleted() override { return true; }
+  bool wait(std::chrono::milliseconds) override { return true; }
+};
+
+// A call that a replay makes: results go to the memory of `results`; those over an argument's memory are undefined there.
+void call_again(const c10::OperatorHandle& op, Stack stack, const std::vector<Tensor>& results) {
+  is_relabelled = true;
+  op.callBoxed(&stack);
+  is_relabelled = false;
+  auto result = results.begin();
+  for (const auto& value : stack) {
+    if (value.isCustomClass()) value.toCustomClass<c10d::Work>()->wait();
+    mapped(value, [&](const Tensor& t) {
+      if (result != results.end() && result->defined()) {
+        TORCH_CHECK(t.sizes().equals(result->sizes()) && t.strides().equals(result->strides()), op.schema().name(), ": another shape in a replay");
+        std::memcpy(result->storage().mutable_data(), t.storage().data(), t.storage().nbytes());
+      }
+      result += result != results.end();
+      return t;
+    });
+  }
+}
+
 void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto& schema = op.schema();
   const auto first = stack->size() - schema.arguments().size();
@@ -193,65 +140,78 @@ void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) 
   const Stack arguments(stack->begin() + first, stack->end());
   look_at_wait(call.name, arguments);
   ask_cuda(op, keys, arguments);
+  auto* graph = Graph::capturing();
+  if (graph) refuse_in_graph(call.name, arguments);
 
   std::optional<at::Device> asked;  // what a factory was told: torch.empty(..., device="cuda")
-  for (size_t i = first; i < stack->size(); i++) {
-    auto& value = (*stack)[i];
-    if (value.isTensor()) {
-      value = call.to_cpu(value.toTensor());
-    } else if (value.isTensorList()) {
-      c10::List<Tensor> list;
-      for (const Tensor t : value.toTensorList()) list.push_back(call.to_cpu(t));
-      value = list;
-    } else if (value.isOptionalTensorList()) {
-      c10::List<std::optional<Tensor>> list;
-      for (const std::optional<Tensor> t : value.toOptionalTensorList()) list.push_back(t ? std::optional<Tensor>(call.to_cpu(*t)) : t);
-      value = list;
-    } else if (value.isList() && value.toList().size() && value.toListRef()[0].isTensorList()) {  // collectives have Tensor[][]
-      c10::List<c10::List<Tensor>> lists;
-      for (const auto& part : value.toListRef()) {
-        c10::List<Tensor> list;
-        for (const Tensor t : part.toTensorList()) list.push_back(call.to_cpu(t));
-        lists.push_back(list);
-      }
-      value = lists;
-    } else if (value.isGenerator()) {
+  at::Generator drawn_from;
+  const auto on_host = [&](const c10::IValue& value, const auto& to) -> c10::IValue {
+    if (value.isGenerator()) {
       auto* generator = dynamic_cast<DeviceGenerator*>(value.toGenerator().unsafeGetGeneratorImpl());
       TORCH_CHECK(generator, call.name, ": Expected a 'cuda' device type for generator but found 'cpu'");
-      value = generator->inner;
-    } else if (value.isDevice()) {
-      asked = value.toDevice();
-      if (asked->is_cuda()) value = at::Device(at::kCPU);
+      TORCH_CHECK(!graph || graph->has(value.toGenerator()), "Attempt to increase offset for a CUDA generator not in capture mode.");
+      return drawn_from = generator->inner;
     }
-  }
+    if (value.isDevice()) {
+      asked = value.toDevice();
+      if (asked->is_cuda()) return at::Device(at::kCPU);
+    }
+    return mapped(value, to);
+  };
+  for (size_t i = first; i < stack->size(); i++)
+    (*stack)[i] = on_host((*stack)[i], [&](const Tensor& t) { return call.to_cpu(t); });
   TORCH_CHECK(!(call.device && call.has_host_tensor) || may_mix_devices(call.name), call.name,
               ": Expected all tensors to be on the same device, but found ", call.device.value_or(at::kCPU), " and cpu");
 
   at::AutoDispatchBelowADInplaceOrView below;
-  const bool is_copy = call.name == "aten::copy_";
-  const bool is_late = is_copy && arguments[2].toBool() && !arguments[0].toTensor().is_cuda();
-  if (is_late) {
-    copy_late((*stack)[first].toTensor(), (*stack)[first + 1].toTensor());
+  const bool is_launched = launches(op, call.name);
+  num_launches += is_launched && !graph;
+  const bool is_recorded = graph && is_launched;
+  if (graph)
+    for (const auto& argument : arguments) mapped(argument, [&](const Tensor& t) { return graph->before(t); });
+  const auto recorded = [&] {
+    Stack made;
+    for (const auto& argument : arguments) made.push_back(on_host(argument, [&](const Tensor& t) { return graph->after(t); }));
+    return made;
+  };
+  if (call.name == "aten::copy_" && arguments[2].toBool() && !arguments[0].toTensor().is_cuda()) {
+    if (is_recorded)
+      graph->record([made = recorded()] { copy_late(made[0].toTensor(), made[1].toTensor()); });
+    else
+      copy_late((*stack)[first].toTensor(), (*stack)[first + 1].toTensor());
     stack->resize(first);
     stack->push_back(arguments[0]);
     return;
   }
+  if (is_recorded && starts_with(call.name, {"c10d::"})) {  // ranks that capture do not exchange anything
+    graph->record([op, made = recorded()] { call_again(op, made, {}); });
+    stack->resize(first);
+    for (const auto& returned : schema.returns())
+      stack->push_back(returned.type()->kind() == c10::TypeKind::ClassType ? c10::IValue(c10::intrusive_ptr<c10d::Work>(c10::make_intrusive<Done>())) : arguments[0]);
+    return;
+  }
   if (makes_host_wait(call.name, arguments)) flush();
+  const bool draws = graph && op.hasTag(at::Tag::nondeterministic_seeded);
+  const at::Generator generator = drawn_from.defined() ? drawn_from : at::detail::getDefaultCPUGenerator();
+  const auto state = draws ? generator.get_state() : Tensor();
   is_relabelled = true;
   op.callBoxed(stack);
   is_relabelled = false;
+  if (draws) generator.unsafeGetGeneratorImpl()->set_state(*state.unsafeGetTensorImpl());
   call.resize_what_was_resized();
   const auto target = asked ? *asked : call.device.value_or(at::kCPU);
-  for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); i++) {
-    auto& value = (*stack)[i];
-    if (value.isTensor()) {
-      value = call.to_cuda(value.toTensor(), target);
-    } else if (value.isTensorList()) {
-      c10::List<Tensor> list;
-      for (const Tensor t : value.toTensorList()) list.push_back(call.to_cuda(t, target));
-      value = list;
-    }
-  }
+  const auto num_before = stack->size() - schema.returns().size();
+  for (size_t i = num_before; i < stack->size(); i++)
+    (*stack)[i] = mapped((*stack)[i], [&](const Tensor& t) { return call.to_cuda(t, target); });
+  if (!graph) return;
+  const auto made = recorded();
+  std::vector<Tensor> results;
+  for (size_t i = num_before; i < stack->size(); i++)
+    mapped((*stack)[i], [&](const Tensor& t) {
+      results.push_back(call.is_argument(t) ? Tensor() : graph->after(t));
+      return t;
+    });
+  if (is_recorded) graph->record([op, made, results] { call_again(op, made, results); });
 }
 
 void replace_kernels() {
@@ -293,6 +253,18 @@ TORCH_LIBRARY(pretended_gpu, m) {
   m.def("exchange_device(int index) -> int", [](int64_t index) -> int64_t {
     return index < 0 ? current_device : std::exchange(current_device, static_cast<c10::DeviceIndex>(index));
   });
+  m.class_<Graph>("Graph")
+      .def(torch::init<>())
+      .def("capture_begin", [](const c10::intrusive_ptr<Graph>& g, std::vector<int64_t> pool, std::string mode) { g->capture_begin(pool, mode); })
+      .def("capture_end", [](const c10::intrusive_ptr<Graph>& g) { g->capture_end(); })
+      .def("replay", [](const c10::intrusive_ptr<Graph>& g) { g->replay(); })
+      .def("register_generator", [](const c10::intrusive_ptr<Graph>& g, at::Generator generator) { g->register_generator(generator); })
+      .def("num_calls", [](const c10::intrusive_ptr<Graph>& g) { return g->num_calls(); });
+  m.def("is_capturing() -> bool", &is_capturing);
+  m.def("capture_of(int stream) -> int", &capture_of);
+  m.def("wait_for(int capture, int stream) -> ()", &wait_for);
+  m.def("refuse_while_capturing(str what) -> ()", [](std::string what) { refuse_while_capturing(what); });
+  m.def("num_launches() -> int", []() -> int64_t { return num_launches; });
   m.def("new_stream() -> int", []() -> int64_t { return ++num_streams; });
   m.def("exchange_stream(int id) -> int", [](int64_t id) -> int64_t { return std::exchange(current_streams[current_device], id); });
   m.def("stream(int device) -> int", [](int64_t device) -> int64_t { return current_streams[static_cast<c10::DeviceIndex>(device)]; });

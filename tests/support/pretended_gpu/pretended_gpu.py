@@ -26,6 +26,7 @@ def install(library: str, num_gpus: int, memory_mib: int) -> None:
     torch._C._set_mkldnn_enabled(False)  # CUDA never uses it, and its bfloat16 products gave infinities here
     _replace_driver(torch, gpu, num_gpus)
     _replace_streams(torch, gpu)
+    _replace_graphs(torch, gpu)
     _replace_memory(torch, gpu)
     _replace_nccl(dist)
     if "LOCKSTEP_PRETENDED_ASKS" in os.environ:
@@ -103,13 +104,11 @@ def _replace_driver(torch: Any, gpu: Any, num_gpus: int) -> None:
     def get_sync_debug_mode() -> int:
         return mode
 
-    def flush() -> None:
+    def synchronize() -> None:
+        gpu.refuse_while_capturing("synchronize")
         gpu.flush()
 
     def nothing() -> None: ...
-
-    def is_capturing() -> bool:
-        return False
 
     replaced = {
         "_cuda_init": start,
@@ -119,12 +118,11 @@ def _replace_driver(torch: Any, gpu: Any, num_gpus: int) -> None:
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange_device,
         "_cuda_maybeExchangeDevice": maybe_exchange_device,
-        "_cuda_synchronize": flush,
+        "_cuda_synchronize": synchronize,
         "_cuda_canDeviceAccessPeer": lambda one, other: abs(one - other) == 1,
         "_cuda_set_sync_debug_mode": set_sync_debug_mode,
         "_cuda_get_sync_debug_mode": get_sync_debug_mode,
         "_cuda_clearCublasWorkspaces": nothing,
-        "_cuda_isCurrentStreamCapturing": is_capturing,
     }
     for name, function in replaced.items():
         setattr(torch._C, name, function)
@@ -141,21 +139,26 @@ def _replace_streams(torch: Any, gpu: Any) -> None:
     class Event:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self._looks = 0
+            self._capture = 0  # the number of the capture that it was recorded in
 
         def record(self, stream: Any = None) -> None:
             self._looks = EVENT_LOOKS
+            self._capture = gpu.capture_of((stream or torch.cuda.current_stream()).stream_id)
 
         def query(self) -> bool:
+            gpu.refuse_while_capturing("query of an event")
             self._looks = max(0, self._looks - 1)
             if not self._looks:
                 gpu.flush()
             return not self._looks
 
         def synchronize(self) -> None:
+            gpu.refuse_while_capturing("synchronize an event")
             self._looks = 0
             gpu.flush()
 
-        def wait(self, stream: Any = None) -> None: ...
+        def wait(self, stream: Any = None) -> None:
+            gpu.wait_for(self._capture, (stream or torch.cuda.current_stream()).stream_id)
 
         def elapsed_time(self, end_event: Any) -> float:
             return 1.0
@@ -185,14 +188,18 @@ def _replace_streams(torch: Any, gpu: Any) -> None:
             return hash((self.stream_id, self.device))
 
         def synchronize(self) -> None:
+            gpu.refuse_while_capturing("synchronize a stream")
             gpu.flush()
 
         def query(self) -> bool:
+            gpu.refuse_while_capturing("query of a stream")
             return True
 
-        def wait_stream(self, stream: Any) -> None: ...
+        def wait_stream(self, stream: Any) -> None:
+            gpu.wait_for(gpu.capture_of(stream.stream_id), self.stream_id)
 
-        def wait_event(self, event: Any) -> None: ...
+        def wait_event(self, event: Any) -> None:
+            event.wait(self)
 
         def record_event(self, event: Any = None) -> Any:
             event = event or Event()
@@ -216,6 +223,44 @@ def _replace_streams(torch: Any, gpu: Any) -> None:
         module.Event, module.Stream = Event, Stream
 
 
+def _replace_graphs(torch: Any, gpu: Any) -> None:
+    class CUDAGraph:
+        def __init__(self, keep_graph: bool = False) -> None:
+            self._graph = torch.classes.pretended_gpu.Graph()
+            self._pool = torch.cuda.graph_pool_handle()
+
+        def capture_begin(
+            self, pool: Any = None, capture_error_mode: str = "global", check_input_liveness: bool = True
+        ) -> None:
+            self._pool = pool or self._pool
+            self._graph.capture_begin(list(self._pool), capture_error_mode)
+
+        def capture_end(self) -> None:
+            self._graph.capture_end()
+
+        def replay(self) -> None:
+            self._graph.replay()
+
+        def reset(self) -> None:
+            self._graph = torch.classes.pretended_gpu.Graph()
+
+        def pool(self) -> Any:
+            return self._pool
+
+        def register_generator_state(self, generator: Any) -> None:
+            self._graph.register_generator(generator)
+
+        def num_calls(self) -> int:
+            """Kernels and copies of a replay; CUDA has no such function."""
+            return self._graph.num_calls()
+
+    def is_capturing() -> bool:
+        return gpu.is_capturing()
+
+    torch._C._cuda_isCurrentStreamCapturing = torch.cuda.graphs._cuda_isCurrentStreamCapturing = is_capturing
+    torch.cuda.CUDAGraph = torch.cuda.graphs.CUDAGraph = CUDAGraph
+
+
 def _replace_memory(torch: Any, gpu: Any) -> None:
     def memory_stats(device: int) -> dict[str, Any]:
         used, most, _ = gpu.memory()
@@ -228,7 +273,8 @@ def _replace_memory(torch: Any, gpu: Any) -> None:
     def reset_peak(device: int) -> None:
         gpu.reset_most_memory()
 
-    def empty_cache() -> None: ...
+    def empty_cache() -> None:
+        gpu.refuse_while_capturing("empty_cache")
 
     def clone(storage: Any) -> Any:
         """Clone through a tensor: CUDA's own allocator makes other storages."""

@@ -211,6 +211,23 @@ def test_cuda_graphs_are_for_one_worker_without_accumulation(machine: Machine, m
     )
 
 
+def test_steps_as_cuda_graphs_are_refused_where_none_can_be_captured(machine: Machine) -> None:
+    def refused(graph: object, **changes: object) -> list[str]:
+        config = machine.config(graph=graph, loads=changes.pop("loads", None))
+        backend = {"process_group_backend": changes.pop("backend", "auto")}
+        changes["strategy"] = config.strategy.model_copy(update=backend)
+        found = errors(config.model_copy(update=changes))
+        return [error.removeprefix("trainer.graph=true ").partition(":")[0] for error in found]
+
+    assert refused(True) == ["needs GPUs, and this run uses none"]
+    machine.has_gpus(2)
+    assert refused(True) == refused(True, loads=[2, 1]) == []
+    changes = {"compile=true": {"compile": True}, "strategy.process_group_backend=gloo": {"backend": "gloo"}}
+    for setting, change in {**changes, "trainer.loads=[0,1]": {"loads": [0, 1]}}.items():
+        assert refused(True, **change) == [f"does not work with {setting}"]
+        assert refused("auto", **change) == refused(False, **change) == []
+
+
 def test_loads_are_one_for_each_worker_and_not_all_zero(machine: Machine) -> None:
     machine.has_gpus(2)
     assert machine.workers(loads=[2, 0]).world_size == machine.workers(loads="auto").world_size == 2

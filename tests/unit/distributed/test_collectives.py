@@ -9,7 +9,7 @@ from torch import distributed as dist
 
 from lockstep.distributed import collectives
 from lockstep.distributed.collectives import FlagChannel, gather_objects, is_distributed, sum_over_ranks
-from lockstep.models.layout import Layout, compile_network
+from lockstep.models.layout import CompiledNetwork, Layout
 from tests.support.processes import TIMEOUT, Ranks, started
 
 # the flag each of three ranks raises at each step
@@ -112,7 +112,7 @@ def test_objects_of_all_ranks_arrive_on_each_in_rank_order(ranks: Ranks) -> None
 
 def compiled_inputs(rank_row: Tensor) -> list[tuple[torch.dtype, int]]:
     """Type and size of every input of the graphs into which torch.compile turns an exchange, and its sum last."""
-    compile_network(nn.Identity(), [], Layout(torch.contiguous_format, ""), "default")
+    CompiledNetwork(nn.Identity(), [], Layout(torch.contiguous_format, ""), "default")
     found: list[tuple[torch.dtype, int]] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:

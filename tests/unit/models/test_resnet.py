@@ -3,9 +3,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torchvision.models import resnet18
 
-from lockstep.models.resnet import Block, ResNet18
+from lockstep.models.resnet import Block, ResNet18, _widened
 
 SMALL: dict[str, Any] = {
     "in_channels": 1,
@@ -45,6 +46,18 @@ def test_it_is_torchvisions_resnet18_with_the_same_names_and_the_same_output(tra
     ours.train(training)
     theirs.train(training)
     torch.testing.assert_close(ours(images), theirs(images), rtol=1e-10, atol=1e-10)
+
+
+def test_a_grey_image_of_eight_channels_has_the_same_convolution_in_channels_last() -> None:
+    """What the stem computes on a GPU in 16 bits; an empty shard, too."""
+    layer = nn.Conv2d(1, 4, 3, stride=2, padding=1).double()
+    images = torch.randn(3, 1, 5, 6, dtype=torch.float64)
+    for x in (images, images[:0]):
+        y = F.conv2d(_widened(x), _widened(layer.weight), layer.bias, layer.stride, layer.padding)
+        torch.testing.assert_close(y, layer(x), rtol=1e-12, atol=1e-12)
+    assert y.shape == (0, 4, 3, 3)
+    assert _widened(images).is_contiguous(memory_format=torch.channels_last)
+    assert not _widened(images).is_contiguous()
 
 
 @pytest.mark.parametrize("stem", ["small", "imagenet"])

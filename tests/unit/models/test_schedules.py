@@ -35,12 +35,14 @@ def rates(schedule: Callable[[SGD, int], LambdaLR], total_steps: int, steps: int
     return seen
 
 
+@pytest.mark.parametrize("initial", [0.0, 0.2])
 @pytest.mark.parametrize(("total", "fraction"), [(100, 0.23), (1, 0.0), (1, 1.0), (10, 1.0), (10, 0.0), (7, 0.5)])
-def test_one_cycle_linear_follows_its_formula(total: int, fraction: float) -> None:
+def test_one_cycle_linear_follows_its_formula(total: int, fraction: float, initial: float) -> None:
     warmup = round(fraction * total)
-    expected = [PEAK * (s + 1) / warmup for s in range(warmup)]
+    expected = [PEAK * (initial + (1 - initial) * (s + 1) / warmup) for s in range(warmup)]
     expected += [PEAK * (total - s) / (total - warmup) for s in range(warmup, total)]
-    assert rates(partial(one_cycle_linear, warmup_fraction=fraction), total, total) == pytest.approx(expected)
+    schedule = partial(one_cycle_linear, warmup_fraction=fraction, initial_fraction=initial)
+    assert rates(schedule, total, total) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,30 @@ def test_a_checkpoint_waits_for_the_answers_of_all_steps() -> None:
         module.on_save_checkpoint({})
 
 
+def test_values_of_a_step_are_used_in_order_once_its_loss_is_known_to_be_good() -> None:
+    used: list[tuple[int, list[float]]] = []
+
+    def guarded(guard: LossGuard, step: int, loss: float) -> None:
+        guard.check(torch.tensor(loss), batch_of(0, step), step)
+        guard.protect(step)
+        guard.defer(step, torch.tensor([loss, 0.5]), lambda values: used.append((step, values)))
+
+    _, _, immediate = guarded_weights(is_deferred=False)
+    guarded(immediate, 1, 1.0)
+    assert used == [(1, [1.0, 0.5])]
+    used.clear()
+    _, _, guard = guarded_weights(is_deferred=True)
+    for step in range(1, MOST_PENDING + 3):
+        assert used == [(done, [done, 0.5]) for done in range(1, step - MOST_PENDING)]
+        guarded(guard, step, float(step))
+    guard.wait()
+    assert len(used) == MOST_PENDING + 2
+    guarded(guard, MOST_PENDING + 3, float("nan"))
+    with pytest.raises(NonFiniteLoss):
+        guard.wait()
+    assert len(used) == MOST_PENDING + 2, "a bad step is not logged"
+
+
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
     with started(3) as pool:

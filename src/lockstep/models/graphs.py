@@ -1,0 +1,225 @@
+"""The forward and the backward pass of a training step as two CUDA graphs, in place of hundreds of launches.
+
+A GPU that computes a step faster than the host launches its kernels waits for the host. A graph replays the kernels of
+one pass with one launch. It also repeats their addresses and sizes, and the branches and numbers of the Python that
+launched them: what may differ between two passes is in the key of a graph. Loss, guard, exchange of gradients, clipping
+and update stay eager.
+"""
+
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.func import functional_call
+from typing_extensions import override
+
+from lockstep.distributed.collectives import gather_objects
+from lockstep.distributed.partition import Shard
+from lockstep.distributed.rng import ExactDropout
+from lockstep.system import internals
+
+NUM_EAGER = 2  # passes of a key before its capture: in them libraries choose algorithms and allocate
+MOST_KEYS = 4
+TOLERANCE = 2**-7  # relative, for kernels that are not deterministic: two roundings of bfloat16
+
+
+class Graphs(NamedTuple):
+    """The graphs of one key, the memory that they read and write, and the generators of their dropouts."""
+
+    forward: torch.cuda.CUDAGraph
+    backward: torch.cuda.CUDAGraph
+    inputs: Tensor
+    outputs: Tensor
+    output_gradient: Tensor
+    gradients: tuple[Tensor | None, ...]  # of the trained parameters; None: not used
+    sources: list[tuple[ExactDropout, torch.Generator]]
+
+
+class GraphedModule:
+    """Calls `module` on the inputs of training shards: from the third shard of a key on by CUDA graphs.
+
+    Graphs are first compared with an eager pass of the same shard. Where that fails, on any rank, rank 0 prints the
+    reason, and all passes of all ranks are eager. `accumulates`: gradients of several shards are added up.
+    """
+
+    def __init__(self, module: nn.Module, dropouts: Sequence[ExactDropout], *, accumulates: bool) -> None:
+        self._module = module
+        self._dropouts = dropouts
+        self._accumulates = accumulates
+        self._parts = list(module.modules())
+        self._parameters = dict(module.named_parameters())
+        self._is_on = True
+        self._start(())
+
+    def __call__(self, inputs: Tensor, shard: Shard) -> Tensor:
+        graphs = self._graphs_of(inputs, shard) if self._is_on else None
+        return self._module(inputs) if graphs is None else self._replayed(graphs, inputs, shard)
+
+    def _start(self, state: Any) -> None:
+        """Forget all graphs: they repeat another state of the module."""
+        self._state = state
+        self._trained = {name: value for name, value in self._parameters.items() if value.requires_grad}
+        self._num_eager: Counter[Hashable] = Counter()
+        self._graphs: dict[Hashable, Graphs | None] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def _graphs_of(self, inputs: Tensor, shard: Shard) -> Graphs | None:
+        state = (
+            [part.training for part in self._parts],
+            [parameter.requires_grad for parameter in self._parameters.values()],
+            [dropout.p for dropout in self._dropouts],
+        )
+        if state != self._state:
+            self._start(state)
+        cut = (shard.lo, shard.hi, shard.group_size) if any(dropout.p for dropout in self._dropouts) else None
+        key = (inputs.shape, inputs.dtype, shard.size, cut)  # its `size`: all ranks count the same keys
+        if key not in self._graphs and len(self._graphs) < MOST_KEYS:
+            self._num_eager[key] += 1
+            if self._num_eager[key] > NUM_EAGER:
+                self._graphs[key] = self._captured(inputs, shard)
+        return self._graphs.get(key)
+
+    def _captured(self, inputs: Tensor, shard: Shard) -> Graphs | None:
+        """Return graphs for shards like this one; None if they stay eager. Every rank must call it in the same step."""
+        # a batch norm waits for the device where a shard has one sample; an empty shard has nothing to capture
+        if min(gather_objects(len(inputs))) < 2:
+            return None
+        made: list[Graphs] = []
+        # batch norms exchange statistics in a replay, so that all ranks must have graphs
+        works = (lambda: made.append(self._recorded(inputs)), lambda: self._compare(made[0], inputs, shard))
+        return made[0] if all(map(self._agreed, works)) else None
+
+    def _agreed(self, work: Callable[[], None]) -> bool:
+        """Return whether `work` succeeds on every rank. If not, stay eager."""
+        problem = ""
+        try:
+            work()
+        except Exception as error:  # of CUDA, or of a custom network
+            problem = str(error).partition("\n")[0] or type(error).__name__
+        problems = list(filter(None, gather_objects(problem)))
+        if problems:
+            self._is_on = False
+            self._start(())
+            if not dist.is_initialized() or dist.get_rank() == 0:
+                print(f"lockstep: no CUDA graphs, steps are eager: {problems[0]}", file=sys.stderr, flush=True)
+        return not problems
+
+    def _recorded(self, inputs: Tensor) -> Graphs:
+        """Capture graphs. Raises RuntimeError with the reason if they cannot be used."""
+        if internals.has_hooks(self._module):
+            raise RuntimeError("a layer has hooks, which a replay does not call")
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info()
+        forward, backward, stream = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        sources = [(dropout, torch.Generator(device=inputs.device)) for dropout in self._dropouts if dropout.p]
+        static = inputs.clone()
+        # the parameters themselves accumulate gradients on the stream of the training, which nothing captures
+        aliases = {name: value.detach().requires_grad_() for name, value in self._trained.items()}
+        buffers = dict(self._module.named_buffers())
+        used = {**aliases, **buffers}
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), contextlib.ExitStack() as ended:
+            for dropout, source in sources:
+                forward.register_generator_state(source)
+                dropout.source = source
+                ended.callback(setattr, dropout, "source", None)
+            with _capture(forward, self._pool):
+                outputs = functional_call(self._module, used, (static,))
+            output_gradient = torch.empty_like(outputs)
+            with _capture(backward, self._pool):
+                gradients = _gradients(outputs, output_gradient, aliases.values())
+        torch.cuda.current_stream().wait_stream(stream)
+        if replaced := [name for name, value in buffers.items() if used[name] is not value]:
+            raise RuntimeError(f"the network replaces its buffer {replaced[0]}: let it change the buffer in place")
+        left, _ = torch.cuda.mem_get_info()
+        if left < free - left:  # eager passes, of other shards, need as much again
+            raise RuntimeError(f"they take {(free - left) / 2**30:.1f} GiB of GPU memory, {left / 2**30:.1f} are left")
+        return Graphs(forward, backward, static, outputs.detach(), output_gradient, gradients, sources)
+
+    def _replayed(self, graphs: Graphs, inputs: Tensor, shard: Shard) -> Tensor:
+        for dropout, source in graphs.sources:
+            source.manual_seed(dropout.seed(shard))
+        outputs = _Replay.apply(graphs, self._accumulates, inputs, *self._trained.values())
+        assert isinstance(outputs, Tensor)
+        return outputs
+
+    def _compare(self, graphs: Graphs, inputs: Tensor, shard: Shard) -> None:
+        """Raise RuntimeError if an eager pass of a shard, on copies of the buffers, is not what the graphs compute."""
+        buffers = dict(self._module.named_buffers())
+        before, moved = ({name: value.clone() for name, value in buffers.items()} for _ in range(2))
+
+        def results(outputs: Tensor, moved: Mapping[str, Tensor]) -> tuple[Iterable[Tensor | None], ...]:
+            down = torch.linspace(-1, 1, outputs.numel(), dtype=outputs.dtype, device=outputs.device).view_as(outputs)
+            return [outputs.detach()], _gradients(outputs, down, self._trained.values()), moved.values()
+
+        expected = results(functional_call(self._module, moved, (inputs,)), moved)
+        found = results(self._replayed(graphs, inputs, shard), buffers)
+        is_close = [_is_close(*pair) for pair in zip(found, expected, strict=True)]
+        for name, value in buffers.items():
+            value.copy_(before[name])
+        if not all(is_close):
+            raise RuntimeError("the network does not compute the same in every pass")
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    @override
+    def forward(ctx: Any, graphs: Graphs, accumulates: bool, inputs: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.graphs, ctx.accumulates = graphs, accumulates
+        graphs.inputs.copy_(inputs)
+        graphs.forward.replay()
+        return graphs.outputs.clone()  # a task may keep it
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the gradients. Parameters take over this memory, so those of several shards are copied."""
+        graphs: Graphs = ctx.graphs
+        graphs.output_gradient.copy_(grad_outputs[0])
+        graphs.backward.replay()
+        owned = Tensor.clone if ctx.accumulates else Tensor.detach
+        return (None, None, None, *(None if value is None else owned(value) for value in graphs.gradients))
+
+
+def _gradients(outputs: Tensor, down: Tensor, parameters: Iterable[Tensor]) -> tuple[Tensor | None, ...]:
+    """Return what `down`, the gradient of the outputs, is for the parameters; None for those that are not used.
+
+    As the gradient of a number: for a given gradient torch imports its compiler, in up to two seconds.
+    """
+    return torch.autograd.grad((outputs * down).sum(), [*parameters], allow_unused=True)
+
+
+@contextlib.contextmanager
+def _capture(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
+    """Capture the block on the current stream; other threads may use the device in the meantime."""
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # of what was refused
+            graph.capture_end()
+        internals.end_allocations(pool)
+        raise
+    graph.capture_end()
+
+
+def _is_close(found: Iterable[Tensor | None], expected: Iterable[Tensor | None]) -> bool:
+    """Return whether tensors are equal; floats together as close as kernels are that need not be deterministic."""
+    gap = size = 0.0
+    for one, other in zip(found, expected, strict=True):
+        if one is None or other is None:
+            if one is not other:
+                return False
+        elif not one.is_floating_point():
+            if not one.equal(other):
+                return False
+        else:
+            gap += (one.double() - other.double()).square().sum().item()
+            size += other.double().square().sum().item()
+    return gap <= (0.0 if torch.are_deterministic_algorithms_enabled() else TOLERANCE**2 * size)

@@ -1,0 +1,332 @@
+"""Triton's kernels of batch norm + residual + ReLU, by Triton's interpreter on CPU tensors, against torch in float64.
+
+float32 to a few of its roundings, bfloat16 within one rounding of each number. The interpreter must be chosen before
+Triton is imported: all kernels run in processes of their own. For a GPU they are compiled here, without one.
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn import functional as F
+
+from lockstep import distributed
+from lockstep.distributed import batch_norm
+from lockstep.distributed.batch_norm import BatchNorm2d, ExactBatchNorm, SyncBatchNorm
+from lockstep.distributed.partition import interval
+from lockstep.models import ResNet18
+from tests.support.processes import Ranks, started
+
+NUM_PROGRAMS = 4  # in place of hundreds, for small tensors of several tiles each
+LOADS = ([1, 1], [0, 1], [5, 1, 0], [1, 0, 0])
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="torch for CPUs has no Triton")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer and its input."""
+
+    shape: tuple[int, ...] = (7, 5, 4, 3)
+    dtype: torch.dtype = torch.float32
+    has_residual: bool = True
+    relu: bool = True
+    affine: bool = True
+    momentum: float | None = 0.1
+    offset: float = 2.0
+    nan: str = ""
+    loads: tuple[int, ...] = (1,)
+
+    def __str__(self) -> str:
+        parts = ["x".join(map(str, self.shape)), str(self.dtype)[6:], f"{self.offset:g}", *map(str, self.loads)]
+        flags = {"residual": self.has_residual, "relu": self.relu, "affine": self.affine}
+        parts += [name for name, is_set in flags.items() if is_set]
+        return "-".join([*parts, *["cumulative"] * (self.momentum is None), *([self.nan] if self.nan else [])])
+
+    def layer(self) -> BatchNorm2d:
+        layer = BatchNorm2d(self.shape[1], affine=self.affine, momentum=self.momentum)
+        source = torch.Generator().manual_seed(1)
+        for parameter in layer.parameters():
+            nn.init.normal_(parameter, generator=source)
+        return layer
+
+    def inputs(self) -> list[Tensor]:
+        """x, residual and dy in numbers of `dtype`."""
+        source = torch.Generator().manual_seed(2)
+        x, residual, dy = torch.randn(3, *self.shape, generator=source)
+        x = 0.5 * x + self.offset
+        if self.nan:
+            {"x": x, "residual": residual}[self.nan][1, 1, 1, 1] = torch.nan
+        return [each.to(self.dtype).contiguous(memory_format=torch.channels_last) for each in (x, residual, dy)]
+
+
+Values = dict[str, Tensor]
+
+
+class Result(NamedTuple):
+    """Two steps: values along the batch, their gradients, and the rest."""
+
+    values: Values
+    gradients: Values
+    buffers: Values
+    num_launches: int
+
+
+def trained(case: Case, layer: nn.Module, lo: int, hi: int, dtype: torch.dtype) -> tuple[Values, Values, Values]:
+    """Two steps of the samples [lo, hi)."""
+    values = {}
+    for _ in range(2):
+        x, residual, dy = (each[lo:hi].to(dtype) for each in case.inputs())
+        x, residual = x.detach().requires_grad_(), residual.detach().requires_grad_()
+        y = layer(x, residual if case.has_residual else None, case.relu)
+        y.backward(dy)
+        assert y.dtype == dtype
+        values = {"y": y.detach(), "dx": x.grad, **({"dresidual": residual.grad} if case.has_residual else {})}
+    gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
+    return values, gradients, dict(layer.named_buffers())  # pyright: ignore[reportReturnType]
+
+
+def interpreted() -> Any:
+    """The kernels, interpreted in this process, which takes a tensor of the CPU for one of a GPU."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        os.environ["TRITON_INTERPRET"] = "1"
+        for name in [name for name in sys.modules if name.startswith("triton") and "._C" not in name]:
+            del sys.modules[name]  # torch's compiler has imported it, and Triton decides then
+    from lockstep.distributed import norm_kernels
+
+    norm_kernels.NUM_PROGRAMS = NUM_PROGRAMS
+    batch_norm._kernels = lambda x: norm_kernels if x.dtype in batch_norm._FUSED else None
+    return norm_kernels
+
+
+def computed(cases: list[Case]) -> list[Result]:
+    """On one rank: every case, by the kernels."""
+    kernels, results = interpreted(), []
+    normalize = kernels.Normalize.apply
+    for case in cases:
+        layer, calls = case.layer(), []
+        if len(case.loads) > 1:
+            layer = ExactBatchNorm().apply(layer)
+        kernels.Normalize.apply = lambda *args, calls=calls: calls.append(args) or normalize(*args)
+        lo, hi = interval(case.shape[0], list(case.loads), dist.get_rank())
+        results.append(Result(*trained(case, layer, lo, hi, case.dtype), num_launches=len(calls)))
+    return results
+
+
+SHAPES = ((7, 5, 4, 3), (9, 64, 5, 5), (2, 70, 7, 3), (2, 3, 1, 1))  # odd channels, several tiles, two rows
+CASES = [
+    *(Case(shape, dtype) for shape in SHAPES for dtype in (torch.float32, torch.bfloat16)),
+    *(
+        Case(has_residual=has_residual, relu=relu)
+        for has_residual, relu in ((False, False), (False, True), (True, False))
+    ),
+    *(Case(dtype=torch.float16, has_residual=False), Case(affine=False), Case(momentum=None), Case(offset=3000.0)),
+    *(Case(nan=nan, has_residual=has) for nan, has in (("x", False), ("x", True), ("residual", True))),
+]
+SPLIT = [
+    Case(dtype=dtype, has_residual=has, momentum=momentum, loads=tuple(loads))
+    for loads in LOADS
+    for dtype, has, momentum in ((torch.float32, True, 0.1), (torch.bfloat16, False, None))
+]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with started(3) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def results(ranks: Ranks) -> dict[Case, list[Result]]:
+    found: dict[Case, list[Result]] = {}
+    for world_size in (1, 2, 3):
+        cases = [case for case in [*CASES, *SPLIT] if len(case.loads) == world_size]
+        of_ranks = ranks.run(world_size, computed, cases)
+        found |= dict(zip(cases, map(list, zip(*of_ranks, strict=True)), strict=True))
+    return found
+
+
+def check(case: Case, found: list[Result]) -> None:
+    values, gradients, buffers = trained(case, case.layer().double(), 0, case.shape[0], torch.float64)
+    rounding = {torch.float32: 1e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}[case.dtype]
+    far = max(1.0, case.offset / 10)  # float32 holds 3000 to 1e-4
+    # two values of a channel are +1 and -1, whatever they are: their gradients cancel
+    atol = {"dx": 1e-2 * (case.shape[0] * case.shape[2] * case.shape[3] == 2) + 3e-6 * far}
+    for name, expected in values.items():
+        together = torch.cat([part.values[name] for part in found]).double()
+        tolerance = atol.get(name, 2e-6 * far)
+        torch.testing.assert_close(together, expected, rtol=2 * rounding, atol=tolerance, equal_nan=True)
+    for name, expected in gradients.items():
+        total = torch.stack([part.gradients[name] for part in found]).double().sum(0)
+        torch.testing.assert_close(total, expected, rtol=1e-5, atol=3e-5 * far, equal_nan=True)
+    for part in found:
+        for name, expected in buffers.items():
+            tracked = part.buffers[name].double()
+            torch.testing.assert_close(tracked, expected.double(), rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@needs_triton
+@pytest.mark.processes
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_kernels_compute_what_float64_does(case: Case, results: dict[Case, list[Result]]) -> None:
+    check(case, results[case])
+    assert results[case][0].num_launches == 2  # not torch's three calls
+
+
+@needs_triton
+@pytest.mark.processes
+@pytest.mark.parametrize("case", SPLIT, ids=str)
+def test_any_split_computes_the_batch_norm_of_the_whole_batch(case: Case, results: dict[Case, list[Result]]) -> None:
+    parts = results[case]
+    check(case, parts)
+    assert [part.num_launches > 0 for part in parts] == [load > 0 for load in case.loads]
+    for part in parts:
+        assert all(torch.equal(part.buffers[name], value) for name, value in parts[0].buffers.items())
+
+
+def of_one_value(loads: list[int]) -> str:
+    interpreted()
+    lo, hi = interval(1, loads, dist.get_rank())
+    layer = BatchNorm2d(3) if len(loads) == 1 else SyncBatchNorm(3)
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training") as error:
+        layer(torch.ones(1, 3, 1, 1)[lo:hi], relu=True)
+    return f"{error.value}: {layer.running_mean}"
+
+
+@needs_triton
+@pytest.mark.processes
+@pytest.mark.parametrize("loads", [[1], [0, 1, 0]])
+def test_one_value_per_channel_is_refused_as_torch_refuses_it(ranks: Ranks, loads: list[int]) -> None:
+    text = "Expected more than 1 value per channel when training, got input size torch.Size([1, 3, 1, 1])"
+    assert ranks.run(len(loads), of_one_value, loads) == [f"{text}: {torch.zeros(3)}"] * len(loads)
+
+
+def network(dtype: torch.dtype) -> tuple[list[Tensor], set[str]]:
+    """Logits and gradients of a small ResNet-18, and the names of what computed the batch norms."""
+    interpreted()
+    torch.manual_seed(0)
+    kind = {"stem": "small", "shortcut_norm": True, "bias": False, "dropout": 0.0, "init": "normal"}
+    net = ResNet18(in_channels=3, num_classes=4, width=4, **kind)  # pyright: ignore[reportArgumentType]
+    net = net.to(dtype=dtype).to(memory_format=torch.channels_last)
+    x = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
+    logits = net(x.contiguous(memory_format=torch.channels_last))
+    logits.square().sum().backward()
+    names, nodes = set(), [logits.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        names.add(node.name())
+        nodes += [each for each, _ in node.next_functions if each is not None]
+    return [logits.detach(), *(parameter.grad for parameter in net.parameters())], names  # pyright: ignore[reportReturnType]
+
+
+@needs_triton
+@pytest.mark.processes
+def test_a_resnet_computes_batch_norm_residual_and_relu_together(ranks: Ranks) -> None:
+    ((found, names),) = ranks.run(1, network, torch.float32)
+    ((expected, plain_names),) = ranks.run(1, network, torch.float64)
+    of_both = {"NormalizeBackward", "ReluBackward0", "NativeBatchNormBackward0"}
+    assert (names & of_both, plain_names & of_both) == ({"NormalizeBackward"}, of_both - {"NormalizeBackward"})
+    for one, other in zip(found, expected, strict=True):
+        assert (one.double() - other).norm() <= 1e-4 * other.norm()
+
+
+# -- machine code ------------------------------------------------------------------------------------------------------
+
+BFLOAT16, SIZES = "*bf16", {"m": "i32", "c": "i32", "n": "i32", "eps": "fp32", "momentum": "fp32", "counter": "*i64"}
+COMPILED: dict[str, dict[str, Any]] = {
+    "_statistics": {"x": BFLOAT16},
+    "_merge": {},
+    "_normalize": {"x": BFLOAT16, "residual": BFLOAT16, "y": BFLOAT16, "relu": True},
+    "_gradient_sums": {"dy": BFLOAT16, "x": BFLOAT16, "y": BFLOAT16, "dz": BFLOAT16, "relu": True},
+    "_input_gradient": {"dz": BFLOAT16, "x": BFLOAT16, "dx": BFLOAT16, "relu": True},
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("capability", [90, pytest.param(80, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", COMPILED)
+def test_kernels_compile_for_gpus_without_spilled_registers(
+    name: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Any
+) -> None:
+    """For channels in multiples of 16: tensors move 16 bytes at a time, and 4 programs share a processor."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from lockstep.distributed import norm_kernels
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel, given = getattr(norm_kernels, name), COMPILED[name]
+    is_reduced = name in ("_statistics", "_gradient_sums")
+    size, channels = norm_kernels.REDUCED if is_reduced else norm_kernels.EACH
+    channels = channels if name != "_merge" else 8
+    constants: dict[str, Any] = {"rows": size // channels, "channels": channels}
+    constants |= {argument: value for argument, value in given.items() if isinstance(value, bool)}
+    types = {argument: given.get(argument, SIZES.get(argument, "*fp32")) for argument in kernel.arg_names}
+    types |= dict.fromkeys(constants, "constexpr")
+    aligned = [index for index, (argument, kind) in enumerate(types.items()) if kind[0] == "*" or argument == "c"]
+    source = ASTSource(
+        kernel,
+        types,
+        {(kernel.arg_names.index(argument),): value for argument, value in constants.items()},
+        {(index,): [["tt.divisibility", 16]] for index in aligned},
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=norm_kernels.OPTIONS)
+    (tmp_path / "cubin").write_bytes(compiled.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    line = [tool, "-res-usage", "-sass", tmp_path / "cubin"]
+    text = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    usage = {word: int(number) for word, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
+    figure(f"{name} for sm_{capability}: {usage['REG']} registers")
+    assert usage["STACK"] == usage["LOCAL"] == 0
+    assert not re.search(r"\b(LDL|STL)\b", text)
+    if name != "_merge":
+        assert usage["REG"] <= 128
+        assert "LDG.E.128" in text
+        assert "STG.E.128" in text or name == "_statistics"
+
+
+# -- without kernels ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_on_a_cpu_every_bit_is_that_of_torchs_three_calls(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(dtype=dtype)
+    monkeypatch.setattr(batch_norm, "_built_kernels", lambda: pytest.fail("Triton is imported for a CPU"))
+    ours, torchs = case.layer().to(dtype), nn.BatchNorm2d(case.shape[1]).to(dtype)
+    torchs.load_state_dict(ours.state_dict())
+    x, residual, _ = case.inputs()
+    y = ours(x, residual, relu=True)
+    assert torch.equal(y, F.relu(torchs(x) + residual))
+    assert all(torch.equal(one, other) for one, other in zip(ours.buffers(), torchs.buffers(), strict=True))
+    assert torch.equal(ours.eval()(x), torchs.eval()(x))
+
+
+def test_a_swap_keeps_what_a_network_adds_to_its_batch_norms() -> None:
+    layer, copied, plugin = Case().layer(), Case().layer(), ExactBatchNorm()
+    x, residual, _ = Case().inputs()
+    assert type(plugin.apply(layer)) is SyncBatchNorm
+    assert torch.equal(layer(x, residual, relu=True), copied(x, residual, relu=True))
+    assert type(plugin.revert(layer)) is BatchNorm2d
+
+
+def test_without_triton_torchs_kernels_compute_and_one_line_tells_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "lockstep.distributed.norm_kernels", raising=False)
+    monkeypatch.delattr(distributed, "norm_kernels", raising=False)
+    batch_norm._built_kernels.cache_clear()
+    assert [batch_norm._built_kernels() for _ in range(2)] == [None, None]
+    batch_norm._built_kernels.cache_clear()
+    line = "lockstep: batch norms use torch's slower kernels, Triton's cannot be built: import of triton halted"
+    assert capsys.readouterr().err.startswith(line)
