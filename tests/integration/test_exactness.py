@@ -39,6 +39,7 @@ from tests.support.recipes import (
     PLAIN,
     STREAMED,
     TURNED,
+    UNEQUAL,
     of_library,
     turned,
 )
@@ -148,6 +149,13 @@ ROWS = {
             "augment.mixup=0.4",
         )
     ),
+    # an epoch repeats images, each time with other draws
+    "balanced classes": Row((*UNEQUAL, "data.balance=1", "augment.rotation=20", "augment.mixup=0.4"), ALL),
+    "balanced Dataset": Row((*TURNED, "data.balance=0.7"), (Split(2, "[3,1]", ("data.num_workers=2",)), Split(3))),
+    "balanced folder, random crops": Row(
+        (*CROPPED, f"data.root={FILES}/unequal", "data.balance=1", "data.cache=null"), EMPTY
+    ),
+    "balanced class weights": Row((*UNEQUAL, "task.class_weights=balanced", "augment.cutmix=1"), ALL),
     "own loss": Row((*SMALL, "task.label_smoothing=0", "task.loss={_target_:torch.nn.MultiMarginLoss,reduction:none}")),
     "several labels": Row(_labelled("labels", "task=multilabel", "augment.cutmix=1")),
     "numbers, another loss": Row(_labelled("number", "task=regression", "task.loss._target_=torch.nn.HuberLoss")),
@@ -191,7 +199,7 @@ AT_ONCE = 20  # trainings of one group of processes, whose end is awaited for PA
 # one of each kind, for `make test`
 QUICK = (
     *("remainder", "micro-batches, every augmentation", "augmentations of photographs"),
-    *("67 samples in parts", "AdamW", "parameter groups"),
+    *("67 samples in parts", "AdamW", "parameter groups", "balanced classes"),
     *("own network", "several labels", "own module", "Dataset", "folder, random crops"),
 )
 CASES = [
@@ -219,6 +227,9 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     root: Path = tmp_path_factory.mktemp("exactness")
     files = root / "files"
     write_folder(files / "images", count=35)
+    write_folder(files / "unequal", count=35)
+    for image in sorted((files / "unequal" / "red fox").rglob("*.png"))[:25]:
+        image.unlink()
     for suffix in (".csv", ".parquet"):
         write_listed(files / "listed", count=70, suffix=suffix)
     write_weights(files / "weights.pth")

@@ -22,7 +22,7 @@ def main(folder: RunFolder, growth_interval: int) -> None:
     config = storage.load(folder.config)
     parts = config.trainer.accumulate_grad_batches
     with session.opened(folder, config, None) as here:
-        data, module, _ = prepared(here, is_new=True)
+        here, data, module, _ = prepared(here, is_new=True)
         assert isinstance(module, Classifier)
         module.to(here.device).train()
         net, loader = module.net, data.train_dataloader()

@@ -1,5 +1,6 @@
 """Splits of an epoch over ranks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ class Plan:
     shuffle_seed: int | None = 3
     num_batches: int | None = None
     with_partner: bool = False
+    order: Callable[[torch.Generator], torch.Tensor] | None = None
 
     def of(self, rank: int = 0, loads: list[int] | None = None, *, epoch: int = 0) -> GlobalBatches:
         batches = GlobalBatches(
@@ -29,6 +31,7 @@ class Plan:
             loads=loads or [1],
             num_batches=self.num_batches,
             with_partner=self.with_partner,
+            order=self.order,
         )
         batches.set_epoch(epoch)
         return batches

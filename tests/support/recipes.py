@@ -41,6 +41,7 @@ LISTED = on_data("data=list", "data.image_size=16", "data.num_workers=1", "data.
 SOURCES = "data._target_=tests.support.sources"
 DIGITS = on_data("data=digits", *(f"~data.{key}" for key in ("val_fraction", "test_fraction", "split_seed", "memory")))
 TENSOR = (f"{SOURCES}.few_digits",)
+UNEQUAL = (*DIGITS, f"{SOURCES}.few_digits")  # 70 digits, of some classes several times as many as of others
 
 
 def turned(**train: Any) -> list[str]:

@@ -247,6 +247,17 @@ def write_sweep(path: Path, *, states: tuple[str, ...], mode: str = "max") -> li
     return folders
 
 
+def test_a_sweep_over_folds_has_no_best_one(root: Path, site: str, page: Any) -> None:
+    for number, folder in enumerate(write_sweep(root / "sweep", states=("finished", "finished"))):
+        folder.note(overrides=["data.folds=2", f"data.fold={number}"])
+    page.goto(site)
+    sweep = page.locator("tr[data-sweep]")
+    expect(sweep.locator(".col-overrides")).to_have_text("data.fold=0,1 data.folds=2")
+    expect(sweep.locator(".col-best")).to_have_text("–")
+    sweep.get_by_role("button", name="sweep").click()
+    assert page.locator("tr.trial .col-best").all_inner_texts() == ["0.9100", "0.9000"]
+
+
 def test_a_sweep_is_one_row_that_opens_into_its_trials(root: Path, site: str, page: Any) -> None:
     write_sweep(root / "day" / "sweep", states=("finished", "finished", "training"))
     write_run(root / "day" / "alone", "finished", started=1e9 + 60)

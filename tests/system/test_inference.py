@@ -1,5 +1,6 @@
 """`lockstep eval` and `predict` by workers, under torchrun and srun, and as jobs: the same bytes, also after a kill."""
 
+import csv
 import itertools
 import json
 import re
@@ -101,6 +102,34 @@ def test_a_prediction_that_was_ended_continues_on_other_workers(
     done = lockstep(tmp_path, *predict, "--devices", "3")
     assert done.stdout.startswith(f"4 of {NUM_PHOTOS} chunks are in out.csv.part: continuing\n")
     assert output.read_bytes() == alone
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+
+
+@pytest.mark.full
+def test_the_rows_of_an_evaluation_are_the_same_on_any_workers_and_continue_after_a_kill(
+    trained: RunFolder, tmp_path: Path
+) -> None:
+    output, hold = tmp_path / "out.csv", tmp_path / "hold"
+    evaluate = ["eval", str(trained.path), "--output", str(output), "--top-k", "3", "--trust", *OVERRIDES]
+    assert lockstep(tmp_path, *evaluate, "--devices", "1").returncode == 0
+    expected = output.read_bytes()
+    rows = list(csv.DictReader(expected.decode().splitlines()))
+    assert len(rows) == 31
+    accuracy = sum(row["truth"] == row["class"] for row in rows) / 31
+    assert accuracy == pytest.approx(trained.read_summary()["test_accuracy"], abs=1e-6)
+    loss = sum(float(row["loss"]) for row in rows) / 31
+    assert loss == pytest.approx(trained.read_summary()["test_loss"], rel=1e-5)
+    assert [float(row["probability_2"]) >= float(row["probability_3"]) for row in rows] == [True] * 31
+    output.unlink()
+    hold.touch()
+    process = Command([sys.executable, "-m", "lockstep", *evaluate, "--devices", "2"], tmp_path, VARIABLES)
+    wait_until(lambda: num_chunks(output) == 4, "both workers wait in the third chunk")
+    process.send_signal(signal.SIGKILL)
+    process.wait(PATIENCE_S)
+    wait_until(lambda: not files.is_held(tmp_path / "out.csv.part" / ".lock"), "the workers end, too")
+    hold.unlink()
+    assert "4 of 31 chunks are in out.csv.part: continuing\n" in lockstep(tmp_path, *evaluate, "--devices", "3").stdout
+    assert output.read_bytes() == expected
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
 
 

@@ -155,6 +155,8 @@ def test_stop_watch_and_go_on_then_use_the_network(tmp_path: Path, monkeypatch: 
     for words in commands("lockstep eval") + commands("lockstep predict"):
         run(tmp_path, *words)
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 4
+    (export,) = commands("lockstep export")
+    assert "differences up to" in run(tmp_path, *export)
 
 
 def test_a_benchmark_reports(tmp_path: Path) -> None:

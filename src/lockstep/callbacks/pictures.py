@@ -1,7 +1,7 @@
 """Pictures of right and wrong predictions in the run folder and in TensorBoard."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
+from numpy.typing import NDArray
 from torch.utils.tensorboard import SummaryWriter
 from typing_extensions import Doc, override
 
@@ -29,7 +30,29 @@ if TYPE_CHECKING:
 DPI = 130
 
 
-class Pictures(L.Callback):
+class Collector(L.Callback):
+    """Collects the predictions of a classification in validations and tests while it has `outcomes`."""
+
+    def __init__(self) -> None:
+        self.outcomes: Outcomes | None = None
+
+    @override
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if self.outcomes is not None and outputs is not None and outputs.dim() == 2:
+            self.outcomes.update(outputs, batch.targets, batch.indices)
+
+    on_test_batch_end = on_validation_batch_end
+
+
+class Pictures(Collector):
     """Draws the predictions of a classification: of the test, and of the validation of every `every_n_epochs`-th epoch.
 
     Confusion matrix, the first `num_images` images of the split with their predictions, and as many of the most
@@ -43,9 +66,9 @@ class Pictures(L.Callback):
         every_n_epochs: Annotated[Positive | None, Doc("epochs between pictures of the validation set; null = none")],
         num_images: Annotated[Positive, Doc("number of predictions, and of worst mistakes, to show")],
     ) -> None:
+        super().__init__()
         self._every_n_epochs = every_n_epochs
         self._num_images = num_images
-        self._outcomes: Outcomes | None = None
 
     @override
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -58,21 +81,6 @@ class Pictures(L.Callback):
         self._start(pl_module)
 
     @override
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        if self._outcomes is not None and outputs is not None and outputs.dim() == 2:
-            self._outcomes.update(outputs, batch.targets, batch.indices)
-
-    on_test_batch_end = on_validation_batch_end
-
-    @override
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._draw(trainer, pl_module, "val")
 
@@ -82,12 +90,12 @@ class Pictures(L.Callback):
 
     def _start(self, pl_module: L.LightningModule) -> None:
         if isinstance(pl_module, Classifier) and isinstance(pl_module.task, Classification):
-            self._outcomes = Outcomes(len(pl_module.image_format.class_names))
+            self.outcomes = Outcomes(len(pl_module.image_format.class_names))
 
     def _draw(self, trainer: L.Trainer, pl_module: L.LightningModule, split: str) -> None:
-        if self._outcomes is None:
+        if self.outcomes is None:
             return
-        findings, self._outcomes = self._outcomes.findings(), None
+        findings, self.outcomes = self.outcomes.findings(), None
         if trainer.is_global_zero and findings is not None:
             assert isinstance(pl_module, Classifier)
             try:
@@ -113,7 +121,7 @@ class Pictures(L.Callback):
         images = data.splits.val if split == "val" else data.splits.test
         writers = [_writer(logger, split) for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         with plots.style():
-            for name, figure in _figures(images.pixels, names, findings, self._num_images, f"{split}, step {step:,}"):
+            for name, figure in figures(images.pixels, names, findings, self._num_images, f"{split}, step {step:,}"):
                 path = folder.pictures / f"{split}_{name}.png"
                 with atomic_file(path) as file:
                     figure.savefig(file, format="png", dpi=DPI)
@@ -127,10 +135,18 @@ def _writer(logger: TensorBoardLogger, split: str) -> SummaryWriter:
     return logger.writer(split) if isinstance(logger, SplitTensorBoardLogger) else logger.experiment
 
 
-def _figures(
-    pixels: Pixels, names: tuple[str, ...], findings: Findings, num_images: int, what: str
+def figures(
+    pixels: Pixels,
+    names: tuple[str, ...],
+    findings: Findings,
+    num_images: int,
+    what: str,
+    explained: Callable[[NDArray[np.int64]], NDArray[np.uint8] | None] = lambda rows: None,
 ) -> Iterator[tuple[str, "Figure"]]:
-    """Draw one figure after the other, so that only one is in memory."""
+    """Draw one figure after the other, so that only one is in memory.
+
+    `explained` returns pictures (n, 3, H, W) of what the network looked at, in some rows of the findings.
+    """
     from lockstep.callbacks import plots
 
     counts = findings.confusion
@@ -141,10 +157,14 @@ def _figures(
         yield "predictions", _grid(pixels, findings, first, names, f"Predictions ({what})")
     worst = findings.worst(num_images)
     if len(worst):
-        yield "worst_mistakes", _grid(pixels, findings, worst, names, f"The most confident mistakes ({what})")
+        below = explained(worst)
+        title = f"The most confident mistakes ({what}){'' if below is None else ', and what the network looked at'}"
+        yield "worst_mistakes", _grid(pixels, findings, worst, names, title, below)
 
 
-def _grid(pixels: Pixels, findings: Findings, rows: Any, names: tuple[str, ...], title: str) -> "Figure":
+def _grid(
+    pixels: Pixels, findings: Findings, rows: Any, names: tuple[str, ...], title: str, below: Any = None
+) -> "Figure":
     from lockstep.callbacks import plots
 
     captions, is_right = [], (findings.labels == findings.predictions)[rows]
@@ -153,4 +173,4 @@ def _grid(pixels: Pixels, findings: Findings, rows: Any, names: tuple[str, ...],
         prediction = f"{plots.short(predicted)} {findings.probabilities[row]:.2f}"
         captions.append(prediction if right else f"{prediction}\nis {plots.short(true)}")
     shown = pixels[torch.from_numpy(findings.indices[rows])].numpy()
-    return plots.image_grid(shown, captions, is_right, title)
+    return plots.image_grid(shown, captions, is_right, title, below)

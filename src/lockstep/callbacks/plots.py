@@ -30,6 +30,7 @@ MOST_CLASSES = 40  # of more classes, the least accurate are shown
 MOST_NUMBERS = 20  # classes of a matrix with numbers
 NUM_COLUMNS = 6
 GRID_TOP, CELL_HEIGHT, PICTURE = 0.42, 1.48, 1.1  # inches of a grid: its title, an image with its caption, the image
+GAP = 0.04  # inches between two pictures of one image
 
 
 @contextmanager
@@ -84,26 +85,37 @@ def shown_classes(counts: NDArray[np.int64]) -> list[int]:
     return worst[:MOST_CLASSES]
 
 
-def image_grid(pixels: NDArray[np.uint8], captions: Sequence[str], is_right: Sequence[bool], title: str) -> Figure:
+def image_grid(
+    pixels: NDArray[np.uint8],
+    captions: Sequence[str],
+    is_right: Sequence[bool],
+    title: str,
+    below: NDArray[np.uint8] | None = None,
+) -> Figure:
     """Draw images (N, C, H, W) with a caption of up to two lines below each, red for a mistake.
 
-    All are in one `Axes` whose units are inches, which is faster than one for each image.
+    Pictures (N, 3, H, W) of the same images are drawn `below` them. All are in one `Axes` whose units are inches, which
+    is faster than one for each image.
     """
-    num_rows = -(-len(captions) // NUM_COLUMNS)
-    height = GRID_TOP + CELL_HEIGHT * num_rows
+    stacks = [pixels] if below is None else [pixels, below]
+    num_rows, cell = -(-len(captions) // NUM_COLUMNS), CELL_HEIGHT + (PICTURE + GAP) * (len(stacks) - 1)
+    height = GRID_TOP + cell * num_rows
     fig = new_figure(height)
     fig.set_layout_engine("none")
     ax = fig.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0))
     ax.set_axis_off()
     ax.text(0.07, 0.08, title, va="top", fontsize=11, fontweight="bold")
     wide = WIDTH / NUM_COLUMNS
-    for number, (image, caption, right) in enumerate(zip(pixels, captions, is_right, strict=False)):
+    for number, (caption, right, *stack) in enumerate(zip(captions, is_right, *stacks, strict=False)):
         row, column = divmod(number, NUM_COLUMNS)
-        x, y = (column + 0.5) * wide, GRID_TOP + row * CELL_HEIGHT
-        half_width, tall = (PICTURE * side / max(image.shape[1:]) for side in (image.shape[2] / 2, image.shape[1]))
-        shown = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
-        extent = (x - half_width, x + half_width, y + PICTURE, y + PICTURE - tall)
-        ax.imshow(shown, cmap="gray", vmin=0, vmax=255, interpolation="nearest", extent=extent, aspect="auto")
+        x, y = (column + 0.5) * wide, GRID_TOP + row * cell
+        for image in stack:
+            half_width, tall = (PICTURE * side / max(image.shape[1:]) for side in (image.shape[2] / 2, image.shape[1]))
+            shown = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
+            extent = (x - half_width, x + half_width, y + PICTURE, y + PICTURE - tall)
+            ax.imshow(shown, cmap="gray", vmin=0, vmax=255, interpolation="nearest", extent=extent, aspect="auto")
+            y += PICTURE + GAP
+        y -= PICTURE + GAP
         colour = DARK if right else RED
         ax.text(x, y + PICTURE + 0.04, caption, ha="center", va="top", fontsize=7.5, color=colour)
     return fig

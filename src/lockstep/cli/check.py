@@ -12,7 +12,7 @@ from rich.text import Text
 
 from lockstep.config import build, compose, overrides, presence
 from lockstep.config.schema import Config
-from lockstep.config.target_sections import IMAGE_FOLDER, OF_FILES, Data
+from lockstep.config.target_sections import IMAGE_FOLDER
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system.hardware import num_visible_gpus
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from lockstep.data.images.splits import Splits
     from lockstep.data.inspection import Inspection
 
-MOST_CLASSES = 20  # listed by name
-
 
 def check(typed: Sequence[str], source: compose.Source) -> int:
     """Check every image of the data of these overrides, and print the result.
@@ -36,6 +34,7 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
     config = build.settled(overrides.check(typed, source).configs[0])
     presence.check(config.data)
     from lockstep.data.inspection import inspect
+    from lockstep.training.assembly import opened
     from lockstep.training.staging import once_a_node
 
     progress = Progress("Reading images", "images")
@@ -50,7 +49,7 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
         broken = inspection.broken
         is_folder = config.data.target == IMAGE_FOLDER
         rows = [
-            *((split, _counts(inspection, split)) for split in inspection.seen),
+            *((split, _counts(config, inspection, split)) for split in inspection.seen),
             ("sizes", _sizes(inspection)),
             ("training", _use(inspection, decoding)),
             ("memory", _placement(config, images, decoding)),
@@ -71,22 +70,11 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
     return EXIT_FAILED if broken or leaks else 0
 
 
-def opened(seed: int, has_crops: bool, section: Data) -> "tuple[Splits, Decoding | None]":
-    """Return the images of a source; those of files are not decoded, and kept whole with `has_crops`."""
-    if section.target in OF_FILES:
-        from lockstep.training.staging import files_of
-
-        decoding = files_of(section, has_crops=has_crops)
-        return decoding.listed(), decoding
-    from lockstep.data.sources.datasets import seeded
-    from lockstep.training.assembly import source
-
-    return seeded(source(section), seed), None
-
-
-def _counts(inspection: "Inspection", split: str) -> str:
+def _counts(config: Config, inspection: "Inspection", split: str) -> str:
     """Describe the number of images of a split, in all and for each class, or the range of its targets."""
     import torch
+
+    from lockstep.data.balance import described
 
     targets, names = inspection.targets[split], inspection.splits.class_names
     total = plural(len(inspection.seen[split]), "image")
@@ -100,10 +88,7 @@ def _counts(inspection: "Inspection", split: str) -> str:
         return f"{total} ({'; '.join(ranges)})"
     else:
         return f"{total}, targets of shape {tuple(targets.shape[1:])}"
-    if len(names) > MOST_CLASSES:
-        fewest = names[counts.index(min(counts))]
-        return f"{total} of {len(names):,} classes, {min(counts):,} ({fewest}) to {max(counts):,} each"
-    return f"{total} ({', '.join(f'{name}: {count:,}' for name, count in zip(names, counts, strict=False))})"
+    return f"{total} ({described(names, counts, config.data.balance if split == 'train' else 0)})"
 
 
 def _sizes(inspection: "Inspection") -> str:

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Sequence
 
-from lockstep.cli.check import opened
 from lockstep.config import compose, overrides, places, presence
 from lockstep.config.errors import ConfigError
 from lockstep.config.target_sections import Data
@@ -27,6 +26,7 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
     presence.check(section)
     presence.check_weights(config.model)
     from lockstep.training import networks
+    from lockstep.training.assembly import opened
     from lockstep.training.staging import once_a_node
 
     def load(local: Data) -> tuple[str, str | None, int, int]:

@@ -21,13 +21,14 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import outer_world
 from lockstep.training import checkpoints, refusals
 
-VALUES = ("split", "output", "checkpoint", "devices", "strategy", "job")  # options that the command of a job repeats
+# options that the command of a job repeats
+VALUES = ("split", "output", "pictures", "explain", "top_k", "checkpoint", "devices", "strategy", "job")
 
 
 def infer(arguments: argparse.Namespace) -> int:
     """Evaluate a checkpoint of a run, or predict with it; the run folder does not change. Returns the exit code."""
     is_prediction = arguments.task == "predict"
-    given = _prediction(arguments) if is_prediction else {"split": arguments.split}
+    given = _prediction(arguments) if is_prediction else _evaluation(arguments)
     folder = naming.find(arguments.run)
     checkpoint = checkpoints.requested(folder, arguments.checkpoint, option="--checkpoint {}")
     saved = storage.load(folder.config)
@@ -40,10 +41,15 @@ def infer(arguments: argparse.Namespace) -> int:
             raise errors.ConfigError([f"{of_hydra[0]}: lockstep {sys.argv[1]} makes no run folder: remove it"])
         devices, world = _devices(arguments.devices), outer_world(os.environ)
         here = saved_run.on_this_machine(saved, devices=devices, strategy=arguments.strategy, world=world)
+        if not is_prediction:
+            here, given["may_differ"] = saved_run.with_other_images(here, arguments.overrides)
         config = saved_run.changed(folder, here, arguments.overrides, source)
         if config.cluster.name != "none":
+            if not is_prediction and arguments.json:
+                raise errors.ConfigError(["--json prints what is computed here: a job prints `lockstep jobs result`"])
             return _submit(arguments, folder, config)
-        if not is_prediction or given["source"] in ("val", "test"):
+        given |= {"may_differ": given["may_differ"] and config.changed_data == "refuse"} if not is_prediction else {}
+        if given.get("source", "test") in ("val", "test") and not given.get("may_differ"):
             presence.check(config.data)
         given |= {"config": storage.to_tree(config), "checkpoint": str(checkpoint), "run": str(folder.path)}
         return _compute(arguments.task, given, config, arguments.job)
@@ -53,16 +59,48 @@ def infer(arguments: argparse.Namespace) -> int:
 
 def _prediction(arguments: argparse.Namespace) -> dict[str, Any]:
     """Check source and output of a prediction, and return them with absolute paths."""
-    output = Path(arguments.output).resolve()
+    output = _output(arguments)
     if arguments.source not in ("val", "test"):
         if not Path(arguments.source).exists():
             raise FileNotFoundError(f"{arguments.source} does not exist: give a folder or file of images, val or test.")
         arguments.source = str(Path(arguments.source).resolve())
+    explained = _new_folder("--explain", arguments.explain, output)
+    given = {"source": arguments.source, "output": output, "is_strict": arguments.strict}
+    return given | {"top_k": arguments.top_k, "explained": explained}
+
+
+def _evaluation(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Check the files of an evaluation, and return its options with absolute paths."""
+    if arguments.output is None and arguments.top_k != 1:
+        raise ValueError(f"--top-k {arguments.top_k} has no rows to be written to: add --output rows.csv.")
+    output = _output(arguments) if arguments.output is not None else None
+    pictures = _new_folder("--pictures", arguments.pictures, output)
+    given = {"split": arguments.split, "output": output, "top_k": arguments.top_k, "pictures": pictures}
+    return given | {"is_json": arguments.json, "may_differ": False}
+
+
+def _output(arguments: argparse.Namespace) -> str:
+    output = Path(arguments.output).resolve()
+    if arguments.top_k < 1:
+        raise ValueError(f"--top-k {arguments.top_k} is no number of classes: use 1 or more.")
     if output.is_dir():
         raise ValueError(f"--output {arguments.output} is a folder: name a file in it.")
     if (error := refusals.unwritable(output.parent)) is not None:
         raise ValueError(f"--output {arguments.output}: {error}.")
-    return {"source": arguments.source, "output": str(output), "is_strict": arguments.strict}
+    return str(output)
+
+
+def _new_folder(option: str, name: str | None, output: str | None) -> str | None:
+    """Return the absolute path of a folder to write, which may have files of the command that this one continues."""
+    if name is None:
+        return None
+    folder = Path(name).resolve()
+    is_used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if is_used and not (output is not None and Path(f"{output}.part").exists()):
+        raise ValueError(f"{option} {name} is not empty: name a new folder.")
+    if (error := refusals.unwritable(folder.parent)) is not None:
+        raise ValueError(f"{option} {name}: {error}.")
+    return str(folder)
 
 
 def _devices(text: str | None) -> int | list[int] | None:
@@ -117,7 +155,7 @@ def _submit(arguments: argparse.Namespace, run: RunFolder, config: Config) -> in
             chosen["devices"] = resolve_workers(config).num_local
         return [
             *(command, str(run.path), *([arguments.source] if command == "predict" else [])),
-            *(f"--{key}={chosen[key]}" for key in VALUES if chosen.get(key) is not None),
+            *(f"--{key.replace('_', '-')}={chosen[key]}" for key in VALUES if chosen.get(key) is not None),
             *(f"--{key}" for key in ("strict", "trust") if chosen.get(key)),
             *(text for text in arguments.overrides if scope(options.parsed(text).key_or_group) is not Scope.SUBMISSION),
         ]

@@ -113,6 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     text = "check that a configuration gives the same results on 1, 2 and 3 workers"
     verify = command("verify", _verify, text, epilog=VERIFYING)
     verify.add_argument("overrides", nargs="*", help="settings, as for lockstep train")
+    model = command("model", _model, "show the layers of a network with their shapes, parameters and FLOPs")
+    model.add_argument("overrides", nargs="*", help="settings, as for lockstep train")
+    model.add_argument("--depth", type=int, default=2, metavar="N", help="levels of layers to show, default: 2")
     status = command("status", _status, "show the state of a run, or the table of a sweep")
     status.add_argument("run", nargs="?", default="latest", help="folder of a run or a sweep, default: latest")
     runs = command(
@@ -140,24 +143,35 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("--yes", action="store_true", help="remove without confirmation")
     compare = command("compare", _compare, "compare the settings and results of runs")
     compare.add_argument("runs", nargs="+", metavar="run", help="two or more run folders")
-    for subparser in (status, what, compare):
+    for subparser in (model, status, what, compare):
         subparser.add_argument("--json", action="store_true", help="as JSON")
     commands.add_parser("jobs", help="list, follow, cancel and requeue submitted runs", add_help=False)
     stop = command("stop", _stop, "stop a run, or all trials of a sweep, with a checkpoint")
     evaluate = command("eval", _infer, "evaluate a trained network, on any number of workers")
     predict = command("predict", _infer, "write predictions for images to a CSV file")
-    for subparser in (stop, evaluate, predict):
+    export = command("export", _export, "write a trained network to a file for other programs, and check it")
+    for subparser in (stop, evaluate, predict, export):
         subparser.add_argument("run", help="run folder, or latest")
     stop.add_argument("--reason", default="lockstep stop", help="recorded in the status of the run")
-    evaluate.add_argument("--split", choices=("test", "val"), default="test", help="default: test")
+    text = "default: test; of images that are not the run's, and have no test split, all"
+    evaluate.add_argument("--split", choices=("test", "val", "all"), help=text)
+    evaluate.add_argument("--output", help="CSV file to write: truth, prediction and loss, one row per image")
+    text = "new folder for report.json, the confusion matrix, and the worst mistakes with what the network looked at"
+    evaluate.add_argument("--pictures", metavar="FOLDER", help=text)
+    evaluate.add_argument("--json", action="store_true", help="print one JSON object only")
     predict.add_argument("source", help="image file, folder of images, or split of the run's data: val or test")
     predict.add_argument("--output", required=True, help="CSV file to write, one row per image")
     predict.add_argument("--strict", action="store_true", help="write nothing if an image cannot be read")
-    for subparser, task in ((evaluate, "evaluate"), (predict, "predict")):
-        subparser.set_defaults(task=task)
+    text = "new folder for a picture of each image: what the network looked at (Grad-CAM)"
+    predict.add_argument("--explain", metavar="FOLDER", help=text)
+    export.add_argument("--output", required=True, help="file to write: NAME.onnx, or NAME.pt2 for torch.export")
+    for subparser in (evaluate, predict, export):
         subparser.add_argument("overrides", nargs="*", help="settings to change, such as data.root=elsewhere")
         subparser.add_argument("--trust", action="store_true", help=naming.TRUSTING)
         subparser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
+    for subparser, task in ((evaluate, "evaluate"), (predict, "predict")):
+        subparser.set_defaults(task=task)
+        subparser.add_argument("--top-k", type=int, default=1, metavar="K", help="most probable classes in each row")
         text = "number of workers, or GPUs such as 0,2; default: as in training, on one machine"
         subparser.add_argument("--devices", metavar="N", help=text)
         subparser.add_argument("--strategy", choices=("auto", "cpu"), help="cpu: do not use GPUs")
@@ -237,6 +251,12 @@ def _verify(arguments: argparse.Namespace) -> int:
     return run(arguments.overrides, source)
 
 
+def _model(arguments: argparse.Namespace) -> int:
+    from lockstep.cli import model
+
+    return model.show(arguments.overrides, _entered(), depth=arguments.depth, is_json=arguments.json)
+
+
 def _status(arguments: argparse.Namespace) -> int:
     if (Path(arguments.run) / SWEEP).is_file():
         from lockstep.sweeps import views
@@ -278,6 +298,12 @@ def _infer(arguments: argparse.Namespace) -> int:
     from lockstep.cli import inference
 
     return inference.infer(arguments)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from lockstep.cli import export
+
+    return export.run(arguments)
 
 
 def _data(arguments: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from lockstep.system import processes
 from lockstep.system.trees import at
 
 AUTO = "auto"
+BALANCED = "balanced"  # of task.class_weights, until a run has begun
 SCORED = {"lockstep.tasks.Classification": ("accuracy",)}  # measured in training, by task
 # of the metrics in conf/: for others torch has to be imported
 HIGHER_IS_BETTER = {

@@ -47,9 +47,7 @@ def resumed_config(saved: Config, cfg: DictConfig, options: Groups) -> Config:
     """
     tree, unresolved = plain(cfg)
     tree = measured.resolved({**tree, "resume": None})
-    if isinstance(data := tree.get("data"), dict):  # the view that the run has settled
-        before = saved.data.arguments()
-        tree["data"] = {key: before.get(key, value) if value == measured.AUTO else value for key, value in data.items()}
+    tree = with_settled(tree, saved)
     try:
         config = check_tree(tree, options, unresolved)
     except ConfigError as error:
@@ -59,6 +57,15 @@ def resumed_config(saved: Config, cfg: DictConfig, options: Groups) -> Config:
     if errors:
         raise ConfigError(errors)
     return config
+
+
+def with_settled(tree: dict[str, Any], saved: Config) -> dict[str, Any]:
+    """Keep what a run has settled where it began: the view of its images, and the weights of balanced classes."""
+    for name, word, target in (("data", measured.AUTO, saved.data), ("task", measured.BALANCED, saved.task)):
+        if isinstance(section := tree.get(name), dict):
+            kept = {key: target.arguments().get(key, value) for key, value in section.items() if value == word}
+            tree = {**tree, name: section | kept}
+    return tree
 
 
 def _changes(saved: dict[str, Any], tree: dict[str, Any], defaults: dict[str, Any] | None = None) -> list[str]:

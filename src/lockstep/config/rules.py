@@ -138,6 +138,7 @@ def _missing(package: str) -> str:
 
 def _data_rules(config: Config) -> Iterator[str]:
     arguments = config.data.arguments()
+    yield from _class_rules(config)
     val, test, mean, std = (arguments.get(name) for name in ("val_fraction", "test_fraction", "mean", "std"))
     if isinstance(val, float) and isinstance(test, float) and val + test >= 1:
         yield f"data.val_fraction={val} and data.test_fraction={test} leave nothing to train on: use smaller ones"
@@ -155,6 +156,21 @@ def _data_rules(config: Config) -> Iterator[str]:
     if config.augment.has_crops:
         hint = "use torchvision.transforms.v2.RandomResizedCrop there, and augment.random_resized_crop.scale=null"
         yield f"augment.random_resized_crop is not for data=dataset, whose transforms crop: {hint}"
+
+
+def _class_rules(config: Config) -> Iterator[str]:
+    data, task = config.data, config.task
+    balance = f"data.balance={data.balance:g}"
+    if data.balance and task.target in ("lockstep.tasks.Multilabel", "lockstep.tasks.Regression"):
+        yield f"{balance} is for one class of several, and task._target_={task.target} has none: use data.balance=0"
+    if data.balance and task.arguments().get("class_weights") == measured.BALANCED:
+        yield f"{balance} and task.class_weights=balanced both make up for unequal classes: use one of them"
+    if data.fold >= (data.folds or 1):
+        hint = f"number them from 0 to {data.folds - 1}" if data.folds else "set data.folds=5"
+        yield f"data.fold={data.fold} is not one of data.folds={shown(data.folds)}: {hint}"
+    if config.trainer.overfit_batches and (data.balance or data.folds):
+        error = f"trainer.overfit_batches={config.trainer.overfit_batches} trains and tests on the first batches"
+        yield f"{error}: set data.balance=0 and data.folds=null"
 
 
 def _augment_rules(config: Config) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The saved configuration of a run, with the overrides of a command that resumes, evaluates or loads the run."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from lockstep.config import options, overrides, project, storage, trust
 from lockstep.config.compose import Source
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
+from lockstep.config.target_sections import OF_FILES
 from lockstep.config.workers import ONLY_ON_GPUS
 from lockstep.runs import naming
 from lockstep.runs.discovery import look_at
@@ -17,6 +19,11 @@ from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
 from lockstep.system import hardware
 from lockstep.system.launcher import World
+
+# keys of data by which an evaluation selects other images; not those by which the network sees them
+SELECTING = (
+    *("root", "file", "path_column", "target_columns", "split_column", "val_fraction", "test_fraction", "split_seed"),
+)
 
 
 class SavedRun(NamedTuple):
@@ -73,6 +80,19 @@ def changed(folder: RunFolder, saved: Config, texts: Sequence[str], source: Sour
     """
     (config,) = overrides.plan(texts, source, saved=saved).configs
     return project.found(folder, config)
+
+
+def with_other_images(saved: Config, texts: Sequence[str]) -> tuple[Config, bool]:
+    """Return the configuration with the image files that these overrides select, and whether they select any."""
+    known = set(SELECTING).intersection(saved.data.arguments()) if saved.data.target in OF_FILES else ()
+    changes: dict[str, Any] = {}
+    for text in texts:
+        with contextlib.suppress(HydraException):  # the check reports it
+            override = options.parsed(text)
+            section, _, key = override.key_or_group.partition(".")
+            if section == "data" and key in known and not (override.is_sweep_override() or override.is_delete()):
+                changes[key] = override.value()
+    return saved.model_copy(update={"data": saved.data.model_copy(update=changes)}), bool(changes)
 
 
 def on_this_machine(

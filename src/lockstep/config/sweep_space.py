@@ -61,6 +61,8 @@ def searched(overrides: Sequence[str], options_of: Callable[[str], Sequence[str]
     space = {o.get_key_element(): _values(o, options_of) for o in typed if o.is_sweep_override()}
     if not space:
         raise ConfigError(["search=... needs an interval to search: e.g. 'optimizer.lr=tag(log, interval(0.01, 1))'"])
+    if folds := [key for key in space if key.lstrip("+") == "data.fold"]:
+        raise ConfigError([f"{folds[0]} in a search would choose the easiest fold: give one, or sweep without search"])
     return fixed, space
 
 

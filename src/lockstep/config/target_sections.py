@@ -2,10 +2,11 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
+from annotated_types import Ge, Le
 from pydantic import ConfigDict, Field
 
 from lockstep.config.sections import Dotted, Scope, Section
-from lockstep.system.kinds import NonNegative, PathText, Positive, PositiveFloat
+from lockstep.system.kinds import Count, NonNegative, PathText, Positive, PositiveFloat, Probability
 
 CLASSIFIER = "lockstep.models.Classifier"
 OF_FILES = IMAGE_FOLDER, IMAGE_LIST = ("lockstep.data.image_folder", "lockstep.data.image_list")
@@ -95,6 +96,14 @@ class Data(Target):
     copy_remove: Annotated[bool, Scope.PLACE] = Field(
         default=False, description="remove that copy when the run ends, unless another run uses it"
     )
+    balance: Probability = Field(
+        default=0.0,
+        description="classes in a training epoch: 0 = as they are, 1 = equally often, between: count ** (1 - balance)",
+    )
+    folds: Annotated[int, Ge(2), Le(1000)] | None = Field(
+        default=None, description="equal parts of the training images, each the test split of one run; null = none"
+    )
+    fold: Count = Field(default=0, description="the part to test on, from 0; -m data.fold=0,1,2,3,4 takes each in turn")
     check: Dotted | None = Field(
         default=None,
         alias="_check_",

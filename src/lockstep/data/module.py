@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lockstep.data import balance
 from lockstep.data.images.crops import RandomCrop
 from lockstep.data.images.samples import Samples
-from lockstep.data.images.splits import Images, Pixels, Splits, is_streamed, num_bytes, whole
+from lockstep.data.images.splits import Pixels, Splits, is_streamed, num_bytes, whole
 from lockstep.data.images.statistics import Statistics, channel_statistics, unchanged, value_counts
 from lockstep.data.loader import ShardDataset, ShardLoader, fits_on, pinned, sent
 from lockstep.data.sampler import GlobalBatches, ShardIndices, positions
@@ -33,6 +34,7 @@ class Batching:
     limit_val_batches: int | None
     limit_test_batches: int | None
     overfit_batches: int
+    balance: float
 
 
 class ImageData(L.LightningDataModule):
@@ -61,6 +63,7 @@ class ImageData(L.LightningDataModule):
         self._seed = seed
         self._rank = rank
         self._device = device
+        self.class_counts = splits.class_counts("train")
         if batching.overfit_batches:
             splits = _first_samples(splits, batching.overfit_batches * batching.global_batch_size)
         self.splits = splits
@@ -68,6 +71,11 @@ class ImageData(L.LightningDataModule):
         self.mean, self.std = splits.statistics or _statistics(splits.train.pixels)
         self.augment = augment(fill=tuple(round(m * 255) for m in self.mean), seed=seed)
         parts = splits.parts
+        self._order = None
+        if batching.balance:
+            assert splits.train.classes is not None, "refused before"
+            sizes = balance.sizes_of(self.class_counts or (), batching.balance)
+            self._order = functools.partial(balance.order, splits.train.classes, torch.tensor(sizes))
         self._crop = crop
         self._num_workers = num_workers
         is_wanted = memory == "device" or (
@@ -122,6 +130,7 @@ class ImageData(L.LightningDataModule):
             loads=b.loads,
             num_batches=limits[split],
             with_partner=is_train and self.augment.needs_partner,
+            order=self._order if is_train else None,
         )
 
     def share(self, loads: Sequence[int]) -> None:
@@ -180,9 +189,8 @@ class ImageData(L.LightningDataModule):
 
 def _first_samples(splits: Splits, num_samples: int) -> Splits:
     """Train, validate and test on the same first samples, which a network must be able to memorize."""
-    train = splits.train
-    pixels = train.pixels[:num_samples] if isinstance(train.pixels, Tensor) else train.pixels.head(num_samples)
-    few = Images(pixels, train.targets[:num_samples], train.names[:num_samples])
+    few = splits.train.head(num_samples)
+    pixels = few.pixels
     evaluated = replace(few, pixels=replace(pixels, is_evaluated=True)) if isinstance(pixels, Samples) else few
     return replace(splits, train=few, val=evaluated, test=evaluated)
 

@@ -1,7 +1,7 @@
 """The order of the samples, and the shard of it that one rank reads."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,12 +23,20 @@ def positions(shard: Shard, *, with_partner: bool) -> torch.Tensor:
     return torch.arange(shard.lo, shard.hi + (with_partner and not shard.is_empty)) % shard.group_size
 
 
+def repeats(shard: Shard, count: int) -> torch.Tensor | None:
+    """Positions of `count` samples in an epoch that repeats some, on which their draws depend; None in others."""
+    if shard.offset is None:
+        return None
+    return shard.offset + positions(shard, with_partner=count > shard.hi - shard.lo)
+
+
 class GlobalBatches(Sampler[ShardIndices]):
     """Shards of this rank of every micro-batch of an epoch: the same number on every rank, each sample once.
 
     The global batch of a step is cut into `accumulate_grad_batches` micro-batches of one size. A sample that would be
     alone in the last global batch or micro-batch joins the one before, because batch norm cannot normalize a
     single value. Without `shuffle_seed` the order is that of the data set, with it it depends only on (seed, epoch).
+    `order` draws it from a generator, as many samples, some of them repeated; None draws each once.
     `num_batches` limits the micro-batches of an epoch. `with_partner` adds to every shard the sample that its last one
     is mixed with.
     """
@@ -44,6 +52,7 @@ class GlobalBatches(Sampler[ShardIndices]):
         loads: Sequence[int],
         num_batches: int | None,
         with_partner: bool = False,
+        order: Callable[[torch.Generator], torch.Tensor] | None = None,
     ) -> None:
         self.num_samples = num_samples
         assert global_batch_size % accumulate_grad_batches == 0, "checked with the configuration"
@@ -60,6 +69,7 @@ class GlobalBatches(Sampler[ShardIndices]):
         if num_batches is not None:
             self.num_batches = min(self.num_batches, num_batches)
         self.with_partner = with_partner
+        self.order = order
         self.epoch = 0
         self.start = 0
         # Lightning calls set_epoch on `batch_sampler.sampler`, not on a batch sampler itself
@@ -98,7 +108,8 @@ class GlobalBatches(Sampler[ShardIndices]):
         if self.shuffle_seed is None:
             order = torch.arange(self.num_samples)
         else:
-            order = torch.randperm(self.num_samples, generator=generator(self.shuffle_seed, epoch, "order"))
+            source = generator(self.shuffle_seed, epoch, "order")
+            order = self.order(source) if self.order else torch.randperm(self.num_samples, generator=source)
         order = order[: self.num_epoch_samples]
         for micro_step in range(start, self.num_batches):
             shard = self._shard(epoch, micro_step)
@@ -114,4 +125,6 @@ class GlobalBatches(Sampler[ShardIndices]):
         first = number * self.micro_batch_size
         size = num_left - first if micro_step == self.num_batches - 1 else self.micro_batch_size
         lo, hi = (first + end for end in interval(size, self.loads, self.rank))
-        return Shard(epoch, step, micro_step, size, lo, hi, num_left if is_last_step else self.global_batch_size)
+        group_size = num_left if is_last_step else self.global_batch_size
+        offset = None if self.order is None else step * self.global_batch_size
+        return Shard(epoch, step, micro_step, size, lo, hi, group_size, offset)

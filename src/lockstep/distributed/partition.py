@@ -9,7 +9,8 @@ class Shard(NamedTuple):
     """The part `[lo, hi)` of a global batch of `group_size` samples that a rank computes in one pass; may be empty.
 
     The global batch is that of optimizer step `step` of its epoch. The part is in micro-batch `micro_step` of the
-    epoch, which has `size` samples over all ranks.
+    epoch, which has `size` samples over all ranks. `offset` is the position of the global batch in the epoch if that
+    repeats samples, else None.
     """
 
     epoch: int
@@ -19,6 +20,7 @@ class Shard(NamedTuple):
     lo: int
     hi: int
     group_size: int
+    offset: int | None = None
 
     @property
     def is_empty(self) -> bool:

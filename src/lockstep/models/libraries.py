@@ -155,7 +155,7 @@ class _TakesEmpty(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        if len(x):
+        if x.shape[0]:  # len(x) would be a constant of an exported network
             return super().forward(x)
         modes = {layer: layer.training for layer in self.modules()}
         self.eval()  # a dropout has no shard for this image

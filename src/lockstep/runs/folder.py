@@ -65,6 +65,7 @@ class RunFolder:
     best_checkpoint = _File("checkpoints/best.ckpt")  # the state with the best monitored value
     initial_weights = _File("initial.ckpt")  # a copy of the checkpoint in `init_from`, for a start from scratch
     images = _File("images.json.gz")  # name, target and split of every image of the training, and its classes
+    fold_rows = _File("fold_predictions.csv")  # truth and prediction of every test image of a fold
     pictures = _File("pictures")  # PNG files of right and wrong predictions, and confusion matrices
     old_project = _File("project.json")  # folders of modules, in runs begun before 2026-11-25
     old_curves = _File("tensorboard")  # all event files, in runs begun before 2026-11-22

@@ -9,7 +9,7 @@ from lockstep.cluster.jobs import Job
 from lockstep.config.schema import Config
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.runs.naming import hydra_text, quoted, shown
-from lockstep.sweeps import views
+from lockstep.sweeps import out_of_fold, views
 from lockstep.sweeps.ledger import DONE, Ledger, Trial, group_of
 from lockstep.sweeps.table import monitored, table, write
 from lockstep.system.wording import plural
@@ -56,9 +56,10 @@ def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]]) -> None:
             ledger.write()
     sweep_table = table(ledger, [objective], live, monitored=objective)
     write(ledger, sweep_table)
+    joined = out_of_fold.join(ledger, sweep_table)
     if not config.silent:
         views.show(sweep_table, shown(ledger.path))
-        print(_next(ledger, len(left), len(live), array))
+        print(*joined, _next(ledger, len(left), len(live), array), sep="\n")
 
 
 def live_jobs(ledger: Ledger) -> dict[int, Job]:

@@ -13,12 +13,13 @@ from lockstep.cluster.jobs import Job
 from lockstep.config import build, project, storage, trust
 from lockstep.config.errors import ConfigError
 from lockstep.config.key_scopes import FREE_IN_A_RESUMED_SWEEP, scope
+from lockstep.config.resume import with_settled
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
 from lockstep.launch import runner
 from lockstep.runs.folder import EXIT_FAILED, LIVE_STATES, RunFolder
 from lockstep.runs.naming import quoted, shown
-from lockstep.sweeps import array, devices, job_pool, views
+from lockstep.sweeps import array, devices, job_pool, out_of_fold, views
 from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.devices import Devices, Machine
 from lockstep.sweeps.job_pool import JobPool
@@ -51,6 +52,7 @@ def prepared(
     folder = trial.folder
     if not is_new:
         before = storage.load(folder.config)
+        config = Config.model_validate(with_settled(storage.to_tree(config), before))
         _check_same(ledger, trial, before, submission.for_job(config))
         loads, auto = before.trainer.loads, config.trainer.loads == "auto"
         if auto and isinstance(loads, list) and len(loads) == resolve_workers(config).world_size:  # measured before
@@ -65,7 +67,7 @@ def prepared(
 
 def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> None:
     """Raise ConfigError if a trial would compute something different than before; the number of workers may change."""
-    tree = storage.to_tree(config)
+    tree = with_settled(storage.to_tree(config), saved)
     before, after = (dict(leaves(config_tree, "")) for config_tree in (storage.to_tree(saved), tree))
     for key in {**before, **after}:
         if before.get(key) != after.get(key) and scope(key, tree) not in FREE_IN_A_RESUMED_SWEEP:
@@ -128,14 +130,16 @@ def run(
             trust.check(trial.folder, storage.load(trial.folder.config), configs.get(trial.number, config))
             project.record(trial.folder)
         if not config.silent:
-            is_best = config.sweep.test == "best"
+            is_best = config.sweep.test == "best" and len(chosen) == 1
             what = f"the best trial, {chosen[0].number}" if is_best else plural(len(chosen), "trial")
             print(f"Testing {what} ...", flush=True)
         silent = views.View(table_of, total, is_silent=True)
         code = course_of(source=Grid(chosen), view=silent, max_failed=None, task="test").run() or code
         write(ledger, table_of({}))
+    joined = out_of_fold.join(ledger, table_of({}))
     if not config.silent:
         views.show(table_of({}), shown(ledger.path))
+        print("".join(f"{line}\n" for line in joined), end="", flush=True)
         if is_submitted and pool.trials:
             print(job_pool.left(ledger, len(pool.trials)), flush=True)
         elif code:
@@ -184,7 +188,7 @@ def _to_be_tested(sweep_table: Table, config: Config) -> tuple[list[Trial], str]
         hint = "Resume by the command that started them, or use sweep.test=none."
         return [], f"No test at the end: {what}. {hint}"
     if config.sweep.test == "best":
-        name, rows = sweep_table.objectives[0].name, [sweep_table.best] if sweep_table.best else []
+        name, rows = sweep_table.objectives[0].name, sweep_table.best_rows
         if not rows and len(sweep_table.objectives) == 1:
             hint = "Choose another callbacks.checkpoint.monitor."
             return [], f"No test at the end: no finished trial has a value of {name}. {hint}"

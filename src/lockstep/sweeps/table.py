@@ -1,11 +1,13 @@
 """The table of a sweep: its trials, the best first, with the settings in which they differ; also as files."""
 
+import itertools
+import math
 import operator
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from lockstep.config import build, storage
@@ -19,7 +21,8 @@ from lockstep.sweeps.ledger import Ledger, Trial, state_of
 from lockstep.system.terminal import duration, measure, printable
 
 STEM = "table"  # table.csv, table.json and table.md in the folder of the sweep
-SEED = "seed"
+SEED, FOLD = "seed", "data.fold"
+REPEATS = {SEED: "seeds", FOLD: "folds"}  # keys over whose values a setting is averaged
 DECIMAL = re.compile(r"-?\d+\.\d+(e-?\d+)?")
 
 
@@ -67,12 +70,16 @@ def objectives_of(config: Config) -> list[Objective]:
 
 
 class Group(NamedTuple):
-    """Trials that differ only in the seed, with mean and standard deviation of the first objective."""
+    """Trials that differ only in seed and fold, with mean and standard deviation of the first objective.
+
+    `tests` has n, mean and deviation of each test result of at least two.
+    """
 
     settings: dict[str, str]
     n: int
     mean: float
     deviation: float
+    tests: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -119,8 +126,30 @@ class Table:
 
     @property
     def best(self) -> Row | None:
-        """The finished trial with the best value of the only objective."""
-        return self.finished[0] if self.finished and len(self.objectives) == 1 else None
+        """The finished trial with the best value of the only objective; no fold is better than the others."""
+        return self.finished[0] if self.finished and len(self.objectives) == 1 and FOLD not in self.keys else None
+
+    @property
+    def best_rows(self) -> list[Row]:
+        """The best trial, or of folds those of the setting with the best mean that has all of them."""
+        if FOLD not in self.keys:
+            return [self.best] if self.best else []
+        whole = (rows for _, rows in self.repeated if all(row in self.finished for row in rows))
+        return next(whole, [])
+
+    @property
+    def repeated(self) -> list[tuple[dict[str, str], list[Row]]]:
+        """The trials that differ only in seed and fold, by their other settings; the best mean first."""
+        keys, sign = [key for key in self.keys if key not in REPEATS], -1 if self.objectives[0].is_max else 1
+        members: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+        for row in self.rows:
+            members[tuple(row.settings.get(key, "") for key in keys)].append(row)
+
+        def rank(item: tuple[Any, list[Row]]) -> float:
+            values = _measured(item[1])
+            return sign * statistics.fmean(values) if values else math.inf
+
+        return [(dict(zip(keys, same, strict=True)), rows) for same, rows in sorted(members.items(), key=rank)]
 
     @property
     def front(self) -> list[int]:
@@ -137,28 +166,26 @@ class Table:
     @property
     def groups(self) -> list[Group]:
         """Groups of at least two finished trials, the best first."""
-        keys = [key for key in self.keys if key != SEED]
-        if len(keys) == len(self.keys):
+        if REPEATS.keys().isdisjoint(self.keys):
             return []
-        members: dict[tuple[str, ...], list[float]] = defaultdict(list)
-        for row in self.finished:
-            members[tuple(row.settings.get(key, "") for key in keys)].append(row.values[0] or 0.0)
-        groups = [
-            Group(dict(zip(keys, same, strict=True)), len(values), statistics.fmean(values), statistics.stdev(values))
-            for same, values in members.items()
-            if len(values) > 1
-        ]
-        return sorted(groups, key=lambda group: group.mean, reverse=self.objectives[0].is_max)
+        groups = []
+        for settings, rows in self.repeated:
+            tests = {name: _spread([row.tests[name] for row in rows if name in row.tests]) for name in self.tests}
+            if found := _spread(_measured(rows)):
+                groups.append(Group(settings, **found, tests=tests))
+        return groups
 
     @property
     def notes(self) -> list[str]:
-        """Lines below the table: the Pareto front, mean and standard deviation over seeds, failed trials."""
+        """Lines below the table: the Pareto front, mean and standard deviation over seeds and folds, failed trials."""
         notes = []
         if len(self.objectives) > 1:
             notes.append(f"Pareto front: trials {', '.join(map(str, self.front)) or 'none'}")
         for group in self.groups:
             settings = " ".join(f"{key}={text(value)}" for key, value in group.settings.items()) or "all"
-            notes.append(f"{settings}: {text(group.mean)} ± {text(group.deviation)} over {group.n} seeds")
+            over = " and ".join(word for key, word in REPEATS.items() if key in self.keys)
+            tests = [f", {name} {_text(spread)}" for name, spread in group.tests.items() if spread][:1]
+            notes.append(f"{settings}: {_text(group._asdict())} over {group.n} {over}{''.join(tests)}")
         failed = [row for row in self.rows if row.state == "failed"]
         return notes + [f"Trial {row.trial.number} failed: {row.facts.get('reason', '')}" for row in failed]
 
@@ -188,7 +215,11 @@ def table(
         # the value of a trial that did not finish is no result
         return (row.state != "finished", value is None, known, row.trial.number)
 
-    return Table(tuple(objectives), differing(ledger.trials), tuple(sorted(rows, key=rank)))
+    made = Table(tuple(objectives), differing(ledger.trials), tuple(sorted(rows, key=rank)))
+    if FOLD not in made.keys:
+        return made
+    grouped = (sorted(same, key=lambda row: row.trial.number) for _, same in made.repeated)
+    return replace(made, rows=tuple(itertools.chain(*grouped)))
 
 
 def present(ledger: Ledger) -> Table:
@@ -248,6 +279,21 @@ def _markdown(sweep_table: Table) -> str:
     cells = [list(columns), ["---"] * len(columns), *zip(*columns.values(), strict=True)]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in cells]
     return "\n".join([*lines, "", *(f"- {note}" for note in sweep_table.notes)]).rstrip() + "\n"
+
+
+def _measured(rows: Sequence[Row]) -> list[float]:
+    return [row.values[0] for row in rows if row.state == "finished" and row.values[0] is not None]
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    """Return n, mean and standard deviation of at least two values, else an empty dictionary."""
+    if len(values) < 2:
+        return {}
+    return {"n": len(values), "mean": statistics.fmean(values), "deviation": statistics.stdev(values)}
+
+
+def _text(spread: Mapping[str, Any]) -> str:
+    return f"{text(spread['mean'])} ± {text(spread['deviation'])}"
 
 
 def text(value: Any) -> str:

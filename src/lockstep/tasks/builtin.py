@@ -1,7 +1,7 @@
 """Built-in tasks: one class of several, any number of labels, and numbers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -35,11 +35,16 @@ class Classification(SupervisedTask):
             Doc("function (outputs, targets) -> (B,); null = cross-entropy"),
         ],
         label_smoothing: Annotated[Fraction, Doc("label smoothing of the training loss")],
-        class_weights: Annotated[Sequence[NonNegative] | None, Doc("weight of each class; null = all equal")],
+        class_weights: Annotated[
+            Sequence[NonNegative] | Literal["balanced"] | None,
+            Doc("weight of each class; balanced = n / (K n_k) for n_k of n training images; null = all equal"),
+        ],
     ) -> None:
         super().__init__(loss=loss or F.cross_entropy)
         self._has_custom_loss = loss is not None
         self.label_smoothing = label_smoothing
+        if isinstance(class_weights, str):
+            raise ValueError("class_weights=balanced is for a training, which counts its images: use numbers")
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
         self.register_buffer("class_weights", weights, persistent=False)
 
@@ -115,14 +120,19 @@ class Classification(SupervisedTask):
         return {"task": "multiclass", "num_classes": num_outputs}
 
     @override
-    def columns(self, class_names: Sequence[str]) -> Sequence[str]:
-        return ["class", "probability"]
+    def columns(self, class_names: Sequence[str], top_k: int = 1) -> Sequence[str]:
+        ends = ["", *(f"_{rank}" for rank in range(2, top_k + 1))]
+        return [f"{name}{end}" for end in ends for name in ("class", "probability")]
 
     @override
-    def cells(self, predictions: Tensor, class_names: Sequence[str]) -> list[list[str]]:
-        best, numbers = predictions.max(1)
-        names = [class_names[number] for number in numbers.tolist()]
-        return [[str(name), f"{value:.6f}"] for name, value in zip(names, best.tolist(), strict=True)]
+    def cells(self, predictions: Tensor, class_names: Sequence[str], top_k: int = 1) -> list[list[str]]:
+        """Return the `top_k` most probable classes with their probabilities; equally probable ones in their order."""
+        order = predictions.argsort(dim=1, descending=True, stable=True)[:, :top_k]
+        rows = zip(order.tolist(), predictions.gather(1, order).tolist(), strict=True)
+        return [
+            [cell for number, value in zip(*row, strict=True) for cell in (str(class_names[number]), f"{value:.6f}")]
+            for row in rows
+        ]
 
 
 class Multilabel(SupervisedTask):

@@ -15,6 +15,7 @@ from lockstep.config import build, errors, signatures
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import OF_FILES, Data, is_ours
 from lockstep.data.images.crops import RandomCrop
+from lockstep.data.images.decoding import Decoding
 from lockstep.data.images.splits import Splits, is_streamed
 from lockstep.data.images.statistics import unchanged
 from lockstep.data.module import Batching, ImageData
@@ -30,7 +31,7 @@ from lockstep.training import data_record, networks, own_module
 from lockstep.training.checkpoint_io import AtomicCheckpointIO
 from lockstep.training.precision import lightning_precision
 from lockstep.training.session import Session
-from lockstep.training.staging import once_a_node
+from lockstep.training.staging import files_of, fold_of, once_a_node
 
 
 def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> ImageData:
@@ -38,13 +39,18 @@ def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> Ima
 
     Raises ConfigError if it cannot be read, or, unless the run is new, is not the data it was trained with.
     """
-    config, trainer = session.config, session.config.trainer
     images = splits(session, is_once=session.folder != run)  # an evaluation writes to another folder
-    refuse_unfit_images(config, images)
+    refuse_unfit_images(session.config, images)
     if not is_new:
         data_record.compare(session, images, run)
     if session.folder == run:
         data_record.keep(session, images, run)
+    return served(session, images)
+
+
+def served(session: Session, images: Splits) -> ImageData:
+    """Serve this rank's shard of images."""
+    config, trainer = session.config, session.config.trainer
     crop = config.augment.random_resized_crop
     augment = config.augment.model_dump(exclude={"random_resized_crop"})
     return ImageData(
@@ -58,6 +64,7 @@ def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> Ima
             limit_val_batches=trainer.limit_val_batches,
             limit_test_batches=trainer.limit_test_batches,
             overfit_batches=trainer.overfit_batches,
+            balance=config.data.balance,
         ),
         augment=partial(Augment, **augment),
         crop=RandomCrop(scale=crop.scale, ratio=crop.ratio, seed=config.seed) if crop.scale is not None else None,
@@ -102,13 +109,31 @@ def source(section: Data, *, is_once: bool = False, has_crops: bool = False) -> 
 
     Raises ConfigError for parameters it does not take: those of an evaluation were not checked before.
     """
-    if found := signatures.errors([{"data": section.model_dump(by_alias=True)}]):
-        raise errors.ConfigError(found)
-    supplied = {"memory": section.memory} if signatures.takes(section.target, "memory") else {}
+    refuse_unfit_arguments(section)
+    supplied: dict[str, Any] = {"memory": section.memory} if signatures.takes(section.target, "memory") else {}
     supplied |= {"has_crops": has_crops} if section.target in OF_FILES else {}
+    if (fold := fold_of(section)) is not None:
+        if not signatures.takes(section.target, "fold"):
+            error = f"data.folds={section.folds}, but data._target_={section.target} has no parameter `fold`"
+            raise errors.ConfigError([f"{error}: remove data.folds"])
+        supplied["fold"] = fold
     if is_once and section.memory == "auto" and is_ours(section.target) and "cache" in section.arguments():
         supplied["memory"] = "once"
     return build.build(section, **supplied)
+
+
+def refuse_unfit_arguments(section: Data) -> None:
+    """Raise ConfigError for arguments that a source does not take."""
+    if found := signatures.errors([{"data": section.model_dump(by_alias=True)}]):
+        raise errors.ConfigError(found)
+
+
+def opened(seed: int, has_crops: bool, section: Data) -> tuple[Splits, Decoding | None]:
+    """Return the images of a source; those of files are not decoded, and kept whole with `has_crops`."""
+    if section.target in OF_FILES:
+        decoding = files_of(section, has_crops=has_crops)
+        return decoding.listed(), decoding
+    return seeded(source(section), seed), None
 
 
 def refuse_unfit_images(config: Config, images: Splits) -> None:
@@ -121,7 +146,12 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
     if images.statistics is None and not isinstance(pixels, Tensor):
         hint = "return Splits(..., statistics=Statistics(mean, std)), e.g. Statistics((0.5,), (0.25,)) of one channel"
         found.append(f"{name} returns neither a tensor of pixels nor statistics to normalize them: {hint}")
-    if absent := images.absent_classes("train"):
+    uses = {"data.balance": config.data.balance, "task.class_weights": config.task.arguments().get("class_weights")}
+    counting = [f"{key}={value}" for key, value in uses.items() if value and not isinstance(value, list)]
+    if counting and images.class_counts("train") is None:
+        hint = "use it with one class for each image; a Dataset lists them as `targets`, without target_transform"
+        found.append(f"{counting[0]} needs the class of each training image, which {name} does not have: {hint}")
+    if (absent := images.absent_classes("train")) and (counting or len(images.train.targets)):
         found.append(f"{name} has no training image of {errors.several(absent)}: add some, or remove the class")
     augment = config.augment
     used = [f"augment.{name}={errors.shown(value)}" for name, value in augment.used.items()]

@@ -4,6 +4,7 @@ import gzip
 import json
 import sys
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 from lockstep.config.errors import several
@@ -54,6 +55,17 @@ def record_of(images: Splits) -> Record:
         "class_names": list(images.class_names),
         **{split: {"names": list(part.names), "targets": part.targets.tolist()} for split, part in parts},
     }
+
+
+def trained_on(run: RunFolder, names: Sequence[str]) -> set[str] | None:
+    """Return the names of the training images of a run; None if `names` are those of all its images, or not recorded.
+
+    `compare` looks at these.
+    """
+    before = _read(run)
+    if before is None or {*names} == _rows(before).keys():
+        return None
+    return set(before["train"]["names"])
 
 
 def differences(before: Record, now: Record) -> list[str]:

@@ -1,9 +1,10 @@
-"""Prediction: each image once, in order, by any number of workers."""
+"""Prediction: rows of images, each once and in order, by any number of workers."""
 
+import inspect
 import itertools
 import math
 from bisect import bisect
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from lockstep.config.schema import Config
 from lockstep.config.target_sections import OF_FILES
 from lockstep.data.images.files import NUM_PER_RUN
 from lockstep.data.images.listing import digest_of
+from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Images, read_runs
 from lockstep.data.images.views import VIEW_KEYS, View
 from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.data.transfer.file_lock import Progress
+from lockstep.distributed.batch import Batch
 from lockstep.distributed.collectives import gather_objects
+from lockstep.distributed.partition import Shard
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.runs.files import csv_text, write_json
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
@@ -29,10 +33,14 @@ from lockstep.system.internals import shared_count
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.system.wording import plural
-from lockstep.training import assembly, chunks, data_record, networks, session
+from lockstep.tasks.builtin import Classification
+from lockstep.tasks.task import checked_losses
+from lockstep.training import assembly, chunks, data_record, explanations, networks, session
 from lockstep.training.chunks import Chunk
 from lockstep.training.session import Session
 from lockstep.training.staging import together
+
+RowsOf = Callable[[Tensor, Tensor], list[list[str]]]  # of positions (n,) and pixels (n, C, H, W)
 
 
 def predict(
@@ -46,35 +54,21 @@ def predict(
     checkpoint: str,
     output: str,
     is_strict: bool,
+    top_k: int,
+    explained: str | None,
 ) -> int:
     """Write the name and the prediction of every image of `source` to the CSV file `output`. Returns the exit code.
 
     `source` is a folder or an image file, or `val` or `test` of the data of `run`. Unreadable files of a folder are
     skipped, listed on standard error, and make the exit code of rank 0 1; if `is_strict`, nothing is written then.
-
-    Images are cut into chunks that do not depend on the workers. Each worker takes the next one when it is free, and
-    writes its rows to the folder OUTPUT.part, from which the same command continues.
     """
     settings = validation.check_tree(config)
     refuse_own_module(settings, "lockstep predict")
     with session.opened(folder, settings, world) as here:
         module = loaded(here, Path(checkpoint))
         images, digest = _images(here, RunFolder(Path(run)), source, module.image_format)
-        size = min(settings.eval_batch_size, NUM_PER_RUN)
-        part, num_chunks = Path(f"{output}.part"), math.ceil(len(images) / size)
-        inputs = _inputs(here, Path(checkpoint)) | {"images": digest}
-        found = together(lambda: chunks.open_folder(part, inputs, here.held) if here.rank == 0 else {})
-        done = gather_objects(sorted(found))[0]
-        if here.rank == 0 and done:
-            print(f"{len(done)} of {num_chunks} chunks are in {shown(part)}: continuing", flush=True)
-        paths = gather_objects(_computed(here, module, images, size, done, chunks.new_file(part)))
-        header = csv_text([["file", *module.task.columns(module.image_format.class_names)]])
-
-        def join() -> list[str]:
-            rows = found | chunks.index(paths)
-            return chunks.join(part, rows, num_chunks, Path(output), header=header, is_strict=is_strict)
-
-        broken = together(lambda: join() if here.rank == 0 else [])
+        options: dict[str, Any] = {"top_k": top_k, "explained": explained, "is_strict": is_strict}
+        broken = write_rows(here, module, images, Path(output), checkpoint=Path(checkpoint), digest=digest, **options)
         if here.rank == 0:
             count = len(images) - len(broken)
             print(f"{plural(count, 'prediction')} in {output}", flush=True)
@@ -128,7 +122,88 @@ def _images(here: Session, run: RunFolder, source: str, image_format: ImageForma
     return images, digest
 
 
-def _inputs(here: Session, checkpoint: Path) -> dict[str, str]:
+def write_rows(
+    here: Session,
+    module: Classifier,
+    images: Images,
+    output: Path,
+    *,
+    checkpoint: Path,
+    digest: str,
+    top_k: int,
+    has_truth: bool = False,
+    explained: str | None = None,
+    is_strict: bool = True,
+) -> list[str]:
+    """Write predictions of images to the CSV file `output`. Returns the errors of those that cannot be read.
+
+    `digest` is that of the images. A row has the `top_k` most probable classes, and with `has_truth` target and loss.
+    Pictures of what the network looked at go into the folder `explained`. With `is_strict`, nothing is written if there
+    are errors. Every rank must call it.
+    """
+    names, ranks = module.image_format.class_names, ranked(module, top_k)
+    truth = ["truth"] if isinstance(module.task, Classification) else [f"true_{name}" for name in names]
+    before, after = (truth, ["loss"]) if has_truth else ([], [])
+    head = ["file", *before, *module.task.columns(names, **ranks), *after]
+    layer = explanations.last_maps(module) if explained is not None else None
+
+    def rows_of(positions: Tensor, pixels: Tensor) -> list[list[str]]:
+        on_device, files = pixels.to(module.device), [str(images.names[position]) for position in positions.tolist()]
+        with torch.inference_mode():
+            outputs = module(on_device)
+            predicted = module.task.predictions(outputs)
+            if predicted.dim() != 2:
+                error = f"{here.config.task.target} predicts values of shape {tuple(predicted.shape[1:])}"
+                hint = "use lockstep.load in Python"
+                raise errors.ConfigError([f"{error} for each image, and a file has rows of numbers: {hint}"])
+            columns = [[[file] for file in files], module.task.cells(predicted, names, **ranks)]
+            if has_truth:
+                targets = _targets(images, positions)
+                columns.insert(1, _truths(module, targets))
+                columns.append(_losses(module, outputs, on_device, targets, positions))
+        if explained is not None and layer is not None:
+            heat = explanations.heat_maps(module, layer, on_device, predicted.argmax(1))
+            explanations.write(Path(explained), files, pixels, heat)
+        return [list(itertools.chain(*parts)) for parts in zip(*columns, strict=True)]
+
+    inputs = inputs_of(here, checkpoint)
+    inputs |= {"images": digest, "columns": csv_text([head]), "explanations": str(explained)}
+    return write(here, images, rows_of, head=head, inputs=inputs, output=output, is_strict=is_strict)
+
+
+def write(
+    here: Session,
+    images: Images,
+    rows_of: RowsOf,
+    *,
+    head: list[str],
+    inputs: dict[str, str],
+    output: Path,
+    is_strict: bool = True,
+) -> list[str]:
+    """Write the rows of all images, which depend on `inputs`, to a CSV file. Every rank must call it.
+
+    Returns the errors of images that cannot be read. With `is_strict`, nothing is written if there are any.
+
+    Images are cut into chunks that do not depend on the workers. Each worker takes the next one when it is free, and
+    writes its rows to the folder OUTPUT.part, from which the same command continues.
+    """
+    size = min(here.config.eval_batch_size, NUM_PER_RUN)
+    part, num_chunks = Path(f"{output}.part"), math.ceil(len(images) / size)
+    found = together(lambda: chunks.open_folder(part, inputs, here.held) if here.rank == 0 else {})
+    done = gather_objects(sorted(found))[0]
+    if here.rank == 0 and done:
+        print(f"{len(done)} of {num_chunks} chunks are in {shown(part)}: continuing", flush=True)
+    paths = gather_objects(_computed(here, images, rows_of, size, done, chunks.new_file(part)))
+
+    def join() -> list[str]:
+        rows = found | chunks.index(paths)
+        return chunks.join(part, rows, num_chunks, output, header=csv_text([head]), is_strict=is_strict)
+
+    return together(lambda: join() if here.rank == 0 else [])
+
+
+def inputs_of(here: Session, checkpoint: Path) -> dict[str, str]:
     """Return what predictions of images depend on: not the number of workers."""
     any_workers = here.config.trainer.model_copy(update={"devices": "auto", "loads": None, "num_nodes": 1})
     settings = storage.fingerprint(here.config.model_copy(update={"trainer": any_workers}))
@@ -139,7 +214,7 @@ def _inputs(here: Session, checkpoint: Path) -> dict[str, str]:
     }
 
 
-def _computed(here: Session, module: Classifier, images: Images, size: int, done: Collection[int], path: Path) -> Path:
+def _computed(here: Session, images: Images, rows_of: RowsOf, size: int, done: Collection[int], path: Path) -> Path:
     """Compute chunks that are not `done`: this rank takes the next one when it is free. Returns `path`, their file.
 
     Raises ConfigError unless the task predicts rows of numbers.
@@ -154,8 +229,7 @@ def _computed(here: Session, module: Classifier, images: Images, size: int, done
         for positions, pixels, errors_at in read_runs(images.pixels, taken, most):
             number = int(positions[0]) // size
             kept = [row for row, position in enumerate(positions.tolist()) if position not in errors_at]
-            names = [images.names[int(position)] for position in positions[kept]]
-            rows = _rows(here, module, names, pixels[kept]) if kept else []  # a network may fail without an image
+            rows = rows_of(positions[kept], pixels[kept]) if kept else []  # a network may fail without an image
             file.write(chunks.line_of(Chunk(number, csv_text(rows), [errors_at[key] for key in sorted(errors_at)])))
             file.flush()
             if here.rank == 0 and not here.config.silent:
@@ -164,11 +238,38 @@ def _computed(here: Session, module: Classifier, images: Images, size: int, done
     return path
 
 
-def _rows(here: Session, module: Classifier, names: list[str], pixels: Tensor) -> list[list[str]]:
-    predicted = predictions(module, pixels)
-    if predicted.dim() != 2:
-        error = f"{here.config.task.target} predicts values of shape {tuple(predicted.shape[1:])} for each image"
-        hint = "use lockstep.load in Python"
-        raise errors.ConfigError([f"{error}, and lockstep predict writes rows of numbers: {hint}"])
-    cells = module.task.cells(predicted, module.image_format.class_names)
-    return [[name, *values] for name, values in zip(names, cells, strict=True)]
+def ranked(module: Classifier, top_k: int) -> dict[str, int]:
+    """Return the argument of a task that ranks classes. Raises ConfigError if it ranks fewer."""
+    count = len(module.image_format.class_names)
+    if top_k > 1 and "top_k" not in inspect.signature(module.task.cells).parameters:
+        raise errors.ConfigError([f"--top-k {top_k}: {type(module.task).__name__} ranks no classes: remove it"])
+    if top_k > count:
+        raise errors.ConfigError([f"--top-k {top_k}: the run has {count} classes: use {count} at most"])
+    return {"top_k": top_k} if top_k > 1 else {}
+
+
+def _targets(images: Images, positions: Tensor) -> Tensor:
+    """Return the targets (n, ...) of images, which samples of a Dataset contain."""
+    pixels = images.pixels
+    return pixels.made(positions, 0)[1] if isinstance(pixels, Samples) else images.targets[positions]
+
+
+def _truths(module: Classifier, targets: Tensor) -> list[list[str]]:
+    """Return the cells of targets. Raises ConfigError unless there is one for each column."""
+    names = module.image_format.class_names
+    if isinstance(module.task, Classification):
+        return [[str(names[number])] for number in targets.tolist()]
+    rows = targets.reshape(len(targets), -1)
+    if rows.shape[1] != len(names):
+        error = f"targets of shape {tuple(targets.shape[1:])} for {len(names)} {module.task.named}"
+        raise errors.ConfigError([f"--output needs one number for each column, and the data has {error}"])
+    return [[f"{value:.6g}" for value in row] for row in rows.tolist()]
+
+
+def _losses(module: Classifier, outputs: Tensor, inputs: Tensor, targets: Tensor, positions: Tensor) -> list[list[str]]:
+    """Return the loss of each image, without the weight of its class."""
+    count = len(positions)
+    shard = Shard(epoch=0, step=0, micro_step=0, size=count, lo=0, hi=count, group_size=count)
+    batch = Batch(inputs, targets.to(inputs.device), positions, shard)
+    values, weights = checked_losses(module.task, outputs, batch)
+    return [[f"{loss:.6g}"] for loss in (values if weights is None else values / weights).tolist()]

@@ -14,6 +14,7 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.target_sections import IMAGE_FOLDER, IMAGE_LIST, OF_FILES, Data
 from lockstep.data.images.decoding import Decoding
 from lockstep.data.images.listing import FOLDERS, IMAGE_SUFFIXES, existing, list_classes
+from lockstep.data.images.splits import Fold
 from lockstep.data.images.views import VIEW_KEYS, View
 from lockstep.data.sources.folders import with_all_splits
 from lockstep.data.sources.lists import listed_names, read_list
@@ -112,14 +113,23 @@ def _source(section: Data, copy: Copy) -> Source:
         raise ValueError(f"data.root={root} cannot be read ({error}): check its permissions.") from error
 
 
-def files_of(section: Data, *, has_crops: bool = False) -> Decoding:
-    """Return the image files of a folder or list, not decoded; to be kept scaled with `has_crops`."""
+def files_of(section: Data, *, has_crops: bool = False, is_cut: bool = True) -> Decoding:
+    """Return the image files of a folder or list, not decoded; to be kept scaled with `has_crops`.
+
+    Unless `is_cut`, they have only the splits of their own, and a folder may have one class.
+    """
     arguments = section.arguments()
     view = View.of(*(arguments.pop(name) for name in VIEW_KEYS))
     settings = {name: arguments.pop(name) for name in ("channels", "cache")}
     cutting = [arguments.pop(name) for name in ("val_fraction", "test_fraction", "split_seed")]
-    table = list_classes(**arguments) if section.target == IMAGE_FOLDER else read_list(**arguments)
-    return Decoding(table=with_all_splits(table, *cutting), view=view, is_scaled=has_crops, **settings)
+    least = 2 if is_cut else 1
+    table = list_classes(**arguments, least=least) if section.target == IMAGE_FOLDER else read_list(**arguments)
+    table = with_all_splits(table, *cutting, fold=fold_of(section)) if is_cut else table
+    return Decoding(table=table, view=view, is_scaled=has_crops, **settings)
+
+
+def fold_of(section: Data) -> Fold | None:
+    return None if section.folds is None else Fold(section.fold, section.folds)
 
 
 def readable(read: Callable[[], T], remark: str = "") -> T:

@@ -12,6 +12,7 @@ from lockstep.callbacks.stop import Stopped
 from lockstep.config import errors, measured
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import OF_FILES
+from lockstep.data import balance
 from lockstep.data.images.views import VIEW_KEYS, View
 from lockstep.data.module import ImageData
 from lockstep.models.classifier import Classifier
@@ -97,6 +98,8 @@ def show_header(
     shape = "x".join(map(str, data.image_shape))
     used = ", ".join(_used(data, split) for split in data.splits.parts)
     rows = [("data", f"{used} images of {shape}, {_classes(module, data)}, {data.placement}")]
+    if data.class_counts is not None:
+        rows.append(("classes", balance.described(data.class_names, data.class_counts, config.data.balance)))
     if config.data.target in OF_FILES:
         rows.append(("images", f"photographs {_views(config)}"))
     absent = {split: data.splits.absent_classes(split) for split in ("val", "test")}

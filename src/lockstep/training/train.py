@@ -33,7 +33,7 @@ from lockstep.runs.folder import EXIT_STOPPED, PRUNED, RunFolder
 from lockstep.system import internals, provenance
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
-from lockstep.training import assembly, initial_weights, loads, networks, own_module, session, trial
+from lockstep.training import assembly, folds, initial_weights, loads, networks, own_module, session, trial
 from lockstep.training.session import Session
 from lockstep.training.staging import together
 from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize, tested
@@ -53,7 +53,7 @@ def train(
         raise ConfigError(errors)
     with session.opened(folder, config, world) as here:
         resumed_from = session.checkpoint(here, folder.last_checkpoint)
-        data, module, first = prepared(here, is_new=resumed_from.path is None)
+        here, data, module, first = prepared(here, is_new=resumed_from.path is None)
         text = ""
         if config.trainer.loads == "auto" and here.world_size > 1:
             assert isinstance(module, Classifier), "refused for custom modules"
@@ -108,6 +108,7 @@ def train(
             has_best = checkpoint is not None and folder.best_checkpoint.exists()
             best = session.checkpoint(here, folder.best_checkpoint).path if has_best else None
             trainer.test(module, data, ckpt_path=best, weights_only=True, verbose=False)
+            folds.write(here, data, best or folder.last_checkpoint)
         if here.rank == 0:
             summary = summarize(here, trainer, module, data, checkpoint, record, used)
             folder.write_summary(summary)
@@ -136,7 +137,9 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
         )
         internals.set_global_step(trainer, steps)
         if is_overridden("test_step", module):
+            assert checkpoint is not None, "a finished run has one"
             trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
+            folds.write(here, data, checkpoint)
         if here.rank == 0:
             metrics = metrics_of(trainer, module)
             folder.write_summary(folder.read_summary() | tested(module, data, metrics))
@@ -144,14 +147,15 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
     return 0
 
 
-def prepared(here: Session, *, is_new: bool) -> tuple[ImageData, L.LightningModule, list[Callback]]:
-    """Build data and module, tried out on each other, and the callbacks that must come first.
+def prepared(here: Session, *, is_new: bool) -> tuple[Session, ImageData, L.LightningModule, list[Callback]]:
+    """Build data and module, tried out on each other, and the callbacks that must come first; settle class weights.
 
     A new run gets the weights of `init_from`, or the pretrained ones of its network. Every rank must call it. Raises
     ConfigError if the parts do not fit together.
     """
-    config = here.config
     data = assembly.image_data(here, here.folder, is_new=is_new)
+    here = _with_class_weights(here, data)
+    config = here.config
     image_format, total_steps = assembly.image_format(data), config.trainer.max_epochs * data.steps_per_epoch
     if config.has_own_module:
         module, companion = own_module.made(here, image_format, total_steps=total_steps)
@@ -164,7 +168,20 @@ def prepared(here: Session, *, is_new: bool) -> tuple[ImageData, L.LightningModu
             networks.load_pretrained(here, module.net)
     if is_new and config.init_from is not None:
         initial_weights.load(here, module, image_format)
-    return data, module, first
+    return here, data, module, first
+
+
+def _with_class_weights(here: Session, data: ImageData) -> Session:
+    """Replace class_weights=balanced by n / (K * n_k) in the session and in config.yaml."""
+    config, counts = here.config, data.class_counts or []  # those were refused
+    if config.task.arguments().get("class_weights") != measured.BALANCED:
+        return here
+    weights = [sum(counts) / (len(counts) * count) for count in counts]
+    task = config.task.model_copy(update={"class_weights": weights})
+    here = dataclasses.replace(here, config=config.model_copy(update={"task": task}))
+    if here.rank == 0:
+        storage.save(here.config, here.folder.config)
+    return here
 
 
 def built_callbacks(config: Config) -> list[Callback]:

@@ -69,10 +69,14 @@ def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs:
     """
     outputs = outputs.detach()[:0]
     parts = data.splits.parts
+    is_counted = config.data.balance or config.data.folds or config.task.arguments().get("class_weights")
 
     def check(batch: Batch) -> None:
         split = STAGES[module.trainer.state.stage or ""]
         names = [str(parts[split].names[index]) for index in batch.indices.tolist()]
+        listed = parts[split].classes if is_counted else None
+        if listed is not None and not torch.equal(listed[batch.indices], batch.targets):
+            raise errors.ConfigError(["data.train: its `targets` are not those of its samples: correct or remove them"])
         _refuse(config, module.task, outputs, split, batch.targets, names)
 
     for split, images in parts.items():

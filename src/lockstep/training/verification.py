@@ -44,7 +44,7 @@ def verify(folder: RunFolder, world: World | None, flag: SignalFlag, *, cut_afte
     """
     config = storage.load(folder.config)
     with session.opened(folder, config, world) as here:
-        data, module, first = prepared(here, is_new=not part)
+        here, data, module, first = prepared(here, is_new=not part)
         sections = [section for section in config.callbacks.values() if section is not None]
         callbacks = [build.build(s) for s in sections if s.target not in (CHECKPOINT, *FREE_CALLBACKS)]
         trace = Trace(folder, cut_after)

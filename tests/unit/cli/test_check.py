@@ -148,9 +148,9 @@ def test_tensors_are_compared_by_their_pixels(capsys: pytest.CaptureFixture[str]
     assert (rows["leaks"], lines) == ("none", [])
     few = ["data.train_size=30", "data.val_size=6", "data.test_size=6", "data.num_classes=30"]
     rows, _ = said(capsys, "data=synthetic", *few)
-    assert rows["train"] == "30 images of 30 classes, 1 (class 0) to 1 each"
+    assert rows["train"] == "30 images (30 classes: 1 (class 0) to 1 (class 0))"
     rows, _ = said(capsys, "data=synthetic", *few, "data.train_size=31")
-    assert rows["train"] == "31 images of 30 classes, 1 (class 1) to 2 each"
+    assert rows["train"] == "31 images (30 classes: 1 (class 1) to 2 (class 0))"
 
 
 def test_samples_of_a_dataset_are_made_and_the_broken_ones_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """The parts of sweeps: assigned devices, the ledger, and the table of the trials."""
 
 import csv
+import gzip
 import json
 import os
 import random
@@ -21,9 +22,10 @@ from lockstep.config import storage, validation
 from lockstep.config.compose import Source, composed, plain
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
+from lockstep.config.sweep_space import searched
 from lockstep.launch import parent
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
-from lockstep.sweeps import command
+from lockstep.sweeps import command, out_of_fold
 from lockstep.sweeps import ledger as ledgers
 from lockstep.sweeps.command import opened
 from lockstep.sweeps.course import Course, Grid
@@ -470,6 +472,61 @@ def test_seeds_become_a_mean_and_a_deviation(tmp_path: Path) -> None:
     assert (
         table(book(tmp_path / "other", "lr=1 seed=0", "lr=2 seed=0"), [ACCURACY], {}, monitored=ACCURACY).groups == []
     )
+
+
+def test_folds_are_grouped_and_none_of_them_is_the_best(tmp_path: Path) -> None:
+    settings = [f"data.fold={fold} lr={lr} data.folds=3" for fold in range(3) for lr in (1, 2)]
+    ledger = book(tmp_path / "sweep", *settings)
+    for trial, best in zip(ledger.trials, (0.7, 0.9, 0.8, 0.8, 0.99, 0.85), strict=True):
+        finish(trial, best)
+    ledger.trials[5].folder.write_status(state="training", host="elsewhere")
+    found = table(ledger, [ACCURACY], {5: "training"}, monitored=ACCURACY)
+    assert [row.trial.number for row in found.best_rows] == [0, 2, 4]  # lr=2 has not all of its folds
+    finish(ledger.trials[5], 0.85, test_accuracy=0.7)
+    finish(ledger.trials[3], 0.8, test_accuracy=0.8)
+    found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
+    assert found.best is None
+    assert [row.trial.number for row in found.rows] == [1, 3, 5, 0, 2, 4]
+    assert [row.trial.number for row in found.best_rows] == [1, 3, 5]
+    assert found.notes == [
+        "lr=2: 0.8500 ± 0.0500 over 3 folds, test_accuracy 0.7500 ± 0.0707",
+        "lr=1: 0.8300 ± 0.1473 over 3 folds",
+    ]
+    write(ledger, found)
+    kept = json.loads((ledger.path / "table.json").read_text())
+    assert (kept["best"], kept["groups"][0]["n"]) == (None, 3)
+    assert kept["groups"][0]["tests"]["test_accuracy"] == pytest.approx(
+        {"n": 2, "mean": 0.75, "deviation": 0.05 * 2**0.5}
+    )
+
+
+def test_predictions_of_all_folds_are_joined_once_all_are_tested(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "data.fold=1 lr=1", "data.fold=0 lr=1", "data.fold=0 lr=2", "data.fold=1 lr=2")
+    for trial in ledger.trials:
+        storage.save(config_of("data.folds=2", f"data.fold={trial.settings['data.fold']}"), trial.folder.config)
+        tested, others = ("c", "ab") if trial.settings["data.fold"] == "0" else ("ab", "c")
+        parts = {"train": others, "val": "", "test": tested}
+        record = {split: {"names": list(names)} for split, names in parts.items()}
+        trial.folder.images.write_bytes(gzip.compress(json.dumps(record).encode()))
+    for trial in ledger.trials[:3]:
+        rows = "c,1,0\r\n" if trial.settings["data.fold"] == "0" else "a,1,1\r\nb,0,1\r\n"
+        trial.folder.fold_rows.write_text(f"file,truth,fold\r\n{rows}", newline="")
+    found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
+    assert out_of_fold.join(ledger, found) == [f"Out-of-fold predictions: {ledger.path}/out_of_fold_1.csv"]
+    joined = (ledger.path / "out_of_fold_1.csv").read_bytes()
+    assert joined == b"file,truth,fold\r\nc,1,0\r\na,1,1\r\nb,0,1\r\n"
+    assert not (ledger.path / "out_of_fold_2.csv").exists()
+    (ledger.path / "out_of_fold_1.csv").unlink()
+    record = {"train": {"names": []}, "val": {"names": []}, "test": {"names": ["a"]}}
+    ledger.trials[0].folder.images.write_bytes(gzip.compress(json.dumps(record).encode()))
+    (line,) = out_of_fold.join(ledger, found)
+    assert line.startswith("out_of_fold_1.csv is not written: the images changed between the folds")
+    assert not (ledger.path / "out_of_fold_1.csv").exists()
+
+
+def test_a_search_does_not_choose_a_fold() -> None:
+    with pytest.raises(ConfigError, match=r"data.fold in a search would choose the easiest fold"):
+        searched(["optimizer.lr=interval(0.1,1)", "data.fold=0,1"], lambda group: ())
 
 
 def test_several_objectives_have_a_pareto_front_and_no_best(tmp_path: Path) -> None:

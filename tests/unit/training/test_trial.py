@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from lockstep.config import compose, validation
 from lockstep.config.errors import ConfigError
+from lockstep.config.overrides import plan
 from lockstep.config.schema import Config
 from lockstep.data import Images
 from lockstep.data.images.samples import Samples
@@ -127,6 +128,25 @@ def test_targets_of_a_dataset_are_checked_in_each_batch(config: Config, stage: s
     batch.targets = with_value(CLASSES, -100)
     with pytest.raises(ConfigError, match=rf"and {split} has -100 in {split}/4 \(1 of 6 samples\)"):
         data.look_at_batch(batch)
+
+
+@pytest.mark.parametrize("setting", ["data.balance=1", "data.folds=2", "task.class_weights=[1,1,2]"])
+def test_classes_that_a_dataset_lists_must_be_those_of_its_samples(setting: str) -> None:
+    no_dataset: Any = []
+    empty = torch.zeros(0, 1, 4, 4)
+    samples = Samples(no_dataset, torch.arange(COUNT), "data.train", False, empty, CLASSES[:0], CLASSES)
+    images = Images(samples, CLASSES[:0], [f"train/{row}" for row in range(COUNT)])
+    data: Any = SimpleNamespace(splits=SimpleNamespace(parts={"train": images}))
+    module = classifier(nn.Identity())
+    module.trainer = SimpleNamespace(state=SimpleNamespace(stage="train"))  # pyright: ignore[reportAttributeAccessIssue]
+    batch: Any = SimpleNamespace(targets=CLASSES.flip(0), indices=torch.arange(COUNT).flip(0))
+    refuse_targets(plan(["model.width=4", setting]).configs[0], data, module, torch.zeros(2, 3))
+    data.look_at_batch(batch)
+    batch.targets = (CLASSES.flip(0) + 1) % 3
+    with pytest.raises(ConfigError, match=r"data.train: its `targets` are not those of its samples"):
+        data.look_at_batch(batch)
+    refuse_targets(plan(["model.width=4"]).configs[0], data, module, torch.zeros(2, 3))
+    data.look_at_batch(batch)  # nothing is counted
 
 
 class Moving(Task):

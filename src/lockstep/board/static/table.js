@@ -191,6 +191,7 @@ function sweepOf(name, trials) {
   const isLess = known.some((trial) => trial.mode === 'min');
   const best = known.map((trial) => trial.best).sort((a, b) => (isLess ? a - b : b - a))[0];
   const percents = trials.map((trial) => (isDone(trial) ? 100 : trial.percent ?? 0));
+  const isFolded = new Set(trials.flatMap((trial) => trial.overrides).filter((each) => keyOf(each) === 'data.fold')).size > 1;
   const shared = new Set(trials[0].overrides.filter((each) => trials.every((trial) => trial.overrides.includes(each))));
   return {
     id: `sweep ${name}`,
@@ -198,7 +199,7 @@ function sweepOf(name, trials) {
     trials,
     state: stateOf(trials.map((trial) => trial.state)),
     percent: percents.reduce((a, b) => a + b, 0) / trials.length,
-    best,
+    best: isFolded ? undefined : best, // no fold is better than the others
     monitor: known[0]?.monitor,
     started: Math.min(...trials.map((trial) => trial.started ?? Infinity)),
     overrides: [...variedIn(trials, shared), ...shared],

@@ -29,12 +29,13 @@ class RandomCrop:
     ratio: Sequence[float]
     seed: int
 
-    def made(self, pixels: Pixels, positions: Tensor, epoch: int) -> Tensor:
-        """Return a crop (C, H, W) of each of the scaled images at `positions`: uint8 (n, C, H, W)."""
+    def made(self, pixels: Pixels, positions: Tensor, epoch: int, drawn_by: Tensor | None = None) -> Tensor:
+        """Crop the scaled images at `positions`, uint8 (n, C, H, W), by draws that depend on these or on `drawn_by`."""
         assert not isinstance(pixels, Samples), "a Dataset crops in its own transforms"
         interpolation = pixels.view.interpolation if isinstance(pixels, ImageFiles | ScaledRows) else "bilinear"
         crops = torch.empty(len(positions), *pixels.shape[1:], dtype=torch.uint8)
-        draws = uniform(2 + 2 * NUM_TRIES, positions, self.seed, epoch, "crop").T.tolist()
+        drawn_by = positions if drawn_by is None else drawn_by
+        draws = uniform(2 + 2 * NUM_TRIES, drawn_by, self.seed, epoch, "crop").T.tolist()
         for crop, position, drawn in zip(crops, positions.tolist(), draws, strict=True):
             image = pixels[position] if isinstance(pixels, Tensor) else pixels.scaled(position)
             top, left, height, width = self.box(drawn, *size_of(image))

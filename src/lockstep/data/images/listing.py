@@ -55,13 +55,13 @@ class ImageTable:
     splits: dict[str, NDArray[np.int64]]
 
 
-def list_classes(root: str) -> ImageTable:
+def list_classes(root: str, least: int = 2) -> ImageTable:
     """List the images of `root/{train,val,test}/<class>/`, or of `root/<class>/`, which are all "train" then.
 
     Split folders may have any of `SPLIT_NAMES`, in upper or lower case. val and test may lack classes. Hidden and
-    system folders are skipped. Raises FileNotFoundError or ValueError.
+    system folders are skipped. Raises FileNotFoundError or ValueError, also for fewer classes than `least`.
     """
-    folder, split_folders = class_folders(root)
+    folder, split_folders = class_folders(root, least)
     files: dict[str, State] = {}
     labels: list[int] = []
     splits: dict[str, NDArray[np.int64]] = {}
@@ -216,7 +216,7 @@ def _refuse_splits(root: str, folder: Path) -> None:
         )
 
 
-def class_folders(root: str) -> tuple[Path, dict[str, list[Path]]]:
+def class_folders(root: str, least: int = 2) -> tuple[Path, dict[str, list[Path]]]:
     """Return the folder, and the class folders of each split in order. Raises FileNotFoundError or ValueError."""
     folder = existing(root, f"data.root={root}")
     split_folders = _split_folders(root, folder)
@@ -227,7 +227,7 @@ def class_folders(root: str) -> tuple[Path, dict[str, list[Path]]]:
             f"data.root={root} has no class folders in {', '.join(lacking)}: looked for train/, val/ or test/ with one "
             "folder per class, or one folder per class."
         )
-    if len(names["train"]) < 2:
+    if len(names["train"]) < least:
         raise ValueError(
             f"data.root={root} has one class only, {names['train'][0]}: add the other classes, or give the folder that "
             "holds one folder per class."

@@ -26,7 +26,7 @@ class Samples:
     Before each sample the global random states of torch (CPU), NumPy and `random` are set from (seed, epoch, row) for
     training, and from (seed, row) if `is_evaluated`, so that all evaluations use the same samples. `no_inputs`
     (0, C, H, W) and `no_targets` (0, ...) have the shapes and dtypes of all samples. `setting` is the configuration key
-    of the dataset, for messages.
+    of the dataset, for messages. `labels` are the class numbers int64 of the whole dataset, None if they are not known.
     """
 
     dataset: Dataset[Any]
@@ -35,6 +35,7 @@ class Samples:
     is_evaluated: bool
     no_inputs: Tensor
     no_targets: Tensor
+    labels: Tensor | None = None
     seed: int = 0
 
     def __len__(self) -> int:
@@ -59,16 +60,18 @@ class Samples:
     def head(self, count: int) -> "Samples":
         return replace(self, rows=self.rows[:count])
 
-    def made(self, positions: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
+    def made(self, positions: Tensor, epoch: int, drawn_by: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Make inputs (n, C, H, W) and targets (n, ...) at `positions`, int64 (n,), as torch's default_collate does.
 
+        Random states depend on the rows of the dataset, in an epoch that repeats samples on `drawn_by` (n,).
         Raises ImageError with the setting and row of a sample that cannot be made or differs in shape or dtype.
         """
         keys = () if self.is_evaluated else (epoch,)
         inputs, targets = [], []
         with _random_states_kept():
-            for row in self.rows[positions].tolist():
-                _set_random_states(seed_of(self.seed, "sample", self.setting, *keys, row))
+            rows = self.rows[positions]
+            for row, key in zip(rows.tolist(), (rows if drawn_by is None else drawn_by).tolist(), strict=True):
+                _set_random_states(seed_of(self.seed, "sample", self.setting, *keys, key))
                 one_input, target = pair(self.dataset, row, self.setting)
                 for what, value, like in (("input", one_input, self.no_inputs), ("target", target, self.no_targets)):
                     if (value.shape, value.dtype) != (like.shape[1:], like.dtype):

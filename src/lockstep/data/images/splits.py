@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -137,8 +137,21 @@ class Images:
         """Dtype of the pixels."""
         return self.pixels.dtype
 
+    @property
+    def classes(self) -> Tensor | None:
+        """Class numbers int64 (N,); None if targets are others, or of a Dataset that does not list them."""
+        if isinstance(self.pixels, Samples):
+            return None if self.pixels.labels is None else self.pixels.labels[self.pixels.rows]
+        is_one_number = self.targets.dim() == 1 and not self.targets.is_floating_point()
+        return self.targets.long() if is_one_number else None
+
     def __len__(self) -> int:
         return len(self.names)
+
+    def head(self, count: int) -> "Images":
+        """Return the first images."""
+        pixels = self.pixels[:count] if isinstance(self.pixels, Tensor) else self.pixels.head(count)
+        return Images(pixels, self.targets[:count], self.names[:count])
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,13 +173,17 @@ class Splits:
         """The splits by name: train, val and test."""
         return {"train": self.train, "val": self.val, "test": self.test}
 
+    def class_counts(self, split: str) -> list[int] | None:
+        """Images of each class in a split; None if targets are not class numbers, or not known."""
+        classes, num_classes = self.parts[split].classes, len(self.class_names)
+        if classes is None or not len(classes) or classes.min() < 0 or classes.max() >= num_classes:
+            return None
+        return torch.bincount(classes, minlength=num_classes).tolist()
+
     def absent_classes(self, split: str) -> list[str]:
-        """Classes without an image in a split; none if targets are not class numbers, or not read yet."""
-        targets = self.parts[split].targets
-        if targets.dim() != 1 or targets.is_floating_point() or not len(targets):
-            return []
-        present = set(targets.unique().tolist())
-        return [name for number, name in enumerate(self.class_names) if number not in present]
+        """Classes without an image in a split; none if targets are not class numbers, or not known."""
+        counts = self.class_counts(split) or ()
+        return [name for name, count in zip(self.class_names, counts, strict=False) if not count]
 
 
 def cut(count: int, seed: int, fractions: dict[str, float]) -> list[Tensor]:
@@ -179,6 +196,44 @@ def cut(count: int, seed: int, fractions: dict[str, float]) -> list[Tensor]:
     return [part.sort().values for part in order.split(sizes)]
 
 
+class Fold(NamedTuple):
+    """Part `number` of `num_folds` equal parts of the training images: the test split of a run."""
+
+    number: int
+    num_folds: int
+
+
+def cut_fold(
+    names: Sequence[str], groups: NDArray[Any], seed: int, fold: Fold
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Cut positions into the rest and the fold, each sorted. All folds have as many of each group, or one more.
+
+    A group, the names with one value in `groups` (N,), is dealt to the folds in the order of a hash of name and `seed`.
+    Raises ValueError for a group with fewer names than folds.
+    """
+    fewest = int(np.unique(groups, return_counts=True)[1].min())
+    if fewest < fold.num_folds:
+        raise ValueError(
+            f"data.folds={fold.num_folds} needs as many images of each class, and the smallest has {fewest}: use fewer "
+            "folds, or add images."
+        )
+    by_group = np.lexsort((_draws(names, seed), groups))
+    is_tested = np.zeros(len(groups), bool)
+    is_tested[by_group[fold.number :: fold.num_folds]] = True
+    return np.flatnonzero(~is_tested), np.flatnonzero(is_tested)
+
+
+def cut_splits(classes: Tensor, seed: int, fractions: dict[str, float], fold: Fold | None = None) -> dict[str, Tensor]:
+    """Cut positions at random by `fractions` into splits by name; with a `fold` it is "test", and the rest is cut."""
+    parts, rest = dict[str, Tensor](), torch.arange(len(classes))
+    if fold is not None:
+        rest, parts["test"] = map(torch.from_numpy, cut_fold([*map(str, rest.tolist())], classes.numpy(), seed, fold))
+        fractions = {key: fraction for key, fraction in fractions.items() if key != "test_fraction"}
+    *cuts, train = cut(len(rest), seed, fractions)
+    split_names = (key.removesuffix("_fraction") for key in fractions)
+    return parts | {name: rest[part] for name, part in zip(split_names, cuts, strict=True)} | {"train": rest[train]}
+
+
 def cut_by_name(
     names: Sequence[str], groups: NDArray[Any], seed: int, fractions: dict[str, float]
 ) -> list[NDArray[np.int64]]:
@@ -189,9 +244,7 @@ def cut_by_name(
     there, if the group is large enough.
     """
     _sizes(len(names), fractions)
-    key = str(seed).encode()
-    digests = b"".join([hashlib.blake2b(os.fsencode(name), digest_size=8, key=key).digest() for name in names])
-    draws = np.frombuffer(digests, ">u8") / 2.0**64
+    draws = _draws(names, seed)
     rest = len(fractions)
     parts = np.searchsorted(np.cumsum(list(fractions.values())), draws, side="right")
     by_group = np.lexsort((draws, groups))
@@ -204,6 +257,13 @@ def cut_by_name(
         parts[rows] = np.repeat(np.arange(rest + 1), sizes)
     _refuse_empty(len(names), fractions, np.bincount(parts, minlength=rest + 1).tolist())
     return [np.flatnonzero(parts == part) for part in range(rest + 1)]
+
+
+def _draws(names: Sequence[str], seed: int) -> NDArray[np.float64]:
+    """Hash every name, with `seed`, to a number in [0, 1]."""
+    key = str(seed).encode()
+    digests = b"".join([hashlib.blake2b(os.fsencode(name), digest_size=8, key=key).digest() for name in names])
+    return np.frombuffer(digests, ">u8") / 2.0**64
 
 
 def _sizes(count: int, fractions: dict[str, float]) -> list[int]:

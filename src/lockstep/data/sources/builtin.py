@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Doc
 
 from lockstep.data.images.listing import FOLDERS
-from lockstep.data.images.splits import Images, Splits, cut
+from lockstep.data.images.splits import Fold, Images, Splits, cut_splits
 from lockstep.data.images.views import resize
 from lockstep.distributed.rng import generator
 from lockstep.system.kinds import Channels, FilesRoot, Positive, PositiveFraction, Seed, SplitSeed
@@ -24,11 +24,12 @@ def digits(
     val_fraction: Annotated[PositiveFraction, Doc("fraction of the training images to use for validation")],
     test_fraction: Annotated[PositiveFraction, Doc("fraction of all images to use for the test")],
     split_seed: SplitSeed,
+    fold: Fold | None = None,
 ) -> Splits:
     """1,797 handwritten digits of 10 classes, (1, 8, 8), which are part of scikit-learn: no download.
 
-    `split_seed` selects round(1797 * fraction) images for val and test; the rest is for training. Raises ValueError if
-    a split is empty.
+    `split_seed` selects round(1797 * fraction) images for val and test; the rest is for training. A `fold` of all
+    images takes the place of the test. Raises ValueError if a split is empty.
     """
     package = find_spec("sklearn")
     assert package is not None
@@ -38,9 +39,10 @@ def digits(
     # values 0..16 are scaled to 0..255
     pixels = torch.from_numpy((rows[:, :-1] * (255 / 16)).round().astype(np.uint8)).view(-1, 1, 8, 8)
     targets = torch.from_numpy(rows[:, -1]).long()
-    parts = cut(len(pixels), split_seed, {"val_fraction": val_fraction, "test_fraction": test_fraction})
-    val, test, train = (_take(pixels, targets, "digits", part) for part in parts)
-    return Splits(train, val, test, tuple(str(digit) for digit in range(10)))
+    fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction}
+    parts = cut_splits(targets, split_seed, fractions, fold)
+    splits = {name: _take(pixels, targets, "digits", part) for name, part in parts.items()}
+    return Splits(splits["train"], splits["val"], splits["test"], tuple(str(digit) for digit in range(10)))
 
 
 def fashion_mnist(
@@ -49,15 +51,16 @@ def fashion_mnist(
     download: Annotated[bool, Doc("download missing files")],
     val_fraction: Annotated[PositiveFraction, Doc("fraction of the training images to use for validation")],
     split_seed: SplitSeed,
+    fold: Fold | None = None,
 ) -> Splits:
     """Fashion-MNIST (Xiao et al. 2017): 70,000 images of clothes of 10 classes, (1, 28, 28).
 
-    test is its test set of 10,000; val is split from its training set of 60,000. Raises FileNotFoundError for missing
-    or damaged files, and ValueError if a split is empty.
+    test is its test set of 10,000, or a `fold` of its training set of 60,000, from which val is split. Raises
+    FileNotFoundError for missing or damaged files, and ValueError if a split is empty.
     """
     from torchvision.datasets import FashionMNIST
 
-    return _downloaded(FashionMNIST, "lockstep.data.fashion_mnist", root, download, val_fraction, split_seed)
+    return _downloaded(FashionMNIST, "lockstep.data.fashion_mnist", root, download, val_fraction, split_seed, fold)
 
 
 def cifar10(
@@ -66,15 +69,16 @@ def cifar10(
     download: Annotated[bool, Doc("download missing files")],
     val_fraction: Annotated[PositiveFraction, Doc("fraction of the training images to use for validation")],
     split_seed: SplitSeed,
+    fold: Fold | None = None,
 ) -> Splits:
     """CIFAR-10 (Krizhevsky 2009): 60,000 photographs of 10 classes, (3, 32, 32).
 
-    test is its test set of 10,000; val is split from its training set of 50,000. Raises FileNotFoundError for missing
-    or damaged files, and ValueError if a split is empty.
+    test is its test set of 10,000, or a `fold` of its training set of 50,000, from which val is split. Raises
+    FileNotFoundError for missing or damaged files, and ValueError if a split is empty.
     """
     from torchvision.datasets import CIFAR10
 
-    return _downloaded(CIFAR10, "lockstep.data.cifar10", root, download, val_fraction, split_seed)
+    return _downloaded(CIFAR10, "lockstep.data.cifar10", root, download, val_fraction, split_seed, fold)
 
 
 def synthetic(
@@ -110,7 +114,9 @@ def _take(pixels: Tensor, labels: Tensor, prefix: str, positions: Tensor) -> Ima
     return Images(pixels[positions], labels[positions], tuple(f"{prefix}/{i}" for i in positions.tolist()))
 
 
-def _downloaded(kind: Any, target: str, root: str, download: bool, val_fraction: float, split_seed: int) -> Splits:
+def _downloaded(
+    kind: Any, target: str, root: str, download: bool, val_fraction: float, split_seed: int, fold: Fold | None
+) -> Splits:
     """Read a data set of torchvision, whose pixels are (N, H, W) or (N, H, W, C). Raises FileNotFoundError."""
     try:
         # torchvision has no switch for its progress bar on stderr
@@ -127,10 +133,7 @@ def _downloaded(kind: Any, target: str, root: str, download: bool, val_fraction:
     pixels = [torch.as_tensor(part.data) for part in parts]
     train, test = (images.permute(0, 3, 1, 2) if images.dim() == 4 else images.unsqueeze(1) for images in pixels)
     targets = [torch.as_tensor(part.targets) for part in parts]
-    val_rows, rows = cut(len(train), split_seed, {"val_fraction": val_fraction})
-    return Splits(
-        train=_take(train, targets[0], "train", rows),
-        val=_take(train, targets[0], "train", val_rows),
-        test=_take(test, targets[1], "test", torch.arange(len(test))),
-        class_names=tuple(parts[0].classes),
-    )
+    cuts = cut_splits(targets[0], split_seed, {"val_fraction": val_fraction}, fold)
+    splits = {"test": _take(test, targets[1], "test", torch.arange(len(test)))}
+    splits |= {name: _take(train, targets[0], "train", part) for name, part in cuts.items()}
+    return Splits(splits["train"], splits["val"], splits["test"], tuple(parts[0].classes))

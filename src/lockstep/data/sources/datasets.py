@@ -1,5 +1,6 @@
 """Custom torch Datasets, with any transforms."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
@@ -12,7 +13,7 @@ from typing_extensions import Doc
 
 from lockstep.data.images.files import NUM_PER_RUN
 from lockstep.data.images.samples import Samples, described, pair
-from lockstep.data.images.splits import Images, Splits, cut
+from lockstep.data.images.splits import Fold, Images, Splits, cut_splits
 from lockstep.data.images.statistics import Statistics, channel_statistics, sampled_positions, unchanged, value_counts
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.system.kinds import PositiveFloat, PositiveFraction, Seed
@@ -36,29 +37,39 @@ def dataset(
     val_fraction: Annotated[PositiveFraction, Doc("fraction of the training samples to use for validation")],
     test_fraction: Annotated[PositiveFraction, Doc("fraction of the training samples to use for the test")],
     split_seed: Annotated[Seed, Doc("seed of the random split")],
+    fold: Fold | None = None,
 ) -> Splits:
     """Map-style torch Datasets, whose samples are pairs of an input and a target.
 
     Inputs are images (C, H, W) of one shape, uint8 of 0 to 255, or floats, which the network gets unchanged. Targets
     are numbers or tensors of one shape. Both are batched as by torch's default_collate. Worker processes make the
     samples. Random transforms draw from the global random states of torch, NumPy and Python, which are set for each
-    sample, so that it is the same for any number of workers. Raises ValueError for Datasets and ImageError for samples
-    that cannot be used.
+    sample, so that it is the same for any number of workers. A `fold` of train, which must list its class numbers as
+    `targets`, takes the place of the test. Raises ValueError for Datasets and ImageError for samples that cannot be
+    used.
     """
+    if fold is not None:
+        test = None
     given = {name: part for name, part in {"train": train, "val": val, "test": test}.items() if part is not None}
     firsts = {name: _first_sample(part, f"data.{name}") for name, part in given.items()}
     for name, first in firsts.items():
         _check_same(name, first, firsts["train"])
     fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction}
     missing = {key: fraction for key, fraction in fractions.items() if key.removesuffix("_fraction") not in given}
-    *cuts, rest = cut(len(train), split_seed, missing)  # pyright: ignore[reportArgumentType]
+    labels = _labels(train)
+    if fold is not None and labels is None:
+        raise ValueError(
+            f"data.folds={fold.num_folds} needs the class of each sample, and data.train ({type(train).__name__}) "
+            "has no `targets`, or a target_transform: list the class numbers there."
+        )
     rows = {name: torch.arange(len(part)) for name, part in given.items()}  # pyright: ignore[reportArgumentType]
-    rows |= {key.removesuffix("_fraction"): part for key, part in zip(missing, cuts, strict=True)} | {"train": rest}
+    rows |= cut_splits(rows["train"] if labels is None else labels, split_seed, missing, fold)
 
     def images(name: str) -> Images:
         source = name if name in given else "train"
         no_inputs, no_targets = firsts[source]
-        samples = Samples(given[source], rows[name], f"data.{source}", name != "train", no_inputs, no_targets)
+        known = labels if source == "train" else None
+        samples = Samples(given[source], rows[name], f"data.{source}", name != "train", no_inputs, no_targets, known)
         return Images(samples, no_targets, tuple(f"{source}/{row}" for row in rows[name].tolist()))
 
     parts = {name: images(name) for name in ("train", "val", "test")}
@@ -95,6 +106,15 @@ def _first_sample(part: Any, setting: str) -> tuple[Tensor, Tensor]:
         ) from error
     one_input, target = pair(part, 0, setting)
     return one_input.new_empty(0, *one_input.shape), target.new_empty(0, *target.shape)
+
+
+def _labels(part: Any) -> Tensor | None:
+    """Return the class numbers int64 (N,) that a Dataset lists as `targets`, as torchvision's do; None if unknown."""
+    listed = None if getattr(part, "target_transform", None) else getattr(part, "targets", None)
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # none, texts, or lists of several lengths
+        labels = torch.as_tensor(listed)
+        return labels if labels.shape == (len(part),) and labels.dtype == torch.int64 else None
+    return None
 
 
 def _check_same(name: str, first: tuple[Tensor, Tensor], train: tuple[Tensor, Tensor]) -> None:

@@ -20,7 +20,7 @@ from lockstep.data.images.listing import (
     list_images,
     states_of,
 )
-from lockstep.data.images.splits import Images, Splits, cut_by_name
+from lockstep.data.images.splits import Fold, Images, Splits, cut_by_name, cut_fold
 from lockstep.data.images.views import View
 from lockstep.system.kinds import (
     Background,
@@ -51,6 +51,7 @@ def image_folder(
     cache: Cache,
     memory: Literal["auto", "device", "host", "stream", "once"],
     has_crops: bool,
+    fold: Fold | None = None,
 ) -> Splits:
     """Image files in folders named after their classes, as uint8 (channels, height, width).
 
@@ -63,20 +64,27 @@ def image_folder(
     Images are decoded once into a file below the folder `cache`, or into memory if it is None. With `memory` "stream"
     they are decoded whenever they are needed, with "auto" only if memory or disk is too small, and with "once", for an
     evaluation, if there is no such file; then statistics are not computed. With `has_crops` the file has the whole
-    scaled images, which a training crops at random. Raises FileNotFoundError for missing folders, and ValueError with
-    all images that cannot be decoded or differ in size.
+    scaled images, which a training crops at random. A `fold` of the training images takes the place of the test. Raises
+    FileNotFoundError for missing folders, and ValueError with all images that cannot be decoded or differ in size.
     """
-    table = with_all_splits(list_classes(root), val_fraction, test_fraction, split_seed)
+    table = with_all_splits(list_classes(root), val_fraction, test_fraction, split_seed, fold)
     view = View.of(image_size, crop_percent, fit, interpolation, background)
     decoding = Decoding(table=table, view=view, channels=channels, cache=cache, is_scaled=has_crops)
     return decoding.splits(memory)
 
 
-def with_all_splits(table: ImageTable, val_fraction: float, test_fraction: float, split_seed: int) -> ImageTable:
-    """Split missing parts from train by their fraction.
+def with_all_splits(
+    table: ImageTable, val_fraction: float, test_fraction: float, split_seed: int, fold: Fold | None = None
+) -> ImageTable:
+    """Split missing parts from train by their fraction; with a `fold` of train, that is the test.
 
     If targets are classes, each split gets images of every class that is large enough.
     """
+    groups = table.targets if table.targets.ndim == 1 else np.zeros(len(table.names), np.int64)
+    if fold is not None:
+        rows = table.splits["train"]
+        parts = cut_fold([table.names[row] for row in rows], groups[rows], split_seed, fold)
+        table = replace(table, splits=table.splits | {"train": rows[parts[0]], "test": rows[parts[1]]})
     fractions = {"val": val_fraction, "test": test_fraction}
     missing = {name: fraction for name, fraction in fractions.items() if name not in table.splits}
     for name, fraction in missing.items():
@@ -86,9 +94,8 @@ def with_all_splits(table: ImageTable, val_fraction: float, test_fraction: float
                 f"data.{name}_fraction=0.1 to cut it off train."
             )
     train = table.splits["train"]
-    groups = table.targets[train] if table.targets.ndim == 1 else np.zeros(len(train), np.int64)
     named = {f"{name}_fraction": fraction for name, fraction in missing.items()}
-    cuts = cut_by_name([table.names[row] for row in train], groups, split_seed, named)
+    cuts = cut_by_name([table.names[row] for row in train], groups[train], split_seed, named)
     parts = table.splits | {name: train[part] for name, part in zip([*missing, "train"], cuts, strict=True)}
     return replace(table, splits={name: parts[name] for name in SPLIT_FOLDERS})
 

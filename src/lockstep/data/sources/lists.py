@@ -16,7 +16,7 @@ from typing_extensions import Doc
 from lockstep.data.images.decode import shortened
 from lockstep.data.images.decoding import Decoding
 from lockstep.data.images.listing import SPLIT_FOLDERS, ImageTable, class_order, digest_of, existing, states_of
-from lockstep.data.images.splits import Splits
+from lockstep.data.images.splits import Fold, Splits
 from lockstep.data.images.views import View
 from lockstep.data.sources.folders import with_all_splits
 from lockstep.data.transfer import copying
@@ -60,6 +60,7 @@ def image_list(
     cache: Cache,
     memory: Literal["auto", "device", "host", "stream", "once"],
     has_crops: bool,
+    fold: Fold | None = None,
 ) -> Splits:
     """Image files listed in a CSV or Parquet `file`, one per row, as uint8 (channels, height, width).
 
@@ -68,11 +69,12 @@ def image_list(
     and 1 are labels of which any number can apply, float32 (N, K). With "numbers" they are the values to predict,
     float32 (N, K). `class_names` are the classes in order, else the names of the columns.
 
-    Without rows for val or test, these are split from train by their fraction and `split_seed`. Raises
-    FileNotFoundError, and ValueError with file, row and column of each cell that cannot be used.
+    Without rows for val or test, these are split from train by their fraction and `split_seed`. A `fold` of the rows
+    for train takes the place of those for test. Raises FileNotFoundError, and ValueError with file, row and column of
+    each cell that cannot be used.
     """
     table = read_list(file, root, path_column, target_columns, targets, split_column)
-    table = with_all_splits(table, val_fraction, test_fraction, split_seed)
+    table = with_all_splits(table, val_fraction, test_fraction, split_seed, fold)
     view = View.of(image_size, crop_percent, fit, interpolation, background)
     decoding = Decoding(table=table, view=view, channels=channels, cache=cache, is_scaled=has_crops)
     return decoding.splits(memory)

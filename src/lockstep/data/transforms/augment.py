@@ -11,7 +11,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from lockstep.data.loader import sent
-from lockstep.data.sampler import positions
+from lockstep.data.sampler import positions, repeats
 from lockstep.data.transforms import boxes, mixing, moves, operations, photometric
 from lockstep.data.transforms.mixing import MixDraws
 from lockstep.data.transforms.operations import OperationDraws
@@ -91,15 +91,16 @@ class Augment:
     def draw(self, shard: Shard, indices: Tensor, height: int, width: int) -> Draws:
         """Draw on the CPU for the samples of a shard and the partner of its last one, `indices` in the data set.
 
-        A sample has the same draws on any rank of any world size, and in any micro-batch: by its index, or drawn for
-        the whole global batch and cut. Each part has its own generator, so that switching one on or off does not change
-        the others.
+        A sample has the same draws on any rank of any world size, and in any micro-batch: by its index, by its position
+        in an epoch that repeats samples, or drawn for the whole global batch and cut. Each part has its own generator,
+        so that switching one on or off does not change the others.
         """
         kept = positions(shard, with_partner=self.needs_partner)
         source = partial(generator, self.seed, shard.epoch, shard.step)
+        drawn_by = repeats(shard, len(indices))
 
         def by_index(purpose: str, count: int = 1) -> Tensor:
-            return uniform(count, indices, self.seed, shard.epoch, purpose)
+            return uniform(count, indices if drawn_by is None else drawn_by, self.seed, shard.epoch, purpose)
 
         changes: tuple[OperationDraws, ...] = ()
         if self.trivial:

@@ -1,0 +1,58 @@
+"""`lockstep model`: the layers of the network of a configuration, with their shapes, parameters and FLOPs."""
+
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+
+from lockstep.config import build, compose, errors, overrides, presence
+from lockstep.launch.worker import import_training
+from lockstep.runs.files import to_json
+from lockstep.system.terminal import new_table, print_table, say, terminal
+
+HEADS = ("layer", "type", "output", "parameters", "MFLOPs")
+
+
+def show(typed: Sequence[str], source: compose.Source, *, depth: int, is_json: bool) -> int:
+    """Print the layers of the network for the images of these overrides. Returns the exit code. Raises ConfigError."""
+    config = build.settled(overrides.check(typed, source).configs[0])
+    if config.has_own_module:
+        error = (
+            f"lockstep model shows the network of model, and module._target_={config.module.target} may build another"
+        )
+        raise errors.ConfigError([f"{error}: remove it"])
+    presence.check(config.data)
+    import_training()
+    from lockstep.models.layers import layers_of
+    from lockstep.training.assembly import opened
+    from lockstep.training.staging import once_a_node
+
+    with contextlib.ExitStack() as held:
+        load = partial(opened, config.seed, False)
+        images, _ = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False, held=held)
+        shape, num_classes = images.train.pixels.shape[1:], len(images.class_names)
+    with build.answering(config, "model"):
+        net = build.build(config.model, in_channels=shape[0], num_classes=num_classes)
+    try:
+        layers = layers_of(net, shape)
+    except Exception as error:  # of custom code, or of images that are too small
+        text = f"model._target_={config.model.target} fails on an image of {'x'.join(map(str, shape))}"
+        raise errors.ConfigError([f"{text} ({type(error).__name__}: {errors.one_line(error)})"]) from error
+    if is_json:
+        print(to_json({"layers": [layer._asdict() for layer in layers]}))
+        return 0
+    shown = [layer for layer in layers if layer.name and layer.name.count(".") < depth]
+    rows = [
+        (
+            "  " * layer.name.count(".") + layer.name.rpartition(".")[2] or "total",
+            layer.kind,
+            "x".join(map(str, layer.output or ())),
+            f"{layer.parameters:,}" if layer.parameters else "",
+            f"{layer.flops / 1e6:,.2f}" if layer.flops else "",
+        )
+        for layer in [*shown, layers[0]]
+    ]
+    out = terminal()
+    say(out, f"{layers[0].kind}: one image of {'x'.join(map(str, shape))}, {num_classes:,} outputs")
+    print_table(new_table(HEADS, rows, out, right=HEADS[3:]), out)
+    say(out, "FLOPs: a multiply-add counts as two; those of convolutions, matrix products and attention.", "dim")
+    return 0

@@ -1,0 +1,45 @@
+"""Balanced epochs: classes of unequal size in chosen proportions, each image as often as the others of its class."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+MOST_SHOWN = 130  # letters of a list of all classes
+
+
+def sizes_of(counts: Sequence[int], balance: float) -> list[int]:
+    """Images of each class in an epoch: proportional to count ** (1 - balance), as many in all as there are."""
+    powers = [count and count ** (1 - balance) for count in counts]
+    exact = [sum(counts) * power / sum(powers) for power in powers]
+    sizes = [int(size) for size in exact]
+    by_remainder = sorted(range(len(counts)), key=lambda number: sizes[number] - exact[number])
+    for number in by_remainder[: sum(counts) - sum(sizes)]:
+        sizes[number] += 1
+    return sizes
+
+
+def order(classes: Tensor, sizes: Tensor, source: torch.Generator) -> Tensor:
+    """Draw the positions of an epoch with `sizes` (K,) images of each class; `classes` int64 (N,) are all images.
+
+    All of a class occur as often as they fit, and a random part of them once more.
+    """
+    counts = torch.bincount(classes, minlength=len(sizes))
+    shuffled = torch.randperm(len(classes), generator=source)
+    by_class = shuffled[classes[shuffled].argsort(stable=True)]
+    place = torch.arange(len(by_class)) - (counts.cumsum(0) - counts).repeat_interleave(counts)  # in its class
+    size, count = sizes.repeat_interleave(counts), counts.repeat_interleave(counts)
+    drawn = by_class.repeat_interleave(size // count + (place < size % count))
+    return drawn[torch.randperm(len(drawn), generator=source)]
+
+
+def described(names: Sequence[str], counts: Sequence[int], balance: float = 0) -> str:
+    """List the images of each class, of many classes the fewest and most, and with `balance` those of an epoch."""
+    texts = [f"{count:,}" for count in counts]
+    if balance:
+        texts = [f"{text} -> {size:,}" for text, size in zip(texts, sizes_of(counts, balance), strict=True)]
+    every = ", ".join(f"{name}: {text}" for name, text in zip(names, texts, strict=True))
+    if len(every) > MOST_SHOWN:
+        ends = [counts.index(end(counts)) for end in (min, max)]
+        every = f"{len(names):,} classes: {' to '.join(f'{texts[number]} ({names[number]})' for number in ends)}"
+    return every + (f" in an epoch, data.balance={balance:g}" if balance else "")

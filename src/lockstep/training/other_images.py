@@ -1,0 +1,75 @@
+"""Images that an evaluation names in place of those of the run: seen as the run sees its own, classes by name."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from lockstep.config.errors import several
+from lockstep.config.target_sections import Data
+from lockstep.data.images.listing import SPLIT_FOLDERS, ImageTable
+from lockstep.data.images.splits import Splits
+from lockstep.data.images.statistics import unchanged
+from lockstep.models.classifier import ImageFormat
+from lockstep.runs.folder import RunFolder
+from lockstep.training import assembly, data_record
+from lockstep.training.session import Session
+from lockstep.training.staging import files_of, once_a_node
+
+Found = tuple[Splits, str, dict[str, str]]  # images, the name of the part to evaluate, and remarks
+
+
+def find(here: Session, run: RunFolder, form: ImageFormat, split: str | None) -> Found | None:
+    """Find the image files of the configuration, None if they are those of the run. Every rank must call it.
+
+    Without `split` all are taken, unless there is a test split. Raises ConfigError for classes that the run does not
+    have, and for images of another shape.
+    """
+
+    def load(section: Data) -> Found | None:
+        assembly.refuse_unfit_arguments(section)
+        files = files_of(section, is_cut=False)
+        trained = data_record.trained_on(run, files.table.names)
+        if trained is None:
+            return None
+        again = sorted(trained.intersection(files.table.names))
+        if split is None and 2 * len(again) > len(trained):
+            text = f"the data has the names of {len(again)} of {len(trained)} training images, such as {again[0]}"
+            hint = "restore it, or add changed_data=accept, if it is that of the run; if not, add --split all or test"
+            raise ValueError(f"{text}: {hint}")
+        if split in ("val", "test") and split not in files.table.splits:
+            files = files_of(section)
+        table = _matched(files.table, form.class_names)
+        chosen = split or ("test" if "test" in table.splits else "all")
+        rows = np.arange(len(table.names)) if chosen == "all" else table.splits[chosen]
+        splits = {part: rows if part in (chosen, "test") else rows[:1] for part in SPLIT_FOLDERS}
+        memory = "once" if section.memory == "auto" else section.memory
+        images = replace(files, table=replace(table, splits=splits)).splits(memory)
+        if (shape := tuple(images.test.pixels.shape[1:])) != tuple(form.image_shape):
+            raise ValueError(f"{table.setting} has images of shape {shape}, and the network takes {form.image_shape}")
+        notes = {"data": f"not that of the run: {'all of its images' if chosen == 'all' else f'its {chosen} images'}"}
+        if absent := images.absent_classes("test"):
+            notes["no image"] = f"of {several(absent, 10)}"
+        if again:
+            notes["same name"] = f"as a training image: {several(again, 1)}; are they other images?"
+        return replace(images, statistics=unchanged(shape[0])), chosen, notes
+
+    config = here.config
+    return once_a_node(
+        config.data, load, rank=here.rank, local_rank=here.local_rank, is_silent=config.silent, held=here.held
+    )
+
+
+def _matched(table: ImageTable, known: Sequence[str]) -> ImageTable:
+    """Give classes the numbers of their names in `known`. Raises ValueError for others, and for other columns."""
+    is_one_each = table.targets.ndim == 1
+    others = [name for name in table.class_names if name not in known]
+    if others or not (is_one_each or table.class_names == tuple(known)):
+        raise ValueError(
+            f"{table.setting} has classes that the run does not have: {several(others or table.class_names, 10)}. "
+            f"Its classes are {', '.join(known)}: rename the others, or leave them out."
+        )
+    if not is_one_each:
+        return table
+    numbers = np.array([known.index(name) for name in table.class_names])
+    return replace(table, targets=numbers[table.targets], class_names=tuple(known))

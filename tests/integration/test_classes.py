@@ -1,0 +1,66 @@
+"""Trainings on unequal classes: cut in the middle of an epoch and resumed on other workers; weights settled once."""
+
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from lockstep.config import storage
+from lockstep.config.compose import DEFAULT
+from lockstep.config.saved_run import changed
+from tests.support.exact import cut_after, train
+from tests.support.harness import difference, train_all, write_run
+from tests.support.recipes import TURNED, UNEQUAL, on_data
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param((*UNEQUAL, "data.balance=1", "augment.rotation=20"), id="balance"),
+        pytest.param((*UNEQUAL, "task.class_weights=balanced"), id="weights", marks=pytest.mark.full),
+        pytest.param((*TURNED, "data.balance=0.7"), id="Dataset", marks=pytest.mark.full),
+    ],
+)
+def test_a_training_goes_on_in_the_middle_of_an_epoch_on_other_workers(tmp_path: Path, settings: tuple[str]) -> None:
+    alone = write_run(tmp_path / "alone", settings)
+    assert train(alone) == 0
+    cut = write_run(tmp_path / "cut", settings)
+    cut_after(cut, 2)  # of 5 in an epoch
+    storage.save(changed(cut, storage.load(cut.config), ["trainer.devices=3"], DEFAULT), cut.config)
+    train_all([cut], 3)
+    assert difference(alone, cut) <= 1e-12
+
+
+def test_balanced_class_weights_are_numbers_from_the_first_step_on(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", (*UNEQUAL, "task.class_weights=balanced"))
+    cut_after(run, 1)
+    saved = storage.load(run.config)
+    weights = saved.task.arguments()["class_weights"]
+    classes = json.loads(gzip.decompress(run.images.read_bytes()))["train"]["targets"]
+    assert weights == [len(classes) / (10 * classes.count(number)) for number in range(10)]
+    kept = changed(run, saved, ["task.class_weights=balanced"], DEFAULT)  # as an experiment of a resume sets it
+    assert kept.task.arguments()["class_weights"] == weights
+
+
+@pytest.mark.full
+@pytest.mark.processes
+def test_the_predictions_of_a_fold_are_the_same_bytes_on_any_number_of_workers(tmp_path: Path) -> None:
+    fold = (*on_data("data=digits", "data.folds=5", "data.fold=1"), "trainer.limit_train_batches=3")
+    runs = [write_run(tmp_path / str(count), (*fold, f"trainer.devices={count}")) for count in (1, 2, 3)]
+    for count, run in enumerate(runs, 1):
+        train_all([run], count)
+    alone, *others = (run.fold_rows.read_bytes() for run in runs)
+    assert others == [alone, alone]
+    rows = list(csv.DictReader(alone.decode().splitlines()))
+    digits = [str(digit) for digit in range(10)]
+    assert list(rows[0]) == ["file", "truth", "prediction", *digits, "fold"]
+    names = json.loads(gzip.decompress(runs[0].images.read_bytes()))["test"]["names"]
+    assert [row["file"] for row in rows] == names
+    for row in rows:
+        assert row["fold"] == "1"
+        assert row["prediction"] == max(digits, key=lambda digit, row=row: float(row[digit]))
+    hits = sum(row["truth"] == row["prediction"] for row in rows)
+    assert hits / len(rows) == pytest.approx(runs[0].read_summary()["test_accuracy"], rel=1e-6)

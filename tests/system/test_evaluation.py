@@ -1,0 +1,140 @@
+"""`lockstep eval` of images that are not those of the run: classes by name, what it writes, and what it refuses."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sklearn.metrics import confusion_matrix
+
+from lockstep.runs.folder import EXIT_CONFIG, RunFolder
+from tests.support.commands import run
+from tests.support.harness import ROOT, SMALL, environ, train_all, write_run
+from tests.support.image_files import write_image
+
+pytestmark = pytest.mark.processes
+FOLDER = [text for text in SMALL if not text.startswith("data")]
+FOLDER = [*FOLDER, "data=image_folder", "data.image_size=16", "data.cache=null", "trainer.max_epochs=1"]
+
+
+def lockstep(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return run([sys.executable, "-m", "lockstep", *words], cwd, {**environ(), "PYTHONPATH": str(ROOT)})
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunFolder]:
+    """A run of three classes, and `other`: some images of two of them, whose positions are others there."""
+    folder = tmp_path_factory.mktemp("project")
+    for number in range(36):
+        write_image(folder / "images" / ("ant", "bee", "cat")[number % 3] / f"{number}.png", seed=number)
+    for number in range(12):
+        write_image(folder / "other" / ("bee", "cat")[number % 2] / f"{100 + number}.png", seed=100 + number)
+    write_image(folder / "other" / "bee" / "0.png")  # the name of none of the run
+    trained = write_run(folder / "run", [*FOLDER, f"data.root={folder / 'images'}"])
+    train_all([trained], 1)
+    return folder, trained
+
+
+def test_other_images_are_evaluated_by_the_names_of_their_classes(
+    project: tuple[Path, RunFolder], tmp_path: Path
+) -> None:
+    folder, trained = project
+    evaluate = ["eval", str(trained.path), f"data.root={folder / 'other'}", "--output", "rows.csv"]
+    done = lockstep(tmp_path, *evaluate, "--top-k", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    rows = rows_of(tmp_path / "rows.csv")
+    lockstep(tmp_path, "predict", str(trained.path), str(folder / "other"), "--output", "plain.csv")
+    plain = rows_of(tmp_path / "plain.csv")
+    assert [(row["file"], row["class"], row["probability"]) for row in rows] == [tuple(row.values()) for row in plain]
+    assert [row["truth"] for row in rows] == [row["file"].partition("/")[0] for row in rows]
+    assert (result["images"], result["split"], len(rows)) == (13, "all", 13)
+    assert result["notes"] == {"data": "not that of the run: all of its images", "no image": "of ant"}
+    assert result["metrics"]["accuracy"] == pytest.approx(sum(row["truth"] == row["class"] for row in rows) / 13)
+    true, predicted = ([row[name] for row in rows] for name in ("truth", "class"))
+    assert result["confusion_matrix"] == {
+        "classes": ["ant", "bee", "cat"],
+        "counts": confusion_matrix(true, predicted, labels=["ant", "bee", "cat"]).tolist(),
+    }
+
+
+@pytest.mark.full
+def test_other_images_have_splits_of_their_own_or_one_class_or_a_list(
+    project: tuple[Path, RunFolder], tmp_path: Path
+) -> None:
+    folder, trained = project
+    evaluate = ["eval", str(trained.path), "--devices", "2"]
+    for number, split in enumerate(("train", "train", "test")):
+        write_image(tmp_path / "own" / split / "bee" / f"new-{number}.png", seed=number)
+    for words, title in (
+        ([], "on 1 image of own\n"),
+        (["--split", "test"], "on 1 image of own\n"),
+        (["--split", "all"], "on 3 images of own\n"),
+    ):
+        done = lockstep(tmp_path, *evaluate, "data.root=own", *words)
+        assert title in done.stdout, done.stderr
+        assert "no image  of ant, cat\n" in done.stdout
+    moved = lockstep(tmp_path, *evaluate, f"data.root={folder / 'images'}")
+    assert moved.stdout == lockstep(tmp_path, *evaluate).stdout
+    cut = lockstep(tmp_path, *evaluate, f"data.root={folder / 'other'}", "--split", "test", "data.test_fraction=0.4")
+    assert "its test images\n" in cut.stdout, cut.stderr
+
+
+@pytest.mark.full
+def test_what_cannot_be_evaluated_is_refused_by_name(project: tuple[Path, RunFolder], tmp_path: Path) -> None:
+    folder, trained = project
+    write_image(tmp_path / "odd" / "dog" / "0.png")
+    write_image(tmp_path / "odd" / "bee" / "0.png")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").touch()
+    other = f"data.root={folder / 'other'}"
+    for words, expected in (
+        (["data.root=odd"], "data.root=odd has classes that the run does not have: dog. Its classes are ant, bee, cat"),
+        (["data.root=[a"], "'data.root=[a' cannot be read"),
+        (["data.root=none"], "data.root=none does not exist"),
+        ([other, "data.image_size=8"], "data.image_size=8 cannot change"),
+        (["data.test_fraction=0.5"], "moved to another split"),
+        (["--split", "all"], "--split all is for images that are not those of the run: use test or val"),
+        (["--pictures", "full"], "--pictures full is not empty: name a new folder"),
+        (["--top-k", "2"], "--top-k 2 has no rows to be written to: add --output rows.csv"),
+        (["--output", "rows.csv", "--top-k", "4"], "--top-k 4: the run has 3 classes: use 3 at most"),
+        (["--json", "cluster=local"], "--json prints what is computed here"),
+    ):
+        done = lockstep(tmp_path, "eval", str(trained.path), *words)
+        assert (done.returncode, done.stdout) == (EXIT_CONFIG, ""), words
+        assert expected in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "odd"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("kind", "task", "columns"),
+    [
+        ("labels", "multilabel", ["true_even", "true_above 4", "even", "above 4"]),
+        ("number", "regression", ["true_ink", "ink"]),
+    ],
+)
+def test_rows_of_other_tasks_have_their_targets(tmp_path: Path, kind: str, task: str, columns: list[str]) -> None:
+    source = ["data=digits", *(f"~data.{key}" for key in ("val_fraction", "test_fraction", "split_seed"))]
+    source = [*source, "data._target_=tests.support.sources.labelled", f"task={task}", f"+data.kind={kind}"]
+    kept = [text for text in SMALL if not text.startswith("data")]
+    trained = write_run(tmp_path / "run", [*kept, *source, "trainer.max_epochs=1"])
+    train_all([trained], 1)
+    evaluate = ["eval", str(trained.path), "--trust"]
+    done = lockstep(tmp_path, *evaluate, "--output", "rows.csv", "--devices", "2")
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(tmp_path / "rows.csv")
+    assert list(rows[0]) == ["file", *columns, "loss"]
+    loss = sum(float(row["loss"]) for row in rows) / len(rows)
+    assert loss == pytest.approx(trained.read_summary()["test_loss"], rel=1e-5)
+    refused = lockstep(tmp_path, *evaluate, "--pictures", "report")
+    assert f"--pictures needs classes, and task._target_=lockstep.tasks.{task.capitalize()}" in refused.stderr
+    refused = lockstep(tmp_path, *evaluate, "--output", "rows.csv", "--top-k", "2")
+    assert f"--top-k 2: {task.capitalize()} ranks no classes" in refused.stderr

@@ -1,0 +1,197 @@
+"""`lockstep export` for every task, the server of docs/use.md, and `lockstep model`."""
+
+import json
+import socket
+import subprocess
+import sys
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+import lockstep
+from lockstep.data.images.splits import whole
+from lockstep.runs.folder import RunFolder
+from lockstep.training import export, predict
+from tests.support import commands, guides
+from tests.support.harness import PATIENCE_S, ROOT, SMALL, environ, train_all, wait_until, write_run
+from tests.support.image_files import write_image
+from tests.support.sources import few_digits
+
+pytestmark = [pytest.mark.full, pytest.mark.processes]
+PLAIN = [text.replace("float64", "float32") for text in SMALL if not text.startswith(("data", "model"))]
+DIGITS = [*PLAIN, "model.width=4", "data=digits", "~data.val_fraction", "~data.test_fraction", "~data.split_seed"]
+LABELLED = [*DIGITS, "data._target_=tests.support.sources.labelled"]
+PHOTOS = [*PLAIN, "data=image_folder", "data.cache=null", "augment.crop_padding=0", "global_batch_size=8"]
+KINDS = {
+    "photos": [
+        *(*PHOTOS, "model.width=4", "model.dropout=0.2", "data.image_size=[24,16]", "data.crop_percent=0.8"),
+        *("data.interpolation=bicubic", "callbacks=ema"),
+    ],
+    "letterbox": [*PHOTOS, "model=timm", "model.name=test_vit", "data.image_size=160", "data.fit=letterbox"],
+    "labels": [*LABELLED, "task=multilabel", "+data.kind=labels"],
+    "numbers": [*LABELLED, "task=regression", "+data.kind=number"],
+    "floats": [
+        *(*DIGITS, "augment.crop_padding=0", "augment.flip=false", "augment.cutout=0", "~data.memory"),
+        *("data._target_=tests.support.sources.few_digits", "+data.is_float=true"),
+    ],
+}
+
+
+def lockstep_(cwd: Path, *words: Any) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "lockstep", *map(str, words)]
+    return commands.run(line, cwd, {**environ(), "PYTHONPATH": str(ROOT)})
+
+
+def outputs(session: Any, images: Any) -> Any:
+    return session.run(None, {"images": images})[0]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
+    root = tmp_path_factory.mktemp("export")
+    for number in range(48):
+        write_image(root / "images" / f"{number % 2}" / f"{number}.png", number, 30 + number % 7, 40 - number % 5)
+    of_photos = [f"data.root={root / 'images'}"]
+    folders = {
+        kind: write_run(root / kind, [*overrides, *(of_photos if "data=image_folder" in overrides else [])])
+        for kind, overrides in KINDS.items()
+    }
+    train_all([*folders.values()], 1)
+    return folders
+
+
+def test_photographs_are_predicted_as_by_the_run_up_to_a_grey_level(
+    trained: dict[str, RunFolder], tmp_path: Path
+) -> None:
+    for kind in ("photos", "letterbox"):
+        run = trained[kind]
+        files = {suffix: tmp_path / "new" / f"{kind}.{suffix}" for suffix in ("onnx", "pt2")}
+        for path in files.values():
+            done = lockstep_(tmp_path, "export", run.path, "--output", path, "--trust")
+            assert done.returncode == 0, done.stderr
+            assert "test images by" in done.stdout
+        session = onnxruntime.InferenceSession(files["onnx"])
+        facts = json.loads(session.get_modelmeta().custom_metadata_map["lockstep"])
+        extra = {"lockstep.json": ""}
+        program = torch.export.load(files["pt2"], extra_files=extra).module()
+        assert json.loads(extra["lockstep.json"]) == facts
+        assert facts["class_names"] == ["0", "1"]
+        assert (facts["run"], facts["checkpoint"], facts["predictions"]) == (kind, "best.ckpt", "classes")
+        network = lockstep.load(run.path, device="cpu", trust=True)
+        module, view = network._module, network._view
+        apart: list[float] = []
+        for path in sorted((run.path.parent / "images").rglob("*.png"))[::5]:
+            image = torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1)[None]
+            expected = network(path).values
+            inputs = (view(image).float() - module.mean) / module.std
+            draw = torch.Generator().manual_seed(0)
+            signs = [torch.rand(inputs.shape, generator=draw).sub(0.5).sign() for _ in range(4)]
+            near = [predict.predictions(module, inputs + sign / module.std)[0] for sign in signs]
+            limit = 1e-5 + 3 * max((one - expected).abs().max().item() for one in near)
+            found = outputs(session, image.numpy())
+            assert np.abs(found[0] - expected.numpy()).max() <= limit, path
+            assert (program(image) - torch.from_numpy(found)).abs().max() <= export.LIMIT
+            other = predict.predictions(module, replace(view, crop_percent=0.5)(image))[0]
+            apart.append((other - expected).abs().max().item() / limit)
+        assert max(apart) > 2 or kind == "letterbox"
+    state = torch.load(trained["photos"].best_checkpoint, weights_only=True)
+    assert "averaging_state" in state or "current_model_state" in state  # the averaged weights were exported
+
+
+@pytest.mark.parametrize("kind", ["labels", "numbers", "floats"])
+def test_every_task_has_its_predictions(trained: dict[str, RunFolder], tmp_path: Path, kind: str) -> None:
+    done = lockstep_(tmp_path, "export", trained[kind].path, "--output", "out.onnx", "--trust", "--checkpoint", "last")
+    assert done.returncode == 0, done.stderr
+    images = whole(few_digits(is_float=kind == "floats").test.pixels)
+    session = onnxruntime.InferenceSession(tmp_path / "out.onnx")
+    found = outputs(session, images.numpy())
+    network = lockstep.load(trained[kind].path, checkpoint="last", device="cpu", trust=True)
+    assert np.abs(found - network(images).values.numpy()).max() <= 1e-4
+
+
+def test_what_cannot_be_exported_is_refused_in_a_line_and_leaves_no_file(
+    trained: dict[str, RunFolder], tmp_path: Path
+) -> None:
+    run = trained["labels"].path
+    for words, reason in (
+        ((run, "--output", "out.h5"), "name a file that ends in .onnx or .pt2"),
+        ((run, "--output", "out.pt2", "data=none"), "data=none"),
+        ((tmp_path, "--output", "out.pt2"), "run"),
+    ):
+        done = lockstep_(tmp_path, "export", *words, "--trust")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert reason in done.stderr
+    small = [text for text in SMALL if not text.startswith("model")]
+    fixed = write_run(tmp_path / "fixed", [*small, "model._target_=tests.support.networks.OfFixedBatch"])
+    train_all([fixed], 1)
+    done = lockstep_(tmp_path, "export", fixed.path, "--output", "out.onnx", "--trust")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "makes the number of images a constant: use x.shape[0] in place of len(x)\n" in done.stderr
+    own = write_run(tmp_path / "own", ["data=synthetic", "module._target_=tests.support.own_modules.Plain"])
+    own.checkpoints.mkdir()
+    torch.save({}, own.best_checkpoint)
+    done = lockstep_(tmp_path, "export", own.path, "--output", "out.pt2", "--trust")
+    assert done.returncode == 2
+    assert "lockstep export needs the predictions of a task" in done.stderr
+    assert not list(tmp_path.glob("*out*"))
+
+
+# -- docs/use.md -------------------------------------------------------------------------------------------------------
+
+
+def test_the_server_of_the_page_answers_with_the_probabilities_of_an_image(
+    trained: dict[str, RunFolder], tmp_path: Path
+) -> None:
+    done = lockstep_(tmp_path, "export", trained["photos"].path, "--output", "network.onnx", "--trust")
+    assert done.returncode == 0, done.stderr
+    (text,) = [
+        guide.files["serve.py"] for guide in guides.guides(ROOT / "docs/use.md").values() if guide.files.get("serve.py")
+    ]
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    (tmp_path / "serve.py").write_text(text.replace("8000", str(port)))
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (50, 70, 3), dtype=np.uint8))
+    exif = Image.Exif()
+    exif[Image.ExifTags.Base.Orientation] = 6
+    image.save(tmp_path / "photo.jpg", exif=exif)
+    server = subprocess.Popen([sys.executable, "serve.py"], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+
+        def answers() -> bool:
+            assert server.poll() is None
+            with socket.socket() as client:
+                return client.connect_ex(("localhost", port)) == 0
+
+        wait_until(answers, "the server")
+        body = (tmp_path / "photo.jpg").read_bytes()
+        with urllib.request.urlopen(f"http://localhost:{port}", body, PATIENCE_S) as answer:
+            found = json.load(answer)
+    finally:
+        server.kill()
+        server.wait()
+    upright = ImageOps.exif_transpose(Image.open(tmp_path / "photo.jpg"))
+    pixels = np.asarray(upright).transpose(2, 0, 1)[None]
+    expected = outputs(onnxruntime.InferenceSession(tmp_path / "network.onnx"), pixels)
+    assert found == pytest.approx(dict(zip(("0", "1"), expected[0].tolist(), strict=True)), abs=1e-6)
+
+
+def test_the_layers_of_a_configuration_are_shown_for_its_images(tmp_path: Path) -> None:
+    done = lockstep_(tmp_path, "model", *SMALL, "--json")
+    assert done.returncode == 0, done.stderr
+    layers = {layer["name"]: layer for layer in json.loads(done.stdout)["layers"]}
+    assert layers["layer1.0.conv1"] == {
+        **{"name": "layer1.0.conv1", "kind": "Conv2d", "output": [4, 16, 16], "parameters": 4 * 4 * 9},
+        "flops": 2 * 4 * 4 * 9 * 16 * 16,
+    }
+    shown = lockstep_(tmp_path, "model", *SMALL, "--depth", "1").stdout.splitlines()
+    assert [line.split()[0] for line in shown[1:-1]] == [
+        *("layer", "conv1", "bn1", "maxpool", "layer1", "layer2", "layer3", "layer4", "dropout", "fc", "total")
+    ]
+    assert f"{layers['']['parameters']:,}" in shown[-2]

@@ -1,0 +1,96 @@
+"""docs/use.md as typed; its report, rows and pictures against scikit-learn and each other."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.metrics import classification_report, confusion_matrix
+
+from tests.support import guides
+from tests.support.harness import ROOT, SMALL
+
+pytestmark = [pytest.mark.full, pytest.mark.processes]
+PAGE = ROOT / "docs" / "use.md"
+SMALLER = ("model.width=4", "trainer.max_epochs=1", "trainer.precision=float32", *SMALL[-4:])
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """The folder at the end of the page, and what each of its commands printed; trainings are smaller."""
+    folder, said = tmp_path_factory.mktemp("typed"), {}
+    for guide in guides.guides(PAGE).values():
+        guide.write(folder)
+        for words in guide.commands:
+            more = SMALLER if words[:2] == ("lockstep", "train") else ()
+            said[" ".join(words)] = guides.run(folder, *words, *more)
+    return folder, said
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_command_of_the_page_works_and_its_files_agree(typed: tuple[Path, dict[str, str]]) -> None:
+    folder, said = typed
+    assert not guides.long_blocks(PAGE)
+    shown = next(text for line, text in said.items() if "--pictures" in line)
+    rows = rows_of(folder / "rows.csv")
+    names = [path.relative_to(folder / "holiday").as_posix() for path in (folder / "holiday").rglob("*.jpg")]
+    assert sorted(row["file"] for row in rows) == sorted(names)
+    assert all(row["truth"] == row["file"].partition("/")[0] for row in rows)
+    for row in rows:
+        probabilities = {row["class"]: float(row["probability"]), row["class_2"]: float(row["probability_2"])}
+        assert sum(probabilities.values()) == pytest.approx(1, abs=2e-6)
+        assert float(row["loss"]) == pytest.approx(-np.log(probabilities[row["truth"]]), abs=1e-4)
+    true, predicted = ([row[name] for row in rows] for name in ("truth", "class"))
+    report: dict[str, Any] = json.loads((folder / "report" / "report.json").read_text())
+    assert report["confusion_matrix"]["counts"] == confusion_matrix(true, predicted).tolist()
+    zero: Any = 0  # scikit-learn declares a string
+    expected: Any = classification_report(true, predicted, output_dict=True, zero_division=zero)
+    for name in ("china", "flower"):
+        scores = [expected[name][key] for key in ("support", "precision", "recall", "f1-score")]
+        assert list(report["classes"][name].values()) == pytest.approx(scores, abs=1e-12)
+        assert f"{name}{scores[0]:>{23 - len(name)}.0f}" in shown
+    accuracy = np.mean(np.array(true) == np.array(predicted))
+    assert f"\naccuracy  {accuracy:.6f}\n" in shown
+    assert report["metrics"]["loss"] == pytest.approx(np.mean([float(row["loss"]) for row in rows]), abs=1e-5)
+    (text,) = [text for line, text in said.items() if line.endswith("--json")]
+    assert json.loads(text) == report
+
+
+def test_the_page_shows_what_its_commands_print(typed: tuple[Path, dict[str, str]]) -> None:
+    _, said = typed
+    blocks = [block for kind, block in guides.BLOCK.findall(PAGE.read_text()) if kind == "text"]
+    assert not {*blocks[0].splitlines()} - {*said["lockstep data check experiment=photos"].splitlines()}
+    assert "\nExact: " in said["lockstep verify experiment=photos model.width=4"]
+
+
+def test_each_photograph_is_tested_by_one_fold_and_the_report_counts_it(typed: tuple[Path, dict[str, str]]) -> None:
+    folder, said = typed
+    assert any(" over 5 folds, test_accuracy " in text for line, text in said.items() if "data.fold=" in line)
+    (file,) = folder.glob("outputs/*/*_folds/out_of_fold.csv")
+    rows = rows_of(file)
+    photos = sorted(path.relative_to(folder / "photos").as_posix() for path in (folder / "photos").rglob("*.jpg"))
+    assert sorted(row["file"] for row in rows) == photos
+    assert all(row["file"].startswith(row["truth"]) for row in rows)
+    (line,) = [line.split() for line in said["python report.py"].splitlines() if line.strip().startswith("flower")]
+    hits = sum(row["truth"] == row["prediction"] == "flower" for row in rows)
+    assert (line[2], line[4]) == (f"{hits / 30:.2f}", "30")
+
+
+def test_pictures_are_drawn_and_the_network_is_explained(typed: tuple[Path, dict[str, str]]) -> None:
+    folder, _ = typed
+    names = sorted(path.name for path in (folder / "report").iterdir())
+    assert names == ["confusion_matrix.png", "predictions.png", "report.json", "worst_mistakes.png"]
+    with Image.open(folder / "report" / "worst_mistakes.png") as picture:
+        assert picture.size[1] > 1300  # 24 mistakes, each with its light
+    photos = {path.relative_to(folder / "holiday").as_posix() for path in (folder / "holiday").rglob("*.jpg")}
+    pictures = {path.relative_to(folder / "looked").as_posix() for path in (folder / "looked").rglob("*.png")}
+    assert pictures == {f"{name}.png" for name in photos}
+    evaluated, predicted = rows_of(folder / "rows.csv"), rows_of(folder / "predictions.csv")
+    assert [{key: row[key] for key in predicted[0]} for row in evaluated] == predicted

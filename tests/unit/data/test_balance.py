@@ -1,0 +1,123 @@
+"""Epochs with classes in chosen proportions: how often each image occurs, on any number of workers."""
+
+from collections import Counter
+from functools import partial
+from itertools import chain
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.config.errors import ConfigError
+from lockstep.config.overrides import plan
+from lockstep.data.balance import described, order, sizes_of
+from lockstep.data.images.crops import RandomCrop
+from lockstep.data.loader import ShardDataset
+from lockstep.data.sampler import repeats
+from lockstep.distributed.partition import Shard
+from lockstep.training.assembly import refuse_unfit_images
+from tests.support.plans import Plan
+from tests.support.sources import labelled
+
+repeatable = settings(deadline=None, derandomize=True)
+COUNTS = st.lists(st.integers(1, 30), min_size=2, max_size=6)
+BALANCE = st.floats(0.01, 1)
+CLASSES = torch.tensor([0] * 45 + [1] * 5).repeat(2)  # 9 : 1
+NINE_TO_ONE = partial(order, CLASSES, torch.tensor(sizes_of([90, 10], 1)))
+
+
+def test_the_classes_of_an_epoch_have_the_chosen_powers_of_their_counts() -> None:
+    assert sizes_of([900, 100], 0) == [900, 100]
+    assert sizes_of([900, 100], 0.5) == [750, 250]  # 30 : 10
+    assert sizes_of([900, 100], 1) == [500, 500]
+    assert sizes_of([5, 1, 1], 1) == [3, 2, 2]
+    assert sizes_of([6, 0, 2], 1) == [4, 0, 4]
+
+
+@repeatable
+@given(COUNTS, BALANCE, st.integers(0, 3))
+def test_an_epoch_keeps_its_length_and_has_each_image_of_a_class_as_often_or_once_more(
+    counts: list[int], balance: float, epoch: int
+) -> None:
+    classes = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    classes = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(1))]
+    sizes = sizes_of(counts, balance)
+    exact = [count ** (1 - balance) * sum(counts) / sum(each ** (1 - balance) for each in counts) for count in counts]
+    assert max(abs(size - wanted) for size, wanted in zip(sizes, exact, strict=True)) < 1
+    drawn = order(classes, torch.tensor(sizes), torch.Generator().manual_seed(epoch))
+    assert len(drawn) == sum(counts)
+    assert torch.bincount(classes[drawn], minlength=len(counts)).tolist() == sizes
+    times = torch.bincount(drawn, minlength=len(classes))
+    assert all(int(part.max() - part.min()) <= 1 for part in (times[classes == k] for k in range(len(counts))))
+
+
+@repeatable
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any), st.booleans(), st.integers(0, 3))
+def test_the_shards_of_all_ranks_are_the_balanced_epoch_of_one_also_from_the_middle(
+    loads: list[int], with_partner: bool, epoch: int
+) -> None:
+    cut = Plan(micro_batch_size=6, accumulate_grad_batches=2, order=NINE_TO_ONE, with_partner=with_partner)
+    alone = list(cut.of(epoch=epoch))
+    parts = [cut.of(rank, loads, epoch=epoch) for rank in range(len(loads))]
+    for part in parts:
+        part.seek(epoch, 3)  # as a resume does
+    drawn_alone = torch.cat([plan_draws(indices, shard) for indices, shard in alone])
+    assert sorted(drawn_alone.tolist()) == list(range(100))  # a repeated image draws again
+    for shards, (indices, whole) in zip(zip(*parts, strict=True), alone[3:], strict=True):
+        kept = [shard.indices[: shard.shard.hi - shard.shard.lo].tolist() for shard in shards]
+        assert list(chain(*kept)) == indices[: whole.hi - whole.lo].tolist()
+        drawn = [plan_draws(*shard).tolist() for shard in shards]
+        assert list(chain(*drawn)) == plan_draws(indices, whole).tolist()
+    assert alone[0].indices.tolist() != next(iter(cut.of(epoch=epoch + 1))).indices.tolist()
+
+
+def plan_draws(indices: torch.Tensor, shard: Shard) -> torch.Tensor:
+    """What the draws of the own samples of a shard depend on."""
+    drawn_by = repeats(shard, len(indices))
+    assert drawn_by is not None
+    return drawn_by[: shard.hi - shard.lo]
+
+
+def test_repeats_of_an_image_are_cropped_differently() -> None:
+    crop = RandomCrop(scale=[0.3, 1.0], ratio=[0.75, 1.3333], seed=0)
+    noise = torch.randint(0, 256, (100, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = ShardDataset(noise, CLASSES, crop)
+    batches = [images.batch(shard) for shard in Plan(order=NINE_TO_ONE).of()]
+    inputs, indices = torch.cat([batch.inputs for batch in batches]), torch.cat([batch.indices for batch in batches])
+    assert Counter(CLASSES[indices].tolist()) == {0: 50, 1: 50}
+    (rare, times), *_ = Counter(indices.tolist()).most_common(1)
+    assert times == 5
+    assert len(inputs[indices == rare].unique(dim=0)) == 5
+    assert all(repeats(shard, len(indices)) is None for indices, shard in Plan().of())  # the bits of before
+
+
+def test_the_classes_are_listed_or_the_fewest_and_the_most() -> None:
+    assert described(["china", "flower"], [900, 100]) == "china: 900, flower: 100"
+    text = "china: 900 -> 500, flower: 100 -> 500 in an epoch, data.balance=1"
+    assert described(["china", "flower"], [900, 100], 1) == text
+    names, counts = [f"class {number}" for number in range(1000)], [5] * 1000
+    counts[7], counts[8] = 1, 300
+    assert described(names, counts) == "1,000 classes: 1 (class 7) to 300 (class 8)"
+    assert len(described(names, counts, 1)) < 100
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.balance=0.5", "task=multilabel"], "data.balance=0.5 is for one class of several"),
+        (["data.balance=1", "task.class_weights=balanced"], "both make up for unequal classes: use one of them"),
+        (["data.balance=1", "trainer.overfit_batches=1"], "set data.balance=0 and data.folds=null"),
+        (["data.fold=5", "data.folds=5"], "data.fold=5 is not one of data.folds=5: number them from 0 to 4"),
+        (["data.fold=1"], "data.fold=1 is not one of data.folds=null: set data.folds=5"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(overrides)
+
+
+@pytest.mark.parametrize("setting", ["data.balance=0.5", "task.class_weights=balanced"])
+def test_images_without_a_known_class_are_refused(setting: str) -> None:
+    with pytest.raises(ConfigError, match=f"{setting} needs the class of each training image"):
+        refuse_unfit_images(plan([setting]).configs[0], labelled("labels"))

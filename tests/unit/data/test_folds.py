@@ -1,0 +1,101 @@
+"""Folds: stratified as scikit-learn's, disjoint, and every image tested once."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.model_selection import StratifiedKFold
+from torch.utils.data import Subset
+
+from lockstep.config.errors import ConfigError
+from lockstep.config.overrides import plan
+from lockstep.data.images.splits import Fold, Splits, cut_fold
+from lockstep.data.sources.builtin import digits
+from lockstep.data.sources.datasets import dataset
+from lockstep.training.assembly import source
+from tests.support.image_files import read, write_folder, write_image
+from tests.support.sources import SETTINGS, Turned
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.integers(5, 30), min_size=2, max_size=6), st.integers(2, 5), st.integers(0, 5))
+def test_folds_have_as_many_of_each_class_as_those_of_scikit_learn(
+    counts: list[int], num_folds: int, seed: int
+) -> None:
+    classes = np.repeat(np.arange(len(counts)), counts)
+    names = [f"{number}.png" for number in range(len(classes))]
+    cuts = [cut_fold(names, classes, seed, Fold(number, num_folds)) for number in range(num_folds)]
+    assert sorted(np.concatenate([tested for _, tested in cuts])) == list(range(len(classes)))
+    oracle = StratifiedKFold(num_folds, shuffle=True, random_state=seed).split(names, classes)
+    for (rest, tested), (other_rest, other_tested) in zip(cuts, oracle, strict=True):
+        assert sorted([*rest, *tested]) == list(range(len(classes)))
+        found, expected = (np.bincount(classes[part], minlength=len(counts)) for part in (tested, other_tested))
+        assert found.tolist() == expected.tolist()
+        assert len(rest) == len(other_rest)
+
+
+def of_folder(path: Path, **more: Any) -> Callable[..., Splits]:
+    return partial(read, write_folder(path), **more)
+
+
+def of_digits(path: Path) -> Callable[..., Splits]:
+    return partial(digits, **SETTINGS)
+
+
+def of_dataset(path: Path) -> Callable[..., Splits]:
+    rest: dict[str, Any] = {"val": None, "test": None, "class_names": None, "mean": None, "std": None}
+    return partial(dataset, train=Turned(count=300), **{**SETTINGS, **rest})
+
+
+@pytest.mark.parametrize("make", [of_folder, of_digits, of_dataset])
+def test_every_image_of_a_source_is_tested_once_and_validation_is_cut_off_the_rest(
+    tmp_path: Path, make: Callable[[Path], Callable[..., Splits]]
+) -> None:
+    load = make(tmp_path)
+    plain, folds = load(), [load(fold=Fold(number, 4)) for number in range(4)]
+    every = sorted(name for part in plain.parts.values() for name in part.names)
+    assert sorted(name for splits in folds for name in splits.test.names) == every
+    counts = []
+    for splits in folds:
+        assert sorted(name for part in splits.parts.values() for name in part.names) == every
+        assert min(len(part) for part in splits.parts.values()) > 0
+        classes = splits.test.classes
+        assert classes is not None
+        counts.append(torch.bincount(classes, minlength=len(splits.class_names)))
+    spread = torch.stack(counts)
+    assert int((spread.amax(0) - spread.amin(0)).max()) <= 1
+    assert load(fold=Fold(1, 4)).test.names == folds[1].test.names
+
+
+def test_a_test_set_of_its_own_is_left_out_and_a_validation_set_kept(tmp_path: Path) -> None:
+    for split, count in (("train", 8), ("val", 2), ("test", 2)):
+        for name in ("a", "b"):
+            for number in range(count):
+                write_image(tmp_path / split / name / f"{number}.png", seed=number)
+    folds = [read(tmp_path, fold=Fold(number, 4)) for number in range(4)]
+    assert all(len(splits.val) == 4 and all(name.startswith("val/") for name in splits.val.names) for splits in folds)
+    tested = sorted(name for splits in folds for name in splits.test.names)
+    assert tested == sorted(f"train/{name}/{number}.png" for name in "ab" for number in range(8))
+    assert all(len(splits.train) == 12 for splits in folds)
+
+
+def test_folds_that_cannot_be_stratified_are_refused(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "images", count=4)
+    with pytest.raises(ValueError, match=r"data.folds=5 needs as many images of each class, and the smallest has 4"):
+        read(root, fold=Fold(0, 5))
+    relabelled = Turned()
+    relabelled.target_transform = abs  # pyright: ignore[reportAttributeAccessIssue]
+    for unknown in (relabelled, Subset(Turned(), range(50))):
+        with pytest.raises(ValueError, match="has no `targets`, or a target_transform: list the class numbers there"):
+            of_dataset(tmp_path)(train=unknown, class_names=Turned.classes, fold=Fold(0, 5))
+    (config,) = plan(["data=synthetic", "+data.folds=5"]).configs
+    with pytest.raises(
+        ConfigError, match=r"data.folds=5, but data._target_=lockstep.data.synthetic has no parameter `fold`"
+    ):
+        source(config.data)
