@@ -21,13 +21,13 @@ No run used several GPUs or several machines. [How GPUs are measured](gpu.md#wha
 """
 ACCURACY = (
     *("digits", "fashion-mnist-quarter", "fashion-mnist-quarter-float32", "d2l-fashion-mnist", "cifar10-eighth"),
-    "recipes-quarter",
+    *("recipes-quarter", "cifar10-recipes-quarter"),
 )
 QUESTIONS: dict[str, Sequence[str]] = {
-    "How accurate are the recipes?": (*(f"accuracy-{name}" for name in ACCURACY), "gpu-accuracy"),
+    "How accurate are the recipes?": (*(f"accuracy-{name}" for name in ACCURACY), "gpu-accuracy", "gpu-cifar10"),
     "What does fine-tuning gain?": ("finetune",),
-    "How exact are several workers?": ("exactness", "gpu-exactness"),
-    "How fast is one GPU?": ("gpu-speed",),
+    "How exact are several workers?": ("exactness", "gpu-exactness", "gpu-graphs"),
+    "How fast is one GPU?": ("gpu-speed", "gpu-epoch", "gpu-step"),
     "How fast is a step next to a raw loop and a usual template?": ("the-full-resnet-18", "a-step"),
     "Do several processes pay on one CPU?": ("workers", "small-workers", "small-workers-without-messages", "unequal"),
     "What do messages between workers cost?": ("messages", "batch-norm"),

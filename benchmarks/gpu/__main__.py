@@ -16,10 +16,9 @@ STAGES = {
     "fashion_mnist": ("recipes.fashion_mnist", 180),
     "recipes": ("recipes.recipes", 300),
     "speed": ("speed.speed", 180),
-    "exactness": ("exactness.exactness", 90),
     "ddp": ("exactness.ddp", 120),
     "options": ("runs.options", 180),
-    "tests": ("runs.tests", 300),
+    "tests": ("runs.tests", 400),
     "cifar10": ("recipes.cifar10", 400),
 }
 DEFAULT = [name for name in STAGES if name != "cifar10"]

@@ -1,4 +1,4 @@
-"""How exact: a GPU against the CPU, several processes and GPUs against one, and the same training twice, bit by bit."""
+"""How exact: graphs against eager steps, several processes and GPUs against one. tests/system/test_gpu.py has more."""
 
 import json
 from functools import partial
@@ -18,24 +18,6 @@ REPLAYED = {
     "micro-batches": (*ACCUMULATE_AUGMENT, "callbacks=ema", "flip_test=true"),
 }
 EXACT, BITWISE = Aim("<=", 1e-12), Aim("<=", 0.0)
-
-
-def exactness(bench: Bench) -> None:
-    """Trainings side by side: they share the GPU, and each is mostly its start."""
-    bench.together(("GPU against CPU", _against_cpu), ("twice the same", _twice))
-
-
-def _against_cpu(bench: Bench) -> None:
-    """Without dropout, whose bits depend on the kind of device: CUDA draws by Philox, a CPU by Mersenne Twister."""
-    cpu, _ = bench.train("cpu", *SMALL, "model.dropout=0")
-    gpu, _ = bench.train("gpu", *FLOAT64, "trainer.devices=1", "model.dropout=0")
-    bench.figure("float64, 1 GPU against the CPU, no dropout", [difference(cpu, gpu)], "{:.1e}", EXACT)
-
-
-def _twice(bench: Bench) -> None:
-    settings = (*BFLOAT16, "trainer.devices=1", "trainer.deterministic=true")
-    (first, _), (second, _) = (bench.train(name, *settings) for name in ("first", "second"))
-    bench.figure("deterministic, the same training twice", [difference(first, second)], "{:.1e}", BITWISE)
 
 
 def graph(bench: Bench) -> None:
@@ -88,5 +70,6 @@ def _norms(bench: Bench, backend: str) -> None:
     path = bench.scratch / f"norms-{backend}.json"
     words = ("--nproc-per-node=2", "-m", "benchmarks.gpu.norms", backend, str(path))
     command(f"norms {backend}", *TORCHRUN, *words).expect(0)
-    for shards, worst in json.loads(path.read_text()).items():
-        bench.figure(f"batch norm of 2 processes by {backend}, shares {shards}", [worst], "{:.1e}", EXACT)
+    for name, worst in json.loads(path.read_text()).items():
+        aim = EXACT if name.startswith("float64") else Aim("<=", 1e-4)
+        bench.figure(f"batch norm of 2 processes by {backend}, {name}", [worst], "{:.1e}", aim)

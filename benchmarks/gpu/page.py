@@ -1,10 +1,6 @@
-"""What the stages found, as results.json and as a Markdown page: each file is replaced in one step.
-
-`python -m benchmarks.gpu.page gpu1/results.json ...` prints the figures that have a prediction.
-"""
+"""What the stages found, as results.json and as a Markdown page: each file is replaced in one step."""
 
 import json
-import sys
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
@@ -56,16 +52,3 @@ def summary(result: dict[str, Any]) -> str:
 def _cells(result: dict[str, Any]) -> list[list[str]]:
     rows = result["rows"]
     return [[row["what"], row["result"], row["predicted"], row["aim"], VERDICTS[row["is_met"]]] for row in rows]
-
-
-def predicted_and_seen(*files: Path) -> str:
-    """Return the table of docs/gpu.md: the figures with a prediction, of several results.json."""
-    lines = [["stage", "what", "predicted", "seen"]]
-    for stage in (stage for file in files for stage in json.loads(file.read_text())["stages"]):
-        rows = [row for row in stage["rows"] if row["predicted"]]
-        lines += [[stage["name"], row["what"], row["predicted"], row["result"]] for row in rows]
-    return table(lines)
-
-
-if __name__ == "__main__":
-    print(predicted_and_seen(*map(Path, sys.argv[1:])))

@@ -16,7 +16,6 @@ from tests.support.harness import difference
 
 DATA = ("data=synthetic", "data.train_size=2000", "data.test_size=400")
 TINY = ("trainer.devices=1", "trainer.max_epochs=2", "callbacks.curves=null", "callbacks.pictures=null")
-RESNET18 = ("width", "stem", "shortcut_norm", "bias", "dropout", "init")  # parameters of conf/model/resnet18.yaml
 NARROW = ("model.width=8",)
 ALL = (
     *("trainer.deterministic=true", "trainer.gradient_clip_norm=0.5", "trainer.accumulate_grad_batches=2"),
@@ -61,7 +60,6 @@ def options(bench: Bench) -> None:
         ("all options together", _everything),
         ("streamed images", _streamed),
         ("float32", _float32),
-        ("NaN guard", _nan),
         ("SIGTERM and resume", _stopped),
     )
     bench.attempt("out of memory", _out_of_memory)
@@ -87,18 +85,6 @@ def _float32(bench: Bench) -> None:
     folder, _ = bench.train("float32", *DATA, *NARROW, *TINY, "trainer.precision=float32")
     precision = folder.read_summary()["precision"]
     bench.check("trained in float32", precision == "float32", precision)
-
-
-def _nan(bench: Bench) -> None:
-    network = (
-        "model._target_=tests.support.networks.BecomesNan",
-        "+model.hidden=8",
-        *(f"~model.{name}" for name in RESNET18),
-    )
-    folder, done = bench.train("nan", *DATA, *TINY, *network, code=EXIT_FAILED)
-    match = re.search(r"The loss is not finite in optimizer step 30 .{40}", done.output)
-    bench.check("NaN guard names the step", match is not None, match[0] if match else "no such message")
-    bench.check("NaN guard: no checkpoint of a bad state", not folder.last_checkpoint.exists())
 
 
 def _stopped(bench: Bench) -> None:

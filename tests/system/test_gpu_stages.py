@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import page, runner
+from benchmarks.gpu import runner
 from benchmarks.gpu.runner import EXIT_UNUSABLE
 from benchmarks.gpu.stage import Aim, Bench
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED
@@ -101,7 +101,6 @@ def test_a_stage_that_fails_misses_its_aim_or_hangs_stops_no_other_one(tmp_path:
     }
     assert is_gone(int((tmp_path / "pid").read_text()))
     assert "| a number | 1.5 | 1.4 | <= 2 | yes |" in (tmp_path / "out" / "gpu.md").read_text()
-    assert "| passes | a number | 1.4 | 1.5 |" in page.predicted_and_seen(tmp_path / "out" / "results.json")
     assert "\nhanging\n" in (tmp_path / "out" / "logs.txt").read_text()
 
 
