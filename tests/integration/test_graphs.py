@@ -131,3 +131,11 @@ def test_what_one_rank_cannot_capture_all_ranks_compute_eagerly(gpus: PretendedG
     assert "".join(outputs).count("steps are eager") == 1
     assert set(graphs(graphed)) == {0}
     assert difference(graphed, eager) == 0
+
+
+@pytest.mark.full
+def test_a_rank_that_cannot_compare_its_graphs_ends_the_run(gpus: PretendedGpus, tmp_path: Path) -> None:
+    network = [text for text in own_network("OutOfMemoryAfterACapture") if text != "strategy=cpu"]
+    folder = write_run(tmp_path / "run", [*network, *STEPS[-2:], "trainer.graph=true", "trainer.devices=2"])
+    train_all([folder], 2, EXIT_FAILED, **gpus.environ(2))
+    assert "rank 1 of 2 ran out of memory" in folder.failure.read_text()

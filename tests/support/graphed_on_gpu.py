@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.distributed.partition import Shard
+from lockstep.models import graphs
 from lockstep.models.graphs import MOST_KEYS, NUM_EAGER, GraphedModule
 from tests.support.modules import classifier
 from tests.support.networks import Plain
@@ -108,7 +109,7 @@ def test_gradients_of_several_shards_of_a_batch_add_up() -> None:
         )
 
 
-def test_another_mode_rate_or_choice_of_parameters_has_other_graphs() -> None:
+def test_another_mode_rate_choice_or_memory_of_parameters_has_other_graphs() -> None:
     pair = Pair(small())
     nets: Any = (pair.module.net, pair.eager.net)
 
@@ -124,7 +125,11 @@ def test_another_mode_rate_or_choice_of_parameters_has_other_graphs() -> None:
         for net in nets:
             net.conv.weight.requires_grad_(False)
 
-    for step, change in enumerate((lambda: None, freeze, drop_more, train_less)):
+    def move() -> None:
+        for net in nets:
+            net.conv.bias.data = 2 * net.conv.bias.data
+
+    for step, change in enumerate((lambda: None, freeze, drop_more, train_less, move)):
         change()
         for number in range(4):
             pair.assert_equal(4 * step + number)
@@ -194,19 +199,12 @@ class RunsOutOfMemory(Plain):
         return super().forward(x)
 
 
-class IsHooked(Plain):
-    def __init__(self, **sizes: int) -> None:
-        super().__init__(**sizes)
-        self.conv.register_forward_hook(lambda *_: None)
-
-
 REFUSED: dict[Callable[..., nn.Module], str] = {
     Counts: "the network does not compute the same in every pass",
     Remembers: "the network does not compute the same in every pass",
     Waits: "CUDA error: operation not permitted when stream is capturing",
     Replaces: "the network replaces its buffer net.mean: let it change the buffer in place",
     DropsTwice: "CUDAGeneratorImpl::set_current_seed can be called during stream capture only if new seed",
-    IsHooked: "a layer has hooks, which a replay does not call",
     RunsOutOfMemory: "CUDA out of memory. Tried to allocate 2.00 GiB.",
 }
 
@@ -224,6 +222,32 @@ def test_what_no_graph_can_repeat_is_eager_with_one_line(
         assert pair.num_keys == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"lockstep: no CUDA graphs, steps are eager: {REFUSED[network]}")
+
+
+def test_a_rank_of_several_that_finds_a_change_after_its_capture_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(small())
+    for step in range(NUM_EAGER + 1):
+        pair.assert_equal(step)
+    monkeypatch.setattr(graphs, "is_distributed", lambda: True)
+    pair.module.net.register_forward_hook(doubled)
+    with pytest.raises(RuntimeError, match=r"use trainer\.graph=false"):
+        pair.graphed(*of_step(3))
+
+
+def doubled(layer: nn.Module, inputs: Any, outputs: Any) -> Tensor:
+    return 2 * outputs
+
+
+def test_hooks_end_graphs_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    pair = Pair(small())
+    for step in range(3 * NUM_EAGER):
+        assert pair.num_keys == (NUM_EAGER < step <= NUM_EAGER + 1)
+        if step == NUM_EAGER + 1:
+            for module in (pair.module, pair.eager):
+                module.get_submodule("net.conv").register_forward_hook(doubled)
+        pair.assert_equal(step)
+    reason = "a layer has hooks, which a replay does not call"
+    assert capsys.readouterr().err == f"lockstep: no CUDA graphs, steps are eager: {reason}\n"
 
 
 def test_graphs_that_leave_less_memory_than_they_take_are_not_used(

@@ -181,6 +181,18 @@ class WaitsOnRank1(Plain):
         return super().forward(x)
 
 
+class OutOfMemoryAfterACapture(Plain):
+    """Refused by the allocator on rank 1 in the pass after its capture."""
+
+    is_captured = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_captured and torch.distributed.get_rank() == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        self.is_captured = torch.cuda.is_current_stream_capturing()
+        return super().forward(x)
+
+
 class OutOfMemory(Plain):
     """Refused by an allocator in the third forward pass of a training, on the last rank: of the CPU, or as of a GPU."""
 

@@ -178,10 +178,10 @@ class Classifier(L.LightningModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """End a batch before any callback can write a checkpoint there; the module's own hook would run after them."""
-        return [_Ends()]
+        return [_BatchEnd()]
 
     def drop_graphs(self) -> None:
-        """Free the memory of CUDA graphs, and end their use of NCCL, which otherwise waits for them at its end."""
+        """Free the memory of CUDA graphs after a fit, and end their use of NCCL, which waits for them at its end."""
         self._graphed = None
 
     @property
@@ -329,19 +329,12 @@ class Classifier(L.LightningModule):
             logger.log_metrics(values, self.global_step if step is None else step)
 
 
-class _Ends(Callback):
+class _BatchEnd(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, Classifier)
         pl_module.end_batch(batch_idx)
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if isinstance(pl_module, Classifier):
-            pl_module.drop_graphs()
-
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self.on_train_end(trainer, pl_module)
 
 
 def _inverse_mean(weight_sum: Tensor, num_samples: int) -> Tensor:

@@ -18,7 +18,7 @@ from torch import distributed as dist
 from torch.func import functional_call
 from typing_extensions import override
 
-from lockstep.distributed.collectives import gather_objects
+from lockstep.distributed.collectives import gather_objects, is_distributed
 from lockstep.distributed.partition import Shard
 from lockstep.distributed.rng import ExactDropout
 from lockstep.system import internals
@@ -38,6 +38,7 @@ class Graphs(NamedTuple):
     output_gradient: Tensor
     gradients: tuple[Tensor | None, ...]  # of the trained parameters; None: not used
     sources: list[tuple[ExactDropout, torch.Generator]]
+    addresses: list[int]  # of all parameters
 
 
 class GraphedModule:
@@ -51,7 +52,7 @@ class GraphedModule:
         self._module = module
         self._dropouts = dropouts
         self._accumulates = accumulates
-        self._parts = list(module.modules())
+        self._layers = list(module.modules())
         self._parameters = dict(module.named_parameters())
         self._is_on = True
         self._start(())
@@ -70,7 +71,7 @@ class GraphedModule:
 
     def _graphs_of(self, inputs: Tensor, shard: Shard) -> Graphs | None:
         state = (
-            [part.training for part in self._parts],
+            [layer.training for layer in self._layers],
             [parameter.requires_grad for parameter in self._parameters.values()],
             [dropout.p for dropout in self._dropouts],
         )
@@ -78,11 +79,19 @@ class GraphedModule:
             self._start(state)
         cut = (shard.lo, shard.hi, shard.group_size) if any(dropout.p for dropout in self._dropouts) else None
         key = (inputs.shape, inputs.dtype, shard.size, cut)  # its `size`: all ranks count the same keys
+        graphs = self._graphs.get(key)
+        if graphs is not None and (graphs.addresses != self._addresses() or internals.has_hooks(self._layers)):
+            if is_distributed():  # perhaps of this rank alone, with which the others would not capture again
+                raise RuntimeError("Hooks or parameters of the network were replaced: use trainer.graph=false.")
+            self._start(state)
         if key not in self._graphs and len(self._graphs) < MOST_KEYS:
             self._num_eager[key] += 1
             if self._num_eager[key] > NUM_EAGER:
                 self._graphs[key] = self._captured(inputs, shard)
         return self._graphs.get(key)
+
+    def _addresses(self) -> list[int]:
+        return [parameter.data_ptr() for parameter in self._parameters.values()]
 
     def _captured(self, inputs: Tensor, shard: Shard) -> Graphs | None:
         """Return graphs for shards like this one; None if they stay eager. Every rank must call it in the same step."""
@@ -90,28 +99,33 @@ class GraphedModule:
         if min(gather_objects(len(inputs))) < 2:
             return None
         made: list[Graphs] = []
-        # batch norms exchange statistics in a replay, so that all ranks must have graphs
-        works = (lambda: made.append(self._recorded(inputs)), lambda: self._compare(made[0], inputs, shard))
-        return made[0] if all(map(self._agreed, works)) else None
+        if not self._agreed(lambda: made.append(self._recorded(inputs))):
+            return None
+        is_equal = self._agreed(lambda: self._difference(made[0], inputs, shard), exchanges=is_distributed())
+        return made[0] if is_equal else None
 
-    def _agreed(self, work: Callable[[], None]) -> bool:
-        """Return whether `work` succeeds on every rank. If not, stay eager."""
-        problem = ""
+    def _agreed(self, work: Callable[[], str | None], *, exchanges: bool = False) -> bool:
+        """Return whether `work` returns no problem on any rank. If not, stay eager.
+
+        An error is a problem, but ends a run whose batch norms exchange statistics in it: other ranks wait for them.
+        """
         try:
-            work()
+            problem = work()
         except Exception as error:  # of CUDA, or of a custom network
+            if exchanges:
+                raise
             problem = str(error).partition("\n")[0] or type(error).__name__
         problems = list(filter(None, gather_objects(problem)))
         if problems:
             self._is_on = False
             self._start(())
-            if not dist.is_initialized() or dist.get_rank() == 0:
+            if not is_distributed() or dist.get_rank() == 0:
                 print(f"lockstep: no CUDA graphs, steps are eager: {problems[0]}", file=sys.stderr, flush=True)
         return not problems
 
     def _recorded(self, inputs: Tensor) -> Graphs:
         """Capture graphs. Raises RuntimeError with the reason if they cannot be used."""
-        if internals.has_hooks(self._module):
+        if internals.has_hooks(self._layers):
             raise RuntimeError("a layer has hooks, which a replay does not call")
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -140,7 +154,8 @@ class GraphedModule:
         left, _ = torch.cuda.mem_get_info()
         if left < free - left:  # eager passes, of other shards, need as much again
             raise RuntimeError(f"they take {(free - left) / 2**30:.1f} GiB of GPU memory, {left / 2**30:.1f} are left")
-        return Graphs(forward, backward, static, outputs.detach(), output_gradient, gradients, sources)
+        outputs = outputs.detach()
+        return Graphs(forward, backward, static, outputs, output_gradient, gradients, sources, self._addresses())
 
     def _replayed(self, graphs: Graphs, inputs: Tensor, shard: Shard) -> Tensor:
         for dropout, source in graphs.sources:
@@ -149,22 +164,22 @@ class GraphedModule:
         assert isinstance(outputs, Tensor)
         return outputs
 
-    def _compare(self, graphs: Graphs, inputs: Tensor, shard: Shard) -> None:
-        """Raise RuntimeError if an eager pass of a shard, on copies of the buffers, is not what the graphs compute."""
+    def _difference(self, graphs: Graphs, inputs: Tensor, shard: Shard) -> str | None:
+        """Return how an eager pass of a shard, on copies of the buffers, differs from what the graphs compute."""
         buffers = dict(self._module.named_buffers())
         before, moved = ({name: value.clone() for name, value in buffers.items()} for _ in range(2))
 
-        def results(outputs: Tensor, moved: Mapping[str, Tensor]) -> tuple[Iterable[Tensor | None], ...]:
+        def results(outputs: Tensor, moved: Mapping[str, Tensor]) -> tuple[Sequence[Tensor | None], ...]:
             down = torch.linspace(-1, 1, outputs.numel(), dtype=outputs.dtype, device=outputs.device).view_as(outputs)
-            return [outputs.detach()], _gradients(outputs, down, self._trained.values()), moved.values()
+            gradients = _gradients(outputs, down, self._trained.values())
+            return [outputs.detach()], gradients, [value.clone() for value in moved.values()]
 
         expected = results(functional_call(self._module, moved, (inputs,)), moved)
         found = results(self._replayed(graphs, inputs, shard), buffers)
-        is_close = [_is_close(*pair) for pair in zip(found, expected, strict=True)]
         for name, value in buffers.items():
             value.copy_(before[name])
-        if not all(is_close):
-            raise RuntimeError("the network does not compute the same in every pass")
+        is_equal = all(_is_close(*pair) for pair in zip(found, expected, strict=True))
+        return None if is_equal else "the network does not compute the same in every pass"
 
 
 class _Replay(torch.autograd.Function):

@@ -6,7 +6,7 @@ consequence if a later version has moved the part; training continues.
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import lightning as L
@@ -70,13 +70,13 @@ def shared_count() -> Iterator[int]:
     return (store.add("lockstep count", 1) - 1 for _ in itertools.count())
 
 
-def has_hooks(module: nn.Module) -> bool:
+def has_hooks(layers: Iterable[nn.Module]) -> bool:
     """Return True if a layer has hooks, which the replay of a CUDA graph does not call.
 
     torch has no public way to find them. Otherwise they are called only in the capture.
     """
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(layer, name, None) for layer in module.modules() for name in names)
+    return any(getattr(layer, name, None) for layer in layers for name in names)
 
 
 def end_allocations(pool: Any) -> None:

@@ -1,10 +1,8 @@
 """One training run, from its saved configuration to its summary. Every rank runs this from top to bottom."""
 
-import contextlib
 import dataclasses
 import gc
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +88,10 @@ def train(
         norms = ExactBatchNorm()
         if here.device.type == "cuda" and not config.has_own_module:
             norms.apply(module)  # Lightning does it for several workers; one GPU gains the faster kernels
+        gc.freeze()  # no collection looks at what exists here; none comes first: it copies pages that workers share
         started = time.monotonic()
         try:
-            with _frozen_heap():
-                trainer.fit(module, data, ckpt_path=resumed_from.path, weights_only=True)
+            trainer.fit(module, data, ckpt_path=resumed_from.path, weights_only=True)
         except Stopped as stopped:
             state = "pruned" if stopped.reason.endswith(PRUNED) else "stopped"
             record.end(trainer, module, state, stopped.reason, signal=stopped.signal)
@@ -103,6 +101,8 @@ def train(
             return EXIT_STOPPED
         finally:
             norms.revert(module)
+            if isinstance(module, Classifier):
+                module.drop_graphs()
         used = timer.time_elapsed("train") if timer is not None else time.monotonic() - started
         if has_test and is_overridden("test_step", module):
             has_best = checkpoint is not None and folder.best_checkpoint.exists()
@@ -198,22 +198,6 @@ def built_callbacks(config: Config) -> list[Callback]:
         if (kind := next(lightnings, "")) in rules.INSTEAD:
             raise ConfigError([rules.unfit_callback(f"callbacks.{name}", section.target, kind)])
     return built
-
-
-@contextlib.contextmanager
-def _frozen_heap() -> Iterator[None]:
-    """Exclude all that exists before a fit from the garbage collections in it.
-
-    Automatic collection stays on: callbacks and custom modules may leave cycles. No collection comes first, and what
-    the fork server has frozen stays frozen: to look at its objects copies the pages that all workers share.
-    """
-    is_fork = gc.get_freeze_count() > 0
-    gc.freeze()
-    try:
-        yield
-    finally:
-        if not is_fork:
-            gc.unfreeze()
 
 
 def _prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelCheckpoint | None:
