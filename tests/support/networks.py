@@ -33,6 +33,13 @@ class OfFixedBatch(Plain):
         return super().forward(x.reshape(len(x), *x.shape[1:]))
 
 
+class OfValues(OfFixedBatch):
+    """Branches by the values of its images, which a traced network cannot."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Plain.forward(self, x if x.mean() > 0 else -x)
+
+
 class Slow(Plain):
     """Takes 20 ms longer for a batch."""
 

@@ -106,7 +106,7 @@ def test_a_prediction_that_was_ended_continues_on_other_workers(
 
 
 @pytest.mark.full
-def test_the_rows_of_an_evaluation_are_the_same_on_any_workers_and_continue_after_a_kill(
+def test_the_rows_of_an_evaluation_are_the_same_on_any_workers_and_continue_after_a_signal(
     trained: RunFolder, tmp_path: Path
 ) -> None:
     output, hold = tmp_path / "out.csv", tmp_path / "hold"
@@ -124,8 +124,9 @@ def test_the_rows_of_an_evaluation_are_the_same_on_any_workers_and_continue_afte
     hold.touch()
     process = Command([sys.executable, "-m", "lockstep", *evaluate, "--devices", "2"], tmp_path, VARIABLES)
     wait_until(lambda: num_chunks(output) == 4, "both workers wait in the third chunk")
-    process.send_signal(signal.SIGKILL)
-    process.wait(PATIENCE_S)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == EXIT_STOPPED
+    assert "the same command continues" in process.communicate()[1]
     wait_until(lambda: not files.is_held(tmp_path / "out.csv.part" / ".lock"), "the workers end, too")
     hold.unlink()
     assert "4 of 31 chunks are in out.csv.part: continuing\n" in lockstep(tmp_path, *evaluate, "--devices", "3").stdout

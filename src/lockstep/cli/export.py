@@ -3,10 +3,10 @@
 import argparse
 from pathlib import Path
 
-from lockstep.config import compose, presence, project, saved_run, signatures, storage, trust
+from lockstep.cli import inference
+from lockstep.config import presence, saved_run, signatures
 from lockstep.launch.worker import import_training
-from lockstep.runs import naming
-from lockstep.training import checkpoints, refusals
+from lockstep.training import refusals
 
 NEEDED = ("onnx", "onnxruntime", "onnxscript")
 
@@ -22,13 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--output {arguments.output} needs {', '.join(missing)}: {hint}.")
     if (error := refusals.unwritable(output.parent)) is not None:
         raise ValueError(f"--output {arguments.output}: {error}.")
-    folder = naming.find(arguments.run)
-    checkpoint = checkpoints.requested(folder, arguments.checkpoint, option="--checkpoint {}")
-    saved = storage.load(folder.config)
-    current = project.current()
-    project.enter(current, None if arguments.trust else folder)
-    source = compose.source_of(current)
-    trust.check(folder, saved, source, arguments.overrides, is_trusted=arguments.trust)
+    folder, checkpoint, saved, source = inference.opened(arguments)
     here = saved_run.on_this_machine(saved, devices=1, strategy="cpu")
     config = saved_run.changed(folder, here, arguments.overrides, source)
     presence.check(config.data)

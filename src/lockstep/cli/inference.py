@@ -29,14 +29,8 @@ def infer(arguments: argparse.Namespace) -> int:
     """Evaluate a checkpoint of a run, or predict with it; the run folder does not change. Returns the exit code."""
     is_prediction = arguments.task == "predict"
     given = _prediction(arguments) if is_prediction else _evaluation(arguments)
-    folder = naming.find(arguments.run)
-    checkpoint = checkpoints.requested(folder, arguments.checkpoint, option="--checkpoint {}")
-    saved = storage.load(folder.config)
     try:
-        current = project.current()
-        project.enter(current, None if arguments.trust else folder)
-        source = compose.source_of(current)
-        trust.check(folder, saved, source, arguments.overrides, is_trusted=arguments.trust)
+        folder, checkpoint, saved, source = opened(arguments)
         if of_hydra := [text for text in arguments.overrides if text.lstrip("+~").startswith("hydra.")]:
             raise errors.ConfigError([f"{of_hydra[0]}: lockstep {sys.argv[1]} makes no run folder: remove it"])
         devices, world = _devices(arguments.devices), outer_world(os.environ)
@@ -57,6 +51,18 @@ def infer(arguments: argparse.Namespace) -> int:
         errors.exit_with(error)
 
 
+def opened(arguments: argparse.Namespace) -> tuple[RunFolder, Path, Config, compose.Source]:
+    """Find a run, its checkpoint, configuration and modules. Raises ConfigError, FileNotFoundError or ValueError."""
+    folder = naming.find(arguments.run)
+    checkpoint = checkpoints.requested(folder, arguments.checkpoint, option="--checkpoint {}")
+    saved = storage.load(folder.config)
+    current = project.current()
+    project.enter(current, None if arguments.trust else folder)
+    source = compose.source_of(current)
+    trust.check(folder, saved, source, arguments.overrides, is_trusted=arguments.trust)
+    return folder, checkpoint, saved, source
+
+
 def _prediction(arguments: argparse.Namespace) -> dict[str, Any]:
     """Check source and output of a prediction, and return them with absolute paths."""
     output = _output(arguments)
@@ -64,7 +70,7 @@ def _prediction(arguments: argparse.Namespace) -> dict[str, Any]:
         if not Path(arguments.source).exists():
             raise FileNotFoundError(f"{arguments.source} does not exist: give a folder or file of images, val or test.")
         arguments.source = str(Path(arguments.source).resolve())
-    explained = _new_folder("--explain", arguments.explain, output)
+    explained = _new_folder("--explain", arguments.explain)
     given = {"source": arguments.source, "output": output, "is_strict": arguments.strict}
     return given | {"top_k": arguments.top_k, "explained": explained}
 
@@ -74,7 +80,7 @@ def _evaluation(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.output is None and arguments.top_k != 1:
         raise ValueError(f"--top-k {arguments.top_k} has no rows to be written to: add --output rows.csv.")
     output = _output(arguments) if arguments.output is not None else None
-    pictures = _new_folder("--pictures", arguments.pictures, output)
+    pictures = _new_folder("--pictures", arguments.pictures)
     given = {"split": arguments.split, "output": output, "top_k": arguments.top_k, "pictures": pictures}
     return given | {"is_json": arguments.json, "may_differ": False}
 
@@ -90,13 +96,12 @@ def _output(arguments: argparse.Namespace) -> str:
     return str(output)
 
 
-def _new_folder(option: str, name: str | None, output: str | None) -> str | None:
-    """Return the absolute path of a folder to write, which may have files of the command that this one continues."""
+def _new_folder(option: str, name: str | None) -> str | None:
+    """Return the absolute path of a folder to write. Raises ValueError unless it is new or empty."""
     if name is None:
         return None
     folder = Path(name).resolve()
-    is_used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    if is_used and not (output is not None and Path(f"{output}.part").exists()):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{option} {name} is not empty: name a new folder.")
     if (error := refusals.unwritable(folder.parent)) is not None:
         raise ValueError(f"{option} {name}: {error}.")

@@ -16,10 +16,7 @@ def show(typed: Sequence[str], source: compose.Source, *, depth: int, is_json: b
     """Print the layers of the network for the images of these overrides. Returns the exit code. Raises ConfigError."""
     config = build.settled(overrides.check(typed, source).configs[0])
     if config.has_own_module:
-        error = (
-            f"lockstep model shows the network of model, and module._target_={config.module.target} may build another"
-        )
-        raise errors.ConfigError([f"{error}: remove it"])
+        raise errors.ConfigError([f"module._target_={config.module.target} may build another network: remove it"])
     presence.check(config.data)
     import_training()
     from lockstep.models.layers import layers_of

@@ -190,7 +190,7 @@ class Workers:
         if received and job.task in UNSAVED:
             code = worker.code_of(job, received)
             if {code, -signal.SIGKILL} & {*codes}:
-                report_end(received, UNSAVED[job.task])
+                report_end(received, worker.continuation(job))
                 return code
         if self._first_failed is None:
             return EXIT_STOPPED if EXIT_STOPPED in codes else 0

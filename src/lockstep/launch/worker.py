@@ -34,8 +34,7 @@ from lockstep.training.refusals import Refused, explained
 
 # of a training, by its state: a later signal does not change them
 ENDS = {"finished": 0, "stopped": EXIT_STOPPED, "pruned": EXIT_STOPPED}
-# tasks that end at the first signal, because they have nothing more to save; and what continues them
-UNSAVED = {"evaluate": "", "predict": "the same command continues", "verify": ""}
+UNSAVED = ("evaluate", "predict", "verify")  # tasks that end at the first signal: they have nothing more to save
 
 
 class Job(NamedTuple):
@@ -150,13 +149,18 @@ def run_here(job: Job, world: World | None, flag: SignalFlag | None = None) -> i
         if code in (EXIT_FAILED, EXIT_CONFIG) and (world is not None or not refused(job)):
             show_failure(job)
         elif flag.received and job.task in UNSAVED and code == code_of(job, flag.received):
-            report_end(flag.received, UNSAVED[job.task])
+            report_end(flag.received, continuation(job))
         return code
 
 
 def code_of(job: Job, number: int) -> int:
     """Return the exit code of a task of UNSAVED that a signal ended."""
-    return EXIT_STOPPED if UNSAVED[job.task] else 128 + number
+    return EXIT_STOPPED if continuation(job) else 128 + number
+
+
+def continuation(job: Job) -> str:
+    """Return what continues a task of UNSAVED: rows of images are kept while they are written."""
+    return "the same command continues" if job.options.get("output") else ""
 
 
 def run(job: Job, world: World | None, flag: SignalFlag) -> int:

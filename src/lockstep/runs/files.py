@@ -9,6 +9,7 @@ import math
 import os
 import re
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,6 +44,14 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def move(folder: Path, path: Path) -> None:
+    """Move a folder to `path`, where an empty one may be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        path.rmdir()
+    shutil.move(folder, path)
 
 
 def _sync_folder(path: Path) -> None:

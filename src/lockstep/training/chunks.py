@@ -19,6 +19,7 @@ from lockstep.runs.naming import shown
 
 INPUTS = "inputs.json"  # what the rows depend on
 FILES = "*.jsonl"
+PICTURES = "pictures"  # folder of the pictures of its images
 
 Index = dict[int, tuple[Path, int]]  # file and offset of each chunk
 
@@ -46,24 +47,30 @@ def open_folder(path: Path, inputs: Mapping[str, str], held: contextlib.ExitStac
             locked.enter_context(folder.lock())
             held.callback(_remove_ended, path)
             held.push(locked.pop_all())
+        before = files.read_json(path / INPUTS)
+        if changed := [name for name, value in inputs.items() if before.get(name) != value]:
+            for old in path.glob(FILES):
+                old.unlink()
+            shutil.rmtree(path / PICTURES, ignore_errors=True)
+            if before:
+                print(f"{' and '.join(changed)} changed: the rows in {shown(path)} are computed again", flush=True)
+            files.write_json(path / INPUTS, dict(inputs))
     except BlockingIOError as error:
         hint = "wait for it to end, or choose another --output"
         raise ValueError(f"{shown(path)} is being written by another process: {hint}") from error
     except OSError as error:
         raise ValueError(f"{shown(path)} cannot be written ({error.strerror}): choose another --output") from error
-    before = files.read_json(path / INPUTS)
-    if changed := [name for name, value in inputs.items() if before.get(name) != value]:
-        for old in path.glob(FILES):
-            old.unlink()
-        if before:
-            print(f"{' and '.join(changed)} changed: the rows in {shown(path)} are computed again", flush=True)
-        files.write_json(path / INPUTS, dict(inputs))
     return index(path.glob(FILES))
 
 
 def _remove_ended(path: Path) -> None:
     if not (path / INPUTS).exists() or not any(file.stat().st_size for file in path.glob(FILES)):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def pictures_of(output: Path) -> Path:
+    """Return the folder of pictures of the images, which are moved with the last row."""
+    return Path(f"{output}.part") / PICTURES
 
 
 def new_file(folder: Path) -> Path:

@@ -87,8 +87,8 @@ def evaluate(
         place = redacted(settings.data.arguments().get("file") or settings.data.root or settings.data.target)
         result = {
             **{"run": run, "checkpoint": checkpoint, "data": place, "split": chosen, "images": len(images)},
-            "metrics": {name.partition("/")[2]: value for name, value in sorted(metrics.items())},
-            **({} if findings is None else report.scores_of(findings.confusion, data.class_names)),
+            "metrics": {name.removeprefix(f"{part}/"): value for name, value in sorted(metrics.items())},
+            **({} if findings is None else report.scores_of(findings, data.class_names)),
             **({"notes": notes} if notes else {}),
         }
         if here.rank == 0 and not is_json:

@@ -1,7 +1,9 @@
 """A trained network as one file for other programs: ONNX, or a program of torch.export (.pt2)."""
 
+import contextlib
 import io
 import json
+import logging
 import sys
 import textwrap
 import warnings
@@ -20,6 +22,7 @@ from typing_extensions import override
 from lockstep import __version__
 from lockstep.config.errors import ConfigError, one_line
 from lockstep.config.schema import Config
+from lockstep.data.images.decode import ImageError
 from lockstep.data.images.files import ImageFiles
 from lockstep.data.images.splits import Images
 from lockstep.data.images.views import View
@@ -102,13 +105,17 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path) -> in
         if not form.is_float:
             facts |= {"mean": form.mean, "std": form.std}
             facts |= {key: getattr(view, key) for key in ("crop_percent", "fit", "interpolation", "background")}
-        warnings.simplefilter("ignore")  # of the exporters, about themselves
+        warnings.simplefilter("ignore")  # of the exporters, about themselves; torch also logs and prints whole graphs
+        logging.disable()
         try:
             make, by = (_onnx, "onnxruntime") if output.suffix == ".onnx" else (_pt2, "torch")
-            content, running = make(_program(module, view, axes), axes, json.dumps(facts, ensure_ascii=False))
-        except Exception as error:  # of custom code, or of an operator that ONNX lacks
+            with contextlib.redirect_stderr(io.StringIO()):
+                content, running = make(_program(module, view, axes), axes, json.dumps(facts, ensure_ascii=False))
+            differences = [_difference(module, view, running, *each) for each in enumerate(_pictures(images))]
+        except ImageError:
+            raise
+        except Exception as error:  # of custom code, of an operator that ONNX lacks, or of the file on other images
             raise ConfigError([f"model._target_={config.model.target} cannot be exported: {_reason(error)}"]) from error
-        differences = [_difference(module, view, running, *each) for each in enumerate(_pictures(images))]
         largest, checked = torch.stack(differences).max().item(), plural(len(differences), "test image")
         if not largest <= LIMIT:  # also NaN
             error = f"its predictions for {checked} differ by up to {largest:.2g}, more than {LIMIT:g}"

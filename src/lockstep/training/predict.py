@@ -26,7 +26,7 @@ from lockstep.distributed.batch import Batch
 from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.partition import Shard
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.runs.files import csv_text, write_json
+from lockstep.runs.files import csv_text, move, write_json
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from lockstep.runs.naming import shown
 from lockstep.system.internals import shared_count
@@ -163,12 +163,15 @@ def write_rows(
                 columns.append(_losses(module, outputs, on_device, targets, positions))
         if explained is not None and layer is not None:
             heat = explanations.heat_maps(module, layer, on_device, predicted.argmax(1))
-            explanations.write(Path(explained), files, pixels, heat)
+            explanations.write(chunks.pictures_of(output), files, pixels, heat)
         return [list(itertools.chain(*parts)) for parts in zip(*columns, strict=True)]
 
     inputs = inputs_of(here, checkpoint)
-    inputs |= {"images": digest, "columns": csv_text([head]), "explanations": str(explained)}
-    return write(here, images, rows_of, head=head, inputs=inputs, output=output, is_strict=is_strict)
+    inputs |= {"images": digest, "columns": csv_text([head]), "explanations": str(explained is not None)}
+    broken = write(here, images, rows_of, head=head, inputs=inputs, output=output, is_strict=is_strict)
+    if explained is not None:
+        together(lambda: move(chunks.pictures_of(output), Path(explained)) if here.rank == 0 else None)
+    return broken
 
 
 def write(

@@ -1,5 +1,7 @@
 """The report of an evaluation: scores of each class, in the terminal, and as numbers and pictures in a folder."""
 
+import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from lockstep.config.errors import ConfigError
 from lockstep.data.images.splits import Images
 from lockstep.models.classifier import Classifier
 from lockstep.models.outcomes import Findings
-from lockstep.runs.files import atomic_file, write_json
+from lockstep.runs.files import move, write_json
 from lockstep.system.terminal import new_table, print_table, terminal
 from lockstep.training import explanations
 
@@ -22,25 +24,33 @@ MOST_CLASSES = 40  # in the terminal
 NUM_IMAGES = 24  # in a picture
 
 
-def scores_of(confusion: NDArray[np.int64], names: Sequence[str]) -> dict[str, Any]:
-    """Return images, precision, recall and F1 of each class from counts (C, C), their means, and the counts.
+def scores_of(findings: Findings, names: Sequence[str]) -> dict[str, Any]:
+    """Return images, precision, recall and F1 of each class, their means, and the confusion matrix without its zeros.
 
     As scikit-learn's classification_report with zero_division=0: a class without images that was never predicted is
     left out, and each other one counts equally in the mean "classes", as its images in the mean "images".
     """
-    right, predicted, true = confusion.diagonal(), confusion.sum(0), confusion.sum(1)
+    labels, predictions = findings.labels, findings.predictions
+    each = labels[labels == predictions], predictions, labels
+    right, predicted, true = (np.bincount(numbers, minlength=len(names)) for numbers in each)
     counted = np.maximum(1, [predicted, true, predicted + true])
     present = np.flatnonzero(predicted + true)
     scores = ([[1], [1], [2]] * right / counted)[:, present]
-    total = int(true.sum())
+    matrix: dict[str, dict[str, int]] = {}  # true, predicted, count: not C x C numbers
+    pairs: Counter[tuple[int, int]] = Counter(zip(labels.tolist(), predictions.tolist(), strict=True))
+    for (label, prediction), count in sorted(pairs.items()):
+        matrix.setdefault(names[label], {})[names[prediction]] = count
 
     def row(count: int, values: NDArray[np.float64]) -> dict[str, Any]:
         return dict(zip(SCORES, (count, *values.tolist()), strict=True))
 
     return {
         "classes": {names[c]: row(int(true[c]), scores[:, i]) for i, c in enumerate(present.tolist())},
-        "means": {"classes": row(total, scores.mean(1)), "images": row(total, scores @ true[present] / total)},
-        "confusion_matrix": {"classes": list(names), "counts": confusion.tolist()},  # true classes down
+        "means": {
+            "classes": row(len(labels), scores.mean(1)),
+            "images": row(len(labels), scores @ true[present] / len(labels)),
+        },
+        "confusion_matrix": matrix,
     }
 
 
@@ -75,11 +85,12 @@ def draw(folder: Path, module: Classifier, images: Images, findings: Findings, r
         classes = torch.from_numpy(findings.predictions[rows]).to(module.device)
         return explanations.overlays(inputs, explanations.heat_maps(module, layer, inputs, classes))
 
-    folder.mkdir(parents=True, exist_ok=True)
     names, what = module.image_format.class_names, f"{plots.short(Path(result['data']).name)}, {result['split']}"
-    with plots.style():
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".lockstep-", dir=folder.parent) as hidden, plots.style():
+        (written := Path(hidden, folder.name)).mkdir()
         for name, figure in pictures.figures(images.pixels, names, findings, NUM_IMAGES, what, explained):
-            with atomic_file(folder / f"{name}.png") as file:
-                figure.savefig(file, format="png", dpi=pictures.DPI)
-    write_json(folder / "report.json", result)
+            figure.savefig(written / f"{name}.png", dpi=pictures.DPI)
+        write_json(written / "report.json", result)
+        move(written, folder)
     print(f"pictures and report.json in {folder}{remark}", flush=True)

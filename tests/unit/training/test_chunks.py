@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.data.images.decode import ImageError
+from lockstep.runs import files
 from lockstep.training import chunks
 from lockstep.training.chunks import Chunk, Index
 
@@ -94,3 +95,17 @@ def test_a_folder_of_something_else_or_in_use_is_refused(folder: Path) -> None:
     folder.touch()
     with pytest.raises(ValueError, match="cannot be written"), opened(folder):
         pass
+
+
+def test_pictures_are_kept_for_the_same_inputs_and_moved_to_an_empty_folder(folder: Path) -> None:
+    pictures, path = chunks.pictures_of(folder.with_suffix("")), folder.parent / "a" / "looked"
+    for inputs in (INPUTS, {**INPUTS, "images": "d"}):
+        with opened(folder, inputs):
+            assert not pictures.exists()
+            pictures.mkdir()
+            (pictures / "1.png").touch()
+            write(folder, Chunk(0, "0\n", []))
+    path.mkdir(parents=True)
+    with opened(folder, inputs):
+        files.move(pictures, path)
+    assert [file.name for file in path.iterdir()] == ["1.png"]

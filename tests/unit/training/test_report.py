@@ -4,11 +4,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from sklearn.metrics import classification_report, confusion_matrix
 
+from lockstep.models.outcomes import Findings
 from lockstep.training import report
 
 NAMES = ["ape", "bee", "cat", "dog", "never"]
+
+
+def findings(true: NDArray[np.int64], predicted: NDArray[np.int64]) -> Findings:
+    return Findings(len(NAMES), np.arange(len(true)), true, predicted, np.ones(len(true)))
 
 
 @pytest.mark.parametrize("labels", [[0, 1, 2, 3], [0, 1, 2], [1]])  # "dog" is only predicted; one class alone
@@ -16,7 +22,9 @@ def test_scores_are_those_of_scikit_learn(labels: list[int]) -> None:
     draw = np.random.default_rng(0)
     true = draw.choice(labels, 200, p=(shares := np.arange(1, len(labels) + 1) ** 3) / shares.sum())
     predicted = np.where(draw.random(200) < 0.6, true, draw.integers(0, 4, 200))
-    scores = report.scores_of(confusion_matrix(true, predicted, labels=range(5)), NAMES)
+    scores = report.scores_of(findings(true, predicted), NAMES)
+    counts = [[scores["confusion_matrix"].get(row, {}).get(name, 0) for name in NAMES] for row in NAMES]
+    assert counts == confusion_matrix(true, predicted, labels=range(5)).tolist()
     zero: Any = 0  # scikit-learn declares a string
     numbers = sorted({*true.tolist(), *predicted.tolist()})
     expected: Any = classification_report(
@@ -31,11 +39,13 @@ def test_scores_are_those_of_scikit_learn(labels: list[int]) -> None:
 
 
 def test_many_classes_are_printed_worst_first(capsys: pytest.CaptureFixture[str]) -> None:
-    counts = 10 * np.eye(50, dtype=np.int64)
-    counts[17, 3] = 40
-    report.show(report.scores_of(counts, [f"class {number}" for number in range(50)]))
+    true = np.array([*np.arange(20_000).repeat(10), *[17] * 40])
+    predicted = np.array([*true[:200_000], *[3] * 40])
+    scores = report.scores_of(findings(true, predicted), [f"class {number}" for number in range(20_000)])
+    assert len(str(scores)) < 5e6
+    report.show(scores)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["class", "images", "precision", "recall", "f1"]
     assert lines[1].split() == ["class", "3", "10", "0.2000", "1.0000", "0.3333"]
     assert lines[2].split() == ["class", "17", "50", "1.0000", "0.2000", "0.3333"]
-    assert lines[-1] == "40 of 50 classes, those of the lowest f1; --json has all"
+    assert lines[-1] == "40 of 20,000 classes, those of the lowest f1; --json has all"
