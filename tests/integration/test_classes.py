@@ -9,10 +9,11 @@ import pytest
 
 from lockstep.config import storage
 from lockstep.config.compose import DEFAULT
+from lockstep.config.errors import ConfigError
 from lockstep.config.saved_run import changed
 from tests.support.exact import cut_after, train
 from tests.support.harness import difference, train_all, write_run
-from tests.support.recipes import TURNED, UNEQUAL, on_data
+from tests.support.recipes import PLAIN, TURNED, UNEQUAL, on_data
 
 
 @pytest.mark.processes
@@ -43,6 +44,9 @@ def test_balanced_class_weights_are_numbers_from_the_first_step_on(tmp_path: Pat
     assert weights == [len(classes) / (10 * classes.count(number)) for number in range(10)]
     kept = changed(run, saved, ["task.class_weights=balanced"], DEFAULT)  # as an experiment of a resume sets it
     assert kept.task.arguments()["class_weights"] == weights
+    given = saved.model_copy(update={"task": saved.task.model_copy(update={"class_weights": [1.0] * 9 + [2.0]})})
+    with pytest.raises(ConfigError, match=r"class_weights=balanced cannot change on resume, this run has"):
+        changed(run, given, ["task.class_weights=balanced"], DEFAULT)
 
 
 @pytest.mark.full
@@ -62,5 +66,16 @@ def test_the_predictions_of_a_fold_are_the_same_bytes_on_any_number_of_workers(t
     for row in rows:
         assert row["fold"] == "1"
         assert row["prediction"] == max(digits, key=lambda digit, row=row: float(row[digit]))
+
+
+@pytest.mark.parametrize("settings", [("callbacks.checkpoint=null", "callbacks.last=null"), ("callbacks=ema",), PLAIN])
+def test_the_predictions_of_a_fold_are_those_of_the_tested_network(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    fold = ("data=digits", "data.folds=5", "model.width=2", "trainer.max_epochs=1", "trainer.limit_train_batches=5")
+    run = write_run(tmp_path / "run", (*fold, *settings))
+    assert train(run) == 0
+    if settings == PLAIN:  # whose predictions are not known
+        assert not run.fold_rows.exists()
+        return
+    rows = list(csv.DictReader(run.fold_rows.read_text().splitlines()))
     hits = sum(row["truth"] == row["prediction"] for row in rows)
-    assert hits / len(rows) == pytest.approx(runs[0].read_summary()["test_accuracy"], rel=1e-6)
+    assert hits / len(rows) == pytest.approx(run.read_summary()["test_accuracy"], rel=1e-6)

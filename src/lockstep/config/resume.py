@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from math import isclose
 from typing import Any
 
 from hydra.core.override_parser.types import Override
@@ -61,8 +62,11 @@ def resumed_config(saved: Config, cfg: DictConfig, options: Groups) -> Config:
 
 def with_settled(tree: dict[str, Any], saved: Config) -> dict[str, Any]:
     """Keep what a run has settled where it began: the view of its images, and the weights of balanced classes."""
+    weights = saved.task.arguments().get("class_weights")
+    # the counts n / (K weight) add up to n; a list that was given is not kept in place of balanced weights
+    is_counted = isinstance(weights, list) and all(weights) and isclose(sum(1 / each for each in weights), len(weights))
     for name, word, target in (("data", measured.AUTO, saved.data), ("task", measured.BALANCED, saved.task)):
-        if isinstance(section := tree.get(name), dict):
+        if isinstance(section := tree.get(name), dict) and (name == "data" or is_counted):
             kept = {key: target.arguments().get(key, value) for key, value in section.items() if value == word}
             tree = {**tree, name: section | kept}
     return tree

@@ -160,11 +160,9 @@ def _data_rules(config: Config) -> Iterator[str]:
 
 def _class_rules(config: Config) -> Iterator[str]:
     data, task = config.data, config.task
-    balance = f"data.balance={data.balance:g}"
-    if data.balance and task.target in ("lockstep.tasks.Multilabel", "lockstep.tasks.Regression"):
-        yield f"{balance} is for one class of several, and task._target_={task.target} has none: use data.balance=0"
     if data.balance and task.arguments().get("class_weights") == measured.BALANCED:
-        yield f"{balance} and task.class_weights=balanced both make up for unequal classes: use one of them"
+        both = f"data.balance={data.balance:g} and task.class_weights=balanced"
+        yield f"{both} both make up for unequal classes: use one of them"
     if data.fold >= (data.folds or 1):
         hint = f"number them from 0 to {data.folds - 1}" if data.folds else "set data.folds=5"
         yield f"data.fold={data.fold} is not one of data.folds={shown(data.folds)}: {hint}"

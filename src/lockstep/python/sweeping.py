@@ -24,7 +24,7 @@ from lockstep.system.redaction import redacted
 class Sweep(NamedTuple):
     """The trials of a sweep, the best first: `table` has a row of each with its settings, state and results.
 
-    pandas.DataFrame takes the table.
+    Folds of one setting stand together. pandas.DataFrame takes the table.
     """
 
     path: Path

@@ -130,7 +130,7 @@ def run(
             trust.check(trial.folder, storage.load(trial.folder.config), configs.get(trial.number, config))
             project.record(trial.folder)
         if not config.silent:
-            is_best = config.sweep.test == "best" and len(chosen) == 1
+            is_best = config.sweep.test == "best" and table_of({}).best is not None
             what = f"the best trial, {chosen[0].number}" if is_best else plural(len(chosen), "trial")
             print(f"Testing {what} ...", flush=True)
         silent = views.View(table_of, total, is_silent=True)

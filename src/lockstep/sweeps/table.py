@@ -6,7 +6,7 @@ import operator
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -21,8 +21,8 @@ from lockstep.sweeps.ledger import Ledger, Trial, state_of
 from lockstep.system.terminal import duration, measure, printable
 
 STEM = "table"  # table.csv, table.json and table.md in the folder of the sweep
-SEED, FOLD = "seed", "data.fold"
-REPEATS = {SEED: "seeds", FOLD: "folds"}  # keys over whose values a setting is averaged
+FOLD = "data.fold"
+REPEATS = {"seed": "seeds", FOLD: "folds"}  # keys over whose values a setting is averaged
 DECIMAL = re.compile(r"-?\d+\.\d+(e-?\d+)?")
 
 
@@ -37,6 +37,11 @@ class Row:
     tests: dict[str, float]
     training_s: float | None
     facts: dict[str, Any]
+
+    @property
+    def result(self) -> float | None:
+        """The first objective of a finished trial; the value of another one is no result."""
+        return self.values[0] if self.state == "finished" else None
 
 
 @dataclass(frozen=True)
@@ -70,16 +75,17 @@ def objectives_of(config: Config) -> list[Objective]:
 
 
 class Group(NamedTuple):
-    """Trials that differ only in seed and fold, with mean and standard deviation of the first objective.
+    """Trials that differ only in seed and fold, with mean and deviation (of n - 1) of the first objective.
 
-    `tests` has n, mean and deviation of each test result of at least two.
+    `n` of the trials are finished and have a value. `tests` has the test results that all of these have.
     """
 
     settings: dict[str, str]
+    num_trials: int
     n: int
     mean: float
     deviation: float
-    tests: dict[str, dict[str, Any]]
+    tests: dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,7 @@ class Table:
     @property
     def finished(self) -> list[Row]:
         """The finished trials that have a value of the first objective, the best first."""
-        return [row for row in self.rows if row.state == "finished" and row.values[0] is not None]
+        return [row for row in self.rows if row.result is not None]
 
     @property
     def best(self) -> Row | None:
@@ -134,22 +140,25 @@ class Table:
         """The best trial, or of folds those of the setting with the best mean that has all of them."""
         if FOLD not in self.keys:
             return [self.best] if self.best else []
-        whole = (rows for _, rows in self.repeated if all(row in self.finished for row in rows))
-        return next(whole, [])
+        return next((rows for _, rows in self.repeated if None not in [row.result for row in rows]), [])
 
     @property
     def repeated(self) -> list[tuple[dict[str, str], list[Row]]]:
         """The trials that differ only in seed and fold, by their other settings; the best mean first."""
-        keys, sign = [key for key in self.keys if key not in REPEATS], -1 if self.objectives[0].is_max else 1
+
+        def rank(item: tuple[Any, list[Row]]) -> float:
+            values = _results(item[1])
+            return (-1 if self.objectives[0].is_max else 1) * statistics.fmean(values) if values else math.inf
+
+        return sorted(self.grouped(*REPEATS), key=rank)
+
+    def grouped(self, *over: str) -> list[tuple[dict[str, str], list[Row]]]:
+        """Group the trials that differ only in the keys `over`, by their other settings."""
+        keys = [key for key in self.keys if key not in over]
         members: dict[tuple[str, ...], list[Row]] = defaultdict(list)
         for row in self.rows:
             members[tuple(row.settings.get(key, "") for key in keys)].append(row)
-
-        def rank(item: tuple[Any, list[Row]]) -> float:
-            values = _measured(item[1])
-            return sign * statistics.fmean(values) if values else math.inf
-
-        return [(dict(zip(keys, same, strict=True)), rows) for same, rows in sorted(members.items(), key=rank)]
+        return [(dict(zip(keys, same, strict=True)), rows) for same, rows in members.items()]
 
     @property
     def front(self) -> list[int]:
@@ -170,9 +179,11 @@ class Table:
             return []
         groups = []
         for settings, rows in self.repeated:
-            tests = {name: _spread([row.tests[name] for row in rows if name in row.tests]) for name in self.tests}
-            if found := _spread(_measured(rows)):
-                groups.append(Group(settings, **found, tests=tests))
+            done = [row for row in rows if row.result is not None]
+            if len(done) > 1:
+                columns = {name: [row.tests[name] for row in done if name in row.tests] for name in self.tests}
+                tests = {name: _spread(column) for name, column in columns.items() if len(column) == len(done)}
+                groups.append(Group(settings, len(rows), len(done), **_spread(_results(done)), tests=tests))
         return groups
 
     @property
@@ -184,8 +195,9 @@ class Table:
         for group in self.groups:
             settings = " ".join(f"{key}={text(value)}" for key, value in group.settings.items()) or "all"
             over = " and ".join(word for key, word in REPEATS.items() if key in self.keys)
-            tests = [f", {name} {_text(spread)}" for name, spread in group.tests.items() if spread][:1]
-            notes.append(f"{settings}: {_text(group._asdict())} over {group.n} {over}{''.join(tests)}")
+            tests = [f", {name} {_text(**spread)}" for name, spread in group.tests.items()][:1]
+            of = "" if group.n == group.num_trials else f" of {group.num_trials}"
+            notes.append(f"{settings}: {_text(group.mean, group.deviation)} over {group.n}{of} {over}{''.join(tests)}")
         failed = [row for row in self.rows if row.state == "failed"]
         return notes + [f"Trial {row.trial.number} failed: {row.facts.get('reason', '')}" for row in failed]
 
@@ -212,7 +224,6 @@ def table(
     def rank(row: Row) -> tuple[bool, bool, float, int]:
         value = row.values[0]
         known = 0.0 if value is None else -value if first.is_max else value
-        # the value of a trial that did not finish is no result
         return (row.state != "finished", value is None, known, row.trial.number)
 
     made = Table(tuple(objectives), differing(ledger.trials), tuple(sorted(rows, key=rank)))
@@ -281,19 +292,16 @@ def _markdown(sweep_table: Table) -> str:
     return "\n".join([*lines, "", *(f"- {note}" for note in sweep_table.notes)]).rstrip() + "\n"
 
 
-def _measured(rows: Sequence[Row]) -> list[float]:
-    return [row.values[0] for row in rows if row.state == "finished" and row.values[0] is not None]
+def _results(rows: Iterable[Row]) -> list[float]:
+    return [row.result for row in rows if row.result is not None]
 
 
-def _spread(values: Sequence[float]) -> dict[str, Any]:
-    """Return n, mean and standard deviation of at least two values, else an empty dictionary."""
-    if len(values) < 2:
-        return {}
-    return {"n": len(values), "mean": statistics.fmean(values), "deviation": statistics.stdev(values)}
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"mean": statistics.fmean(values), "deviation": statistics.stdev(values)}
 
 
-def _text(spread: Mapping[str, Any]) -> str:
-    return f"{text(spread['mean'])} ± {text(spread['deviation'])}"
+def _text(mean: float, deviation: float) -> str:
+    return f"{text(mean)} ± {text(deviation)}"
 
 
 def text(value: Any) -> str:

@@ -1,25 +1,28 @@
 """The predictions of a fold: truth, prediction and probabilities of its images, which the run was not trained on."""
 
-from pathlib import Path
+import time
 
+import lightning as L
 from torch import Tensor
 
-from lockstep.data.images.listing import digest_of
 from lockstep.data.module import ImageData
+from lockstep.models.classifier import Classifier
+from lockstep.tasks.builtin import Classification
 from lockstep.training import predict
 from lockstep.training.session import Session
 
 
-def write(here: Session, data: ImageData, checkpoint: Path) -> None:
-    """Write the predictions of the test images of a fold into the run folder. Every rank must call it.
+def write(here: Session, data: ImageData, module: L.LightningModule) -> None:
+    """Write the predictions of a tested module on the images of its fold into the run folder. Every rank must call it.
 
     Runs without folds, and of other tasks than classification, write none.
     """
-    images, config, fold = data.splits.test, here.config, str(here.config.data.fold)
-    classes, names = images.classes, data.class_names
-    if config.data.folds is None or classes is None or config.task.target != "lockstep.tasks.Classification":
+    images, names, fold = data.splits.test, data.class_names, str(here.config.data.fold)
+    if here.config.data.folds is None or (classes := images.classes) is None:
         return
-    module = predict.loaded(here, checkpoint)
+    if not isinstance(module, Classifier) or not isinstance(module.task, Classification):
+        return
+    module.to(here.device).eval()
 
     def rows_of(positions: Tensor, pixels: Tensor) -> list[list[str]]:
         found = predict.predictions(module, pixels)
@@ -30,5 +33,5 @@ def write(here: Session, data: ImageData, checkpoint: Path) -> None:
         ]
 
     head = ["file", "truth", "prediction", *names, "fold"]
-    inputs = predict.inputs_of(here, checkpoint) | {"images": digest_of(images.names, classes.numpy())}
+    inputs = {"time": str(time.time_ns())}  # rows of a test that was killed are not kept
     predict.write(here, images, rows_of, head=head, inputs=inputs, output=here.folder.fold_rows)

@@ -108,7 +108,7 @@ def train(
             has_best = checkpoint is not None and folder.best_checkpoint.exists()
             best = session.checkpoint(here, folder.best_checkpoint).path if has_best else None
             trainer.test(module, data, ckpt_path=best, weights_only=True, verbose=False)
-            folds.write(here, data, best or folder.last_checkpoint)
+            folds.write(here, data, module)
         if here.rank == 0:
             summary = summarize(here, trainer, module, data, checkpoint, record, used)
             folder.write_summary(summary)
@@ -137,9 +137,8 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
         )
         internals.set_global_step(trainer, steps)
         if is_overridden("test_step", module):
-            assert checkpoint is not None, "a finished run has one"
             trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
-            folds.write(here, data, checkpoint)
+            folds.write(here, data, module)
         if here.rank == 0:
             metrics = metrics_of(trainer, module)
             folder.write_summary(folder.read_summary() | tested(module, data, metrics))

@@ -105,7 +105,6 @@ def test_the_classes_are_listed_or_the_fewest_and_the_most() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["data.balance=0.5", "task=multilabel"], "data.balance=0.5 is for one class of several"),
         (["data.balance=1", "task.class_weights=balanced"], "both make up for unequal classes: use one of them"),
         (["data.balance=1", "trainer.overfit_batches=1"], "set data.balance=0 and data.folds=null"),
         (["data.fold=5", "data.folds=5"], "data.fold=5 is not one of data.folds=5: number them from 0 to 4"),

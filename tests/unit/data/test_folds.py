@@ -40,6 +40,14 @@ def test_folds_have_as_many_of_each_class_as_those_of_scikit_learn(
         assert len(rest) == len(other_rest)
 
 
+def test_an_image_that_a_list_repeats_is_in_one_fold_only() -> None:
+    names, classes = [f"{number % 20}.png" for number in range(50)], np.arange(50) % 20 % 2
+    for number in range(4):
+        rest, tested = cut_fold(names, classes, 0, Fold(number, 4))
+        assert len({names[at] for at in tested}) == 5
+        assert not {names[at] for at in rest} & {names[at] for at in tested}
+
+
 def of_folder(path: Path, **more: Any) -> Callable[..., Splits]:
     return partial(read, write_folder(path), **more)
 

@@ -482,6 +482,7 @@ def test_folds_are_grouped_and_none_of_them_is_the_best(tmp_path: Path) -> None:
     ledger.trials[5].folder.write_status(state="training", host="elsewhere")
     found = table(ledger, [ACCURACY], {5: "training"}, monitored=ACCURACY)
     assert [row.trial.number for row in found.best_rows] == [0, 2, 4]  # lr=2 has not all of its folds
+    assert "lr=2: 0.8500 ± 0.0707 over 2 of 3 folds" in found.notes
     finish(ledger.trials[5], 0.85, test_accuracy=0.7)
     finish(ledger.trials[3], 0.8, test_accuracy=0.8)
     found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
@@ -489,15 +490,16 @@ def test_folds_are_grouped_and_none_of_them_is_the_best(tmp_path: Path) -> None:
     assert [row.trial.number for row in found.rows] == [1, 3, 5, 0, 2, 4]
     assert [row.trial.number for row in found.best_rows] == [1, 3, 5]
     assert found.notes == [
-        "lr=2: 0.8500 ± 0.0500 over 3 folds, test_accuracy 0.7500 ± 0.0707",
+        "lr=2: 0.8500 ± 0.0500 over 3 folds",  # two are tested
         "lr=1: 0.8300 ± 0.1473 over 3 folds",
     ]
     write(ledger, found)
     kept = json.loads((ledger.path / "table.json").read_text())
-    assert (kept["best"], kept["groups"][0]["n"]) == (None, 3)
-    assert kept["groups"][0]["tests"]["test_accuracy"] == pytest.approx(
-        {"n": 2, "mean": 0.75, "deviation": 0.05 * 2**0.5}
-    )
+    assert (kept["best"], kept["groups"][0]["n"], kept["groups"][0]["num_trials"]) == (None, 3, 3)
+    assert kept["groups"][0]["tests"] == {}
+    finish(ledger.trials[1], 0.9, test_accuracy=0.75)
+    found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
+    assert found.notes[0] == "lr=2: 0.8500 ± 0.0500 over 3 folds, test_accuracy 0.7500 ± 0.0500"
 
 
 def test_predictions_of_all_folds_are_joined_once_all_are_tested(tmp_path: Path) -> None:
@@ -511,12 +513,15 @@ def test_predictions_of_all_folds_are_joined_once_all_are_tested(tmp_path: Path)
     for trial in ledger.trials[:3]:
         rows = "c,1,0\r\n" if trial.settings["data.fold"] == "0" else "a,1,1\r\nb,0,1\r\n"
         trial.folder.fold_rows.write_text(f"file,truth,fold\r\n{rows}", newline="")
+        finish(trial, 0.9, test_accuracy=0.8)
     found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
     assert out_of_fold.join(ledger, found) == [f"Out-of-fold predictions: {ledger.path}/out_of_fold_1.csv"]
     joined = (ledger.path / "out_of_fold_1.csv").read_bytes()
     assert joined == b"file,truth,fold\r\nc,1,0\r\na,1,1\r\nb,0,1\r\n"
     assert not (ledger.path / "out_of_fold_2.csv").exists()
     (ledger.path / "out_of_fold_1.csv").unlink()
+    finish(ledger.trials[0], 0.9)  # trained on since its rows were written
+    assert out_of_fold.join(ledger, table(ledger, [ACCURACY], {}, monitored=ACCURACY)) == []
     record = {"train": {"names": []}, "val": {"names": []}, "test": {"names": ["a"]}}
     ledger.trials[0].folder.images.write_bytes(gzip.compress(json.dumps(record).encode()))
     (line,) = out_of_fold.join(ledger, found)

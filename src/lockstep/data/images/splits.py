@@ -186,16 +186,6 @@ class Splits:
         return [name for name, count in zip(self.class_names, counts, strict=False) if not count]
 
 
-def cut(count: int, seed: int, fractions: dict[str, float]) -> list[Tensor]:
-    """Cut positions 0..count-1 at random into round(count * fraction) for each fraction, and the rest; each sorted.
-
-    Raises ValueError if a part is empty.
-    """
-    sizes = _sizes(count, fractions)
-    order = torch.randperm(count, generator=generator(seed, "split"))
-    return [part.sort().values for part in order.split(sizes)]
-
-
 class Fold(NamedTuple):
     """Part `number` of `num_folds` equal parts of the training images: the test split of a run."""
 
@@ -208,30 +198,33 @@ def cut_fold(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Cut positions into the rest and the fold, each sorted. All folds have as many of each group, or one more.
 
-    A group, the names with one value in `groups` (N,), is dealt to the folds in the order of a hash of name and `seed`.
-    Raises ValueError for a group with fewer names than folds.
+    A group, the names with one value in `groups` (N,), is dealt to the folds in the order of a hash of name and `seed`;
+    a name that is listed twice is in one fold. Raises ValueError for a group with fewer names than folds.
     """
-    fewest = int(np.unique(groups, return_counts=True)[1].min())
+    draws, first, copies = np.unique(_draws(names, seed), return_index=True, return_inverse=True)
+    fewest = int(np.unique(groups[first], return_counts=True)[1].min())
     if fewest < fold.num_folds:
         raise ValueError(
             f"data.folds={fold.num_folds} needs as many images of each class, and the smallest has {fewest}: use fewer "
             "folds, or add images."
         )
-    by_group = np.lexsort((_draws(names, seed), groups))
-    is_tested = np.zeros(len(groups), bool)
-    is_tested[by_group[fold.number :: fold.num_folds]] = True
+    by_group = np.lexsort((draws, groups[first]))
+    is_tested = np.isin(copies, by_group[fold.number :: fold.num_folds])
     return np.flatnonzero(~is_tested), np.flatnonzero(is_tested)
 
 
 def cut_splits(classes: Tensor, seed: int, fractions: dict[str, float], fold: Fold | None = None) -> dict[str, Tensor]:
-    """Cut positions at random by `fractions` into splits by name; with a `fold` it is "test", and the rest is cut."""
+    """Cut positions at random into round(n * fraction) for each of `fractions`, and the rest, "train"; each sorted.
+
+    A `fold` is "test", and the others are cut. Raises ValueError if a split is empty.
+    """
     parts, rest = dict[str, Tensor](), torch.arange(len(classes))
     if fold is not None:
         rest, parts["test"] = map(torch.from_numpy, cut_fold([*map(str, rest.tolist())], classes.numpy(), seed, fold))
         fractions = {key: fraction for key, fraction in fractions.items() if key != "test_fraction"}
-    *cuts, train = cut(len(rest), seed, fractions)
-    split_names = (key.removesuffix("_fraction") for key in fractions)
-    return parts | {name: rest[part] for name, part in zip(split_names, cuts, strict=True)} | {"train": rest[train]}
+    order = torch.randperm(len(rest), generator=generator(seed, "split"))
+    cuts = dict(zip([*fractions, "train"], order.split(_sizes(len(rest), fractions)), strict=True))
+    return parts | {key.removesuffix("_fraction"): rest[part.sort().values] for key, part in cuts.items()}
 
 
 def cut_by_name(

@@ -48,9 +48,8 @@ def dataset(
     `targets`, takes the place of the test. Raises ValueError for Datasets and ImageError for samples that cannot be
     used.
     """
-    if fold is not None:
-        test = None
-    given = {name: part for name, part in {"train": train, "val": val, "test": test}.items() if part is not None}
+    parts = {"train": train, "val": val, "test": None if fold else test}
+    given = {name: part for name, part in parts.items() if part is not None}
     firsts = {name: _first_sample(part, f"data.{name}") for name, part in given.items()}
     for name, first in firsts.items():
         _check_same(name, first, firsts["train"])
