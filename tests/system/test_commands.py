@@ -155,10 +155,11 @@ def test_an_unknown_run_is_named_with_those_there_are(trained: RunFolder) -> Non
 
 
 COMMANDS: dict[str, list[str]] = {
-    "train": ["--cfg", "job"], "new": ["flowers"], "benchmark": ["--help"], "verify": ["--help"], "status": ["RUN"],
+    "train": ["--cfg", "job"], "new": ["flowers"], "benchmark": ["--help"], "verify": ["--help"],
+    "model": ["--depth", "1"], "status": ["RUN"],
     "runs": ["RUNS"], "compare": ["RUN", "RUN"], "jobs": ["list", "--folder", "RUNS"], "stop": ["RUN"], "eval": ["RUN"],
-    "predict": ["RUN", "val", "--output", "out.csv"], "board": ["--help"], "data": ["check"],
-    "machine": [],
+    "predict": ["RUN", "val", "--output", "out.csv"], "export": ["RUN", "--output", "net.pt2"], "board": ["--help"],
+    "data": ["check"], "machine": [],
 }  # fmt: skip
 
 
