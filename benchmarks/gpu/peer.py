@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import FashionMNIST, ImageFolder
 from torchvision.transforms import PILToTensor
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # in float32
 EVAL_BATCH_SIZE = 2000
 
 
@@ -72,7 +73,7 @@ def resnet18(in_channels: int, width: int) -> nn.Module:
 
 
 def images(name: str, folder: Path, split: str, count: int) -> tuple[Tensor, Tensor]:
-    """Read the first `count` uint8 images (N, C, H, W) and their classes to the GPU."""
+    """Read the first `count` uint8 images (N, C, H, W) and their classes to DEVICE."""
     if name == "fashion_mnist":
         read = FashionMNIST(str(folder), train=split == "train")
         pixels, targets = read.data.unsqueeze(1), read.targets
@@ -80,26 +81,26 @@ def images(name: str, folder: Path, split: str, count: int) -> tuple[Tensor, Ten
         files = ImageFolder(str(folder / split), transform=PILToTensor())
         read = DataLoader(files, EVAL_BATCH_SIZE, num_workers=len(os.sched_getaffinity(0)))
         pixels, targets = map(torch.cat, zip(*read, strict=True))
-    return pixels[:count].cuda(), targets[:count].cuda()
+    return pixels[:count].to(DEVICE), targets[:count].to(DEVICE)
 
 
 def augmented(x: Tensor, shift: int = 4, hole: int = 12) -> Tensor:
     """Shift by reflection, mirror half of the images and set a square inside each to 0, the mean."""
     count, size = len(x), x.shape[-1]
-    rows, columns = torch.randint(0, 2 * shift + 1, (2, count, 1), device="cuda") + torch.arange(size, device="cuda")
-    columns = torch.where(torch.rand(count, 1, device="cuda") < 0.5, columns, columns.flip(1))
+    rows, columns = torch.randint(0, 2 * shift + 1, (2, count, 1), device=DEVICE) + torch.arange(size, device=DEVICE)
+    columns = torch.where(torch.rand(count, 1, device=DEVICE) < 0.5, columns, columns.flip(1))
     padded = F.pad(x, (shift,) * 4, "reflect").permute(0, 2, 3, 1)
-    every = torch.arange(count, device="cuda")[:, None, None]
+    every = torch.arange(count, device=DEVICE)[:, None, None]
     x = padded[every, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
-    line = torch.arange(size, device="cuda") - torch.randint(0, size - hole + 1, (2, count, 1), device="cuda")
+    line = torch.arange(size, device=DEVICE) - torch.randint(0, size - hole + 1, (2, count, 1), device=DEVICE)
     tall, wide = (line >= 0) & (line < hole)
     return x.masked_fill((tall[:, :, None] & wide[:, None, :])[:, None], 0.0)
 
 
 def accuracy(net: nn.Module, x: Tensor, targets: Tensor, *, is_flipped: bool = False) -> float:
     net.eval()
-    right = torch.zeros((), device="cuda")
-    with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
+    right = torch.zeros((), device=DEVICE)
+    with torch.inference_mode(), torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
         for part, classes in zip(x.split(EVAL_BATCH_SIZE), targets.split(EVAL_BATCH_SIZE), strict=True):
             outputs = net(part) + net(part.flip(3)) if is_flipped else net(part)
             right += (outputs.argmax(1) == classes).sum()
@@ -115,7 +116,7 @@ def main() -> None:
     train, targets = images(name, Path(data), "train", count)
     test, test_targets = images(name, Path(data), "test", count)
     mean, std = ([f(channel.float()).item() for channel in train.unbind(1)] for f in (torch.mean, torch.std))
-    mean, std = (torch.tensor(values, device="cuda").view(1, -1, 1, 1) for values in (mean, std))
+    mean, std = (torch.tensor(values, device=DEVICE).view(1, -1, 1, 1) for values in (mean, std))
 
     def normalized(x: Tensor) -> Tensor:
         return x.float().sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
@@ -123,7 +124,7 @@ def main() -> None:
     num_trained = round((1 - recipe.held_out) * len(train))
     (train, held), (targets, held_targets) = ((x[:num_trained], x[num_trained:]) for x in (train, targets))
     held, test = normalized(held), normalized(test)
-    net = resnet18(train.shape[1], width).cuda().to(memory_format=torch.channels_last)
+    net = resnet18(train.shape[1], width).to(DEVICE).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(net.parameters(), recipe.lr, 0.9, weight_decay=5e-4, nesterov=True, fused=True)
     total = num_epochs * -(-len(train) // recipe.batch_size)
     warm_up = recipe.peak * total
@@ -135,13 +136,13 @@ def main() -> None:
     )
     seconds, found = [], {}
     for _ in range(num_epochs):
-        torch.cuda.synchronize()
+        getattr(torch, DEVICE).synchronize()
         started = time.perf_counter()
         net.train()
-        for batch in torch.randperm(len(train), device="cuda").split(recipe.batch_size):
+        for batch in torch.randperm(len(train), device=DEVICE).split(recipe.batch_size):
             x = normalized(train[batch])
             x = augmented(x) if recipe.is_augmented else x
-            with torch.autocast("cuda", torch.bfloat16):
+            with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
                 loss = F.cross_entropy(net(x), targets[batch], label_smoothing=recipe.label_smoothing)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -149,7 +150,7 @@ def main() -> None:
             scheduler.step()
         if len(held):
             found["val"] = accuracy(net, held, held_targets)
-        torch.cuda.synchronize()
+        getattr(torch, DEVICE).synchronize()
         seconds.append(time.perf_counter() - started)
         print(f"{seconds[-1]:.2f} s", flush=True)
     found |= {"test": accuracy(net, test, test_targets), "flip": accuracy(net, test, test_targets, is_flipped=True)}
