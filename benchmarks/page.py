@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.parts import ROOT
+from lockstep.sweeps.statistics import spread
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "results.md"
@@ -13,8 +14,9 @@ HEAD = """\
 
 Written by `python -m benchmarks.page` from the files in `benchmarks/results/`. A command below measures again;
 `python -m benchmarks` and its sections replace their files. Each figure is valid for its device and date only.
-*n* is the number of runs or rounds; *result* is their median, or the mean where marked. An *aim* is what we want to
-reach, met or not. Ratios are taken within one round, and rounds alternate the order.
+*n* is the number of runs or rounds; *result* is their median, or the mean where marked. A mean over seeds has a
+[95 % interval](sweeps.md#seeds-and-chance). Two or three seeds hardly show a deviation, so theirs is wide.
+An *aim* is what we want to reach, met or not. Ratios are taken within one round, and rounds alternate the order.
 
 No run used several GPUs or several machines. [How GPUs are measured](gpu.md#what-the-figures-mean) explains the terms.
 [Reliability](reliability.md) has the end of a run after each signal.
@@ -37,7 +39,7 @@ QUESTIONS: dict[str, Sequence[str]] = {
     "How fast does a sweep start its trials?": ("sweeps", "sweeps-of-two-workers"),
     "What do watching, averaging and saving cost?": ("watching", "averaged-weights", "checkpoints"),
 }
-COLUMNS = ("what", "result", "lowest to highest", "n", "aim")
+COLUMNS = ("what", "result", "lowest to highest", "n", "95 % interval", "aim", "source")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
@@ -45,18 +47,32 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]
     return ["| " + " | ".join(map(str, row)) + " |" for row in cells]
 
 
+def interval(row: dict[str, Any]) -> str:
+    """Return the 95 % interval of a mean over seeds; up to three follow, rounded, from lowest, highest and mean."""
+    values = row.get("values", [])
+    if "(mean)" in row["what"] and row["n"] in (2, 3):
+        low, high = map(float, row["spread"].split(" to "))
+        values = [low, high, 3 * float(row["median"]) - low - high][: row["n"]]
+    if not values:
+        return ""
+    found = spread(values, are_folds=False)
+    return f"{found.low:.3f} to {found.high:.3f}"
+
+
 def question(title: str, files: Sequence[dict[str, Any]]) -> str:
     """Return the section of a question: one table, and the command, device, versions and day of each row."""
     rows = [
-        (*(row[key] for key in ("what", "median", "spread", "n", "aim")), f"({number})")
+        (row["what"], row["median"], row["spread"], row["n"], interval(row), row["aim"], f"({number})")
         for number, file in enumerate(files, 1)
         for row in file["rows"]
     ]
+    shown = [cells for cells in zip(COLUMNS, *rows, strict=True) if cells[0] != "95 % interval" or any(cells[1:])]
+    columns, *rows = zip(*shown, strict=True)
     sources = [
         f"{number}. `{file['command']}`: {file['device']}; {file['software']}; {file['date']}"
         for number, file in enumerate(files, 1)
     ]
-    return "\n".join(["", f"## {title}", "", *table((*COLUMNS, "source"), rows), "", *sources, ""])
+    return "\n".join(["", f"## {title}", "", *table(columns, rows), "", *sources, ""])
 
 
 def page() -> str:

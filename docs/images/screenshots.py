@@ -1,8 +1,8 @@
 """What a person sees, as pictures: `python docs/images/screenshots.py FOLDER`, a few minutes on two cores.
 
-The Training tab, light and dark, 1,000 and 1,400 pixels wide, with a sweep whose trials are drawn over one another; the
-tabs of TensorBoard that show the same runs; the terminal at 80 and 140 columns (in tmux). `board.png` is the one of the
-README. The pictures of the network are in the run folders. Trains a sweep of eight small networks and a run below
+The Training tab, light and dark, 1,000 and 1,400 pixels wide, with a sweep and the curves of its settings; the tabs of
+TensorBoard that show the same runs; the terminal at 80 and 140 columns (in tmux). `board.png` is the one of the
+README. The pictures of the network are in the run folders. Trains a sweep of 20 small networks and a run below
 FOLDER/outputs unless there are runs already, and one more by two processes while the tab is looked at. Needs tmux,
 playwright and Chromium (tests/support/chromium.sh).
 """
@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.text import Text
 
 TRAIN = str(Path(__file__).parents[2] / "train.py")
-SWEEP = ("-m", "optimizer.lr=0.05,0.1,0.2,0.4", "seed=0,1", "model.width=4", "trainer.max_epochs=6", "strategy=cpu")
+SWEEP = ("-m", "optimizer.lr=0.05,0.1", "model.width=8,16", "seed=0,1,2,3,4")
 ALONE = ("optimizer=adamw", "optimizer.lr=0.003", "model.width=4", "trainer.max_epochs=6", "strategy=cpu")
 SHORT = ("model.width=8", "trainer.max_epochs=4", "strategy=cpu")
 LIVE = ("model.width=8", "trainer.max_epochs=120", "trainer.devices=2", "strategy=cpu")
@@ -38,7 +38,7 @@ def main(folder: Path) -> None:
             subprocess.run([sys.executable, TRAIN, *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
     live = subprocess.Popen([sys.executable, TRAIN, *LIVE], cwd=folder, stdout=subprocess.DEVNULL)
     board = subprocess.Popen(
-        [sys.executable, "-m", "lockstep.cli", "board"], cwd=folder, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "lockstep.cli.main", "board"], cwd=folder, stdout=subprocess.PIPE, text=True
     )
     try:
         assert board.stdout is not None
@@ -47,7 +47,7 @@ def main(folder: Path) -> None:
             browser = playwright.chromium.launch(executable_path=chromium(), args=list(FLAGS))
             page = browser.new_page(device_scale_factor=1)
             for width in (1400, 1000):
-                page.set_viewport_size({"width": width, "height": 1180})
+                page.set_viewport_size({"width": width, "height": 1280})
                 take(page, address, folder, width)
                 for name in ("timeseries", "custom_scalars", "hparams"):
                     page.goto(address.partition("#")[0] + f"#{name}")
@@ -65,31 +65,31 @@ def main(folder: Path) -> None:
 
 
 def take(page: Any, address: str, folder: Path, width: int) -> None:
-    """Draw the tab with a run after some epochs, and all trials of the sweep on top of each other."""
+    """Draw the tab with a sweep and the curves of its settings, and with a run."""
     page.goto(address)
     page.reload()
     tab = page.frame_locator("iframe")
     tab.locator("dt", has_text="val/accuracy").wait_for(timeout=120_000)
     tab.get_by_role("heading", name="Loss of a step").wait_for(timeout=60_000)
-    sweep = tab.locator("tr[data-sweep]")
-    sweep.click()
-    sweep.get_by_role("checkbox").check()
+    compared = tab.get_by_role("region", name="Comparison")
+    tab.locator("tr[data-sweep]").get_by_role("checkbox").check()
+    tab.locator("tr[data-sweep]").click()
     page.wait_for_timeout(3000)
     tab.locator("main").evaluate("main => main.ownerDocument.scrollingElement.scrollTo(0, 0)")
     page.screenshot(path=folder / f"board_{width}_light.png")
     if width == 1400:
-        box = tab.locator(".compared").bounding_box()
+        box = compared.bounding_box()
         shown = Image.open(folder / "board_1400_light.png").crop((0, 0, width, round(box["y"] + box["height"]) + 12))
         shown.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(folder / "board.png", optimize=True)
     page.evaluate("document.body.classList.add('dark-mode')")
-    tab.locator(".compared").get_by_role("img").last.focus()
+    compared.get_by_role("img").last.focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
     page.wait_for_timeout(500)
     tab.locator("main").evaluate("main => main.ownerDocument.scrollingElement.scrollTo(0, 0)")
     page.screenshot(path=folder / f"board_{width}_dark.png")
-    tab.locator(".compared").get_by_role("button", name="Clear").click()
-    sweep.click()
+    compared.get_by_role("button", name="Clear").click()
+    tab.get_by_role("button", name="All runs").click()
     tab.locator("tbody tr:not([data-sweep])").last.click()
     tab.get_by_role("heading", name="Confusion matrix").wait_for(timeout=60_000)
     page.wait_for_timeout(3000)

@@ -101,7 +101,7 @@ class Study(Sweeper):
         from lockstep.config.sweep_space import Interval, searched
         from lockstep.sweeps import command, search
         from lockstep.sweeps.ledger import DONE
-        from lockstep.sweeps.table import monitored, objectives_of
+        from lockstep.sweeps.results import monitored, objectives_of
 
         try:
             fixed, space = searched(arguments, self._options_of)
@@ -109,15 +109,25 @@ class Study(Sweeper):
             config, _ = self._compose([*fixed, *first], 0)
             if config.search is None:
                 raise ConfigError(["hydra/sweeper=optuna is chosen by search=...: use search=tpe"])
+            num_seeds = config.search.seeds
+            if num_seeds > 1 and (swept := [key for key in space if key.lstrip("+") == "seed"]):
+                error = f"search.seeds={num_seeds} trains each point with several seeds, and {swept[0]} is drawn, too"
+                raise ConfigError([f"{error}: remove one of them"])
             if _is_handed_over(self._config, config, 1):
                 return
             with _ledger(self._config, config.sweep.name) as ledger:
-                command.check_study(ledger, arguments, self._compose)
+                command.check_study(ledger, arguments, self._compose, num_seeds)
                 objectives = objectives_of(config)
                 configs: dict[int, Config] = {}
 
-                def make(drawn: Sequence[str]) -> "Trial":
+                def make(drawn: Sequence[str]) -> "list[Trial]":
                     texts = [*fixed, *drawn]
+                    if num_seeds == 1:
+                        return [made(texts)]
+                    first = self._compose(texts, 0)[0].seed  # which a drawn option may set
+                    return [made([*texts, f"seed={first + number}"]) for number in range(num_seeds)]
+
+                def made(texts: Sequence[str]) -> "Trial":
                     trial, configs[trial.number] = command.prepared(ledger, texts, partial(self._compose, texts))
                     ledger.write()  # before it starts: a command that is killed finds its job again
                     return trial
@@ -137,7 +147,7 @@ class Study(Sweeper):
                     draws,
                     configs,
                     config=config,
-                    total=config.search.num_trials,
+                    total=config.search.num_trials * num_seeds,
                     num_done=sum(trial.state in DONE for trial in ledger.trials),
                 )
         except ConfigError as error:

@@ -8,11 +8,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import create_trial
 from tensorboard import default, program
 from tensorboard.backend import application
 from tensorboard.backend.event_processing.data_ingester import LocalDataIngester
@@ -21,7 +26,11 @@ from werkzeug.serving import make_server
 from werkzeug.test import Client
 
 from lockstep.board.plugin import NAME, TrainingLoader
+from lockstep.config import storage
+from lockstep.config.overrides import plan
 from lockstep.runs.folder import RunFolder
+from lockstep.sweeps.ledger import Ledger
+from lockstep.sweeps.search import JOURNAL
 from tests.support.harness import PATIENCE_S, environ, wait_until
 
 BASE = f"/data/plugin/{NAME}"
@@ -46,6 +55,43 @@ def write_rows(folder: RunFolder, num_epochs: int) -> None:
             for epoch in range(1, num_epochs + 1)
         ]
     )
+
+
+def write_trials(path: Path, results: Mapping[tuple[str, ...], float], **fields: Any) -> list[RunFolder]:
+    """Write a sweep whose trials, given by their overrides, are finished with these validation accuracies.
+
+    `fields` of the status are those of all trials.
+    """
+    config = plan(["data=digits"]).configs[0]
+    ledger = Ledger(path, None, ())
+    for number, (overrides, accuracy) in enumerate(results.items()):
+        known = {"best": accuracy, "monitor": "val/accuracy", "mode": "max", "epoch": 2, "max_epochs": 2}
+        known |= {"percent": 100.0, "started": 1e9 + number}
+        folder = write_run(path / str(number), "finished", **{**known, **fields})
+        folder.note(overrides=["model.width=8", *overrides])
+        rows = [{"epoch": epoch, "train/loss": 2 / epoch, "val/accuracy": accuracy * epoch / 2} for epoch in (1, 2)]
+        folder.write_metrics(rows)
+        folder.write_summary({"best": accuracy, "training_s": 60.0 + number})
+        if number == 0:
+            storage.save(config, folder.config)
+        ledger.add(overrides, str(number))
+    ledger.write()
+    return [trial.folder for trial in ledger.trials]
+
+
+def write_search(path: Path, results: Mapping[tuple[str, ...], float]) -> None:
+    """Write a sweep by `write_trials` as a search with its study."""
+    first, *_ = write_trials(path, results)
+    storage.save(plan(["data=digits", "search=random"], is_multirun=True).configs[0], first.config)
+    journal = JournalStorage(JournalFileBackend(str(path / JOURNAL)))
+    study = optuna.create_study(study_name="study", storage=journal, direction="maximize")
+    drawn: dict[str, BaseDistribution] = {}
+    for texts in zip(*results, strict=True):  # of each key
+        values = [text.partition("=")[2] for text in dict.fromkeys(texts)]
+        drawn[texts[0].partition("=")[0]] = CategoricalDistribution(values)
+    for overrides, accuracy in results.items():
+        params = dict(text.split("=") for text in overrides)
+        study.add_trial(create_trial(params=params, distributions=drawn, value=accuracy))
 
 
 def save_checkpoint(folder: RunFolder) -> None:

@@ -1,4 +1,4 @@
-"""The Training tab shows what is in the folders, changes nothing but STOP, and that for its own page alone."""
+"""The Training tab shows what is in the folders, changes only STOP and notes.json, and that for its own page alone."""
 
 import argparse
 import hashlib
@@ -6,6 +6,7 @@ import http.client
 import itertools
 import json
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -20,9 +21,22 @@ import yaml
 from werkzeug.test import Client
 
 from lockstep.board import command, guard, plugin
-from lockstep.runs.files import write_json
+from lockstep.runs.files import read_json, write_json
 from lockstep.runs.folder import SWEEP, RunFolder
-from tests.support.boards import BASE, board, running, save_checkpoint, told, without_rights, write_rows, write_run
+from lockstep.sweeps import results
+from lockstep.sweeps.search import JOURNAL
+from tests.support.boards import (
+    BASE,
+    board,
+    running,
+    save_checkpoint,
+    told,
+    without_rights,
+    write_rows,
+    write_run,
+    write_search,
+    write_trials,
+)
 from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until
 from tests.support.trainings import children_of
 
@@ -38,12 +52,16 @@ def listed(client: Client) -> dict[str, dict[str, Any]]:
     return {facts["run"]: facts for facts in told(client.get(f"{BASE}/runs", base_url=LOCAL))["runs"]}
 
 
-def stop(client: Client, run: Any, base_url: str = LOCAL, **changes: Any) -> Any:
-    """What the button of the page does, but for `changes`."""
+def post(client: Client, address: str, body: dict[str, Any], base_url: str = LOCAL, **changes: Any) -> Any:
+    """What a button of the page does, but for `changes`."""
     headers = {"Sec-Fetch-Site": "same-origin", "Origin": base_url}
     headers |= changes.pop("headers", {})
-    options = {"data": json.dumps({"run": run}), "content_type": JSON, "method": "POST", **changes}
-    return client.open(f"{BASE}/stop", base_url=base_url, headers=headers, **options)
+    options = {"data": json.dumps(body), "content_type": JSON, "method": "POST", **changes}
+    return client.open(f"{BASE}/{address}", base_url=base_url, headers=headers, **options)
+
+
+def stop(client: Client, run: Any, base_url: str = LOCAL, **changes: Any) -> Any:
+    return post(client, "stop", {"run": run}, base_url, **changes)
 
 
 @pytest.fixture
@@ -77,6 +95,7 @@ def test_a_second_stop_keeps_the_first_reason(client: Client, live: RunFolder) -
     assert live.stop_reason() == "by hand"
 
 
+@pytest.mark.parametrize("address", ["stop", "notes"])
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
@@ -91,23 +110,26 @@ def test_a_second_stop_keeps_the_first_reason(client: Client, live: RunFolder) -
         ({"base_url": "http://localhost.attacker.example:6006"}, 403),
         ({"base_url": "http://192.168.1.2:6006"}, 403),
         ({"data": ""}, 413),
-        ({"data": json.dumps({"run": "x" * 1024})}, 413),
+        ({"data": json.dumps({"run": "x" * 16_384})}, 413),
         ({"data": "{}"}, 400),
         ({"data": b"\xff"}, 400),
-        ({"data": json.dumps({"run": "../live"})}, 404),
-        ({"data": json.dumps({"run": ["x"]})}, 404),
+        ({"data": json.dumps({"run": "../live", "note": "", "tags": []})}, 404),
+        ({"data": json.dumps({"run": ["x"], "note": "", "tags": []})}, 404),
     ],
     ids=str,
 )
-def test_nothing_else_stops_a_run(client: Client, live: RunFolder, changes: dict[str, Any], code: int) -> None:
-    answer = stop(client, id_of(client), **changes)
+def test_nothing_else_stops_a_run_or_writes_a_note(
+    client: Client, live: RunFolder, address: str, changes: dict[str, Any], code: int
+) -> None:
+    answer = post(client, address, {"run": id_of(client), "note": "mine", "tags": []}, **changes)
     assert answer.status_code == code
     assert told(answer)["message"]
     assert not live.stop_flag.exists()
+    assert not live.notes.exists()
     assert "Access-Control-Allow-Origin" not in answer.headers
 
 
-@pytest.mark.parametrize("address", ["runs", "run?id=ID", "config?id=ID", "control", "stop"])
+@pytest.mark.parametrize("address", ["runs", "run?id=ID", "config?id=ID", "sweep", "control", "stop", "notes"])
 def test_nothing_is_shown_under_unknown_host_names(client: Client, address: str) -> None:
     path = f"{BASE}/{address.replace('ID', id_of(client))}"
     for method, url in itertools.product(("GET", "POST"), ("http://attacker.example:6006", "http://10.0.0.1:6006")):
@@ -214,6 +236,52 @@ def test_a_run_of_another_user_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -
         folder.path.chmod(0o755)
 
 
+def test_a_note_and_tags_are_kept_in_the_folder_of_the_run(client: Client, live: RunFolder) -> None:
+    live.update_status(state="finished")
+    body = {"run": id_of(client), "note": "läuft " * 1000, "tags": ["keep", "paper"]}
+    assert told(post(client, "notes", body)) == {"message": "Note of live saved."}
+    assert read_json(live.notes) == {"note": body["note"], "tags": body["tags"]}
+    assert (listed(client)["live"]["note"], listed(client)["live"]["tags"]) == (body["note"], body["tags"])
+    for wrong in ({"note": 1}, {"tags": "keep"}, {"tags": [1]}):
+        assert post(client, "notes", {**body, **wrong}).status_code == 400
+    body["noted"] = listed(client)["live"]["noted"]
+    assert post(client, "notes", {**body, "note": "", "tags": []}).status_code == 200
+    assert not {"note", "tags"} & listed(client)["live"].keys()
+
+
+def test_a_note_replaces_only_the_version_that_the_page_has_read(client: Client, live: RunFolder) -> None:
+    body = {"run": id_of(client), "note": "mine", "tags": []}
+    write_json(live.notes, {"note": "by another", "tags": []})
+    answer = post(client, "notes", body)
+    assert (answer.status_code, read_json(live.notes)["note"]) == (409, "by another")
+    assert told(answer)["message"] == "Not saved: notes.json of live was changed elsewhere, or cannot be read."
+    seen = listed(client)["live"]["noted"]
+    assert post(client, "notes", {**body, "noted": seen}).status_code == 200
+    assert post(client, "notes", {**body, "noted": seen, "note": "late"}).status_code == 409
+    assert read_json(live.notes)["note"] == "mine"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{garbage", '{"note": 3, "tags": "keep"}', '{"note": ["x"], "tags": [1, null]}', f'{{"note": "{"x" * 100_000}"}}'],
+    ids=["garbage", "numbers", "lists", "long"],
+)
+def test_what_is_no_note_is_neither_shown_nor_replaced(client: Client, live: RunFolder, text: str) -> None:
+    live.notes.write_text(text)
+    assert not {"note", "tags"} & listed(client)["live"].keys()
+    assert post(client, "notes", {"run": id_of(client), "note": "mine", "tags": []}).status_code == 409
+    assert live.notes.read_text() == text
+
+
+def test_a_note_is_neither_read_nor_written_through_a_link(client: Client, live: RunFolder, tmp_path: Path) -> None:
+    target = tmp_path / "secret.json"
+    write_json(target, {"note": "secret"})
+    live.notes.symlink_to(target)
+    assert "note" not in listed(client)["live"]
+    assert post(client, "notes", {"run": id_of(client), "note": "mine", "tags": []}).status_code == 409
+    assert read_json(target) == {"note": "secret"}
+
+
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
@@ -229,6 +297,24 @@ def test_reading_changes_nothing(client: Client, live: RunFolder) -> None:
     for address in ("runs", f"run?id={key}", f"config?id={key}", "control", "index.js", "stop"):
         client.get(f"{BASE}/{address}", base_url=LOCAL)
     assert tree() == before
+
+
+def test_the_importance_of_settings_is_that_of_a_known_search(tmp_path: Path) -> None:
+    write_search(tmp_path / "search", {(f"model.width={width}",): width / 20 for width in range(20)})
+    write_search(tmp_path / "short", {("model.width=8",): 0.5})
+    write_trials(tmp_path / "grid", {("model.width=8",): 0.5})
+    client = board(tmp_path)
+    found = {
+        name: client.get(f"{BASE}/importance?name={name}") for name in ("search", "short", "grid", "../search", "")
+    }
+    assert {name: answer.status_code for name, answer in found.items()} == {
+        "search": 200, "short": 200, "grid": 404, "../search": 404, "": 404,
+    }  # fmt: skip
+    one = {"num_finished": 20, "least": 20, "importances": {"model.width": 1.0}}
+    assert told(found["search"]) == {**one, "chance": {"model.width": pytest.approx(1.0)}}
+    assert told(found["short"]) == {"num_finished": 1, "least": 20, "importances": {}, "chance": {}}
+    assert told(found["grid"])["message"] == "The study cannot be read: FileNotFoundError."
+    assert not (tmp_path / "grid" / JOURNAL).exists()
 
 
 def test_a_broken_run_is_shown_next_to_the_others(client: Client, live: RunFolder) -> None:
@@ -295,6 +381,81 @@ def test_trials_name_their_sweep_unless_it_is_all_there_is(tmp_path: Path) -> No
     assert found["day/sweep/0"]["sweep"] == "day/sweep"
     assert "sweep" not in found["day/alone"]
     assert "sweep" not in listed(board(tmp_path / "day" / "sweep"))["0"]
+
+
+def test_a_sweep_has_settings_metrics_and_groups(tmp_path: Path) -> None:
+    settings = [(lr, seed) for lr in (0.05, 0.1) for seed in (0, 1)]
+    accuracies = {(f"optimizer.lr={lr}", f"seed={seed}"): 0.8 + lr + seed / 100 for lr, seed in settings}
+    folders = write_trials(tmp_path / "day" / "sweep", accuracies)
+    client = board(tmp_path)
+
+    def sweep() -> dict[str, Any]:
+        return told(client.get(f"{BASE}/sweep?name=day/sweep", base_url=LOCAL))
+
+    found = sweep()
+    assert [trial["trial"] for trial in found["trials"]] == [2, 3, 0, 1]
+    assert found["trials"][1] == {
+        "trial": 3,
+        "id": id_of(client, "day/sweep/3"),
+        "settings": {"optimizer.lr": "0.1", "seed": "1"},
+        "state": "finished",
+        "epoch": 2,
+        "device": "",
+        "values": {"train/loss": 1.0, "val/accuracy": 0.91},
+        "training_s": 63.0,
+        "note": "",
+        "tags": [],
+    }
+    assert (found["keys"], found["objectives"]) == (["optimizer.lr", "seed"], {"val/accuracy": "max"})
+    assert (found["metrics"], found["is_search"]) == (["val/accuracy", "train/loss"], False)
+    assert [(group["n"], group["trials"]) for group in found["groups"]] == [(2, [2, 3]), (2, [0, 1])]
+    assert (found["best_trials"], found["repeated"]) == ([2, 3], [[2, 3], [0, 1]])
+    folders[0].write_summary(folders[0].read_summary() | {"test_accuracy": 0.7})
+    write_json(folders[3].notes, {"note": "odd", "tags": ["keep"]})
+    folders[1].update_status(state="failed")
+    folders[1].summary.unlink()
+    changed = {trial["trial"]: trial for trial in sweep()["trials"]}
+    assert changed[0]["values"]["test_accuracy"] == 0.7
+    assert (changed[3]["note"], changed[3]["tags"], changed[1]["state"]) == ("odd", ["keep"], "failed")
+
+
+def test_an_unchanged_trial_of_a_sweep_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = write_trials(tmp_path / "sweep", {("seed=0",): 0.8, ("seed=1",): 0.9})
+    client = board(tmp_path)
+    read: list[RunFolder] = []
+    original = results.read_rows
+    monkeypatch.setattr(results, "read_rows", lambda folder: read.append(folder) or original(folder))
+    for changed in ([], [folders[1]]):
+        for folder in changed:
+            folder.update_status(best=0.95)
+        read.clear()
+        first = client.get(f"{BASE}/sweep?name=sweep", base_url=LOCAL).get_data()
+        assert set(read) == set(changed or folders)
+        read.clear()
+        assert client.get(f"{BASE}/sweep?name=sweep", base_url=LOCAL).get_data() == first
+        assert read == []
+
+
+def test_a_sweep_that_cannot_be_shown_says_why(tmp_path: Path) -> None:
+    (write_trials(tmp_path / "new", {("seed=0",): 0.8})[0].config).write_text("seed: 0\n")
+    write_run(tmp_path / "broken" / "0")
+    (tmp_path / "broken" / SWEEP).write_text("{garbage")
+    client = board(tmp_path)
+    for name, message in (
+        ("new", "new/0/config.yaml"),
+        ("broken", SWEEP),
+        ("../new", "no longer exists"),
+        ("", "no longer"),
+    ):
+        answer = client.get(f"{BASE}/sweep?name={name}", base_url=LOCAL)
+        assert answer.status_code == 404
+        assert message in told(answer)["message"]
+
+
+def test_the_command_of_a_run_is_quoted(client: Client, live: RunFolder) -> None:
+    live.note(overrides=["optimizer.lr=0.1", "data.root='a b'", "x=$(reboot)"])
+    shown = told(client.get(f"{BASE}/run?id={id_of(client)}"))["command"]
+    assert shlex.split(shown)[-3:] == ["optimizer.lr=0.1", "data.root='a b'", "x=$(reboot)"]
 
 
 GOOD = {"step": 30, "num_classes": 2, "classes": ["cat", "dog"], "counts": [[8, 2], [0, 5]]}

@@ -8,15 +8,26 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import pytest
 from werkzeug.wrappers import Request, Response
 
 from lockstep.board.plugin import NAME
-from lockstep.runs.files import write_json
+from lockstep.runs.files import csv_text, read_json, write_json
 from lockstep.runs.folder import EXIT_STOPPED, SWEEP, RunFolder
-from tests.support.boards import BASE, board, running, save_checkpoint, serving, write_rows, write_run
+from tests.support.boards import (
+    BASE,
+    board,
+    running,
+    save_checkpoint,
+    serving,
+    write_rows,
+    write_run,
+    write_search,
+    write_trials,
+)
 from tests.support.browser import CHROMIUM, chromium, page, sync_api
 from tests.support.harness import SMALL, difference, train_all, wait_until
 from tests.support.harness import write_run as write_training
@@ -233,65 +244,271 @@ def test_curves_are_drawn_and_read_by_pointer_and_keys(root: Path, site: str, pa
     assert ticks == ["0.2", "0.4", "0.6", "0.8", "2", "4", "6", "8", "10", "epoch"]
 
 
-def write_sweep(path: Path, *, states: tuple[str, ...], mode: str = "max") -> list[RunFolder]:
-    """A sweep whose trials end at 0.9, 0.91, ... and differ in learning rate and seed."""
-    folders = []
-    for number, state in enumerate(states):
-        percent = 100.0 if state == "finished" else 50.0
-        numbers = {"best": 0.9 + 0.01 * number, "monitor": "val/accuracy", "mode": mode, "percent": percent}
-        folder = write_run(path / f"{number}_lr", state, started=1e9 + number, **numbers)
-        folder.note(overrides=["model.width=8", f"optimizer.lr={0.1 if number % 2 else 0.05}", f"seed={number // 2}"])
-        write_rows(folder, 5 + number)
-        folders.append(folder)
-    (path / SWEEP).write_text("{}")
+def write_small(path: Path) -> list[RunFolder]:
+    """A sweep of two learning rates and two seeds, without the last one; the third trial is in training."""
+    settings = [("0.05", 0), ("0.1", 0), ("0.05", 1)]
+    results = {(f"optimizer.lr={lr}", f"seed={seed}"): 0.9 + n / 100 for n, (lr, seed) in enumerate(settings)}
+    folders = write_trials(path, results)
+    folders[2].update_status(state="training", percent=50.0)
+    folders[2].summary.unlink()
     return folders
 
 
-def test_a_sweep_over_folds_has_no_best_one(root: Path, site: str, page: Any) -> None:
-    for number, folder in enumerate(write_sweep(root / "sweep", states=("finished", "finished"))):
-        folder.note(overrides=["data.folds=2", f"data.fold={number}"])
+def opened(page: Any, site: str, name: str) -> Any:
+    """The table of a sweep, opened from the list."""
     page.goto(site)
-    sweep = page.locator("tr[data-sweep]")
-    expect(sweep.locator(".col-overrides")).to_have_text("data.fold=0,1 data.folds=2")
-    expect(sweep.locator(".col-best")).to_have_text("–")
-    sweep.get_by_role("button", name="sweep").click()
-    assert page.locator("tr.trial .col-best").all_inner_texts() == ["0.9100", "0.9000"]
+    page.get_by_role("button", name=name, exact=True).click()
+    grid = page.get_by_role("region", name="Trials")
+    expect(grid).to_be_visible()
+    return grid
 
 
-def test_a_sweep_is_one_row_that_opens_into_its_trials(root: Path, site: str, page: Any) -> None:
-    write_sweep(root / "day" / "sweep", states=("finished", "finished", "training"))
+def column(grid: Any, name: str) -> list[str]:
+    """The texts of a column by its head."""
+    heads = [text.strip("▾▴ \n") for text in grid.locator("thead th").all_inner_texts()]
+    return [cells.all_inner_texts()[heads.index(name) - 1] for cells in cells_of(grid)]
+
+
+def cells_of(grid: Any) -> list[Any]:
+    return [line.locator("th, td:not(.pick)") for line in grid.locator("tbody tr[data-key]").all()]
+
+
+def test_the_best_of_several_folds_or_seeds_is_not_shown(root: Path, site: str, page: Any) -> None:
+    write_trials(root / "folds", {("data.folds=2", f"data.fold={fold}"): 0.9 + fold / 100 for fold in (0, 1)})
+    write_small(root / "seeds")
+    page.goto(site)
+    sweeps = page.locator("tr[data-sweep]")
+    expect(sweeps.locator(".col-overrides")).to_have_text(
+        ["optimizer.lr=0.05,0.1 seed=0,1", "data.fold=0,1 data.folds=2"]
+    )
+    expect(sweeps.locator(".col-best")).to_have_text(["–", "–"])
+
+
+def test_a_sweep_is_one_row_that_opens_as_a_table_of_its_trials(root: Path, site: str, page: Any) -> None:
+    folders = write_small(root / "day" / "sweep")
     write_run(root / "day" / "alone", "finished", started=1e9 + 60)
     page.goto(site)
     expect(page.locator("tbody tr")).to_have_count(2)
     sweep = page.locator("tr[data-sweep]")
     button = sweep.get_by_role("button", name="day/sweep")
-    expect(button).to_have_attribute("aria-expanded", "false")
     expect(sweep.locator(".state")).to_have_text("training")
     expect(sweep.locator(".percent")).to_have_text("83 %")
     expect(sweep.locator("th")).to_contain_text("2 of 3 trials")
     expect(sweep.locator(".col-overrides")).to_have_text("optimizer.lr=0.05,0.1 seed=0,1 model.width=8")
-    expect(sweep.locator(".col-best")).to_have_text("0.9200")
     expect(sweep.locator("button.stop")).to_be_hidden()
     expect(page.locator(".counts")).to_have_text("4 runs, 1 live")
     button.focus()
     page.keyboard.press("Enter")
-    expect(button).to_have_attribute("aria-expanded", "true")
-    assert page.locator("tbody .own").all_inner_texts() == ["alone", "sweep", "2_lr", "1_lr", "0_lr"]
-    trial = page.locator("tr.trial").last
-    expect(trial.locator(".col-overrides")).to_have_text("optimizer.lr=0.05 seed=0")
-    expect(page.locator("tr.trial button.stop:visible")).to_have_count(1)
-    trial.click()
-    expect(page.locator(".details h2")).to_have_text("day/sweep/0_lr")
-    page.locator("thead th", has_text="Best").get_by_role("button").click()
-    assert page.locator("tbody .own").all_inner_texts() == ["sweep", "2_lr", "1_lr", "0_lr", "alone"]
-    sweep.click()
-    expect(page.locator("tbody tr")).to_have_count(2)
-    page.get_by_label("Filter runs").fill("seed=1")  # what is looked for is shown, also in a sweep that is closed
-    assert page.locator("tbody .own").all_inner_texts() == ["sweep", "2_lr"]
+    grid = page.get_by_role("region", name="Trials")
+    expect(page.locator(".counts")).to_have_text("3 trials, 1 live")
+    page.get_by_role("button", name="Trials").press("Enter")
+    expect(grid.locator("thead th")).to_have_text(
+        ["Compare", "Trial", "State", "val/accuracy", "lr", "seed", "train/loss", "Epoch", "Time", "Tags", "Note"]
+    )
+    assert [cells.all_inner_texts()[:5] for cells in cells_of(grid)] == [
+        ["1", "finished", "0.9100", "0.1", "0"],
+        ["0", "finished", "0.9000", "0.05", "0"],
+        ["2", "training", "0.9200", "0.05", "1"],
+    ]
+    expect(page.locator(".details h2")).to_have_text("day/sweep/2")  # the live one
+    expect(page.locator(".details button.stop")).to_be_visible()
+    grid.get_by_role("button", name="trial 0").click()
+    expect(page.locator(".details h2")).to_have_text("day/sweep/0")
+    expect(page.locator(".details")).to_contain_text(
+        "Train again:python train.py model.width=8 optimizer.lr=0.05 seed=0"
+    )
+    folders[2].update_status(state="failed")
+    expect(page.locator(".counts")).to_have_text("3 trials, 0 live")
+    page.keyboard.press("Escape")
+    expect(button).to_be_focused()
+    page.go_back()
+    expect(grid).to_be_visible()
+    page.go_back()
+    expect(button).to_be_visible()
+    expect(grid).to_be_hidden()
+
+
+def test_trials_are_sorted_and_filtered_by_value(root: Path, site: str, page: Any) -> None:
+    settings = {"0.05": 0.9, "0.1": 0.95, "5e-3": 0.8, "1": 0.1}
+    folders = write_trials(root / "sweep", {(f"optimizer.lr={lr}",): value for lr, value in settings.items()})
+    write_json(folders[2].notes, {"note": "Slow start", "tags": ["keep"]})
+    grid = opened(page, site, "sweep")
+    expect(grid.locator("tr.best")).to_have_count(1)
+    head = grid.get_by_role("button", name="lr", exact=True)
+    head.click()
+    assert column(grid, "lr") == ["5e-3", "0.05", "0.1", "1"]
+    head.press("Enter")
+    assert column(grid, "lr") == ["1", "0.1", "0.05", "5e-3"]
+    box = page.get_by_label("Filter runs")
+    for text, left in [
+        ("optimizer.lr>=0.05", ["1", "0.1", "0.05"]),
+        ("optimizer.lr<0.10 val/accuracy>0.85", ["0.05"]),
+        ("optimizer.lr=0.100", ["0.1"]),
+        ("optimizer.lr=0", ["0.1", "0.05"]),  # as text, as before
+        ("optimizer.lr!=1", ["0.1", "0.05", "5e-3"]),
+        ("tag=keep", ["5e-3"]),
+        ("tag!=other", ["5e-3"]),  # not one without tags
+        ("slow", ["5e-3"]),
+        ("state=finished model.width=8 trial<2", ["0.1", "0.05"]),
+    ]:
+        box.fill(text)
+        assert column(grid, "lr") == left, text
+        expect(page.locator(".wrong").last).to_be_empty()
+    for text, wrong in [
+        ("optimzer.lr>0.1", "No run has optimzer.lr."),
+        ("optimizer.lr>", "optimizer.lr> is incomplete: write it as optimizer.lr>=0.05."),
+        ("optimizer.lr>big", "optimizer.lr>big needs a number."),
+    ]:
+        box.fill(text)
+        expect(page.locator("#wrong")).to_have_text(wrong)
+        expect(box).to_have_attribute("aria-invalid", "true")
+
+
+def test_settings_have_the_mean_of_their_seeds_and_open_their_trials(root: Path, site: str, page: Any) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    values = {"0.05": (0.90, 0.91, 0.92), "0.1": (0.93, 0.94, 0.95)}
+    write_trials(
+        root / "sweep", {(f"optimizer.lr={lr}", f"seed={n}"): v for lr, vs in values.items() for n, v in enumerate(vs)}
+    )
+    untrained = write_run(root / "sweep" / "6", None)
+    untrained.note(overrides=["optimizer.lr=0.15", "seed=0"])
+    ledger = read_json(root / "sweep" / SWEEP)
+    last = {"number": 6, "overrides": ["optimizer.lr=0.15", "seed=0"], "folder": "6"}
+    write_json(root / "sweep" / SWEEP, {**ledger, "trials": [*ledger["trials"], {**ledger["trials"][0], **last}]})
+    grid = opened(page, site, "sweep")
+    assert [cells.all_inner_texts()[:6] for cells in cells_of(grid)] == [
+        ["1", "0.1", "3", "0.9400", "0.9152 to 0.9648", "0.0100"],
+        ["2", "0.05", "3", "0.9100", "0.8852 to 0.9348", "0.0100"],
+        ["3", "0.15", "0, 1 missing", "–", "–", "–"],
+    ]
+    chart = page.get_by_role("region", name="Charts of the sweep").get_by_role("img")
+    expect(chart).to_have_attribute(
+        "aria-label", re.compile("^2 settings: optimizer.lr against val/accuracy, from 0.91 to 0.94")
+    )
+    page.get_by_role("button", name="Copy as CSV").click()
+    copied = page.evaluate("navigator.clipboard.readText()").splitlines()
+    assert copied[0] == "setting,optimizer.lr,n,val/accuracy,val/accuracy low,val/accuracy high,deviation"
+    assert float(copied[1].split(",")[4]) == pytest.approx(0.9152, abs=1e-4)
+    expect(grid.locator("tr.best").get_by_role("button")).to_have_accessible_name("setting 1, the best")
+    grid.get_by_label("Compare setting 2").check()
+    expect(page.get_by_role("heading", name="3 runs compared")).to_be_visible()
+    expect(page.get_by_label("Lines", exact=True).get_by_role("listitem")).to_have_text([re.compile("3 seeds")])
+    grid.get_by_role("button", name="setting 2").click()
+    expect(page.get_by_label("Filter runs")).to_have_value("optimizer.lr=0.05")
+    assert column(grid, "seed") == ["0", "1", "2"]
+    assert all(box.is_checked() for box in grid.get_by_role("checkbox").all())
+    page.get_by_label("Filter runs").fill("")
+    expect(grid.locator("tr.best")).to_have_count(3)
+    page.get_by_role("button", name="Settings").first.click()
+    grid.get_by_role("button", name="setting 1").click()
+    expect(page.get_by_label("Filter runs")).to_have_value("optimizer.lr=0.1 optimizer.lr!=0.15")
+    assert column(grid, "seed") == ["0", "1", "2"]
+    expect(page.locator(".counts")).to_have_text("3 of 7 trials, 0 live")
+
+
+def test_hidden_columns_are_remembered_and_the_rest_is_copied_as_csv(root: Path, site: str, page: Any) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    folders = write_trials(root / "sweep", {("x==cmd()",): 1 / 3, ('x="a,b"',): 0.25, ("x=-0.1",): 0.2})
+    write_json(folders[2].notes, {"note": "two\nlines", "tags": []})
+    grid = opened(page, site, "sweep")
+    page.get_by_role("button", name="Columns").click()
+    for name in ("state", "epoch", "training_s", "train/loss", "tags"):
+        page.get_by_label(name, exact=True).uncheck()
+    page.keyboard.press("Escape")  # closes the menu alone
+    shown = ["Compare", "Trial", "val/accuracy", "x", "Note"]
+    expect(grid.locator("thead th")).to_have_text(shown)
+    page.reload()
+    expect(grid.locator("thead th")).to_have_text(shown)
+    page.get_by_role("button", name="Copy as CSV").click()
+    expect(page.locator(".message")).to_have_text("3 rows copied.")
+    rows = [
+        ["trial", "val/accuracy", "x", "note"],
+        [0, 1 / 3, "=cmd()", ""],
+        [1, 0.25, '"a,b"', ""],
+        [2, 0.2, "-0.1", "two\nlines"],
+    ]
+    assert page.evaluate("navigator.clipboard.readText()") == csv_text(rows)
+
+
+def test_a_thousand_trials_are_drawn_where_they_are_seen(root: Path, site: str, page: Any, figure: Any) -> None:
+    write_trials(root / "sweep", {(f"optimizer.lr={n}",): n / 1000 for n in range(1000)})
+    grid = opened(page, site, "sweep")
+    expect(page.locator(".counts")).to_have_text("1000 trials, 0 live")
+    expect(grid.get_by_role("button", name="trial 999")).to_be_visible()
+    assert len(cells_of(grid)) < 100
+    grid.evaluate("grid => { grid.scrollTop = grid.scrollHeight; }")
+    expect(grid.get_by_role("button", name="trial 0", exact=True)).to_be_in_viewport()
+    expect(grid.locator("table")).to_have_attribute("aria-rowcount", "1001")
+    changes = page.evaluate(UNCHANGED)
+    assert changes == []
+    times = page.evaluate(TIMES)
+    figure(", ".join(f"{what} {ms:.0f} ms" for what, ms in times.items()))
+
+
+UNCHANGED = """async () => {
+  const changes = [];
+  const observer = new MutationObserver((records) => {
+    for (const {target, type, attributeName, oldValue} of records) {
+      const isSame = type === 'attributes' && target.getAttribute(attributeName) === oldValue;
+      if (!isSame) changes.push(`${target.className} ${type}`);
+    }
+  });
+  const all = {subtree: true, childList: true, characterData: true, attributes: true, attributeOldValue: true};
+  observer.observe(document.body, all);
+  await new Promise((done) => setTimeout(done, 3000)); // some polls
+  return changes;
+}"""
+
+TIMES = """async () => {
+  const timed = async (works) => {
+    const times = [];
+    for (const work of works) {
+      const start = performance.now();
+      await work();
+      await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+      times.push(performance.now() - start);
+    }
+    return times.sort((a, b) => a - b)[times.length >> 1];
+  };
+  const [grid, box] = [document.querySelector('.sheet'), document.querySelector('#filter')];
+  const sort = await timed([...grid.querySelectorAll('thead button')].map((button) => () => button.click()));
+  const key = await timed([...'optimizer.lr>=500'].map((letter) => () => {
+    box.value += letter;
+    box.dispatchEvent(new Event('input'));
+  }));
+  const scroll = await timed(Array(20).fill(() => { grid.scrollTop += 300; }));
+  const poll = await timed(Array(9).fill(async () => (await fetch('./sweep?name=sweep')).text()));
+  return {sort, key, scroll, poll};
+}"""
+
+
+def test_a_note_and_tags_are_written_on_the_page(root: Path, site: str, page: Any) -> None:
+    folder = write_trials(root / "sweep", {("seed=0",): 0.9})[0]
+    grid = opened(page, site, "sweep")
+    page.get_by_role("textbox", name="Note").fill("diverges at first")
+    page.get_by_role("textbox", name="Tags").fill("keep, paper")
+    page.keyboard.press("Enter")
+    expect(page.locator(".message")).to_have_text("Note of sweep/0 saved.")
+    assert column(grid, "Tags") == ["keep paper"]
+    assert read_json(folder.notes) == {"note": "diverges at first", "tags": ["keep", "paper"]}
+    page.get_by_role("textbox", name="Note").fill("unfinished")
+    write_json(folder.notes, {"note": "by another", "tags": ["keep"]})
+    wait_until(lambda: column(grid, "Tags") == ["keep"], "the new tags")
+    expect(page.get_by_role("textbox", name="Note")).to_have_value("unfinished")  # what is being written stays
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator(".notes")).to_contain_text("Changed elsewhere to “by another keep”. Save again to replace it.")
+    assert read_json(folder.notes)["note"] == "by another"
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator(".notes")).not_to_contain_text("Changed elsewhere")
+    assert read_json(folder.notes) == {"note": "unfinished", "tags": ["keep", "paper"]}
+    with serving(board(root, "--training_control=off").application) as address:
+        page.goto(address + ENTRY)
+        expect(page.get_by_role("textbox", name="Note")).to_be_disabled()
+        expect(page.locator(".notes")).to_contain_text("--training_control on")
 
 
 def test_compared_runs_share_charts_and_keep_their_colours(root: Path, site: str, page: Any) -> None:
-    folders = write_sweep(root / "sweep", states=("finished", "finished", "training"))
+    folders = write_small(root / "sweep")
     alone = write_run(root / "alone", "finished", started=1e9 + 60)
     alone.note(overrides=["model.width=16"])
     write_rows(alone, 4)
@@ -300,13 +517,15 @@ def test_compared_runs_share_charts_and_keep_their_colours(root: Path, site: str
     expect(compared).to_be_hidden()
     page.get_by_label("Compare sweep", exact=True).check()  # all of its trials
     expect(compared.get_by_role("heading", name="3 runs compared")).to_be_visible()
+    compared.get_by_role("button", name="Runs").click()
     page.get_by_label("Compare alone").check()
     legend = compared.get_by_label("Lines").locator("li > span:nth-child(2)")
     expect(legend).to_have_text([
         "optimizer.lr=0.05 seed=1 model.width=8", "optimizer.lr=0.1 seed=0 model.width=8",
         "optimizer.lr=0.05 seed=0 model.width=8", "model.width=16",
     ])  # fmt: skip
-    accuracy = compared.locator("figure", has_text="Accuracy")
+    accuracy = compared.locator("figure").last
+    expect(compared.get_by_role("combobox").last).to_have_value("val/accuracy")
     expect(accuracy.locator("path")).to_have_count(4)
     colours = [path.evaluate("path => getComputedStyle(path).stroke") for path in accuracy.locator("path").all()]
     assert len(set(colours)) == 4
@@ -317,8 +536,54 @@ def test_compared_runs_share_charts_and_keep_their_colours(root: Path, site: str
     write_rows(folders[2], 9)  # a live line grows
     folders[2].update_status(epoch=9)
     expect(accuracy.get_by_role("img")).to_have_attribute("aria-label", re.compile("at epoch 9$"))
+    compared.get_by_role("combobox").last.select_option("train/loss")
+    expect(accuracy.get_by_role("img")).to_have_attribute("aria-label", re.compile("^train/loss: .* at epoch 9$"))
     compared.get_by_role("button", name="Clear").click()
     expect(compared).to_be_hidden()
+
+
+def test_repeated_settings_are_drawn_as_mean_and_band(root: Path, site: str, page: Any) -> None:
+    """Two rates, each with three seeds, then with two seeds in each of two folds; 19 runs are too many lines."""
+    accuracies = {"lr=0.05": (0.80, 0.84, 0.91), "lr=0.1": (0.60, 0.70, 0.90)}
+    for setting, seeds in accuracies.items():
+        for seed, accuracy in enumerate(seeds):
+            folder = write_run(root / "seeds" / f"{setting}_{seed}", "finished")
+            folder.note(overrides=[f"optimizer.{setting}", f"seed={seed}"])
+            epochs = range(1, 4 if seed == 2 else 3)  # one is longer than the others
+            folder.write_metrics([{"epoch": epoch, "step": epoch, "val/accuracy": accuracy} for epoch in epochs])
+    for trial, accuracy in enumerate((0.7, 0.9, 0.4, 0.4)):
+        folder = write_run(root / "folds" / str(trial), "finished")
+        folder.note(overrides=["data.folds=2", f"data.fold={trial // 2}", f"seed={trial % 2}"])
+        folder.write_metrics([{"epoch": 1, "step": 1, "val/accuracy": accuracy}])
+    for trial in range(16):
+        write_run(root / "grid" / str(trial), "finished").note(overrides=[f"model.width={trial}"])
+    for name in ("seeds", "folds", "grid"):
+        (root / name / SWEEP).write_text("{}")
+    page.goto(site)
+    page.get_by_label("Compare seeds", exact=True).check()
+    compared = page.get_by_role("region", name="Comparison")
+    lines = compared.get_by_label("Lines", exact=True).get_by_role("listitem")
+    compared.get_by_role("button", name="Runs").press("Enter")
+    expect(lines).to_have_count(6)
+    compared.get_by_role("button", name="Settings").press("Enter")
+    expect(lines).to_have_text(["optimizer.lr=0.13 seeds×", "optimizer.lr=0.053 seeds×"])
+    chart = compared.get_by_role("img").last
+    means = [(f"{mean(values):.4g}", f"{stdev(values):.2g}") for values in reversed(accuracies.values())]
+    expected = ", ".join(f"optimizer.lr={rate} {m} ± {d}" for rate, (m, d) in zip(("0.1", "0.05"), means, strict=True))
+    expect(chart).to_have_attribute("aria-label", f"val/accuracy: {expected} at epoch 2")
+    expect(chart.locator("path.band")).to_have_count(2)
+    compared.get_by_role("button", name="Clear").click()
+    page.get_by_label("Compare folds", exact=True).check()
+    spread = f"{mean((0.8, 0.4)):.4g} ± {stdev((0.8, 0.4)):.2g}"
+    expect(lines).to_have_text(["data.folds=22 folds×"])
+    expect(chart).to_have_attribute("aria-label", f"val/accuracy: data.folds=2 {spread} at epoch 1")
+    page.get_by_label("Compare grid", exact=True).check()
+    expect(lines).to_have_count(17)
+    expect(compared.get_by_role("button", name="Runs")).to_be_disabled()  # 20 lines
+    page.get_by_label("Compare seeds", exact=True).click()
+    expect(page.locator(".message")).to_have_text("At most 18 lines can be compared.")
+    expect(lines).to_have_count(18)
+    expect(lines.last).to_contain_text("3 seeds")  # of a setting, all are taken or none
 
 
 def test_runs_are_sorted_and_filtered_by_pointer_and_keys(root: Path, site: str, page: Any) -> None:
@@ -405,6 +670,7 @@ def test_hostile_text_is_shown_and_never_executed(root: Path, site: str, page: A
     save_checkpoint(folder)
     folder.note(overrides=[attack("override"), "javascript:window.hacked='override'"])
     folder.config.write_text(attack("config"))
+    write_json(folder.notes, {"note": attack("note"), "tags": [attack("tag")]})
     folder.write_metrics([{"epoch": 1, "train/loss": 1, attack("column"): attack("value")}])
     (write_run(root / "broken", None).path / "status.json").write_text(attack("status"))
     page.goto(site)
@@ -416,8 +682,16 @@ def test_hostile_text_is_shown_and_never_executed(root: Path, site: str, page: A
     page.get_by_text("config.yaml, as resolved").click()
     expect(page.locator("pre")).to_contain_text(attack("config"))
     expect(page.locator(".resume code")).to_contain_text("onerror")
+    expect(page.get_by_role("textbox", name="Note")).to_have_value(attack("note"))
     page.get_by_label("Filter runs").fill(attack("run"))
     expect(page.locator(ROWS)).to_have_count(1)
+    sweep = write_trials(
+        root / attack("sweep"), {(attack("x=1"), f"{attack('key')}={attack('value')}"): 0.5, ("seed=1",): 1}
+    )
+    write_json(sweep[0].notes, {"note": attack("note"), "tags": [attack("tag")]})
+    page.get_by_label("Filter runs").fill("")
+    page.locator("tr[data-sweep] button.name").click()
+    expect(page.locator(".sheet tbody")).to_contain_text([attack("note")])
     assert page.locator("main").locator("img, script, iframe, a, object, embed").count() == 0
     assert page.evaluate("window.hacked ?? null") is None
 
@@ -522,3 +796,40 @@ def test_under_a_foreign_frame_the_button_is_off(root: Path, tmp_path: Path, pag
             assert [found.url for found in page.frames if found.url.startswith(address)] == []
             page.goto(address)
             expect(stop_button(page, "run")).to_be_enabled()
+
+
+def test_a_search_shows_its_trials_across_settings_and_what_decides(root: Path, site: str, page: Any) -> None:
+    """The filter of the table holds for the lines; one is read and opened by keys, one by the pointer."""
+    rates = [10 ** (number / 12 - 2) for number in range(25)]
+    results = {(f"optimizer.lr={rate:.5f}", f"optimizer={'sgd' if number % 2 else 'adamw'}"): 0.95 - abs(rate - 0.1) / 2
+               for number, rate in enumerate(rates)}  # fmt: skip
+    write_search(root / "search", results)
+    page.goto(f"{site}#search")
+    charts = page.get_by_role("region", name="Charts of the sweep")
+    chart = charts.get_by_role("img")
+    expect(chart).to_have_attribute("aria-label", re.compile(
+        r"^25 trials: optimizer.lr, optimizer against val/accuracy, from 0\.5 to 0\.95\. "))  # fmt: skip
+    lines = charts.locator("svg.lines path")
+    expect(lines).to_have_count(25)
+    labels = chart.locator("g").first.locator("text:not(.head)")
+    expect(labels).to_have_text(["0.01", "0.02", "0.05", "0.1", "0.2", "0.5", "1"])  # logarithmic
+    bars = charts.get_by_label("Importance of settings for val/accuracy").get_by_role("listitem")
+    expect(bars).to_have_text([re.compile(r"^optimizer\.lr \d+ %"), re.compile(r"^optimizer \d+ %, may be chance$")])
+    expect(charts).to_contain_text("which of the 25 finished trials are the best quarter by val/accuracy")
+    chart.focus()
+    page.keyboard.press("Home")
+    expect(charts.get_by_role("status")).to_have_text(
+        re.compile(r"^trial 12, finished optimizer.lr 0\.1 optimizer adamw val/accuracy 0\.95$")
+    )
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page.locator(".details h2")).to_have_text("search/11")
+    page.get_by_label("Filter runs").fill("optimizer=sgd optimizer.lr<0.05")
+    expect(lines).to_have_count(4)
+    end = lines.last.evaluate("path => [path.getPointAtLength(1e4).x, path.getPointAtLength(1e4).y]")
+    chart.hover(position={"x": end[0] - 2, "y": end[1]})
+    expect(charts.locator(".tip")).to_contain_text("trial 7, finished")
+    chart.click(position={"x": end[0] - 2, "y": end[1]})
+    expect(page.locator(".details h2")).to_have_text("search/7")
+    charts.get_by_role("combobox").select_option("train/loss")
+    expect(chart).to_have_attribute("aria-label", re.compile("^4 trials: .* against train/loss, from 1 to 1"))

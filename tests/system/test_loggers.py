@@ -144,5 +144,5 @@ def test_trials_of_a_sweep_are_a_group_of_weights_and_biases(tmp_path: Path) -> 
     assert {session.group for session in found} == {sweep.name}
     assert len({session.id for session in found}) == 2
     best = [session for session in found if any("test/loss" in point for point in session.points)]
-    assert len(best) == 1  # the test of the best trial, in a session of its own
-    assert not any(math.isnan(value) for value in best[0].points[0].values())
+    assert len(best) == 2  # the tests of the best setting, each in a session of its own
+    assert not any(math.isnan(value) for session in best for value in session.points[0].values())

@@ -21,8 +21,8 @@ from lockstep.config.options import groups
 from lockstep.config.sweep_space import Interval, searched
 from lockstep.config.target_sections import Search
 from lockstep.sweeps.ledger import Ledger, Trial
+from lockstep.sweeps.results import Objective
 from lockstep.sweeps.search import MOST_REPEATS, Draws, distributions, study_in
-from lockstep.sweeps.table import Objective
 from tests.support.callbacks import SEES
 from tests.support.harness import PATIENCE_S, SMALL, wait_until
 from tests.support.sweeps import overlap, processes_of, run, seen, started, table_of, tree_of, trials_of
@@ -63,9 +63,13 @@ class Fake:
             num_trials=self.search.num_trials,
         )
 
-    def make(self, drawn: Sequence[str]) -> Trial:
+    def make(self, drawn: Sequence[str]) -> list[Trial]:
         if any(text.endswith("=bad") for text in drawn):
             raise ConfigError(["bad cannot be trained"])
+        seeds = [f"seed={number}" for number in range(self.search.seeds)] if self.search.seeds > 1 else []
+        return [self.made([*drawn, seed]) for seed in seeds] or [self.made(drawn)]
+
+    def made(self, drawn: Sequence[str]) -> Trial:
         trial = self.ledger.find(drawn) or self.ledger.add(drawn, str(self.ledger.next_number))
         trial.folder.path.mkdir(exist_ok=True)
         self.ledger.write()
@@ -207,7 +211,7 @@ def test_a_search_over_fewer_points_than_trials_ends_with_a_note(tmp_path: Path,
     for num_trained in (num_points, 0):  # the same command again has nothing left
         fake = Fake(tmp_path / "s", search_of("search.num_trials=12"), space, lambda drawn: 0.5)
         assert len(fake.run(at_once=2)) == num_trained
-        expected = f"RandomSampler drew only known points {MOST_REPEATS} times in a row: {num_points} of 12 trials done"
+        expected = f"RandomSampler drew only known points {MOST_REPEATS} times in a row: {num_points} of 12 points done"
         assert expected in fake.draws.note
     assert len(fake.study.trials) < num_points + 5 * MOST_REPEATS
 
@@ -222,7 +226,7 @@ def test_what_fails_or_cannot_be_trained_is_counted_once_and_drawn_anew_by_the_n
     for names in (["fails", "good"], ["fails"]):
         fake = Fake(tmp_path / "s", search, space, result)
         assert sorted(trial.settings["name"] for trial in fake.run()) == names
-        assert "1 of 12 trials done" in fake.draws.note
+        assert "1 of 12 points done" in fake.draws.note
         drawn = fake.study.trials[num_done:]
         assert {trial.params["name"] for trial in drawn if trial.state.name == "FAIL"} == {"bad", "fails"}
         num_done = len(fake.study.trials)
@@ -246,6 +250,152 @@ def test_a_trial_that_is_poorer_than_the_median_is_pruned_after_the_warm_up(tmp_
     fake.draws.ended(poor, "pruned")
     frozen = fake.study.trials[1]
     assert (frozen.state.name, frozen.intermediate_values) == ("PRUNED", {0: 0.1, 1: 0.2})
+
+
+# -- a trial for each of several seeds ---------------------------------------------------------------------------------
+
+SEEDS = "search.seeds=3"
+
+
+def noisy(settings: dict[str, str]) -> float:
+    """The result of a seed, whose mean over three seeds is `rate`."""
+    return rate(settings) + 10.0 * (int(settings["seed"]) - 1)
+
+
+def epochs(trial: Trial, *values: float) -> None:
+    trial.folder.write_metrics([{"epoch": n, "val/accuracy": value} for n, value in enumerate(values, 1)])
+
+
+def points(fake: Fake) -> list[list[str]]:
+    """The seeds of each point of the ledger."""
+    by_rate = itertools.groupby(fake.ledger.trials, key=lambda trial: trial.settings["optimizer.lr"])
+    return [[trial.settings["seed"] for trial in trials] for _, trials in by_rate]
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 7])
+def test_a_point_is_a_trial_for_each_seed_and_has_their_mean(tmp_path: Path, at_once: int) -> None:
+    fake = Fake(tmp_path / "s", search_of("search.num_trials=4", SEEDS), "optimizer.lr=interval(0.01,1)", noisy)
+    assert len(fake.draws.proposed(at_once)) == at_once  # never more than fit
+    fake.draws = fake.begin()
+    assert len(fake.run(at_once=at_once)) == 12
+    assert points(fake) == [["0", "1", "2"]] * 4
+    rates = [trial.settings["optimizer.lr"] for trial in fake.ledger.trials[::3]]
+    assert [str(trial.params["optimizer.lr"]) for trial in fake.study.trials] == rates
+    values = [rate({"optimizer.lr": text}) for text in rates]
+    assert [trial.value for trial in fake.study.trials] == pytest.approx(values)
+    assert [trial.user_attrs["trial"] for trial in fake.study.trials] == [0, 3, 6, 9]
+    assert Fake(tmp_path / "s", fake.search, "optimizer.lr=interval(0.01,1)", noisy).run() == []
+    longer = Fake(tmp_path / "s", search_of("search.num_trials=5", SEEDS), "optimizer.lr=interval(0.01,1)", noisy)
+    assert [trial.number for trial in longer.run(at_once=at_once)] == [12, 13, 14]
+
+
+@pytest.mark.parametrize("journal", ["kept", "lost"])
+@pytest.mark.parametrize("num_made", [1, 2, 3])
+def test_a_command_that_was_killed_anywhere_trains_the_seeds_that_are_missing(
+    tmp_path: Path, num_made: int, journal: str
+) -> None:
+    space, search = "optimizer.lr=interval(0.01,1)", search_of("search.num_trials=3", SEEDS, "search.sampler.seed=null")
+    first = Fake(tmp_path / "s", search_of("search.num_trials=4", SEEDS), space, noisy)
+    first.run(most=4, at_once=2)  # the first point, and one of the seeds of the second one
+    made = first.made
+
+    def killed(drawn: Sequence[str]) -> Trial:
+        if len(first.ledger.trials) == 6 + num_made:
+            raise KeyboardInterrupt
+        return made(drawn)
+
+    first.made = killed
+    with pytest.raises(KeyboardInterrupt):
+        first.draws.proposed(9)
+    if journal == "lost":
+        (tmp_path / "s" / "study.journal").unlink()
+    again = Fake(tmp_path / "s", search, space, noisy)
+    assert sorted(trial.number for trial in again.run(at_once=2)) == [4, 5, 6, 7, 8]
+    assert points(again) == [["0", "1", "2"]] * 3
+    complete = [trial for trial in again.study.trials if trial.state.name == "COMPLETE"]
+    assert [trial.value for trial in complete] == pytest.approx([rate(trial.params) for trial in complete])
+    assert sorted(trial.user_attrs["trial"] for trial in complete) == [0, 3, 6]
+    assert Fake(tmp_path / "s", search, space, noisy).run() == []
+
+
+def test_a_failed_seed_fails_its_point_which_is_tried_again_without_the_others(tmp_path: Path) -> None:
+    space, search = "optimizer.lr=interval(0.01,1)", search_of("search.num_trials=1", SEEDS)
+    first = Fake(tmp_path / "s", search, space, lambda drawn: None if drawn["seed"] == "1" else noisy(drawn))
+    assert len(first.run()) == 3
+    assert [trial.state.name for trial in first.study.trials] == ["FAIL"]
+    again = Fake(tmp_path / "s", search, space, noisy)
+    assert [trial.settings["seed"] for trial in again.run()] == ["1"]
+    (failed, done) = again.study.trials
+    assert (failed.state.name, done.value) == ("FAIL", pytest.approx(rate(done.params)))
+
+
+def test_a_seed_that_is_stopped_leaves_its_point_open_for_the_next_command(tmp_path: Path) -> None:
+    space, search = "optimizer.lr=interval(0.01,1)", search_of("search.num_trials=1", SEEDS)
+    first = Fake(tmp_path / "s", search, space, noisy)
+    one, stopped, failed = first.draws.proposed(3)
+    first.end(one)
+    first.draws.ended(stopped, "stopped")
+    first.draws.ended(failed, "failed")
+    assert [trial.state.name for trial in first.study.trials] == ["RUNNING"]
+    again = Fake(tmp_path / "s", search, space, noisy)
+    assert [trial.number for trial in again.run()] == [1, 2]
+    assert again.study.trials[0].value == pytest.approx(rate(again.study.trials[0].params))
+
+
+def test_pruning_sees_the_mean_of_an_epoch_that_all_seeds_have_reached_and_ends_all_of_them(tmp_path: Path) -> None:
+    overrides = ["search.pruner.n_startup_trials=1", "search.pruner.n_warmup_steps=0", "search.num_trials=9", SEEDS]
+    space, search = "optimizer.lr=interval(0.01,1)", search_of(*overrides)
+    fake = Fake(tmp_path / "s", search, space, noisy)
+    good = fake.draws.proposed(3)
+    for trial in good:
+        epochs(trial, 0.5, 0.6)
+        assert not fake.draws.is_poor(trial)
+    for trial in good:
+        fake.end(trial)
+    poor = fake.draws.proposed(3)
+    for trial, value in zip(poor, (0.9, 0.1, 0.2), strict=True):  # its lucky seed is the best
+        assert [fake.draws.is_poor(each) for each in poor] == [False] * 3
+        epochs(trial, value)
+    assert [fake.draws.is_poor(trial) for trial in poor] == [True] * 3
+    assert fake.study.trials[1].intermediate_values == {0: pytest.approx(0.4)}
+    for trial in poor[:2]:
+        trial.folder.write_status(state="pruned", host="elsewhere")
+        fake.draws.ended(trial, "pruned")
+    again = Fake(tmp_path / "s", search, space, noisy)  # killed before the third one was saved
+    (last,) = again.draws.proposed(1)
+    assert (last.number, again.draws.is_poor(last)) == (poor[2].number, True)
+    again.draws.ended(last, "finished")  # it came to its end before it read the request
+    assert [trial.state.name for trial in again.study.trials] == ["COMPLETE", "PRUNED"]
+
+
+def test_equal_draws_wait_for_the_mean_of_their_point(tmp_path: Path) -> None:
+    space, search = "optimizer=sgd,adamw", search_of("search.num_trials=3", SEEDS)
+    fake = Fake(tmp_path / "s", search, space, lambda drawn: float(drawn["seed"]) + 5 * (drawn["optimizer"] == "sgd"))
+    assert len(fake.draws.proposed(9)) == 6
+    assert len(fake.study.trials) == 2 + MOST_REPEATS
+    for trial in fake.ledger.trials:
+        assert {trial.state.name for trial in fake.study.trials} >= {"RUNNING"}
+        fake.end(trial)
+    values = {"sgd": 6.0, "adamw": 1.0}
+    assert [trial.value for trial in fake.study.trials] == [values[t.params["optimizer"]] for t in fake.study.trials]
+
+
+def test_a_draw_that_was_killed_before_it_had_its_values_is_drawn_again(tmp_path: Path) -> None:
+    space, search = "optimizer.lr=interval(0.01,1)", search_of("search.num_trials=2")
+    Fake(tmp_path / "s", search, space, rate).run(most=1)
+    (tmp_path / "s" / "study.journal").unlink()
+    Fake(tmp_path / "s", search, space, rate).study.ask()  # the first of the two that are drawn again
+    again = Fake(tmp_path / "s", search, space, rate)
+    assert [trial.number for trial in again.run()] == [1]
+    assert [trial.state.name for trial in again.study.trials] == ["FAIL", "COMPLETE", "COMPLETE"]
+
+
+def test_points_are_told_apart_by_a_setting_that_is_hidden_like_a_secret(tmp_path: Path) -> None:
+    space, search = "model.token=first,second", search_of("search.num_trials=2")
+    Fake(tmp_path / "s", search, space, lambda drawn: 0.5).run(most=1)
+    again = Fake(tmp_path / "s", search, space, lambda drawn: 0.5)
+    assert [trial.number for trial in again.run()] == [1]
+    assert {trial.state.name for trial in again.study.trials} == {"COMPLETE"}
 
 
 def test_a_study_is_not_turned_around_under_its_name(tmp_path: Path) -> None:
@@ -324,13 +474,44 @@ def test_a_search_is_stopped_and_goes_on_and_a_pruned_trial_of_two_workers_leave
     assert [trial["state"] for trial in table["trials"]] == ["finished", "pruned"]
     study = optuna.load_study(study_name="study", storage=journal(tree_of(tmp_path)))
     assert [trial.state.name for trial in study.trials] == ["PRUNED", "COMPLETE"]
-    assert table["best"] == study.best_trial.user_attrs["trial"] == 1
+    assert table["best_trials"] == [study.best_trial.user_attrs["trial"]] == [1]
     assert study.best_value == pytest.approx(table["trials"][0]["val/accuracy"])
 
 
 @pytest.mark.full
 @pytest.mark.processes
+def test_a_point_is_pruned_with_all_its_seeds_and_a_killed_search_trains_those_that_are_missing(tmp_path: Path) -> None:
+    overrides = [*SMALL, "model.width=2", "data.train_size=40", "trainer.max_epochs=8", "seed=7", SEES % "1"]
+    overrides += ["search=random", "search.num_trials=2", "search.seeds=2", "launcher.parallel=2", "sweep.name=study"]
+    overrides += ["optimizer.lr=tag(log,interval(0.001,0.1))", "search.pruner._target_=tests.support.sweeps.PrunesOne"]
+    overrides += ["+search.pruner.number=0", "~search.pruner.n_startup_trials", "~search.pruner.n_warmup_steps"]
+    with started(tmp_path, *overrides) as sweep:
+        wait_until(lambda: list(tmp_path.glob("outputs/*/*/[23]/metrics.csv")), "the second point")
+        sweep.send_signal(signal.SIGKILL)
+        out, _ = sweep.communicate(timeout=PATIENCE_S)
+    assert "Trial 0 pruned" in out
+    assert "Trial 1 pruned" in out
+    pruned = trials_of(tmp_path)[:2]
+    wait_until(lambda: not any(trial.is_locked() for trial in trials_of(tmp_path)), "the ends of the trials")
+    (tmp_path / "fast").touch()
+    before = {path: path.stat().st_mtime_ns for trial in pruned for path in trial.path.rglob("*")}
+    refused = run(tmp_path, *overrides, "search.seeds=3")
+    assert (refused.returncode, "was started with search.seeds=2, not 3" in refused.stderr) == (2, True)
+    done = run(tmp_path, *overrides)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {path: path.stat().st_mtime_ns for trial in pruned for path in trial.path.rglob("*")} == before
+    rows = sorted(table_of(tmp_path)["trials"], key=lambda row: row["trial"])
+    assert [(row["seed"], row["state"]) for row in rows] == [
+        *(("7", "pruned"), ("8", "pruned")),
+        *(("7", "finished"), ("8", "finished")),
+    ]
+    study = optuna.load_study(study_name="study", storage=journal(tree_of(tmp_path)))
+    assert [trial.state.name for trial in study.trials] == ["PRUNED", "COMPLETE"]
+    assert study.best_value == pytest.approx(sum(row["val/accuracy"] for row in rows[2:]) / 2)
+
+
 @pytest.mark.full
+@pytest.mark.processes
 def test_several_objectives_have_the_front_that_optuna_has_and_no_trial_is_tested(tmp_path: Path) -> None:
     overrides = [*SMALL, "data.train_size=40", "trainer.max_epochs=1", "model.width=2,4,6,8", "search=nsga2"]
     overrides += ["search.objectives={val/loss: min, parameters: min}", "search.num_trials=4", "launcher.parallel=2"]
@@ -347,7 +528,7 @@ def test_several_objectives_have_the_front_that_optuna_has_and_no_trial_is_teste
         assert trial.values == pytest.approx([row["val/loss"], row["parameters"]])
     assert {*table["front"]} == {trial.user_attrs["trial"] for trial in study.best_trials}
     assert f"Pareto front: trials {', '.join(map(str, table['front']))}" in done.stdout
-    assert table["best"] is None
+    assert table["best_trials"] == []
     assert not any("test_accuracy" in trial for trial in table["trials"])
     facts = [seen(folder) for folder in trials_of(tmp_path)]
     assert any(overlap(one, other) for one, other in itertools.combinations(facts, 2))

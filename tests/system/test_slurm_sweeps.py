@@ -62,11 +62,12 @@ def test_a_sweep_is_an_array_whose_broken_trial_is_submitted_again_and_no_other(
     assert {path: path.stat().st_mtime_ns for path in (tree / "0").rglob("*")} == before
     results = slurm.run(sys.executable, "-m", "lockstep.cli.main", "jobs", "result", tree / "0", cwd=tmp_path)
     assert json.loads(results.stdout)["test_accuracy"] is None
-    # the rest goes on here, and the best one meets the test set
-    here = slurm.run(*command(*SWEEP), cwd=tmp_path, code=1)
+    # the rest goes on here, and what is done meets the test set; with a failed seed the setting is not the best
+    here = slurm.run(*command(*SWEEP, "sweep.test=all"), cwd=tmp_path, code=1)
     assert "2 of 3 trials are done" in here.stdout
     table = read_json(tree / "table.json")
-    assert [trial["trial"] for trial in table["trials"] if trial["test_accuracy"] is not None] == [table["best"]]
+    tested = [trial["trial"] for trial in table["trials"] if trial["test_accuracy"] is not None]
+    assert (tested, table["best_trials"]) == ([0, 2], [])
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_a_search_whose_command_is_killed_adopts_its_jobs_and_has_no_trial_too_m
     assert "ended by SIGKILL" in trials[0].failure.read_text()
     with searching(slurm, tmp_path, *search) as again:
         assert again.wait(PATIENCE_S) == 0, printed(tmp_path)
-    assert "All trials are done. Measure the best one" in printed(tmp_path)
+    assert "All trials are done. Test the best setting" in printed(tmp_path)
     assert sorted(path.name for path in tree.iterdir() if path.name.isdecimal()) == [*"01234567"]
     ends = {(number, "PRUNED" if number == 2 else "COMPLETE"): 1 for number in range(8)}
     assert told(tree) == Counter(ends | {(0, "FAIL"): 1})
@@ -154,6 +155,21 @@ def test_a_search_whose_command_is_killed_adopts_its_jobs_and_has_no_trial_too_m
     assert {trial["state"] for trial in read_json(tree / "table.json")["trials"]} == {"finished", "pruned"}
     codes = {Path(trial.read_job()["code"]) for trial in trials}
     assert codes == {tree / "code" / "1", tree / "code" / "2"}  # one copy for each command
+
+
+def test_the_seeds_of_a_point_are_jobs_and_a_killed_search_adopts_those_that_run(slurm: Slurm, tmp_path: Path) -> None:
+    search = ["search.num_trials=2", "search.seeds=3", "launcher.parallel=2", "trainer.max_epochs=3"]
+    with searching(slurm, tmp_path, *search) as killed:
+        wait_until(lambda: list(tmp_path.glob("outputs/*/*/2/job.json")), "a job of the third seed")
+        killed.send_signal(signal.SIGKILL)
+    tree = tree_of(tmp_path)
+    with searching(slurm, tmp_path, *search) as again:
+        assert again.wait(PATIENCE_S) == 0, printed(tmp_path)
+    trials = read_json(tree / "table.json")["trials"]
+    assert [trial["seed"] for trial in sorted(trials, key=lambda trial: trial["trial"])] == ["0", "1", "2"] * 2
+    assert {trial["state"] for trial in trials} == {"finished"}
+    assert told(tree) == Counter({(0, "COMPLETE"): 1, (3, "COMPLETE"): 1})
+    assert [RunFolder(tree / str(number)).read_job()["earlier"] for number in range(6)] == [[]] * 6
 
 
 def test_the_jobs_of_a_search_outlive_ctrl_c_and_are_stopped_together(slurm: Slurm, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # pyr
 from lockstep.config import overrides
 from lockstep.config.errors import ConfigError
 from lockstep.runs.folder import RunFolder
+from lockstep.sweeps.statistics import spread
 from tests.support.callbacks import SEES
 from tests.support.harness import (
     ROOT,
@@ -43,16 +44,20 @@ def test_eight_trials_on_two_cores_never_share_one_and_equal_those_that_run_alon
     assert any(overlap(one, other) for one, other in itertools.combinations(facts, 2))
     table = table_of(tmp_path)
     assert [trial["state"] for trial in table["trials"]] == ["finished"] * 8
-    values = [trial["val/accuracy"] for trial in table["trials"]]
-    assert values == sorted(values, reverse=True)
     assert {(group["settings"]["optimizer.lr"], group["n"]) for group in table["groups"]} == {("0.01", 4), ("0.1", 4)}
-    # the test set is for the chosen trial alone
-    assert [trial["trial"] for trial in table["trials"] if trial["test_accuracy"] is not None] == [table["best"]]
+    means = [group["mean"] for group in table["groups"]]
+    assert means == sorted(means, reverse=True)
+    # the test set is for the chosen setting alone, and for all of its seeds
+    tested = [trial for trial in table["trials"] if trial["test_accuracy"] is not None]
+    assert [trial["trial"] for trial in tested] == table["best_trials"] == table["groups"][0]["trials"]
+    accuracies = [trial["test_accuracy"] for trial in tested]
+    assert table["groups"][0]["tests"]["test_accuracy"] == spread(accuracies, are_folds=False)._asdict()
+    assert "Testing 4 trials of the best setting ..." in done.stdout
     each = itertools.product((0.01, 0.1), range(4))
     alone = [write_run(tmp_path / f"{lr} {seed}", [*TINY, f"optimizer.lr={lr}", f"seed={seed}"]) for lr, seed in each]
     train_all(alone, 1)
     assert max(difference(one, other) for one, other in zip(alone, folders, strict=True)) <= 1e-12
-    best, known = folders[table["best"]], alone[table["best"]]
+    best, known = (runs[table["best_trials"][0]] for runs in (folders, alone))
     assert best.read_summary()["test_accuracy"] == known.read_summary()["test_accuracy"]
     assert steps_of_test(best) == steps_of_test(known) == [known.read_summary()["steps"]]
 
@@ -91,7 +96,7 @@ def test_the_best_trial_may_be_of_an_earlier_command_and_all_are_tested_on_deman
         trials = table_of(tmp_path)["trials"]
         assert sorted(trial["trial"] for trial in trials if trial.get("test_accuracy") is not None) == tested
         trials_of(tmp_path)[0].update_status(state="training")  # as if it had been killed after its summary
-    assert table_of(tmp_path)["best"] == 0
+    assert table_of(tmp_path)["best_trials"] == [0]
 
 
 def test_one_after_the_other_has_all_cores_and_a_live_table(tmp_path: Path) -> None:
@@ -169,6 +174,7 @@ def test_errors_of_a_sweep_are_found_by_its_check(texts: list[str], error: str) 
         (["search=tpe"], "search=... needs an interval to search"),
         (["scale_with_workers=true"], "needs the number of workers of a trial: set trainer.devices=..."),
         (["hydra/sweeper=optuna", "optimizer.lr=interval(0.1,1)"], "hydra/sweeper=optuna is chosen by search=..."),
+        (["search=tpe", "search.seeds=2", "seed=range(5)"], "search.seeds=2 trains each point with several seeds, and"),
     ],
 )
 def test_a_refused_sweep_trains_nothing(tmp_path: Path, texts: list[str], error: str) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from lockstep.cli import main
-from lockstep.monitoring import cells
+from lockstep.monitoring import cells, selection
+from lockstep.runs import discovery
 from lockstep.runs.folder import BENCHMARK, LIVE_STATES, SILENT_S, RunFolder
 from lockstep.system import wording
 from lockstep.system.terminal import duration
@@ -233,6 +234,98 @@ def test_states_are_chosen_by_their_names(three: Path, lockstep: Any) -> None:
     assert said.err.startswith("lockstep: --state lost is not a state: choose from not-started, starting,")
 
 
+OTHERWISE = "optimizer: {lr: 0.05, momentum: 0.9, betas: [0.9, 0.99]}\nmodel: {_target_: M}\n"
+
+
+@pytest.fixture
+def four(three: Path) -> Path:
+    """A run more, whose settings are in its configuration, and which has a note and tags."""
+    last = run(three / "day" / "13_d", "model.width=16", config=OTHERWISE, started=NOW + 1, best=1e-4)
+    for run_ in (last, RunFolder(three / "day" / "12_c")):
+        status = json.loads(run_.status_file.read_text())
+        run_.write_status(**status | {"metrics": {"val/accuracy": status["best"], "test/accuracy": 0.5}})
+    return three
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("optimizer.lr", "dabc"),  # 12_c has none
+        ("-optimizer.lr", "badc"),
+        ("model.width", "bcad"),  # 8 before 16; the newest of equal ones first
+        ("val/accuracy", "dcba"),
+        ("-test/accuracy", "cdba"),
+        ("optimizer.momentum", "dbca"),
+    ],
+)
+def test_runs_are_sorted_by_any_setting_and_metric(four: Path, lockstep: Any, order: str, expected: str) -> None:
+    assert names(lockstep("runs", "--sort", order)) == expected
+
+
+def test_any_setting_and_metric_is_a_column(four: Path, lockstep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = discovery.look
+    noted = {"tags": ["keep", "paper 1"], "note": "good\tone"}
+    monkeypatch.setattr(discovery, "look", lambda run: look(run) | (noted if run.name.endswith("13_d") else {}))
+    columns = "optimizer.lr,optimizer.betas,test/accuracy,state,tags,note,device"
+    said = lockstep("runs", "--columns", columns, "--sort", "run")
+    assert said.out.splitlines()[0].split() == ["run", *columns.split(",")]
+    cpu = "CPU, 1 thread each"
+    assert said.lines[0] == ["day/10_a", "0.1", "-", "-", "finished", "-", "-", cpu]
+    assert said.lines[3] == ["day/13_d", "0.05", "[0.9,0.99]", "0.5000", "finished", "keep, paper 1", "good one", cpu]
+    found = json.loads(lockstep("runs", "--columns", "optimizer.lr,tags", "--sort", "run", "--json").out)
+    assert [(each["optimizer.lr"], each["tags"]) for each in found[2:]] == [(None, None), ("0.05", noted["tags"])]
+    kept = ("tag=keep", "tag=paper-1", "tag!=other", "tags=keep state=finished")
+    assert [names(lockstep("runs", "--filter", terms)) for terms in kept] == ["d"] * len(kept)
+    assert names(lockstep("runs", "--filter", "tag!=keep")) == ""
+
+
+@pytest.mark.parametrize(
+    ("terms", "expected"),
+    [
+        ("optimizer.lr>=0.1", "ba"),
+        ("optimizer.lr=1e-1", "a"),
+        ("optimizer.lr!=0.1", "bd"),  # not a run without it
+        ("optimizer.lr<0.1", "d"),
+        ("model.width<=8 val/accuracy>0.3", "ba"),
+        ("state!=failed best<0.5", "cd"),
+        ("optimizer.lr=0.2", "b"),
+        ("lr=0.", "ba"),  # as a text, which needs no key
+        ("optimizer.betas=[0.9,0.99]", "d"),
+        ("model._target_=m", "d"),
+        ("model.width>auto", ""),
+        ("s/epoch<18", "a"),
+        ("started>2023-11-14", "bcda"),
+        ("started<2023-11-14", ""),
+    ],
+)
+def test_a_word_of_the_filter_may_compare_a_value(four: Path, lockstep: Any, terms: str, expected: str) -> None:
+    assert names(lockstep("runs", "--filter", terms)) == expected
+
+
+def test_a_configuration_that_cannot_be_read_has_no_settings_and_a_secret_is_not_shown(
+    four: Path, lockstep: Any
+) -> None:
+    (four / "day" / "12_c" / "config.yaml").write_text("a: " + "[" * 5000)
+    run(four / "day" / "14_e", config="optimizer: {lr: 0.7}\ndata: {api_token: abcdefgh}\n")
+    said = lockstep("runs", "--columns", "optimizer.lr,data.api_token", "--sort", "run")
+    assert [line[1] for line in said.lines] == ["0.1", "0.2", "-", "0.05", "0.7"]
+    assert said.lines[4][2] == "***"
+
+
+def test_tags_may_be_asked_for_before_any_run_has_one(four: Path, lockstep: Any) -> None:
+    assert [line[1] for line in lockstep("runs", "--columns", "tags", "--filter", "state=failed").lines] == ["-"]
+    assert lockstep("runs", "--filter", "tag!=poor").code == 0
+
+
+def test_a_configuration_is_parsed_only_for_a_setting_that_it_may_have(
+    four: Path, lockstep: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(four / "day" / "14_e", state=None)  # without a best value
+    monkeypatch.setattr(selection, "_settings", None)
+    assert names(lockstep("runs", "--sort", "best", "--filter", "state!=failed")) == "dcae"
+    assert names(lockstep("runs", "--filter", "lr=0.")) == "ba"
+
+
 def test_json_has_all_facts_of_every_run(three: Path, lockstep: Any) -> None:
     found = json.loads(lockstep("runs", "--json").out)
     assert [each["run"] for each in found] == ["day/11_b", "day/12_c", "day/10_a"]
@@ -259,7 +352,11 @@ def test_an_empty_folder_has_a_hint_and_a_missing_one_is_an_error(tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("--sort", "speed"), "--sort speed is not a column: choose from state, run, best, overrides, epoch,"),
+        (("--sort", "xyz"), "no run below outputs has xyz: choose from state, run, best, overrides, epoch,"),
+        (("--sort", "-lr"), "no run below outputs has lr: did you mean optimizer.lr?"),
+        (("--columns", "run,val/acuracy"), "no run below outputs has val/acuracy: did you mean val/accuracy"),
+        (("--filter", "model.widht<1"), "no run below outputs has model.widht: did you mean model.width?"),
+        (("--prune", "--filter", "accuracy>0"), "no run below outputs has accuracy: did you mean val/accuracy?"),
         (("--watch",), "--watch needs a terminal: remove it to print once."),
         (("--yes",), "--yes needs --prune"),
     ],
@@ -334,6 +431,11 @@ def test_settings_that_differ_and_results_stand_side_by_side(two: Any, lockstep:
     assert rows["device"] == ["CPU, 1 thread each"] * 2
     assert "test/loss" not in rows  # of the summary, once
     assert "token" not in said.out
+    assert "One run of each says nothing about the settings." in said.out
+    assert "lockstep eval" not in said.out  # b has no accuracy on a test set
+    two[1].write_summary({"test_accuracy": 0.8})
+    commands = ["lockstep eval a --output A.csv", "lockstep eval b --output B.csv", "lockstep compare A.csv B.csv"]
+    assert lockstep("compare", "a", "b").out.splitlines()[-3:] == [f"  {command}" for command in commands]
 
 
 def test_a_comparison_as_json_has_the_values_as_they_are(two: Any, lockstep: Any) -> None:
@@ -394,6 +496,7 @@ def every_state(tmp_path: Path) -> Path:
         folder.checkpoints.mkdir()
         folder.last_checkpoint.touch()
     (run(root / "day" / "broken").path / "status.json").write_text("{")
+    (root / "day" / "failed" / "notes.json").write_text('{"tags": ["poor"]}')
     return root
 
 
@@ -405,6 +508,9 @@ EVERY = {"finished", "stopped", "failed", "silent", "live", "unstarted", "failed
     [
         ((), {"failed", "silent", "unstarted"}),
         (("--filter", "unst"), {"unstarted"}),
+        (("--filter", "seed=0"), set()),  # the default, which nobody typed
+        (("--filter", "seed<1"), {"failed", "silent", "unstarted"}),
+        (("--filter", "tag=poor"), {"failed"}),
         (("--state", "stopped,no-signal"), {"stopped", "silent", "silent_c"}),
         (("--state", "finished", "--filter", "silent"), set()),
         (("--state", "finished,stopped,failed,no-signal,not-started"), EVERY - {"live", "broken"}),

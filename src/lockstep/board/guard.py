@@ -49,24 +49,24 @@ class Hosts:
 
 
 class Guard:
-    """Decides which requests may read, and which may stop a run."""
+    """Decides which requests may read, and which may change anything."""
 
     def __init__(self, flags: argparse.Namespace) -> None:
         self.hosts = Hosts(flags)
         self._is_on = flags.training_control == "on"
 
-    def admit(self, request: Request) -> None:
-        """Raise Refusal for a request that may not stop a run."""
+    def admit(self, request: Request, *, max_bytes: int = MAX_BODY_BYTES) -> None:
+        """Raise Refusal for a request that may not stop a run or write a note."""
         self.check_origin(request)
         if request.mimetype != "application/json":  # which no form can send
             raise Refusal(415, "Only application/json is accepted.")
-        if not 0 < (request.content_length or 0) <= MAX_BODY_BYTES:
-            raise Refusal(413, f"A request has 1 to {MAX_BODY_BYTES:,} bytes.")
+        if not 0 < (request.content_length or 0) <= max_bytes:
+            raise Refusal(413, f"A request has 1 to {max_bytes:,} bytes.")
 
     def check_origin(self, request: Request) -> None:
         """Raise Refusal if Stop is off, and for pages of other sites. The host must have been checked before."""
         if not self._is_on:
-            raise Refusal(403, "Stop is off: TensorBoard has no login. Use lockstep board, or --training_control on.")
+            raise Refusal(403, "Stop and notes are off without a login: use lockstep board or --training_control on.")
         host = request.headers.get("Host", "")
         origin = request.headers.get("Origin")
         is_same_site = request.headers.get("Sec-Fetch-Site", "same-origin") == "same-origin"

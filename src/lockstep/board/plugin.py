@@ -1,4 +1,4 @@
-"""The tab Training of TensorBoard: lists runs, shows one, and requests a stop; guard.py checks the permission.
+"""The tab Training of TensorBoard: lists runs, shows one, stops it and keeps notes; guard.py checks the permission.
 
 Every `tensorboard` command imports this module, so it needs nothing that TensorBoard does not need itself. A page
 refers to a run by its id, never by a path.
@@ -7,6 +7,8 @@ refers to a run by its id, never by a path.
 import argparse
 import json
 import os
+import shlex
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +18,9 @@ from tensorboard.plugins import base_plugin
 from werkzeug.wrappers import Request, Response
 
 from lockstep.board.guard import Guard, Refusal
-from lockstep.runs import discovery
-from lockstep.runs.files import read_text
+from lockstep.board.sweeps import Sweeps
+from lockstep.runs import discovery, naming
+from lockstep.runs.files import read_text, write_json
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.system.redaction import redacted
 
@@ -40,7 +43,7 @@ class TrainingLoader(base_plugin.TBLoader):
             "--training_control",
             choices=("on", "off"),
             default="off",
-            help="Allow everyone who can reach TensorBoard to stop runs in the Training tab. Default: off.",
+            help="Allow everyone who can reach TensorBoard to stop runs and write notes. Default: off.",
         )
         group.add_argument(
             "--training_hosts",
@@ -67,16 +70,21 @@ class TrainingPlugin(base_plugin.TBPlugin):
         self._root = root
         self._guard = guard
         self._watched = discovery.Watched(root, scan_every_s=SCAN_EVERY_S)
+        self._sweeps = Sweeps(self._watched)
+        self._notes_lock = threading.Lock()  # TensorBoard answers each request in a thread
 
     def get_plugin_apps(self) -> "dict[str, WSGIApplication]":
-        """Return WSGI applications by address. Only /stop changes anything."""
+        """Return WSGI applications by address. Only /stop and /notes change anything."""
         files = {f"/{path.name}": _file(path) for path in STATIC.iterdir() if path.suffix in TYPES}
         return files | {
             "/runs": self._application("GET", self._list),
             "/run": self._application("GET", self._show),
+            "/sweep": self._application("GET", self._show_sweep),
             "/config": self._application("GET", self._show_config),
+            "/importance": self._application("GET", self._weigh_settings),
             "/control": self._application("GET", self._offer_control),
             "/stop": self._application("POST", self._stop),
+            "/notes": self._application("POST", self._write_notes),
         }
 
     def is_active(self) -> bool:
@@ -90,13 +98,14 @@ class TrainingPlugin(base_plugin.TBPlugin):
         return {"runs": self._watched.look(), "folder": self._root.name}
 
     def _show(self, request: Request) -> dict[str, Any]:
-        """Return the details of one run: rows, confusion matrix, resume command, name of the curve of a step."""
+        """Return the details of one run: rows, confusion matrix, its commands, name of the curve of a step."""
         run = self._find(request.args.get("id"))
         rows = discovery.read_rows(run.folder)
         every = -(-len(rows) // MAX_ROWS) or 1
         return {
             "rows": rows[::-every][::-1],  # includes the last one
             "resume": discovery.resume_command(run),
+            "command": f"{naming.training_command()} {shlex.join(discovery.look(run)['overrides'])}".rstrip(),
             "curves": _step_curve(run.folder, self._root),
             "confusion": discovery.read_confusion(run.folder),
         }
@@ -113,6 +122,18 @@ class TrainingPlugin(base_plugin.TBPlugin):
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise Refusal(404, f"config.yaml cannot be shown: {type(error).__name__}.") from error
 
+    def _weigh_settings(self, request: Request) -> dict[str, Any]:
+        """Return the importance of the settings of a search; a page asks when a trial has finished."""
+        from lockstep.board.importance import importance_in  # optuna, which TensorBoard does not need
+
+        name = request.args.get("name")
+        if name is None or name not in {run.sweep for run in self._watched.runs().values()}:
+            raise Refusal(404, "This sweep no longer exists.")
+        try:
+            return importance_in(self._root / name)
+        except (OSError, KeyError, ValueError) as error:
+            raise Refusal(404, f"The study cannot be read: {type(error).__name__}.") from error
+
     def _offer_control(self, request: Request) -> dict[str, Any]:
         try:
             self._guard.check_origin(request)
@@ -120,13 +141,17 @@ class TrainingPlugin(base_plugin.TBPlugin):
             return {"reason": refusal.reason}
         return {"reason": ""}
 
+    def _show_sweep(self, request: Request) -> dict[str, Any]:
+        try:
+            return self._sweeps.show(request.args.get("name", ""))
+        except KeyError as error:
+            raise Refusal(404, "This sweep no longer exists.") from error
+        except (OSError, ValueError) as error:
+            raise Refusal(404, f"This sweep cannot be shown: {error}") from error
+
     def _stop(self, request: Request) -> dict[str, Any]:
         self._guard.admit(request)
-        try:
-            key = json.loads(request.get_data())["run"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise Refusal(400, 'Expected {"run": id}.') from error
-        run = self._find(key, is_fresh=True)
+        run = self._find(_asked(request).get("run"), is_fresh=True)
         state = discovery.look(run)["state"]
         if state not in LIVE_STATES:
             raise Refusal(409, f"{run.name} is not running: {state}.")
@@ -135,6 +160,22 @@ class TrainingPlugin(base_plugin.TBPlugin):
         except OSError as error:
             raise Refusal(403, f"{run.name} cannot be stopped from here: {error.strerror}.") from error
         return {"message": f"Stop requested for {run.name}; it saves a checkpoint first."}
+
+    def _write_notes(self, request: Request) -> dict[str, Any]:
+        self._guard.admit(request, max_bytes=discovery.MOST_NOTES)
+        asked = _asked(request)
+        note, tags = asked.get("note"), asked.get("tags")
+        if not (isinstance(note, str) and isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)):
+            raise Refusal(400, 'Expected {"run": id, "note": text, "tags": [text]}.')
+        run = self._find(asked.get("run"), is_fresh=True)
+        with self._notes_lock:
+            if asked.get("noted", 0) != discovery.modified(run.folder.notes) / 1e9:
+                raise Refusal(409, f"Not saved: notes.json of {run.name} was changed elsewhere, or cannot be read.")
+            try:
+                write_json(run.folder.notes, {"note": note, "tags": tags})
+            except OSError as error:
+                raise Refusal(403, f"No note can be written for {run.name}: {error.strerror}.") from error
+        return {"message": f"Note of {run.name} saved."}
 
     def _find(self, key: Any, *, is_fresh: bool = False) -> discovery.DiscoveredRun:
         run = self._watched.runs(is_fresh=is_fresh).get(key) if isinstance(key, str) else None
@@ -155,6 +196,16 @@ class TrainingPlugin(base_plugin.TBPlugin):
                 return http_util.Respond(request, {"message": no.reason}, "application/json", code=no.code)
 
         return Request.application(respond)
+
+
+def _asked(request: Request) -> dict[str, Any]:
+    try:
+        asked = json.loads(request.get_data())
+    except (ValueError, RecursionError):
+        asked = None
+    if not isinstance(asked, dict) or "run" not in asked:
+        raise Refusal(400, 'Expected {"run": id}.')
+    return asked
 
 
 def _step_curve(folder: RunFolder, root: Path) -> dict[str, str]:

@@ -129,20 +129,23 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("folder", nargs="?", default="outputs", help="default: outputs")
     order = "smallest first, or largest first with -COLUMN; default: -started"
     runs.add_argument("--sort", metavar="COLUMN", default="-started", help=f"sort by this column, {order}")
+    text = "show these: also settings (optimizer.lr), metrics (val/accuracy), tags, note"
+    runs.add_argument("--columns", metavar="KEY,...", default="", help=text)
     runs.add_argument("--reverse", action="store_true", help="reverse the order")
     runs.add_argument(
         "--filter",
         metavar="TEXT",
         default="",
-        help="only runs with all these words in name, state, device, overrides",
+        help="only runs with all these words in name, state, device, overrides; or optimizer.lr>=0.1, tag=keep",
     )
     runs.add_argument("--state", metavar="STATE,...", default="", help="only runs in these states")
     what = runs.add_mutually_exclusive_group()
     what.add_argument("--watch", action="store_true", help="refresh every two seconds until Ctrl-C")
     what.add_argument("--prune", action="store_true", help="remove runs after confirmation, see below")
     runs.add_argument("--yes", action="store_true", help="remove without confirmation")
-    compare = command("compare", _compare, "compare the settings and results of runs")
-    compare.add_argument("runs", nargs="+", metavar="run", help="two or more run folders")
+    compare = command("compare", _compare, "compare runs, settings over their seeds or folds, or predictions")
+    text = "run folders, SWEEP:KEY=VALUE,... for settings, one SWEEP for all of them, or two CSV files of lockstep eval"
+    compare.add_argument("runs", nargs="+", metavar="run", help=text)
     for subparser in (model, status, what, compare):
         subparser.add_argument("--json", action="store_true", help="as JSON")
     commands.add_parser("jobs", help="list, follow, cancel and requeue submitted runs", add_help=False)
@@ -276,16 +279,21 @@ def _runs(arguments: argparse.Namespace) -> int:
         return pruning.prune(chosen, is_sure=arguments.yes)
     if arguments.yes:
         raise ValueError("--yes needs --prune: add --prune, or remove --yes.")
+    columns = [key for key in arguments.columns.split(",") if key]
     order = {"sort": arguments.sort, "is_reversed": arguments.reverse}
-    return table.watch(chosen, **order) if arguments.watch else table.show(chosen, **order, is_json=arguments.json)
+    if arguments.watch:
+        return table.watch(chosen, columns, **order)
+    return table.show(chosen, columns, **order, is_json=arguments.json)
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from lockstep.monitoring import comparison
-
-    if len(arguments.runs) < 2:
-        raise ValueError(f"compare needs two or more runs, not only {arguments.runs[0]}.")
-    return comparison.show([naming.find(name) for name in arguments.runs], is_json=arguments.json)
+    if all(name.endswith(".csv") for name in arguments.runs):
+        from lockstep.sweeps.predictions import show
+    elif any((Path(name.partition(":")[0]) / SWEEP).is_file() for name in arguments.runs):
+        from lockstep.sweeps.comparison import show
+    else:
+        from lockstep.monitoring.comparison import show
+    return show(arguments.runs, is_json=arguments.json)
 
 
 def _stop(arguments: argparse.Namespace) -> int:

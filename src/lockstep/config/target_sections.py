@@ -122,7 +122,10 @@ class Search(Section):
 
     scope = Scope.SWEEP
 
-    num_trials: Positive = Field(description="number of finished and pruned trials in the study")
+    num_trials: Positive = Field(description="number of drawn points that are trained to the end or pruned")
+    seeds: Positive = Field(
+        default=1, description="trials of each point, with seed, seed + 1, ...; their mean is optimized and pruned"
+    )
     objectives: dict[str, Literal["min", "max"]] | None = Field(
         description="what is optimized: metrics of the best epoch or numbers of summary.json; null = that of best.ckpt"
     )

@@ -1,5 +1,6 @@
 """Text of states, numbers and times in the tables of all commands that show runs."""
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -16,6 +17,7 @@ STYLES = {
     **dict.fromkeys(("not started", "pending", "queued", "pruned", "unknown"), "dim"),
 }
 NONE = "-"
+DECIMAL = re.compile(r"-?\d+\.\d+(e[-+]?\d+)?")
 
 
 def state(name: str) -> Text:
@@ -27,6 +29,15 @@ def number(value: float | None) -> str:
     if value is None:
         return NONE
     return f"{value:,}" if isinstance(value, int) else measure(value)
+
+
+def text(value: Any) -> str:
+    """Format a setting or a measured value, a long number with four digits, and several texts."""
+    if isinstance(value, str) and len(value) > 8 and DECIMAL.fullmatch(value):
+        return f"{float(value):.4g}"
+    if value is None or isinstance(value, float):
+        return number(value)
+    return printable(", ".join(value) if isinstance(value, list) else str(value))
 
 
 def epochs(facts: Mapping[str, Any]) -> str:

@@ -10,30 +10,45 @@ from lockstep.monitoring import cells
 from lockstep.runs.discovery import look_at, read_tests
 from lockstep.runs.files import read_text, to_json
 from lockstep.runs.folder import RunFolder
-from lockstep.runs.naming import shown
+from lockstep.runs.naming import find, quoted, shown
 from lockstep.system.redaction import redacted
-from lockstep.system.terminal import duration, new_table, print_table, printable, terminal
+from lockstep.system.terminal import duration, new_table, print_table, printable, say, terminal
 from lockstep.system.trees import from_yaml, leaves
 
-OTHERWISE = ("resume", "notify")  # settings that do not change the training
+OTHERWISE = ("resume", "notify", "sweep", "launcher")  # settings that do not change the training
 Row = tuple[str, list[Any]]
 
 
-def show(folders: Sequence[RunFolder], *, is_json: bool) -> int:
+def show(names: Sequence[str], *, is_json: bool) -> int:
     """Print how runs differ. Returns the exit code."""
+    if len(names) < 2:
+        raise ValueError(f"compare needs two or more runs, or a sweep, not only {names[0]}.")
+    folders = [find(name) for name in names]
     settings, results = differences(folders), outcomes(folders)
     paths = [shown(folder.path) for folder in folders]
     if is_json:
         print(to_json({"runs": paths, "settings": dict(settings), "results": dict(results)}))
         return 0
     for number, path in enumerate(paths):
-        print(f"{_letter(number)}  {printable(path)}")
+        print(f"{letter(number)}  {printable(path)}")
+    show_settings(settings)
+    _show("results", [(key, [_result(key, value) for value in values]) for key, values in results])
+    if settings:
+        print()
+        say(terminal(), "One run of each says nothing about the settings. Sweeps of their seeds do.")
+    if len(folders) == 2 and None not in dict(results).get("test_accuracy", [None]):
+        files = [f"--output {letter(number)}.csv" for number in range(2)]
+        evaluations = [f"lockstep eval {quoted(run.path)} {file}" for run, file in zip(folders, files, strict=True)]
+        print("\nThe two networks on the same test images:", *evaluations, "lockstep compare A.csv B.csv", sep="\n  ")
+    return 0
+
+
+def show_settings(settings: Sequence[Row]) -> None:
+    """Print the settings that differ, with a column for each run."""
     if not settings:
         print("\nAll settings are the same.")
     else:
         _show("settings", [(key, [_setting(value) for value in values]) for key, values in settings])
-    _show("results", [(key, [_result(key, value) for value in values]) for key, values in results])
-    return 0
 
 
 def _show(title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
@@ -41,7 +56,7 @@ def _show(title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
     out, first, num_runs = terminal(), 0, len(rows[0][1])
     while first < num_runs:
         print()
-        heads = [title, *map(_letter, range(first, num_runs))]
+        heads = [title, *map(letter, range(first, num_runs))]
         table = new_table(heads, [[key, *values[first:]] for key, values in rows], out)
         print_table(table, out)
         first += len(table.columns) - 1
@@ -91,7 +106,7 @@ def _metric_order(name: str) -> tuple[bool, bool, str]:
     return name.startswith("test"), name.startswith("val"), name
 
 
-def _letter(i: int) -> str:
+def letter(i: int) -> str:
     return chr(ord("A") + i) if i < 26 else str(i + 1)
 
 

@@ -37,7 +37,9 @@ def prune(selection: Selection, *, is_sure: bool) -> int:
     is_named = bool(selection.states)
     root = selection.root.resolve()  # the targets of links are compared with it
     going: list[DiscoveredRun] = []
-    for run in Selection(root, selection.terms, selection.states or LEFTOVERS).listed(Watched(root, scan_every_s=0.0)):
+    watched = Watched(root, scan_every_s=0.0)
+    selection.check(watched)
+    for run in Selection(root, selection.terms, selection.states or LEFTOVERS, is_removal=True).listed(watched):
         if not is_named and _has_checkpoint(run.discovered):
             continue
         if reason := _reason_to_stay(run, is_named=is_named):

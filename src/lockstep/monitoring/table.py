@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.monitoring import cells
-from lockstep.monitoring.selection import Listed, Selection
+from lockstep.monitoring.selection import COLUMNS, Listed, Selection, order
 from lockstep.runs import naming
 from lockstep.runs.discovery import Watched, differing_overrides
 from lockstep.runs.files import to_json
@@ -20,81 +20,85 @@ from lockstep.system.terminal import duration, new_table, print_table, printable
 from lockstep.system.wording import plural
 
 SEARCH_S = 10.0  # between two searches for new runs
-COLUMNS = ("state", "run", "best", "overrides", "epoch", "s/epoch", "started")
 
 
-def show(selection: Selection, *, sort: str, is_reversed: bool, is_json: bool) -> int:
-    """Print the runs. Returns the exit code."""
+def show(selection: Selection, columns: Sequence[str], *, sort: str, is_reversed: bool, is_json: bool) -> int:
+    """Print the runs, with these columns or the usual ones. Returns the exit code.
+
+    Raises ValueError for keys that no run has.
+    """
     watched = Watched(selection.root, scan_every_s=SEARCH_S)
+    selection.check(watched, *columns, sort.removeprefix("-"))
     runs = in_order(selection.listed(watched), sort, is_reversed=is_reversed)
     if is_json:
-        print(to_json([_plain_facts(run) for run in runs]))
+        print(to_json([_plain_facts(run) | {key: run.value(key) for key in columns} for run in runs]))
     elif not runs:
         print(_nothing(selection, num_found=len(watched.runs())), file=sys.stderr)
     else:
         out = terminal.terminal()
         if out.is_terminal:
             say(out, _head(selection, runs), "bold")
-        print_table(table(runs, out), out)
+        print_table(table(runs, columns, out), out)
     return 0
 
 
-def watch(selection: Selection, *, sort: str, is_reversed: bool) -> int:
-    """Show the runs on the terminal, refreshed every two seconds, until Ctrl-C. Returns the exit code."""
+def watch(selection: Selection, columns: Sequence[str], *, sort: str, is_reversed: bool) -> int:
+    """Show the runs on the terminal, refreshed every two seconds, until Ctrl-C. Returns the exit code.
+
+    Raises ValueError for keys that no run has when it starts.
+    """
     watched = Watched(selection.root, scan_every_s=SEARCH_S)
+    selection.check(watched, *columns, sort.removeprefix("-"))
 
     def drawn(out: Console) -> Group:
         runs = in_order(selection.listed(watched), sort, is_reversed=is_reversed)
-        return _screen(selection, runs, out, f"  {time.strftime('%H:%M:%S')}, Ctrl-C ends")
+        return _screen(selection, runs, columns, out, f"  {time.strftime('%H:%M:%S')}, Ctrl-C ends")
 
     terminal.watch(drawn)
     return 0
 
 
 def in_order(runs: Sequence[Listed], sort: str, *, is_reversed: bool) -> list[Listed]:
-    """Sort runs by a column, ascending, or descending with a minus; runs without a value come last.
-
-    Raises ValueError for an unknown column.
-    """
+    """Sort runs by a column, ascending, or descending with a minus; runs without a value come last."""
     name, is_down = sort.removeprefix("-"), sort.startswith("-") != is_reversed
-    if name not in COLUMNS:
-        raise ValueError(f"--sort {sort} is not a column: choose from {', '.join(COLUMNS)}.")
     overrides = differing_overrides([run.facts for run in runs])
-    valued = [(_value(run, name, overrides[run.discovered.id]), run) for run in runs]
-    with_value = sorted((pair for pair in valued if pair[0] is not None), key=lambda pair: pair[0], reverse=is_down)
+    valued = [(overrides[run.discovered.id] or None if name == "overrides" else run.value(name), run) for run in runs]
+    with_value = [pair for pair in valued if pair[0] is not None]
+    with_value.sort(key=lambda pair: order(pair[0]), reverse=is_down)
     return [run for _, run in with_value] + [run for value, run in valued if value is None]
 
 
-def _value(run: Listed, column: str, overrides: str) -> Any:
-    known = {"run": run.discovered.name, "overrides": overrides or None, "started": run.since or None}
-    return known[column] if column in known else run.facts.get({"s/epoch": "epoch_s"}.get(column, column))
-
-
-def table(runs: Sequence[Listed], out: Console, num_shown: int | None = None) -> Table:
+def table(runs: Sequence[Listed], columns: Sequence[str], out: Console, num_shown: int | None = None) -> Table:
     """Make a line per run. On a terminal, the line above names the metric of `best` if all runs share it."""
+    keys = [*([] if "run" in columns else ["run"]), *columns] if columns else COLUMNS
     monitor = _monitor(runs) if out.is_terminal else ""
     overrides = differing_overrides([run.facts for run in runs])
-    rows = [
-        [
-            cells.state(run.facts["state"]),
-            _name(run),
-            cells.number(run.facts.get("best")) if monitor else cells.best(run.facts),
-            overrides[run.discovered.id] or cells.NONE,
-            cells.epochs(run.facts),
-            duration(run.facts["epoch_s"]) if "epoch_s" in run.facts else cells.NONE,
-            cells.moment(run.since),
-        ]
-        for run in runs[:num_shown]
-    ]
-    return new_table(COLUMNS, rows, out, right=("best", "epoch", "s/epoch"), wraps=("overrides",))
+
+    def cell(run: Listed, key: str) -> str | Text:
+        if key == "state":
+            return cells.state(run.facts["state"])
+        usual = {
+            "run": _name(run),
+            "best": cells.number(run.facts.get("best")) if monitor else cells.best(run.facts),
+            "overrides": overrides[run.discovered.id] or cells.NONE,
+            "epoch": cells.epochs(run.facts),
+            "s/epoch": duration(run.facts["epoch_s"]) if "epoch_s" in run.facts else cells.NONE,
+            "started": cells.moment(run.since),
+        }
+        return usual[key] if key in usual else cells.text(run.value(key))
+
+    rows = [[cell(run, key) for key in keys] for run in runs[:num_shown]]
+    texts = {key for run in runs for key in keys if (found := run.value(key)) is not None and order(found)[0]}
+    right = ("best", "epoch", "s/epoch", *({*keys} - texts))
+    return new_table(keys, rows, out, right=right, wraps=("overrides", "note"))
 
 
-def _screen(selection: Selection, runs: Sequence[Listed], out: Console, note: str) -> Group:
+def _screen(selection: Selection, runs: Sequence[Listed], columns: Sequence[str], out: Console, note: str) -> Group:
     """Show as many runs as fit if each takes one line."""
     num_shown = max(1, out.height - 4)
     head = Text.assemble((_head(selection, runs), "bold"), (note, "dim"), no_wrap=True, overflow="crop")
     rest = f"and {len(runs) - num_shown:,} more" if len(runs) > num_shown else ""
-    return Group(head, table(runs, out, num_shown), Text(rest, style="dim"))
+    return Group(head, table(runs, columns, out, num_shown), Text(rest, style="dim"))
 
 
 def _head(selection: Selection, runs: Sequence[Listed]) -> str:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.cluster import following, jobs, submission
 from lockstep.config import options
@@ -20,16 +20,34 @@ from lockstep.sweeps.ledger import Ledger
 from lockstep.sweeps.table import as_json, present
 from lockstep.system.redaction import redacted
 
+if TYPE_CHECKING:
+    import pandas
+
 
 class Sweep(NamedTuple):
-    """The trials of a sweep, the best first: `table` has a row of each with its settings, state and results.
+    """The trials of a sweep, the best setting first: `rows` has a dictionary of each, with settings, state and results.
 
-    Folds of one setting stand together. pandas.DataFrame takes the table.
+    Seeds or folds of one setting stand together.
     """
 
     path: Path
-    table: list[dict[str, Any]]
+    rows: list[dict[str, Any]]
     trials: list[Run]
+
+    @property
+    def table(self) -> "pandas.DataFrame":
+        """The rows as a table, with numbers in the columns of settings that are numbers. Needs pandas."""
+        try:
+            import pandas
+        except ImportError as error:
+            what = "Sweep.table needs the package pandas: install it with: pip install 'lockstep[pandas]'"
+            raise ImportError(f"{what}, or use Sweep.rows") from error
+        table: Any = pandas.DataFrame(self.rows)
+        for key in table:
+            numbers: Any = pandas.to_numeric(table[key], errors="coerce")
+            if numbers.isna().equals(table[key].isna()):
+                table[key] = numbers
+        return table
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ NUMBERS = (
     "elapsed_s", "epoch_remaining_s", "remaining_s", "images_per_s", "learning_rate", "epoch_s", "best",
     "skipped_steps",
 )  # fmt: skip
+MOST_NOTES = 16_384  # bytes of a request; as JSON in ASCII they are up to three times as many
 TEXTS = ("state", "reason", "name", "loads", "device", "precision", "host", "monitor", "mode")
 
 
@@ -76,11 +77,13 @@ def look_at(folder: RunFolder) -> dict[str, Any]:
 def look(run: DiscoveredRun) -> dict[str, Any]:
     """Read a run: the known fields of its status that have the right type, since anybody may have written the file.
 
-    `state` is one of STATES, `metrics` maps names to numbers, `overrides` are those of the command line.
+    `state` is one of STATES, `metrics` maps names to numbers, `overrides` are those of the command line. `note`
+    and `tags` are there if somebody wrote them, and `noted` is when.
     """
     folder = run.folder
     facts: dict[str, Any] = {"id": run.id, "run": run.name, "metrics": {}, "overrides": _overrides(folder)}
     facts |= {"sweep": run.sweep} if run.sweep is not None else {}
+    facts |= _notes(folder)
     try:
         status = folder.read_status()
     except (OSError, ValueError) as error:
@@ -89,22 +92,22 @@ def look(run: DiscoveredRun) -> dict[str, Any]:
         return facts | {"state": _state_before_status(folder)}
     if status.get("state") not in STATES:
         return facts | {"state": "broken", "reason": "status.json contains no state of a run"}
-    facts |= {name: status[name] for name in NUMBERS if _is_number(status.get(name))}
+    facts |= {name: status[name] for name in NUMBERS if is_number(status.get(name))}
     facts |= {name: status[name][:500] for name in TEXTS if isinstance(status.get(name), str)}
     if isinstance(status.get("metrics"), dict):
-        facts["metrics"] = {name: value for name, value in status["metrics"].items() if _is_number(value)}
+        facts["metrics"] = {name: value for name, value in status["metrics"].items() if is_number(value)}
     return facts
 
 
 class Watched:
-    """The runs below a folder; ended ones are read again only when their status.json changes."""
+    """The runs below a folder; ended ones are read again only when their status.json or notes.json changes."""
 
     def __init__(self, root: Path, *, scan_every_s: float) -> None:
         self.root = root
         self._scan_every_s = scan_every_s
         self._next_scan = 0.0
         self._runs: dict[str, DiscoveredRun] = {}
-        self._known: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._known: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {}
 
     def runs(self, *, is_fresh: bool = False) -> dict[str, DiscoveredRun]:
         """Return the runs by id; search again if the last search is old, or if `is_fresh`."""
@@ -117,19 +120,25 @@ class Watched:
 
     def look(self) -> list[dict[str, Any]]:
         """Read all runs, the newest first."""
-        facts = [self._look(run) for run in self.runs().values()]
+        facts = [self.facts(run) for run in self.runs().values()]
         return sorted(facts, key=lambda run_facts: (run_facts.get("started", 0.0), run_facts["run"]), reverse=True)
 
-    def _look(self, run: DiscoveredRun) -> dict[str, Any]:
-        try:
-            changed = run.folder.status_file.stat(follow_symlinks=False).st_mtime_ns
-        except OSError:
-            changed = 0
-        before, facts = self._known.get(run.id, (0, {}))
+    def facts(self, run: DiscoveredRun) -> dict[str, Any]:
+        """Read one of the runs."""
+        changed = modified(run.folder.status_file), modified(run.folder.notes)
+        before, facts = self._known.get(run.id, (None, {}))
         if changed != before or facts.get("state") not in ENDED_STATES:
             facts = look(run)
             self._known[run.id] = (changed, facts)
         return facts
+
+
+def modified(path: Path) -> int:
+    """Return the time of the last change of a file in nanoseconds, 0 without a file."""
+    try:
+        return path.stat(follow_symlinks=False).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def differing_overrides(listed: list[dict[str, Any]]) -> dict[str, str]:
@@ -168,6 +177,21 @@ def _overrides(folder: RunFolder) -> list[str]:
         return []
 
 
+def _notes(folder: RunFolder) -> dict[str, Any]:
+    """Read the note and the tags of a run, if there are any. What is longer than the board writes is not read."""
+    changed = modified(folder.notes)
+    try:
+        is_short = changed and folder.notes.stat(follow_symlinks=False).st_size <= 4 * MOST_NOTES
+        written = read_json(folder.notes) if is_short else {}
+    except (OSError, ValueError):
+        return {}
+    note, tags = written.get("note"), written.get("tags")
+    facts: dict[str, Any] = {"noted": changed / 1e9} if written else {}
+    facts |= {"note": note} if note and isinstance(note, str) else {}
+    kept = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+    return facts | ({"tags": kept} if kept else {})
+
+
 def _state_before_status(folder: RunFolder) -> str:
     if folder.is_locked():
         return "stopping" if folder.stop_flag.is_file() else "starting"
@@ -188,10 +212,10 @@ def _number(text: str) -> float | None:
         value = json.loads(text)
     except (TypeError, ValueError):
         return None
-    return value if _is_number(value) else None
+    return value if is_number(value) else None
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18
 
 
@@ -202,7 +226,7 @@ def read_tests(folder: RunFolder) -> dict[str, float]:
     except (OSError, ValueError):
         return {}
     tests = {name: value for name, value in summary.items() if name.startswith("test_") and name != "test_images"}
-    return {name: value for name, value in tests.items() if _is_number(value)}
+    return {name: value for name, value in tests.items() if is_number(value)}
 
 
 def read_confusion(folder: RunFolder) -> dict[str, Any] | None:

@@ -60,6 +60,7 @@ class RunFolder:
     status_file = _File("status.json")  # state and progress, from the preparation on
     summary = _File("summary.json")  # the result of a finished run
     metrics = _File("metrics.csv")  # a row per epoch
+    notes = _File("notes.json")  # a text and tags that a person wrote about the run
     checkpoints = _File("checkpoints")
     last_checkpoint = _File("checkpoints/last.ckpt")  # the newest state, from which a resume continues
     best_checkpoint = _File("checkpoints/best.ckpt")  # the state with the best monitored value

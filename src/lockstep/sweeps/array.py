@@ -8,13 +8,14 @@ from lockstep.cluster import submission
 from lockstep.cluster.jobs import Job
 from lockstep.config.schema import Config
 from lockstep.runs.folder import LIVE_STATES, RunFolder
-from lockstep.runs.naming import hydra_text, quoted, shown
+from lockstep.runs.naming import hydra_text, quoted
 from lockstep.sweeps import out_of_fold, views
 from lockstep.sweeps.ledger import DONE, Ledger, Trial, group_of
-from lockstep.sweeps.table import monitored, table, write
+from lockstep.sweeps.results import monitored
+from lockstep.sweeps.table import table, write
 from lockstep.system.wording import plural
 
-TEST_LATER = "Measure the best one on the test set by the same command without cluster=..."
+TEST_LATER = "Test the best setting by the same command without cluster=..."
 
 
 def script(path: Path, config: Config, num_trials: int) -> str:
@@ -58,7 +59,7 @@ def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]]) -> None:
     write(ledger, sweep_table)
     joined = out_of_fold.join(ledger, sweep_table)
     if not config.silent:
-        views.show(sweep_table, shown(ledger.path))
+        views.show(sweep_table, ledger.path)
         print(*joined, _next(ledger, len(left), len(live), array), sep="\n")
 
 

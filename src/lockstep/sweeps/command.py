@@ -25,7 +25,8 @@ from lockstep.sweeps.devices import Devices, Machine
 from lockstep.sweeps.job_pool import JobPool
 from lockstep.sweeps.ledger import DONE, Ledger, Trial, trial_of
 from lockstep.sweeps.pool import Pool
-from lockstep.sweeps.table import Table, monitored, objectives_of, table, write
+from lockstep.sweeps.results import monitored, objectives_of
+from lockstep.sweeps.table import Table, table, write
 from lockstep.system import hardware
 from lockstep.system.redaction import redacted
 from lockstep.system.terminal import say, terminal
@@ -76,7 +77,10 @@ def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> 
 
 
 def check_study(
-    ledger: Ledger, overrides: Sequence[str], compose: Callable[[Sequence[str], int], tuple[Config, str]]
+    ledger: Ledger,
+    overrides: Sequence[str],
+    compose: Callable[[Sequence[str], int], tuple[Config, str]],
+    num_seeds: int,
 ) -> None:
     """Raise ConfigError if a resumed study would draw from another space, or train something else."""
     if not ledger.trials:
@@ -87,7 +91,12 @@ def check_study(
     first = ledger.trials[0]
     if first.folder.config.exists():
         config, _ = compose(first.overrides, first.number)
-        _check_same(ledger, first, storage.load(first.folder.config), build.settled(config))
+        saved = storage.load(first.folder.config)
+        before = saved.search.seeds if saved.search is not None else 1
+        if before != num_seeds:  # means over other seeds cannot be compared
+            what = f"{shown(ledger.path)} was started with search.seeds={before}, not {num_seeds}"
+            raise ConfigError([f"{what}: choose another sweep.name"])
+        _check_same(ledger, first, saved, build.settled(config))
 
 
 def run(
@@ -99,7 +108,7 @@ def run(
     total: int,
     num_done: int,
 ) -> int:
-    """Run the trials of a source, test the best one, write and show the table. Returns the exit code.
+    """Run the trials of a source, test the best ones, write and show the table. Returns the exit code.
 
     `configs` maps trial numbers to configurations, and may grow; `config` has the settings that all share. Of `total`
     trials `num_done` are done.
@@ -110,7 +119,8 @@ def run(
         pool, num_parallel = JobPool(ledger, configs, live), int(config.launcher.parallel)
     else:
         pool, num_parallel = _pool_here(configs, config, total)
-    table_of = partial(table, ledger, objectives_of(config), monitored=monitored(config))
+    is_search = config.search is not None
+    table_of = partial(table, ledger, objectives_of(config), monitored=monitored(config), is_search=is_search)
     view = views.View(table_of, total, is_silent=config.silent)
     course_of = partial(Course, ledger=ledger, pool=pool, num_parallel=num_parallel)
     task = "train" if config.sweep.test == "all" else "train-without-test"
@@ -130,15 +140,17 @@ def run(
             trust.check(trial.folder, storage.load(trial.folder.config), configs.get(trial.number, config))
             project.record(trial.folder)
         if not config.silent:
-            is_best = config.sweep.test == "best" and table_of({}).best is not None
-            what = f"the best trial, {chosen[0].number}" if is_best else plural(len(chosen), "trial")
+            what, best = plural(len(chosen), "trial"), table_of({}).best
+            if config.sweep.test == "best" and best is not None:
+                is_alone = len(best.trials) == 1
+                what = f"the best trial, {best.trials[0]}" if is_alone else f"{what} of the best setting"
             print(f"Testing {what} ...", flush=True)
         silent = views.View(table_of, total, is_silent=True)
         code = course_of(source=Grid(chosen), view=silent, max_failed=None, task="test").run() or code
         write(ledger, table_of({}))
     joined = out_of_fold.join(ledger, table_of({}))
     if not config.silent:
-        views.show(table_of({}), shown(ledger.path))
+        views.show(table_of({}), ledger.path)
         print("".join(f"{line}\n" for line in joined), end="", flush=True)
         if is_submitted and pool.trials:
             print(job_pool.left(ledger, len(pool.trials)), flush=True)
@@ -188,10 +200,11 @@ def _to_be_tested(sweep_table: Table, config: Config) -> tuple[list[Trial], str]
         hint = "Resume by the command that started them, or use sweep.test=none."
         return [], f"No test at the end: {what}. {hint}"
     if config.sweep.test == "best":
-        name, rows = sweep_table.objectives[0].name, sweep_table.best_rows
-        if not rows and len(sweep_table.objectives) == 1:
-            hint = "Choose another callbacks.checkpoint.monitor."
-            return [], f"No test at the end: no finished trial has a value of {name}. {hint}"
+        best = sweep_table.best
+        if best is None and len(sweep_table.objectives) == 1:
+            name, hint = sweep_table.objectives[0].name, "lockstep eval FOLDER/TRIAL tests one trial."
+            return [], f"No test at the end: no setting has a value of {name} in all of its trials. {hint}"
+        rows = [row for row in rows if best is not None and row.trial.number in best.trials]
     return [row.trial for row in rows if not row.tests], ""
 
 

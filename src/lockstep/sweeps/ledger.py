@@ -36,10 +36,18 @@ class Trial:
         return state_of(look_at(self.folder))
 
     @cached_property
+    def typed(self) -> dict[str, str]:
+        """The overrides by key, with secrets: to compare, not to show."""
+        return _by_key(self.overrides)
+
+    @cached_property
     def settings(self) -> dict[str, str]:
         """The overrides by key, without secrets."""
-        pairs = (override.lstrip("+").partition("=") for override in redacted(self.overrides))
-        return {key: value for key, _, value in pairs}
+        return _by_key(redacted(self.overrides))
+
+
+def _by_key(overrides: Sequence[str]) -> dict[str, str]:
+    return {key: value for key, _, value in (override.lstrip("+").partition("=") for override in overrides)}
 
 
 @dataclass

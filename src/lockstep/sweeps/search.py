@@ -1,10 +1,12 @@
-"""A search: Optuna proposes trials, receives their results, and prunes poor ones.
+"""A search: Optuna proposes points, receives their results, and prunes poor ones. A point is a trial for each seed.
 
 hydra-optuna-sweeper 1.3.0 needs Optuna 2, starts trials in batches that wait for their slowest, and cannot prune.
 """
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import optuna
@@ -22,11 +24,11 @@ from lockstep.runs.discovery import read_rows
 from lockstep.runs.naming import shown
 from lockstep.sweeps.course import Grid
 from lockstep.sweeps.ledger import DONE, Ledger, Trial
-from lockstep.sweeps.table import Objective
+from lockstep.sweeps.results import Objective
 from lockstep.system.wording import plural
 
 JOURNAL = "study.journal"  # Optuna's storage, in the folder of the sweep
-NUMBER = "trial"  # attribute of Optuna's trial: the number in the ledger
+NUMBER = "trial"  # attribute of Optuna's trial: the number of the first of its trials in the ledger
 MOST_REPEATS = 20  # this many draws of known points in a row end the search
 Point = frozenset[tuple[str, Any]]  # of the search space
 
@@ -57,7 +59,7 @@ def study_in(
 ) -> optuna.Study:
     """Open or create the study of a sweep, whose lock is held. Raises ConfigError.
 
-    Trials of the ledger that a damaged or lost journal lacks are drawn first, and those that failed again.
+    Points of the ledger that a damaged or lost journal lacks are drawn first, and those that failed again.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -74,11 +76,18 @@ def study_in(
         raise ConfigError([f"{shown(file)} cannot be read: choose another sweep.name"]) from error
     if study.directions != directions:
         raise ConfigError([f"{shown(ledger.path)} optimizes something else: choose another sweep.name"])
-    last = {trial.user_attrs.get(NUMBER): trial.state for trial in study.get_trials(deepcopy=False)}
-    for trial in ledger.trials:
-        if trial.number not in last or (last[trial.number] == TrialState.FAIL and trial.state not in DONE):
-            params = {key: _typed(drawn, trial.settings[key.lstrip("+")]) for key, drawn in space.items()}
-            study.enqueue_trial(params, user_attrs={NUMBER: trial.number})
+    points = _by_point(ledger, space)
+    last: dict[int | None, TrialState] = {}
+    for trial in study.get_trials(deepcopy=False):
+        number = trial.user_attrs.get(NUMBER)
+        if trial.state == TrialState.RUNNING and (number is None or _point(trial) not in points):
+            study.tell(trial.number, state=TrialState.FAIL)  # killed before it had its values and trials
+        else:
+            last[number] = trial.state
+    for point, trials in points.items():
+        number = trials[0].number
+        if number not in last or (last[number] == TrialState.FAIL and not _is_done(trials)):
+            study.enqueue_trial(dict(point), user_attrs={NUMBER: number})
     study.sampler = _sampler(search, len(study.trials))
     study.pruner = build.build(search.pruner) if search.pruner is not None else optuna.pruners.NopPruner()
     return study
@@ -92,15 +101,44 @@ def _sampler(search: Search, num_known: int) -> optuna.samplers.BaseSampler:
     return build.build(type(search.sampler).model_validate(arguments))
 
 
+def _by_point(ledger: Ledger, space: Mapping[str, BaseDistribution]) -> dict[Point, list[Trial]]:
+    """Return the trials of each point, in the order of their numbers."""
+    trials: dict[Point, list[Trial]] = {}
+    for trial in ledger.trials:
+        values = ((key, _typed(drawn, trial.typed[key.lstrip("+")])) for key, drawn in space.items())
+        trials.setdefault(frozenset(values), []).append(trial)
+    return trials
+
+
+def _is_done(trials: Sequence[Trial]) -> bool:
+    return all(trial.state in DONE for trial in trials)
+
+
+@dataclass
+class Drawn:
+    """The trials of a point, and the draws that wait for their result: equal ones wait for that of the first."""
+
+    trials: Sequence[Trial]
+    waiting: list[optuna.Trial] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # by number; those that a command before this one did not finish are trained again
+        self.ends = {trial.number: state for trial in self.trials if (state := trial.state) in DONE}
+        self.is_poor = "pruned" in self.ends.values()
+
+
 class Draws(Grid):
-    """The trials of a study. A point that is drawn again is neither trained nor counted again."""
+    """The trials of a study. A point that is drawn again is neither trained nor counted again.
+
+    `make` returns the known or new trials of the drawn values, one for each seed.
+    """
 
     def __init__(
         self,
         study: optuna.Study,
         space: Mapping[str, BaseDistribution],
         ledger: Ledger,
-        make: Callable[[Sequence[str]], Trial],
+        make: Callable[[Sequence[str]], Sequence[Trial]],
         *,
         objectives: Sequence[Objective],
         monitored: Objective,
@@ -113,96 +151,103 @@ class Draws(Grid):
         self._monitored = monitored
         self._num_trials = num_trials
         self._is_stuck = False  # until the next trial ends
-        self._open: dict[int, list[optuna.Trial]] = {}  # equal draws wait for the result of the first one
         # points that this command does not start again: trained, being trained, failed
-        self._taken: dict[Point, Trial | None] = {}
-        by_number = {trial.number: trial for trial in ledger.trials}
+        self._taken: dict[Point, Drawn | None] = {}
+        self._of: dict[int, Drawn] = {}  # by the number of a trial
+        points = _by_point(ledger, space)
         resumed = []
         for frozen in study.get_trials(deepcopy=False):
-            trial = by_number.get(frozen.user_attrs.get(NUMBER, -1))
-            if frozen.state == TrialState.RUNNING and trial is not None:
+            point = _point(frozen)  # empty if it waits
+            if frozen.state == TrialState.RUNNING:
                 # Optuna has no public way to resume a trial of another process
                 resumed.append(optuna.Trial(study, frozen._trial_id))
-            elif frozen.state == TrialState.RUNNING:  # killed before it had a run
-                study.tell(frozen.number, state=TrialState.FAIL)
-            elif frozen.state != TrialState.WAITING and trial is not None and trial.state in DONE:
-                self._taken[_point(frozen)] = trial
+            elif point in points and _is_done(points[point]):
+                self._taken[point] = Drawn(points[point])
         super().__init__([trial for drawn in resumed for trial in self._begun(drawn)])
 
     @property
     def note(self) -> str:
-        """The reason for fewer trials than requested; otherwise empty."""
+        """The reason for fewer points than requested; otherwise empty."""
         if not self._is_stuck:
             return ""
         name = type(self._study.sampler).__name__
-        num_done = sum(trial is not None and trial.state in DONE for trial in self._taken.values())
-        done = f"{num_done} of {plural(self._num_trials, 'trial')} done"
+        num_done = sum(drawn is not None and _is_done(drawn.trials) for drawn in self._taken.values())
+        done = f"{num_done} of {plural(self._num_trials, 'point')} done"
         hint = "Use another search.sampler, or a larger space."
         return f"{name} drew only known points {MOST_REPEATS} times in a row: {done}. {hint}"
 
     def proposed(self, num_free: int) -> Sequence[Trial]:
-        """Return interrupted trials first, then new draws."""
-        trials, self._left = self._left[:num_free], self._left[num_free:]
+        """Return interrupted trials first, then those of new draws; those for which nothing is free wait here."""
         num_repeats = 0
-        while len(trials) < num_free and len(self._taken) < self._num_trials and not self._is_stuck:
+        while len(self._left) < num_free and len(self._taken) < self._num_trials and not self._is_stuck:
             num_taken = len(self._taken)
-            trials += self._begun(self._study.ask(self._space))
+            self._left += self._begun(self._study.ask(self._space))
             num_repeats = num_repeats + 1 if len(self._taken) == num_taken else 0
             self._is_stuck = num_repeats == MOST_REPEATS
+        trials, self._left = self._left[:num_free], self._left[num_free:]
         return trials
 
-    def _begun(self, drawn: optuna.Trial) -> list[Trial]:
-        """Return the trial of a draw; none if its point is known or cannot be trained."""
-        point = _point(drawn)
+    def _begun(self, asked: optuna.Trial) -> list[Trial]:
+        """Return the trials of a draw that are not done; none if its point is known or cannot be trained."""
+        point = _point(asked)
         is_new = point not in self._taken
         if is_new:
             try:
-                self._taken[point] = self._make([f"{key}={value}" for key, value in drawn.params.items()])
+                self._taken[point] = Drawn(self._make([f"{key}={value}" for key, value in asked.params.items()]))
             except ConfigError as error:
                 print(f"Skipping a draw that cannot be trained: {' '.join(error.errors)}", flush=True)
                 self._taken[point] = None
-        trial = self._taken[point]
-        if trial is None:
-            self._study.tell(drawn, state=TrialState.FAIL)
+        drawn = self._taken[point]
+        if drawn is None:
+            self._study.tell(asked, state=TrialState.FAIL)
             return []
-        drawn.set_user_attr(NUMBER, trial.number)
-        if trial.number in self._open:
-            self._open[trial.number].append(drawn)
-        elif trial.state in DONE or not is_new:  # trained by this command, or before the journal was lost
-            self._tell(drawn, trial, trial.state)
-        else:
-            self._open[trial.number] = [drawn]
-            return [trial]
-        return []
+        asked.set_user_attr(NUMBER, drawn.trials[0].number)
+        drawn.waiting.append(asked)
+        self._tell(drawn)
+        self._of |= {trial.number: drawn for trial in drawn.trials}
+        return [trial for trial in drawn.trials if is_new and trial.number not in drawn.ends]
 
     def is_poor(self, trial: Trial) -> bool:
-        """Report new epochs to Optuna. Returns True if it prunes the trial."""
-        if len(self._objectives) > 1:
-            return False
-        drawn, name = self._open[trial.number][0], self._objectives[0].name
-        known = self._study.trials[drawn.number].intermediate_values
-        values = {int(row["epoch"]) - 1: row[name] for row in read_rows(trial.folder) if name in row}  # from 0
-        new = [step for step in values if step not in known]
-        for step in new:
-            drawn.report(values[step], step)
-        return bool(new) and drawn.should_prune()
+        """Report the mean of each epoch that all seeds have reached to Optuna. Returns True if it prunes the point."""
+        drawn = self._of[trial.number]
+        if drawn.is_poor or len(self._objectives) > 1:
+            return drawn.is_poor
+        name, first = self._objectives[0].name, drawn.waiting[0]
+        known = self._study.trials[first.number].intermediate_values
+        of_seeds = [
+            {int(row["epoch"]) - 1: row[name] for row in read_rows(seed.folder) if name in row} for seed in drawn.trials
+        ]
+        new = [step for step in of_seeds[0] if step not in known and all(step in values for values in of_seeds)]
+        for step in new:  # from 0
+            first.report(fmean(values[step] for values in of_seeds), step)
+        drawn.is_poor = bool(new) and first.should_prune()
+        return drawn.is_poor
 
     def ended(self, trial: Trial, state: str) -> None:
-        """Report the result of a trial to Optuna; a stopped one stays open, and the next command resumes it."""
+        """Report the result of a point to Optuna when its last trial has ended."""
         self._is_stuck = False
-        if state == "stopped":
-            return
-        for drawn in self._open.pop(trial.number):
-            self._tell(drawn, trial, state)
+        drawn = self._of[trial.number]
+        drawn.ends[trial.number] = state
+        self._tell(drawn)
 
-    def _tell(self, drawn: optuna.Trial, trial: Trial, state: str) -> None:
-        values = [objective.of(trial.folder, self._monitored) for objective in self._objectives]
-        if state == "pruned":
-            self._study.tell(drawn, state=TrialState.PRUNED)
-        elif state == "finished" and None not in values:
-            self._study.tell(drawn, [value for value in values if value is not None])
-        else:
-            self._study.tell(drawn, state=TrialState.FAIL)
+    def _tell(self, drawn: Drawn) -> None:
+        """Answer the draws that wait, once all trials have ended; the next command resumes stopped ones."""
+        states = {*drawn.ends.values()}
+        if len(drawn.ends) < len(drawn.trials) or "stopped" in states:
+            return
+        means = [self._mean(drawn.trials, objective) for objective in self._objectives]
+        for asked in drawn.waiting:
+            if "failed" in states or (None in means and "pruned" not in states):
+                self._study.tell(asked, state=TrialState.FAIL)
+            elif "pruned" in states:
+                self._study.tell(asked, state=TrialState.PRUNED)
+            else:
+                self._study.tell(asked, [mean for mean in means if mean is not None])
+        drawn.waiting.clear()
+
+    def _mean(self, trials: Sequence[Trial], objective: Objective) -> float | None:
+        values = [objective.of(trial.folder, self._monitored) for trial in trials]
+        return None if None in values else fmean(value for value in values if value is not None)
 
 
 def _point(drawn: optuna.Trial | FrozenTrial) -> Point:

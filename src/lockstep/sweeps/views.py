@@ -16,10 +16,11 @@ from rich.text import Text
 
 from lockstep.monitoring import cells
 from lockstep.runs.files import to_json
-from lockstep.runs.naming import shown
+from lockstep.runs.naming import quoted, shown
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.pool import LOG
-from lockstep.sweeps.table import Row, Table, as_json, description, present, text, time_of
+from lockstep.sweeps.results import Row
+from lockstep.sweeps.table import Table, as_json, description, present, text, time_of
 from lockstep.system.terminal import duration, new_table, print_table, say, terminal
 
 MOST_ROWS = 30  # of the table at the end; the files have all
@@ -84,8 +85,9 @@ class View:
         names = ("running", "queued", "finished", "pruned", "failed", "stopped", "interrupted")
         known = ", ".join(f"{counts[name]} {name}" for name in names if counts[name])
         if best := sweep_table.best:
-            name = sweep_table.objectives[0].name
-            known += f"; best so far: trial {best.trial.number}, {name} {text(best.values[0])}"
+            settings = " ".join(f"{key}={text(value)}" for key, value in best.settings.items()) or "all trials"
+            which = f"{settings} with {best.repetitions}" if sweep_table.is_repeated else f"trial {best.trials[0]}"
+            known += f"; best so far: {which}, {sweep_table.objectives[0].name} {text(best.mean)}"
         title = Text(f"Sweep, {duration(time.monotonic() - self._started)}: {known}", style="bold")
         self._screen.update(Group(title, lines), refresh=True)
 
@@ -97,16 +99,28 @@ class View:
             say(self._out, text, style)
 
 
-def show(sweep_table: Table, where: str = "") -> None:
-    """Print the table at the end. The folder `where` has it as files, if given."""
+def show(sweep_table: Table, folder: Path, *, has_files: bool = True) -> None:
+    """Print the table of the sweep in a folder, which has it as files, too."""
     out = terminal()
-    print_table(_trials(sweep_table, sweep_table.rows[:MOST_ROWS], out), out)
-    if len(sweep_table.rows) > MOST_ROWS:
-        out.print(f"... and {len(sweep_table.rows) - MOST_ROWS} more", style="dim")
+    if settings := sweep_table.setting_texts:
+        names = list(settings)
+        rows = list(zip(*settings.values(), strict=True))
+        made = new_table(_heads(names, sweep_table), rows[:MOST_ROWS], out, right=names[names.index("n") + 1 :])
+        _print(made, len(rows), out)
+        out.print()
+    _print(_trials(sweep_table, sweep_table.rows[:MOST_ROWS], out), len(sweep_table.rows), out)
     for note in sweep_table.notes:
         say(out, note, "red" if note.startswith("Trial ") else "")
-    if where:
-        say(out, f"Full table: {where}/table.md, table.csv, table.json")
+    if sum(group.n > 1 for group in sweep_table.groups) > 1:
+        say(out, f"More than chance? lockstep compare {quoted(folder)}")
+    if has_files:
+        say(out, f"Full table: {shown(folder)}/table.md, table.csv, table.json")
+
+
+def _print(made: RichTable, num_rows: int, out: Console) -> None:
+    print_table(made, out)
+    if num_rows > MOST_ROWS:
+        out.print(f"... and {num_rows - MOST_ROWS} more", style="dim")
 
 
 def show_present(path: Path, *, is_json: bool) -> int:
@@ -115,7 +129,7 @@ def show_present(path: Path, *, is_json: bool) -> int:
     if is_json:
         print(to_json(as_json(ledger, present(ledger))))
     else:
-        show(present(ledger))
+        show(present(ledger), path, has_files=False)
     return 0
 
 
@@ -129,10 +143,15 @@ def _trials(sweep_table: Table, rows: tuple[Row, ...], out: Console, *, is_live:
     numbers = [objective.name for objective in sweep_table.objectives]
     order = ("trial", "state", *numbers, *keys, "left", *tests[:1], "epoch", "time", *tests, "device")
     names = [name for name in dict.fromkeys(order) if name in texts]
-    short = [name.rpartition(".")[2] if name in keys else name for name in names]
-    heads = short if len(set(short)) == len(short) else names
     right = ("trial", *numbers, "left", *tests, "epoch", "time")
-    return new_table(heads, zip(*(texts[name] for name in names), strict=True), out, right=right)
+    lines = zip(*(texts[name] for name in names), strict=True)
+    return new_table(_heads(names, sweep_table), lines, out, right=right)
+
+
+def _heads(names: Sequence[str], sweep_table: Table) -> Sequence[str]:
+    """Return the names of columns, those of settings without their sections if no two become equal."""
+    short = [name.rpartition(".")[2] if name in sweep_table.keys else name for name in names]
+    return short if len(set(short)) == len(short) else names
 
 
 def _failure(trial: Trial) -> tuple[str, str]:

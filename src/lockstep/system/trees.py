@@ -5,12 +5,20 @@ from typing import Any
 
 import yaml
 
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where PyYAML has it
+DEEPEST = 100  # levels; libyaml crashes at some ten thousand
+
 
 def from_yaml(text: str) -> Any:
-    """Parse YAML. Raises YAMLError, and ValueError for aliases, which can expand to billions of values."""
-    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-        raise ValueError("an alias (*name) is not supported: write the value itself")
-    return yaml.safe_load(text)
+    """Parse YAML. Raises YAMLError, and ValueError for deep trees and for aliases, which can expand to billions."""
+    depth = 0
+    for event in yaml.parse(text, LOADER):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("an alias (*name) is not supported: write the value itself")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ValueError(f"it is nested in more than {DEEPEST} levels")
+    return yaml.load(text, LOADER)
 
 
 def leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:

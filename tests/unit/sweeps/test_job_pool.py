@@ -19,7 +19,8 @@ from lockstep.sweeps import array, job_pool
 from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.job_pool import JobPool
 from lockstep.sweeps.ledger import Ledger, Trial
-from lockstep.sweeps.table import Objective, table
+from lockstep.sweeps.results import Objective
+from lockstep.sweeps.table import table
 from lockstep.sweeps.views import View
 
 ACCURACY = Objective("val/accuracy", True)

@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from scipy import stats
 
 from lockstep.cli import train
 from lockstep.config import storage, validation
@@ -32,7 +34,9 @@ from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.devices import Devices, Machine, Need, Shard, need, num_parallel
 from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
 from lockstep.sweeps.pool import Pool, Running, environ_of
-from lockstep.sweeps.table import Objective, description, monitored, table, text, write
+from lockstep.sweeps.results import Objective, monitored
+from lockstep.sweeps.statistics import spread
+from lockstep.sweeps.table import description, table, text, write
 from lockstep.sweeps.views import View, show
 from lockstep.system.signals import STOP_SIGNALS
 from tests.support.harness import PATIENCE_S, SMALL, environ, write_run
@@ -298,7 +302,7 @@ def test_a_trial_that_is_killed_after_its_summary_is_finished_but_one_killed_in_
     [
         (("finished", "queued"), 0.5, "best", "trial 1 is queued"),
         (("finished", "no signal", "broken"), 0.5, "best", "trial 1 is interrupted, trial 2 is broken"),
-        (("finished", "finished"), None, "best", "no finished trial has a value of val/accuracy"),
+        (("finished", "finished"), None, "best", "no setting has a value of val/accuracy in all of its trials"),
         (("finished", "queued"), 0.5, "none", ""),
     ],
 )
@@ -436,7 +440,7 @@ def test_the_best_comes_first_and_only_what_differs_is_a_column(tmp_path: Path) 
     assert found.keys == ("lr",)
     assert [row.trial.number for row in found.rows] == [1, 0, 2, 3]  # a pruned trial's value is no result
     assert found.best is not None
-    assert found.best.trial.number == 1
+    assert found.best.trials == (1,)
     assert [
         row.trial.number for row in table(ledger, [Objective("val/accuracy", False)], {}, monitored=ACCURACY).rows
     ] == [0, 1, 2, 3]
@@ -448,7 +452,7 @@ def test_the_best_comes_first_and_only_what_differs_is_a_column(tmp_path: Path) 
     ]
     assert (rows[0]["val/accuracy"], rows[0]["test_accuracy"], rows[0]["training_s"]) == ("0.9", "0.8", "75.0")
     kept = json.loads((ledger.path / "table.json").read_text())
-    assert (kept["best"], kept["objectives"], len(kept["trials"])) == (1, {"val/accuracy": "max"}, 4)
+    assert (kept["best_trials"], kept["objectives"], len(kept["trials"])) == ([1], {"val/accuracy": "max"}, 4)
     lines = (ledger.path / "table.md").read_text().splitlines()
     assert lines[0] == "| trial | lr | state | device | epoch | val/accuracy | test_accuracy | time |"
     assert lines[2] == "| 1 | 2 | finished | GPU 0 | 3/3 | 0.9000 | 0.8000 | 1:15 |"
@@ -461,45 +465,91 @@ def test_a_setting_that_a_spreadsheet_would_compute_is_a_text_in_the_table(tmp_p
     assert [(row["name"], row["lr"]) for row in rows] == [("'=1+1", "-1e-3"), ("'@b", "2")]
 
 
-def test_seeds_become_a_mean_and_a_deviation(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "sweep", "lr=1 seed=0", "lr=1 seed=1", "lr=2 seed=0", "lr=2 seed=1", "lr=3 seed=0")
-    for trial, best in zip(ledger.trials, (0.8, 0.9, 0.95, 0.97, 0.99), strict=True):
-        finish(trial, best)
+def test_the_best_setting_is_that_of_the_best_mean_and_not_of_the_luckiest_seed(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", *(f"seed={seed} lr={lr}" for lr in (1, 2, 3) for seed in (0, 1)), "seed=0 lr=4")
+    ledger.trials[5].folder.write_status(state="failed", host="elsewhere")
+    for number, best in {0: 0.8, 1: 0.99, 2: 0.95, 3: 0.97, 4: 0.98, 6: 0.999}.items():
+        finish(ledger.trials[number], best, test_accuracy=best - 0.1)
     found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
-    groups = found.groups
-    assert [(group.settings, group.n) for group in groups] == [({"lr": "2"}, 2), ({"lr": "1"}, 2)]
-    assert found.notes[1] == "lr=1: 0.8500 ± 0.0707 over 2 seeds"  # numpy.std([0.8, 0.9], ddof=1)
-    assert (
-        table(book(tmp_path / "other", "lr=1 seed=0", "lr=2 seed=0"), [ACCURACY], {}, monitored=ACCURACY).groups == []
-    )
+    assert [row.trial.number for row in found.rows] == [2, 3, 0, 1, 6, 4, 5]
+    assert found.best is not None
+    assert found.best.trials == (2, 3)
+    least = table(ledger, [Objective("val/accuracy", False)], {}, monitored=ACCURACY).best
+    assert least is not None
+    assert least.trials == (0, 1)
+    low, high = stats.ttest_1samp([0.8, 0.99], 0).confidence_interval(0.95)
+    group = found.groups[1]
+    assert group[:5] == ({"lr": "1"}, (0, 1), 2, "seeds", 2)
+    assert group[5:9] == pytest.approx((0.895, np.std([0.8, 0.99], ddof=1), low, high))
+    tested = group.tests["test_accuracy"]
+    assert list(tested.values()) == pytest.approx([2, 0.795, group.deviation, low - 0.1, high - 0.1])
+    write(ledger, found)
+    lines = (ledger.path / "table.md").read_text().splitlines()
+    assert lines[0] == "| lr | n | val/accuracy | 95 % interval | test_accuracy | deviation of val/accuracy |"
+    assert lines[2] == "| 2 | 2 seeds | 0.9600 | 0.8329 to 1.0871 | 0.8600 (0.7329 to 0.9871) | 0.0141 |"
+    assert lines[5] == "| 3 | 1 seed, 1 missing | 0.9800 | - | 0.8800 | - |"  # and of lr=4 there is no other one
+    assert lines[7].startswith("| trial | seed | lr | state |")
+    kept = json.loads((ledger.path / "table.json").read_text())
+    assert (kept["best_trials"], kept["groups"][0]["trials"], len(kept["groups"])) == ([2, 3], [2, 3], 4)
 
 
-def test_folds_are_grouped_and_none_of_them_is_the_best(tmp_path: Path) -> None:
+def test_a_seed_that_was_trained_twice_counts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = book(tmp_path / "sweep", "lr=1", "lr=2", *(f"lr={lr} seed={seed}" for lr in (1, 2) for seed in (0, 1)))
+    for trial, best in zip(ledger.trials, (0.8, 0.7, 0.8, 0.9, 0.7, 0.6), strict=True):
+        finish(trial, best)
+        trial.folder.config.write_text("seed: 0")  # the default of the first two
+    found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
+    assert found.columns["seed"] == ["0", "0", "1", "0", "0", "1"]
+    assert found.groups[0][1:9] == ((0, 2, 3), 3, "seeds", *spread([0.8, 0.9], are_folds=False))
+    assert found.groups[0].repetitions == "2 seeds"
+    show(found, ledger.path, has_files=False)
+    assert capsys.readouterr().out.endswith(f"More than chance? lockstep compare {ledger.path}\n")
+
+
+def test_of_equal_means_the_first_in_the_command_is_the_best(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", *(f"lr={lr} seed={seed}" for lr in (1, 2) for seed in (0, 1)))
+    for trial, best in zip(ledger.trials, (0.75, 0.75, 0.5, 1.0), strict=True):
+        finish(trial, best)
+    best = table(ledger, [ACCURACY], {}, monitored=ACCURACY).best
+    assert best is not None
+    assert best.trials == (0, 1)  # and not the luckiest seed
+
+
+def test_settings_that_ran_once_are_said_to_differ_perhaps_by_chance(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "lr=1 seed=0", "lr=2 seed=0")
+    for trial in ledger.trials:
+        finish(trial, 0.5)
+    line = "Each setting ran once: a difference may be chance. seed=0,1,2 repeats each."
+    assert table(ledger, [ACCURACY], {}, monitored=ACCURACY).notes == [line]
+    assert table(ledger, [ACCURACY], {}, monitored=ACCURACY, is_search=True).notes == []
+
+
+def test_the_folds_of_a_setting_are_its_repetitions_and_their_seeds_are_averaged(tmp_path: Path) -> None:
     settings = [f"data.fold={fold} lr={lr} data.folds=3" for fold in range(3) for lr in (1, 2)]
     ledger = book(tmp_path / "sweep", *settings)
     for trial, best in zip(ledger.trials, (0.7, 0.9, 0.8, 0.8, 0.99, 0.85), strict=True):
         finish(trial, best)
     ledger.trials[5].folder.write_status(state="training", host="elsewhere")
     found = table(ledger, [ACCURACY], {5: "training"}, monitored=ACCURACY)
-    assert [row.trial.number for row in found.best_rows] == [0, 2, 4]  # lr=2 has not all of its folds
-    assert "lr=2: 0.8500 ± 0.0707 over 2 of 3 folds" in found.notes
+    assert found.best is not None
+    assert found.best.trials == (0, 2, 4)  # lr=2 has not all of its folds
     finish(ledger.trials[5], 0.85, test_accuracy=0.7)
     finish(ledger.trials[3], 0.8, test_accuracy=0.8)
     found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
-    assert found.best is None
     assert [row.trial.number for row in found.rows] == [1, 3, 5, 0, 2, 4]
-    assert [row.trial.number for row in found.best_rows] == [1, 3, 5]
-    assert found.notes == [
-        "lr=2: 0.8500 ± 0.0500 over 3 folds",  # two are tested
-        "lr=1: 0.8300 ± 0.1473 over 3 folds",
-    ]
-    write(ledger, found)
-    kept = json.loads((ledger.path / "table.json").read_text())
-    assert (kept["best"], kept["groups"][0]["n"], kept["groups"][0]["num_trials"]) == (None, 3, 3)
-    assert kept["groups"][0]["tests"] == {}
+    assert found.best is not None
+    assert (found.best.trials, found.best.repetitions) == ((1, 3, 5), "3 folds")
+    assert found.best[5:9] == pytest.approx(spread([0.9, 0.8, 0.85], are_folds=True)[1:])
+    assert found.best.tests == {}  # two are tested
     finish(ledger.trials[1], 0.9, test_accuracy=0.75)
     found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
-    assert found.notes[0] == "lr=2: 0.8500 ± 0.0500 over 3 folds, test_accuracy 0.7500 ± 0.0500"
+    assert found.groups[0].tests["test_accuracy"] == spread([0.75, 0.8, 0.7], are_folds=True)._asdict()
+    ledger = book(tmp_path / "seeds", *(f"data.fold={fold} seed={seed}" for fold in range(2) for seed in range(3)))
+    for trial, best in zip(ledger.trials, (0.7, 0.8, 0.9, 0.5, 0.6, 0.7), strict=True):
+        finish(trial, best)
+    (group,) = table(ledger, [ACCURACY], {}, monitored=ACCURACY).groups
+    assert group[3:9] == pytest.approx(("folds", *spread([0.8, 0.6], are_folds=True)))
+    assert group.repetitions == "2 folds of 3 seeds"
 
 
 def test_predictions_of_all_folds_are_joined_once_all_are_tested(tmp_path: Path) -> None:
@@ -545,14 +595,40 @@ def test_several_objectives_have_a_pareto_front_and_no_best(tmp_path: Path) -> N
     assert f"Pareto front: trials {', '.join(map(str, found.front))}" in (ledger.path / "table.md").read_text()
 
 
+def test_the_pareto_front_is_of_means_over_seeds_and_not_of_the_luckiest_ones(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", *(f"w={w} seed={seed}" for w in (1, 2, 3) for seed in (0, 1)), "w=4 seed=0")
+    for trial, best, seconds in zip(
+        ledger.trials, (0.7, 0.8, 0.9, 0.9, 0.6, 1.0, 0.99), (1, 1, 9, 8, 9, 9, 9), strict=True
+    ):
+        finish(trial, best, training_s=float(seconds))
+    found = table(ledger, [ACCURACY, Objective("training_s", False)], {}, monitored=ACCURACY)
+    assert found.front == [2, 3, 0, 1]  # w=3 has the best seed but for w=4, which ran once
+    assert found.setting_texts["training_s"][0] == "8.5000 (2.1469 to 14.8531)"
+    ledger.trials[2].folder.summary.unlink()
+    ledger.trials[2].folder.write_status(state="failed", host="elsewhere")
+    found = table(ledger, list(found.objectives), {}, monitored=ACCURACY)
+    assert found.front == [4, 5, 0, 1]  # a setting with a failed trial is no candidate
+
+
+def test_settings_that_differ_in_a_hidden_value_are_not_averaged(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", *(f"model.token={name} seed={seed}" for name in "ab" for seed in (0, 1)))
+    for trial in ledger.trials:
+        finish(trial, 0.9 if trial.number < 2 else 0.5)
+    groups = table(ledger, [ACCURACY], {}, monitored=ACCURACY).groups
+    assert [(group.settings, group.n, group.mean) for group in groups] == [
+        ({"model.token": "***"}, 2, 0.9),
+        ({"model.token": "***"}, 2, 0.5),
+    ]
+
+
 def test_a_failure_is_told_with_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ledger = book(tmp_path / "sweep", "lr=1", "lr=2")
     finish(ledger.trials[0], 0.5)
     ledger.trials[1].folder.write_status(state="failed", reason="RuntimeError: out of luck", host="elsewhere")
     found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
-    show(found, "here")
+    show(found, ledger.path)
     write(ledger, found)
-    printed = capsys.readouterr().out.removesuffix("Full table: here/table.md, table.csv, table.json\n")
+    printed = capsys.readouterr().out.removesuffix(f"Full table: {ledger.path}/table.md, table.csv, table.json\n")
     for shown in (printed, (ledger.path / "table.md").read_text()):
         assert shown.rstrip().endswith("Trial 1 failed: RuntimeError: out of luck")
 
@@ -579,8 +655,9 @@ def test_what_is_monitored_is_what_the_best_checkpoint_is_chosen_by() -> None:
 
 
 def test_numbers_are_shown_as_short_as_they_can_be(tmp_path: Path) -> None:
-    shown = [text(value) for value in ("0.010716295704927558", "adamw", "12345678901", 0.91234, None)]
-    assert shown == ["0.01072", "adamw", "12345678901", "0.9123", "-"]
+    values = ("0.010716295704927558", "3.0770534432116507e+25", "adamw", "12345678901", 0.91234, None)
+    shown = [text(value) for value in values]
+    assert shown == ["0.01072", "3.077e+25", "adamw", "12345678901", "0.9123", "-"]
     trials = book(tmp_path / "sweep", "w=8 lr=1", "w=8 lr=2").trials
     assert description(trials[1], trials) == "lr=2"
     assert description(trials[1], trials[1:]) == "w=8 lr=2"

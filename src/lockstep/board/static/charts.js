@@ -6,9 +6,9 @@ const EDGE = {left: 52, right: 14, top: 10, bottom: 24};
 const DOTS = 40; // a line of fewer points shows them
 
 export class Chart {
-  /** `unit` of the x axis: epoch or step. Lines of runs have a legend outside the chart. */
-  constructor(title, unit, {isOfRuns = false} = {}) {
-    this.isOfRuns = isOfRuns;
+  /** `unit` of the x axis: epoch or step. `head` replaces title and legend in the chart: lines of runs share a legend. */
+  constructor(title, unit, head = null) {
+    this.isOfRuns = Boolean(head);
     this.title = title;
     this.unit = unit;
     this.lines = [];
@@ -18,8 +18,8 @@ export class Chart {
     this.tip = make('div', {className: 'tip', hidden: true});
     this.spoken = make('div', {className: 'unseen', role: 'status'});
     this.plot = make('div', {className: 'plot'}, this.svg, this.tip, this.spoken);
-    const head = make('figcaption', {}, make('h3', {textContent: title}), this.legend);
-    this.element = make('figure', {className: 'chart'}, head, this.plot);
+    const caption = make('figcaption', {}, ...(head ? [head] : [make('h3', {textContent: title}), this.legend]));
+    this.element = make('figure', {className: 'chart'}, caption, this.plot);
     this.svg.addEventListener('pointermove', (event) => this.point(event));
     this.svg.addEventListener('pointerleave', () => this.moveTo(null));
     this.svg.addEventListener('blur', () => this.moveTo(null));
@@ -27,12 +27,15 @@ export class Chart {
     new ResizeObserver(() => this.render()).observe(this.plot);
   }
 
-  /** Show these lines: each has a name, a kind (its colour), and points [x, y] in the order of x. */
+  /**
+   * Show these lines: each has a name, a kind (its colour), and points [x, y] in the order of x, or [x, mean, deviation]
+   * with a band.
+   */
   show(lines) {
     this.lines = lines.filter((line) => line.points.length);
     this.legend.replaceChildren(...(this.isOfRuns ? [] : this.lines).map((line) =>
       make('li', {}, make('span', {className: `key ${line.kind}`}), `${line.name} ${number(line.points.at(-1)[1])}`)));
-    const ends = this.lines.map((line) => `${line.name} ${number(line.points.at(-1)[1])}`);
+    const ends = this.lines.map((line) => `${line.name} ${read(line.points.at(-1))}`);
     this.xs = [...new Set(this.lines.flatMap((line) => line.points.map(([x]) => x)))].sort((a, b) => a - b);
     const last = this.xs.length ? ` at ${this.unit} ${count(this.xs.at(-1))}` : '';
     this.svg.setAttribute('aria-label', `${this.title}: ${ends.join(', ') || 'no values yet'}${last}`);
@@ -49,7 +52,7 @@ export class Chart {
       this.svg.replaceChildren(draw('text', middle, 'No values yet'));
       return;
     }
-    const ys = this.lines.flatMap((line) => line.points.map(([, y]) => y));
+    const ys = this.lines.flatMap((line) => line.points.flatMap(([, y, by = 0]) => [y - by, y + by]));
     const [low, high] = padded(least(ys), most(ys));
     const [first, last] = [this.xs[0], this.xs.at(-1)];
     const wide = width - EDGE.left - EDGE.right;
@@ -72,9 +75,13 @@ export class Chart {
   }
 
   line({kind, points}) {
-    const places = points.map(([x, y]) => `${this.x(x).toFixed(1)} ${this.y(y).toFixed(1)}`);
+    const through = (places) => places.map(([x, y]) => `${this.x(x).toFixed(1)} ${this.y(y).toFixed(1)}`).join('L');
     const group = draw('g', {class: kind});
-    group.append(draw('path', {d: `M${places.join('L')}`}));
+    if (points[0].length > 2) {
+      const edges = [...points.map(([x, y, by]) => [x, y + by]), ...points.toReversed().map(([x, y, by]) => [x, y - by])];
+      group.append(draw('path', {class: 'band', d: `M${through(edges)}Z`}));
+    }
+    group.append(draw('path', {d: `M${through(points)}`}));
     if (points.length <= DOTS) group.append(...points.map(([x, y]) => this.dot(x, y, 2.5)));
     return group;
   }
@@ -118,13 +125,21 @@ export class Chart {
       dot.setAttribute('class', line.kind);
       this.mark.append(dot);
     }
-    const label = ({name}, y) => (this.isOfRuns ? [number(y, 5), name, ''] : [name, number(y, 5), '']).join(' '); // names are cut
-    this.tip.replaceChildren(make('b', {textContent: `${this.unit} ${count(x)} `}), ...found.map(([line, [, y]]) =>
-      make('span', {}, make('span', {className: `key ${line.kind}`}), label(line, y))));
-    const isRight = this.x(x) > this.plot.clientWidth / 2;
-    this.tip.style.left = isRight ? '' : `${this.x(x) + 10}px`;
-    this.tip.style.right = isRight ? `${this.plot.clientWidth - this.x(x) + 10}px` : '';
+    const label = ({name}, at) => (this.isOfRuns ? [read(at, 5), name, ''] : [name, read(at, 5), '']).join(' '); // names are cut
+    this.tip.replaceChildren(make('b', {textContent: `${this.unit} ${count(x)} `}), ...found.map(([line, at]) =>
+      make('span', {}, make('span', {className: `key ${line.kind}`}), label(line, at))));
+    placeTip(this.tip, this.x(x));
   }
+}
+
+/** The value of a point, with its deviation. */
+const read = ([, y, by], digits) => number(y, digits) + (by === undefined ? '' : ` ± ${number(by, 2)}`);
+
+/** Place a tip in a plot next to x, on the side with more room. */
+export function placeTip(tip, x) {
+  const width = tip.parentElement.clientWidth;
+  tip.style.left = x > width / 2 ? '' : `${x + 10}px`;
+  tip.style.right = x > width / 2 ? `${width - x + 10}px` : '';
 }
 
 // not Math.min(...values), which takes a limited number of arguments
@@ -133,7 +148,7 @@ const most = (values) => values.reduce((a, b) => Math.max(a, b));
 const whole = (values) => values.filter(Number.isInteger);
 
 /** Values with their texts, all with the same number of decimals: 0.5, 1.0, 1.5. */
-function evenly(values) {
+export function evenly(values) {
   const texts = values.map((value) => number(value));
   if (texts.some((text) => text.includes('e'))) return values.map((value, place) => [value, texts[place]]);
   const places = most(texts.map((text) => (text.split('.')[1] ?? '').length));
@@ -147,7 +162,7 @@ function padded(low, high) {
 }
 
 /** About `num` round values in a range: steps of 1, 2 or 5 times a power of ten. */
-function ticks(low, high, num) {
+export function ticks(low, high, num) {
   if (high === low) return [low];
   const rough = (high - low) / Math.max(num, 1);
   const power = 10 ** Math.floor(Math.log10(rough));

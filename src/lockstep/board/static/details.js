@@ -4,6 +4,7 @@ import {points} from './comparison.js';
 import {Confusion} from './confusion.js';
 import {count, duration, make, makeCommand, makeProgress, makeState, moment, number, of, score, setCommand, setProgress,
   setState, setText} from './elements.js';
+import {Notes} from './notes.js';
 import {LIVE, StopButton} from './stop.js';
 import {timeLeft} from './table.js';
 
@@ -36,8 +37,10 @@ export class Details {
     this.name = make('h2');
     this.stop = new StopButton(control);
     this.progress = makeProgress();
-    this.command = makeCommand(control.say);
-    this.resume = make('div', {className: 'resume'}, make('span', {textContent: 'Resume:'}), this.command);
+    this.commands = {resume: makeCommand(control.say), command: makeCommand(control.say)};
+    this.resume = make('div', {className: 'resume'}, make('span', {textContent: 'Resume:'}), this.commands.resume);
+    const again = make('div', {className: 'again'}, make('span', {textContent: 'Train again:'}), this.commands.command);
+    this.notes = new Notes(control);
     this.fields = make('dl');
     this.charts = {loss: new Chart('Loss', 'epoch'), accuracy: new Chart('Accuracy', 'epoch'),
       steps: new Chart('Loss of a step', 'step')};
@@ -48,7 +51,8 @@ export class Details {
     this.configFold.ontoggle = () => this.loadConfig();
     const charts = [...Object.values(this.charts), this.confusion].map((chart) => chart.element);
     this.element = make('section', {className: 'details', 'aria-label': 'Selected run', hidden: true},
-      make('header', {}, this.state, this.name, this.progress, this.stop.element), this.resume,
+      make('header', {}, this.state, this.name, this.progress, this.stop.element), this.resume, again,
+      this.notes.element,
       make('div', {className: 'facts'}, this.fields, make('div', {className: 'charts'}, ...charts)),
       make('h3', {textContent: 'Hyperparameters'}), this.overrides, this.configFold);
   }
@@ -77,6 +81,7 @@ export class Details {
     setText(this.name, run.run);
     setProgress(this.progress, run.percent, run.state);
     this.stop.show(run);
+    this.notes.show(run);
     const scores = Object.entries(run.metrics).map(([name, value]) => [name, score(value)]);
     const rows = FIELDS.map(([name, text]) => [name, text(run) || '–']).filter(([, text]) => text !== '–');
     setPairs(this.fields, [...rows, ...scores]);
@@ -102,7 +107,7 @@ export class Details {
     this.curves = details.curves;
     this.confusion.show(details.confusion);
     this.resume.hidden = !details.resume;
-    if (details.resume) setCommand(this.command, details.resume);
+    for (const [name, command] of Object.entries(this.commands)) setCommand(command, details[name] ?? '');
     for (const name of ['loss', 'accuracy']) {
       this.charts[name].show([
         {name: 'train', kind: 'train', points: points(details.rows, `train/${name}`)},

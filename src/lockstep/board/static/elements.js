@@ -26,6 +26,25 @@ export function setText(found, text) {
   if (found.textContent !== text) found.textContent = text;
 }
 
+/** Offer these values in a list, which changes only when they do; the first of `wanted` replaces a choice that is gone. */
+export function offer(list, values, ...wanted) {
+  if (values.join() === [...list.options].map((each) => each.value).join()) return;
+  const {value} = list;
+  list.replaceChildren(...values.map((name) => make('option', {value: name, textContent: name})));
+  list.value = [value, ...wanted, ...values].find((name) => values.includes(name)) ?? '';
+}
+
+/** Make these the children of an element. Those in their place are not touched, and the focus stays. */
+export function arrange(parent, children) {
+  const focused = document.activeElement;
+  const kept = new Set(children);
+  for (const child of [...parent.children]) if (!kept.has(child)) child.remove();
+  children.forEach((child, place) => {
+    if (parent.children[place] !== child) parent.insertBefore(child, parent.children[place] ?? null);
+  });
+  if (focused !== document.activeElement && parent.contains(focused)) focused.focus({preventScroll: true}); // it moved
+}
+
 export function makeState() {
   return make('span', {className: 'state'});
 }
@@ -54,15 +73,24 @@ export function makeCommand(say) {
   const code = make('code', {tabIndex: 0});
   const button = make('button', {type: 'button', className: 'quiet', textContent: 'Copy'});
   button.onclick = async () => {
-    try {
-      await navigator.clipboard.writeText(code.textContent);
-      say('Command copied.');
-    } catch { // only pages of this machine may use the clipboard
-      window.getSelection().selectAllChildren(code);
-      say('Command selected: copy it with Ctrl+C.');
-    }
+    await copy(code.textContent);
+    say('Command copied.');
   };
   return make('div', {className: 'command'}, code, button);
+}
+
+export async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch { // only pages of this machine may use the clipboard
+    const focused = document.activeElement;
+    const box = make('textarea', {value: text});
+    document.body.append(box);
+    box.select();
+    document.execCommand('copy');
+    box.remove();
+    focused?.focus();
+  }
 }
 
 export function setCommand(command, text) {

@@ -2,74 +2,13 @@
 import {make, makeCommand, setCommand, setText} from './elements.js';
 import {Comparison, MOST} from './comparison.js';
 import {Details} from './details.js';
+import {Filter} from './filter.js';
+import {Control, Refusal, get, request} from './server.js';
 import {LIVE} from './stop.js';
+import {Sweep} from './sweep.js';
 import {RunTable} from './table.js';
 
 const POLL_MS = 2000;
-const PATIENCE_MS = 10000;
-
-// -- answers of the server ---------------------------------------------------------------------------------------------
-
-/** TensorBoard answered with a refusal. */
-class Refusal extends Error {}
-
-/** The answer of the plugin as text. Throws Refusal with the reason of a refusal. */
-async function request(path, options = {}) {
-  const answer = await fetch(`./${path}`, {cache: 'no-store', signal: AbortSignal.timeout(PATIENCE_MS), ...options});
-  const text = await answer.text();
-  if (!answer.ok) throw new Refusal(reasonIn(text) ?? (answer.status === 403 ? text : `TensorBoard answered ${answer.status}.`));
-  return text;
-}
-
-const get = async (path) => JSON.parse(await request(path));
-
-function reasonIn(text) {
-  try {
-    return JSON.parse(text).message;
-  } catch {
-    return undefined;
-  }
-}
-
-/** Requests to stop a run, and the reason if they are off. */
-class Control {
-  constructor(say, refresh) {
-    this.say = say;
-    this.refresh = refresh;
-    this.isLoaded = false;
-    this.reason = 'Stop is not ready yet.';
-  }
-
-  /** Check whether this TensorBoard may stop runs; a restarted one may answer differently. */
-  async load() {
-    const {reason} = await get('control');
-    this.isLoaded = true;
-    this.reason = isFramedByStranger()
-      ? 'Stop is off inside a page of another site: open TensorBoard in a window of its own.' : reason;
-  }
-
-  async ask(run) {
-    const headers = {'Content-Type': 'application/json'};
-    try {
-      const answer = await request('stop', {method: 'POST', headers, body: JSON.stringify({run: run.id})});
-      this.say(JSON.parse(answer).message);
-    } catch (error) {
-      this.say(error.message);
-      this.isLoaded = false; // TensorBoard may have been restarted
-    }
-    await this.refresh();
-  }
-}
-
-function isFramedByStranger() {
-  try {
-    return window.top.location.origin !== window.location.origin;
-  } catch {
-    return true; // only a page of another origin denies access
-  }
-}
-
-// -- the page ----------------------------------------------------------------------------------------------------------
 
 class Page {
   constructor() {
@@ -79,7 +18,8 @@ class Page {
     this.isLost = false;
     const say = (text) => this.say(text);
     this.control = new Control(say, () => this.refresh());
-    this.table = new RunTable(this.control, (id) => this.choose(id), (ids, isOn) => this.compare(ids, isOn));
+    this.table = new RunTable(this.control, (id) => this.choose(id), (name) => this.open(name), (ids, isOn) => this.compare(ids, isOn));
+    this.sweep = new Sweep(this);
     this.comparison = new Comparison(get, (ids, isOn) => this.compare(ids, isOn));
     this.details = new Details(this.control, get);
     this.message = make('p', {className: 'message', role: 'status'});
@@ -87,7 +27,9 @@ class Page {
     this.note = make('p', {className: 'note', hidden: true});
     this.counts = make('p', {className: 'counts'});
     this.filter = make('input', {type: 'search', id: 'filter', placeholder: 'Filter runs', spellcheck: false,
-      autocomplete: 'off', title: 'Words of the name, state, device or overrides of a run', oninput: () => this.draw()});
+      autocomplete: 'off', oninput: () => this.draw(), 'aria-describedby': 'wrong',
+      title: 'Words of the name, state, device, overrides, note or tags of a run, and comparisons such as optimizer.lr>=0.05'});
+    this.wrong = make('p', {id: 'wrong', className: 'wrong', role: 'status'});
     this.state = make('select', {id: 'state', onchange: () => this.draw()}, option('', 'All states'));
     this.command = makeCommand(say);
     setCommand(this.command, 'lockstep train');
@@ -96,9 +38,10 @@ class Page {
       make('p', {}, 'There is no run in ', this.folder, ' yet. Start one; it will appear here:'), this.command);
     this.nothing = make('p', {className: 'nothing', textContent: 'No run matches the filter.', hidden: true});
     this.tools = make('div', {className: 'tools'}, make('label', {className: 'unseen', htmlFor: 'filter'}, 'Filter runs'),
-      this.filter, make('label', {className: 'unseen', htmlFor: 'state'}, 'State'), this.state, this.counts, this.message);
+      this.filter, make('label', {className: 'unseen', htmlFor: 'state'}, 'State'), this.state, this.counts, this.wrong, this.message);
     this.element = make('main', {}, make('h1', {className: 'unseen', textContent: 'Training'}), this.alarm, this.note,
-      this.tools, this.table.element, this.nothing, this.empty, this.comparison.element,
+      this.sweep.head, this.tools, this.table.element, this.sweep.grid.element, this.nothing, this.empty, this.sweep.charts,
+      this.comparison.element,
       this.details.element);
   }
 
@@ -112,26 +55,55 @@ class Page {
   choose(id) {
     this.chosen = id;
     this.table.mark(id);
+    this.sweep.mark(this.chosen, this.comparison.chosen);
     this.showDetails();
   }
 
   /** Add runs to the comparison, or remove them. */
   compare(ids, isOn) {
     const isAll = this.comparison.change(ids, isOn);
-    if (!isAll) this.say(`At most ${MOST} runs can be compared.`);
-    this.table.markCompared(this.comparison.places);
+    if (!isAll) this.say(`At most ${MOST} lines can be compared.`);
+    this.table.markCompared(this.comparison.chosen);
+    this.sweep.mark(this.chosen, this.comparison.chosen);
     this.showComparison();
+  }
+
+  /** Show a sweep in place of the list, or the list without a name. The browser goes back by its own button, too. */
+  open(name) {
+    window.location.hash = encodeURIComponent(name);
+  }
+
+  /** Show what the address names. */
+  async follow() {
+    const before = this.sweep.name;
+    this.sweep.open(decodeURIComponent(window.location.hash.slice(1)));
+    await this.refresh();
+    this.draw();
+    (this.sweep.name ? this.sweep.back : this.table.rows.get(`sweep ${before}`)?.button)?.focus();
+    await this.showDetails();
+  }
+
+  /** Go back to the list by Escape, where it has no other meaning. */
+  escape({key, target}) {
+    const isElsewhere = target.closest('input:not([type=checkbox]), select, textarea, svg');
+    if (key === 'Escape' && this.sweep.name && !isElsewhere && !this.sweep.menu.matches(':popover-open')) this.open('');
+  }
+
+  search(text) {
+    this.filter.value = text;
+    this.draw();
   }
 
   async refresh() {
     try {
       if (this.isLost || !this.control.isLoaded) await this.loadControl();
       const text = await request('runs');
+      const isOther = await this.sweep.load();
       this.isLost = false;
       this.answered = new Date();
       this.alarm.hidden = true;
       this.element.classList.remove('lost');
-      if (text !== this.seen) {
+      if (text !== this.seen || isOther) {
         this.seen = text;
         const answer = JSON.parse(text);
         this.runs = answer.runs;
@@ -164,22 +136,27 @@ class Page {
 
   draw() {
     this.offerStates();
-    const words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const shown = this.runs.filter((run) => this.matchesState(run.state) && words.every((word) => textOf(run).includes(word)));
-    const num_live = this.runs.filter((run) => LIVE.has(run.state)).length;
-    const part = shown.length < this.runs.length ? `${shown.length} of ` : '';
-    setText(this.counts, `${part}${this.runs.length} ${this.runs.length === 1 ? 'run' : 'runs'}, ${num_live} live`);
+    const runs = this.sweep.name ? this.sweep.trials(this.runs) : this.runs;
+    const [matching, wrong] = new Filter(this.filter.value).applied(runs);
+    const shown = matching.filter((run) => this.matchesState(run.state));
+    const num_live = runs.filter((run) => LIVE.has(run.state)).length;
+    const part = shown.length < runs.length ? `${shown.length} of ` : '';
+    const what = this.sweep.name ? 'trial' : 'run';
+    setText(this.counts, `${part}${runs.length} ${runs.length === 1 ? what : `${what}s`}, ${num_live} live`);
     setText(this.table.caption, `${this.counts.textContent}, with their states and progress`);
+    setText(this.wrong, wrong);
+    this.filter.ariaInvalid = wrong !== '';
     this.note.hidden = !num_live || !this.control.reason;
     this.empty.hidden = this.runs.length > 0;
     this.tools.hidden = this.runs.length === 0;
-    this.nothing.hidden = shown.length > 0 || this.runs.length === 0;
-    this.table.element.hidden = shown.length === 0;
-    if (!this.runs.some((run) => run.id === this.chosen)) {
-      this.chosen = (this.runs.find((run) => LIVE.has(run.state)) ?? this.runs[0])?.id ?? null;
+    this.nothing.hidden = shown.length > 0 || runs.length === 0;
+    this.table.element.hidden = this.sweep.name !== '' || shown.length === 0;
+    if (!runs.some((run) => run.id === this.chosen)) {
+      this.chosen = (runs.find((run) => LIVE.has(run.state)) ?? runs[0])?.id ?? null;
       this.table.mark(this.chosen);
     }
-    this.table.show(this.runs, new Set(shown.map(({id}) => id)), words.length > 0);
+    if (this.sweep.name) this.sweep.show(shown, this.chosen, this.comparison.chosen);
+    else this.table.show(runs, new Set(shown));
   }
 
   matchesState(state) {
@@ -214,7 +191,6 @@ class Page {
 }
 
 const option = (value, text) => make('option', {value, textContent: text});
-const textOf = (run) => [run.run, run.state, run.device ?? '', ...run.overrides].join(' ').toLowerCase();
 
 /** The frame is hidden: another window is in front, or another tab of TensorBoard. */
 const isHidden = () => document.hidden || window.frameElement?.getClientRects().length === 0;
@@ -264,7 +240,9 @@ export async function render() {
     isBusy = false;
   };
   document.addEventListener('visibilitychange', poll);
+  window.addEventListener('hashchange', () => page.follow());
+  document.addEventListener('keydown', (event) => page.escape(event));
   new IntersectionObserver(poll).observe(page.element); // the frame is shown again
   setInterval(poll, POLL_MS);
-  await poll();
+  await page.follow();
 }

@@ -7,8 +7,8 @@ const CALM_MS = 300; // a double click is one press
 export const LIVE = new Set(['starting', 'training', 'validating', 'testing', 'stopping']);
 
 /**
- * A Stop button of one run at a time. `control` has `reason` if Stop is off, `ask(run)`, which resolves when the run was
- * asked to stop and read again, and `say`, which shows a message.
+ * A Stop button of one run at a time. `control` has `reason` if Stop is off, `ask(path, body)`, which resolves when the
+ * runs were read again, and `say`, which shows a message.
  */
 export class StopButton {
   constructor(control) {
@@ -56,7 +56,7 @@ export class StopButton {
     this.disarm();
     this.asked = run.id;
     this.show(run);
-    await control.ask(run); // until its state was read again
+    await control.ask('stop', {run: run.id}); // until its state was read again
     this.asked = null;
     this.show(this.run);
   }

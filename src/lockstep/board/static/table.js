@@ -1,18 +1,19 @@
 // The table of runs. A row belongs to a run: a refresh changes only what has changed, and the focus stays.
-import {count, day, duration, make, makeProgress, makeState, moment, of, score, seconds, setProgress, setState, setText}
-  from './elements.js';
+import {arrange, count, day, duration, make, makeProgress, makeState, moment, of, score, seconds, setProgress, setState,
+  setText} from './elements.js';
+import {Heads, words} from './heads.js';
 import {StopButton} from './stop.js';
 
-const ORDER = ['starting', 'training', 'validating', 'testing', 'stopping', 'stopped', 'pruned', 'finished', 'failed',
+export const ORDER = ['starting', 'training', 'validating', 'testing', 'stopping', 'stopped', 'pruned', 'finished', 'failed',
   'no signal', 'broken', 'not started'];
 
-// value: sort key; text: content of a cell, or Row fills it. A narrow page hides columns by the class `col-` and the slug
+// Columns of Heads; text: content of a cell, or Row fills it. A narrow page hides columns by the class `col-` and the slug
 // (style.css).
 const COLUMNS = [
   {name: 'State', slug: 'state', value: (run) => ORDER.indexOf(run.state)},
   {name: 'Progress', slug: 'progress', value: (run) => run.percent, isDown: true},
   {name: 'Run', slug: 'run', value: (run) => run.run},
-  {name: 'Overrides', slug: 'overrides', value: (run, differing) => differing,
+  {name: 'Overrides', slug: 'overrides', value: (run) => run.differing,
     hint: 'Overrides in which the rows differ; for a sweep, the settings it varies'},
   {name: 'Epoch', slug: 'epoch', value: (run) => run.epoch, text: (run) => of(run.epoch, run.max_epochs), isDown: true},
   {name: 'Step', slug: 'step', value: (run) => run.step, text: (run) => of(run.step, run.total_steps), isDown: true},
@@ -25,116 +26,62 @@ const COLUMNS = [
     isDown: true},
   {name: 'Started', slug: 'started', value: (run) => run.started, text: (run) => day(run.started),
     title: (run) => moment(run.started), isDown: true},
-];
+].map((column) => ({...column, className: `col-${column.slug}${column.text && !column.isWord ? ' number' : ''}`}));
 
 /** Seconds to the end; unknown for a run that is over. */
 export const timeLeft = (run) => (isOver(run) ? undefined : run.remaining_s);
 const isOver = (run) => ['stopped', 'pruned', 'finished', 'failed', 'no signal', 'broken'].includes(run.state);
 
 export class RunTable {
-  /** `choose(id)` selects a run, `compare(ids, isOn)` adds runs to the comparison or removes them. */
-  constructor(control, choose, compare) {
+  /** `choose(id)` selects a run, `open(name)` shows a sweep, `compare(ids, isOn)` changes what is compared. */
+  constructor(control, choose, open, compare) {
     this.control = control;
-    this.choose = choose;
-    this.compare = compare;
     this.rows = new Map();
     this.runs = [];
-    this.shown = new Set(); // ids that match the filter
-    this.compared = new Map(); // classes of lines by id
-    this.opened = new Set(); // names of sweeps whose trials are rows
+    this.shown = new Set(); // those that match the filter
+    this.compared = new Set(); // ids
     this.chosen = null;
-    this.sort = {column: COLUMNS.at(-1), isDown: true};
-    this.heads = COLUMNS.map((column) => this.head(column));
+    this.heads = new Heads(() => this.show(this.runs, this.shown));
+    this.heads.sort = {name: 'Started', isDown: true};
+    this.heads.show(COLUMNS);
     this.caption = make('caption', {className: 'unseen'});
     this.body = make('tbody');
     const first = make('th', {scope: 'col', className: 'pick'}, make('span', {className: 'unseen', textContent: 'Compare'}));
     const last = make('th', {scope: 'col', className: 'action'}, make('span', {className: 'unseen', textContent: 'Stop'}));
-    const head = make('thead', {}, make('tr', {}, first, ...this.heads, last));
+    const head = make('thead', {}, make('tr', {}, first, ...this.heads.elements, last));
     const table = make('table', {}, this.caption, head, this.body);
     this.element = make('div', {className: 'runs', tabIndex: 0, role: 'region', 'aria-label': 'Runs'}, table);
     this.body.onclick = (event) => {
       const row = event.target.closest('tr');
       if (!row || event.target.closest('.pick') || !window.getSelection().isCollapsed) return; // a text was selected
-      if (row.dataset.sweep === undefined) this.choose(row.dataset.id);
-      else this.toggle(row.dataset.sweep);
+      if (row.dataset.sweep === undefined) choose(row.dataset.id);
+      else open(row.dataset.sweep);
     };
     this.body.onchange = (event) => {
       const {run} = this.rows.get(event.target.closest('tr').dataset.id);
-      this.compare(seenOf(run).map(({id}) => id), event.target.checked);
+      compare(seenOf(run).map(({id}) => id), event.target.checked);
     };
-    this.markSort();
   }
 
-  /** Open or close a sweep. */
-  toggle(sweep) {
-    if (!this.opened.delete(sweep)) this.opened.add(sweep);
-    this.show(this.runs, this.shown);
-  }
-
-  head(column) {
-    const mark = make('span', {className: 'mark', 'aria-hidden': 'true'});
-    const label = make('span', {className: 'label'}, column.name, mark);
-    const button = make('button', {type: 'button', title: column.hint ?? ''}, label);
-    button.onclick = () => {
-      const isSame = this.sort.column === column;
-      this.sort = {column, isDown: isSame ? !this.sort.isDown : Boolean(column.isDown)};
-      this.markSort();
-      this.show(this.runs, this.shown);
-    };
-    return make('th', {scope: 'col', className: classOf(column)}, button);
-  }
-
-  markSort() {
-    COLUMNS.forEach((column, index) => {
-      const isSorted = this.sort.column === column;
-      if (isSorted) this.heads[index].setAttribute('aria-sort', this.sort.isDown ? 'descending' : 'ascending');
-      else this.heads[index].removeAttribute('aria-sort');
-      setText(this.heads[index].querySelector('.mark'), isSorted ? (this.sort.isDown ? '▾' : '▴') : '');
-    });
-  }
-
-  /**
-   * Show the runs whose ids are in `shown`; the trials of a sweep share one row. `isOpen` shows trials of closed sweeps,
-   * too.
-   */
-  show(runs, shown, isOpen = this.isOpen) {
+  /** Show those of `runs` that are in `shown`; the trials of a sweep share one row. */
+  show(runs, shown) {
     this.runs = runs;
     this.shown = shown;
-    this.isOpen = isOpen;
-    const focused = document.activeElement;
-    let next = this.body.firstChild;
-    for (const [run, differing, level] of this.lines()) {
-      let row = this.rows.get(run.id);
-      if (!row) {
-        row = new Row(run, this.control);
-        this.rows.set(run.id, row);
-      }
-      row.show(run, differing, level);
+    const rows = this.lines().map((run) => {
+      const row = this.rows.get(run.id) ?? new Row(run, this.control);
+      row.show(run);
       this.markRow(row);
-      if (row.element === next) next = next.nextSibling;
-      else this.body.insertBefore(row.element, next);
-    }
-    while (next) {
-      const after = next.nextSibling;
-      this.rows.delete(next.dataset.id);
-      next.remove();
-      next = after;
-    }
-    // a row that moves loses the focus
-    if (focused !== document.activeElement && this.body.contains(focused)) focused.focus({preventScroll: true});
+      return [run.id, row];
+    });
+    this.rows = new Map(rows);
+    arrange(this.body, rows.map(([, {element}]) => element));
   }
 
-  /** The rows in their order, as [run or sweep, its overrides, level]: trials of open sweeps are of level 1. */
+  /** Runs and sweeps in their order, each with the overrides in which it differs. */
   lines() {
-    const isShown = ({id}) => this.shown.has(id);
-    const tops = gathered(this.runs).filter((run) => (run.trials ?? [run]).some(isShown));
-    return this.sorted(tops, differingOverrides(tops)).flatMap(([run, differing]) => {
-      if (!run.trials) return [[run, differing, 0]];
-      const isOpen = this.isOpen || this.opened.has(run.run);
-      const seen = run.trials.filter(isShown);
-      const trials = isOpen ? this.sorted(seen, differingOverrides(seen)) : [];
-      return [[{...run, isOpen, seen}, differing, 0], ...trials.map(([trial, text]) => [trial, text, 1])];
-    });
+    const rows = gathered(this.runs, this.shown);
+    const differing = differingOverrides(rows);
+    return this.heads.sorted(rows.map((run) => ({...run, differing: differing.get(run.id)})));
   }
 
   /** Mark the row of the run whose details are shown. */
@@ -144,9 +91,9 @@ export class RunTable {
     for (const row of [before, this.rows.get(id)]) if (row) this.markRow(row);
   }
 
-  /** Mark the rows of the runs that are compared; `keys` has the class of each one's line. */
-  markCompared(keys) {
-    this.compared = keys;
+  /** Mark the rows of the runs that are compared. */
+  markCompared(ids) {
+    this.compared = ids;
     for (const row of this.rows.values()) this.markRow(row);
   }
 
@@ -158,48 +105,32 @@ export class RunTable {
   refreshButtons() {
     for (const row of this.rows.values()) row.showStop();
   }
-
-  sorted(runs, differing) {
-    const {column, isDown} = this.sort;
-    const keyed = runs.map((run) => [column.value(run, differing.get(run.id)), run]);
-    return keyed.sort(([a], [b]) => compare(a, b, isDown ? -1 : 1)).map(([, run]) => [run, differing.get(run.id)]);
-  }
 }
 
-const isNumber = (column) => Boolean(column.text) && !column.isWord;
-const classOf = (column) => `col-${column.slug}${isNumber(column) ? ' number' : ''}`;
-const words = new Intl.Collator('en', {numeric: true});
-const isMissing = (value) => value === undefined || value === null || value === '';
-
-/** Missing values come last in both directions. */
-function compare(a, b, direction) {
-  if (isMissing(a) || isMissing(b)) return isMissing(a) - isMissing(b);
-  return direction * (typeof a === 'number' && typeof b === 'number' ? a - b : words.compare(a, b));
-}
-
-/** Runs and sweeps: a sweep looks like a run and has `trials`. */
-function gathered(runs) {
+/** The shown runs and sweeps: a sweep looks like a run, has all `trials`, and those of them that are shown in `seen`. */
+function gathered(runs, shown) {
   const sweeps = new Map();
-  for (const run of runs) {
-    if (run.sweep !== undefined) sweeps.set(run.sweep, [...(sweeps.get(run.sweep) ?? []), run]);
-  }
-  return [...runs.filter((run) => run.sweep === undefined), ...[...sweeps].map(([name, trials]) => sweepOf(name, trials))];
+  for (const run of runs) if (run.sweep !== undefined) sweeps.set(run.sweep, [...(sweeps.get(run.sweep) ?? []), run]);
+  const alone = runs.filter((run) => run.sweep === undefined && shown.has(run));
+  const seen = [...sweeps].map(([name, trials]) => [name, trials, trials.filter((run) => shown.has(run))]);
+  return [...alone, ...seen.filter(([, , some]) => some.length).map((each) => sweepOf(...each))];
 }
 
-function sweepOf(name, trials) {
+function sweepOf(name, trials, seen) {
   const known = trials.filter((trial) => Number.isFinite(trial.best));
   const isLess = known.some((trial) => trial.mode === 'min');
   const best = known.map((trial) => trial.best).sort((a, b) => (isLess ? a - b : b - a))[0];
   const percents = trials.map((trial) => (isDone(trial) ? 100 : trial.percent ?? 0));
-  const isFolded = new Set(trials.flatMap((trial) => trial.overrides).filter((each) => keyOf(each) === 'data.fold')).size > 1;
+  const settings = new Set(trials.map((trial) => settingsOf(trial).sort().join('\n')));
   const shared = new Set(trials[0].overrides.filter((each) => trials.every((trial) => trial.overrides.includes(each))));
   return {
     id: `sweep ${name}`,
     run: name,
     trials,
+    seen,
     state: stateOf(trials.map((trial) => trial.state)),
     percent: percents.reduce((a, b) => a + b, 0) / trials.length,
-    best: isFolded ? undefined : best, // no fold is better than the others
+    best: settings.size < trials.length ? undefined : best, // the best of several seeds is luck
     monitor: known[0]?.monitor,
     started: Math.min(...trials.map((trial) => trial.started ?? Infinity)),
     overrides: [...variedIn(trials, shared), ...shared],
@@ -249,20 +180,25 @@ export function differingOverrides(runs) {
 
 const keyOf = (override) => override.split('=')[0];
 
+/** Keys over whose values a setting is repeated. */
+export const REPEATS = new Set(['seed', 'data.fold']);
+
+/** The overrides of a run without these keys. */
+export const settingsOf = (run) => run.overrides.filter((each) => !REPEATS.has(keyOf(each)));
+
 class Row {
   constructor(run, control) {
     this.state = makeState();
     this.progress = makeProgress();
     this.pick = make('input', {type: 'checkbox'});
-    this.fold = make('span', {className: 'fold', 'aria-hidden': 'true'});
     this.folder = make('span', {className: 'faint folder'});
     this.name = make('span', {className: 'own'});
     this.number = make('span', {className: 'faint'});
-    this.button = make('button', {type: 'button', className: 'name'}, this.fold, this.folder, this.name);
+    this.button = make('button', {type: 'button', className: 'name'}, this.folder, this.name);
     this.stop = new StopButton(control);
     this.cells = COLUMNS.map((column) => (column.name === 'Run'
-      ? make('th', {scope: 'row', className: classOf(column)}, this.button, this.number)
-      : make('td', {className: classOf(column)})));
+      ? make('th', {scope: 'row', className: column.className}, this.button, this.number)
+      : make('td', {className: column.className})));
     this.cells[0].append(this.state);
     this.cells[1].append(this.progress);
     this.element = make('tr', {}, make('td', {className: 'pick'}, this.pick), ...this.cells,
@@ -271,43 +207,35 @@ class Row {
     if (run.trials) this.element.dataset.sweep = run.run;
   }
 
-  show(run, differing, level) {
+  show(run) {
     this.run = run;
-    const seen = JSON.stringify([run, differing, level]);
+    const seen = JSON.stringify(run);
     if (seen === this.seen) return;
     this.seen = seen;
-    this.write(run, differing, level);
+    this.write(run);
   }
 
-  write(run, differing, level) {
+  write(run) {
     setState(this.state, run.state);
     setProgress(this.progress, run.percent, run.state);
     const cut = run.run.lastIndexOf('/') + 1;
-    setText(this.folder, level ? '' : run.run.slice(0, cut));
+    setText(this.folder, run.run.slice(0, cut));
     setText(this.name, run.run.slice(cut));
     this.button.title = run.run;
-    this.element.classList.toggle('trial', level > 0);
     this.pick.setAttribute('aria-label', `Compare ${run.run}`);
-    if (run.trials) this.writeSweep(run);
+    if (run.trials) setText(this.number, `${run.trials.filter(isDone).length} of ${run.trials.length} trials ›`);
     COLUMNS.forEach((column, index) => {
       const cell = this.cells[index];
       if (column.text) setText(cell, column.text(run));
       const title = column.title?.(run) ?? '';
       if (cell.title !== title) cell.title = title;
     });
-    setText(this.cells[3], differing);
+    setText(this.cells[3], run.differing);
     this.cells[3].title = run.overrides.join('\n');
     this.showStop();
   }
 
-  writeSweep({trials, isOpen}) {
-    const done = trials.filter(isDone).length;
-    setText(this.fold, isOpen ? '▾' : '▸');
-    setText(this.number, `${done} of ${trials.length} trials`);
-    this.button.setAttribute('aria-expanded', String(isOpen));
-  }
-
-  /** Each trial has its own button; a sweep as a whole has none. */
+  /** Each trial has a button in its details; a sweep as a whole has none. */
   showStop() {
     if (this.run.trials) this.stop.element.hidden = true;
     else this.stop.show(this.run);

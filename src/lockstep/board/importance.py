@@ -1,0 +1,54 @@
+"""The importance of the settings of a search, by Optuna from the journal of its study, which is only read."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.importance import PedAnovaImportanceEvaluator
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState, create_trial
+
+from lockstep.sweeps.search import JOURNAL
+
+LEAST = 20  # finished trials; the best quarter is then five, the fewest that Optuna recommends
+SHUFFLES = 19  # chance exceeds the largest of 19 results in one case of 20
+
+
+def importance_in(sweep: Path) -> dict[str, Any]:
+    """Return the importances of the settings for the first objective, the largest first; their sum is 1.
+
+    `chance` has what each setting reaches at most if the values are shuffled over the trials, in the same unit. Both
+    are empty below LEAST finished trials; points that were drawn again count once. Raises OSError, KeyError or
+    ValueError for a journal that is missing or damaged.
+    """
+    journal = sweep / JOURNAL
+    with open(journal, "rb"):  # Optuna would create a missing one
+        storage = JournalStorage(JournalFileBackend(str(journal)))
+    study = optuna.load_study(study_name="study", storage=storage)
+    finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    points = {frozenset(trial.params.items()): trial for trial in finished}
+    found = {"num_finished": len(points), "least": LEAST, "importances": {}, "chance": {}}
+    if len(points) >= LEAST:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        alone = optuna.create_study(direction=study.directions[0])
+        for trial in points.values():
+            alone.add_trial(create_trial(params=trial.params, distributions=trial.distributions, value=trial.values[0]))
+        evaluator = PedAnovaImportanceEvaluator(target_quantile=0.25)
+        measured = evaluator.evaluate(alone)
+        shuffled = [evaluator.evaluate(_shuffled(alone, seed)) for seed in range(SHUFFLES)]
+        whole = sum(measured.values()) or 1.0  # all are 0 if the values are equal
+        found["importances"] = {key: value / whole for key, value in measured.items()}
+        found["chance"] = {key: max(each[key] for each in shuffled) / whole for key in measured}
+    return found
+
+
+def _shuffled(study: optuna.Study, seed: int) -> optuna.Study:
+    """Shuffle the values of a study over its trials."""
+    trials = study.get_trials(deepcopy=False)
+    values = [trial.value for trial in trials]
+    random.Random(seed).shuffle(values)
+    for trial, value in zip(trials, values, strict=True):
+        trial.value = value
+    return study

@@ -1,0 +1,141 @@
+"""`lockstep compare` of settings: each is the trials of a sweep that differ only in seed and fold."""
+
+import functools
+import gzip
+import json
+import math
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from lockstep.monitoring import comparison
+from lockstep.runs.files import to_json
+from lockstep.runs.folder import SWEEP, RunFolder
+from lockstep.sweeps.differences import Difference, holm, paired, unpaired, words
+from lockstep.sweeps.ledger import Ledger
+from lockstep.sweeps.table import FOLD, REPEATS, present, text
+from lockstep.system.terminal import measure, say, terminal
+from lockstep.system.wording import plural
+
+
+class Side(NamedTuple):
+    """A setting, its results by metric and repetition, and a trial of each repetition: seed, or fold with its seeds.
+
+    `is_max` has the metrics of which a direction is better.
+    """
+
+    name: str
+    over: str
+    num_trials: int
+    trials: dict[str, RunFolder]
+    results: dict[str, dict[str, float]]
+    is_max: dict[str, bool]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {plural(self.num_trials, 'trial')}, finished {self.over}: {', '.join(self.trials) or 'none'}"
+        )
+
+
+def show(names: Sequence[str], *, is_json: bool) -> int:
+    """Print how settings differ from the first, which is the best of its sweep. Returns the exit code.
+
+    Raises ValueError if any cannot be compared with it.
+    """
+    known = [side for name in names for side in _sides(name)]
+    sides = [side for side in known if len(side.trials) > 1]
+    num_tests = math.comb(len(sides), 2)  # all pairs, because the same numbers chose the first
+    found: list[tuple[str, int, Difference]] = []
+    for metric in sides[0].results if sides else ():
+        differences = [_difference(metric, sides[0], side, num_tests) for side in sides[1:]]
+        others = {at: each for at, each in enumerate(differences, 1) if each}
+        found += [(metric, at, each) for at, each in zip(others, holm([*others.values()], num_tests), strict=True)]
+    if len({at for _, at, _ in found}) < max(1, len(sides) - 1):
+        what = "compare needs settings with a common metric, each of two or more finished seeds or folds"
+        raise ValueError(f"{what}: {'; '.join(map(str, known))}.")
+    settings = comparison.differences([next(iter(side.trials.values())) for side in sides])
+    settings = [(key, values) for key, values in settings if key not in REPEATS]
+    if is_json:
+        listed = [{"name": side.name, "num_trials": side.num_trials, "results": side.results} for side in known]
+        between = [{"metric": metric, "second": sides[at].name, **each._asdict()} for metric, at, each in found]
+        print(to_json({"settings": dict(settings), "num_tests": num_tests, "sides": listed, "differences": between}))
+        return 0
+    out = terminal()
+    marks = map(comparison.letter, range(len(sides)))
+    for side in known:
+        say(out, f"{next(marks) if len(side.trials) > 1 else '-'}  {side}")
+    if len(names) > 1:
+        comparison.show_settings(settings)
+    out.print()
+    for metric, at, each in found:
+        means = " and ".join(measure(statistics.fmean(of.values())) for of in _compared(metric, sides[0], sides[at]))
+        sentence = words(each, comparison.letter(at), sides[0].over, is_max=sides[0].is_max.get(metric))
+        say(out, f"{metric} {means}: {sentence}")
+    if num_tests > 1:
+        say(out, f"p is adjusted for all {num_tests} pairs (Holm), the intervals are not.")
+    return 0
+
+
+def _sides(argument: str) -> list[Side]:
+    """Return the settings that fit SWEEP or SWEEP:KEY=VALUE,..., the best first; values may be as in the table."""
+    path, _, typed = argument.partition(":")
+    if not (Path(path) / SWEEP).is_file():
+        raise ValueError(f"{path} is not a sweep: compare settings of sweeps with each other, and runs with runs.")
+    wanted = {tuple(part.split("=", 1)) for part in re.split(r",(?=[\w./@+~-]+=)", typed) if part}
+    sweep_table = present(Ledger.opened(Path(path).resolve(), None, ()))
+    over = FOLD if FOLD in sweep_table.keys else "seed"
+    is_max = {objective.name: objective.is_max for objective in sweep_table.objectives}
+    of_tests = {name.replace("val/", "test_"): is_higher for name, is_higher in is_max.items()} | {"test_loss": False}
+    sides, known = [], []
+    for settings, rows in sweep_table.repeated:
+        known.append(f"{path}:{','.join(f'{key}={text(value)}' for key, value in settings.items())}".removesuffix(":"))
+        given = {(key, value) for key, value in rows[0].settings.items() if key not in REPEATS}
+        if not wanted <= given | {(key, text(value)) for key, value in given}:
+            continue
+        trials, measured = {}, defaultdict(lambda: defaultdict(list))
+        for row in (row for row in rows if row.state == "finished"):
+            trials[row.settings.get(over, "")] = row.trial.folder
+            for metric, value in {**dict(zip(is_max, row.values, strict=True)), **row.tests}.items():
+                if value is not None:
+                    measured[metric][row.settings.get(over, "")].append(value)
+        results = {name: {key: statistics.fmean(same) for key, same in of.items()} for name, of in measured.items()}
+        sides.append(Side(known[-1], REPEATS[over], len(rows), trials, results, is_max | of_tests))
+    if not sides:
+        raise ValueError(f"{argument} names no setting of the sweep: choose one of {'; '.join(known)}.")
+    return sides
+
+
+def _compared(metric: str, first: Side, second: Side) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the results of two or more common seeds or folds, or all results."""
+    ours, theirs = first.results[metric], second.results.get(metric, {})
+    common = [key for key in ours if key in theirs]
+    if len(common) < 2:
+        return ours, theirs
+    return {key: ours[key] for key in common}, {key: theirs[key] for key in common}
+
+
+def _difference(metric: str, first: Side, second: Side, num_tests: int) -> Difference | None:
+    """Pair the results of equal seeds or folds; seeds that have none in common are compared by their means.
+
+    Raises ValueError if a fold is not the same one.
+    """
+    ours, theirs = _compared(metric, first, second)
+    if first.over != second.over or min(len(ours), len(theirs)) < 2:
+        return None
+    are_paired, are_folds = [*ours] == [*theirs], first.over == REPEATS[FOLD]
+    for fold in ours if are_paired and are_folds else ():
+        if _images(first.trials[fold]) != _images(second.trials[fold]):
+            what = f"fold {fold} of {first.name} and of {second.name} has different images"
+            raise ValueError(f"{what}: compare folds of the same data, data.folds and data.split_seed.")
+    if are_paired:
+        return paired([theirs[key] - ours[key] for key in ours], are_folds=are_folds, num_tests=num_tests)
+    return None if are_folds else unpaired([*ours.values()], [*theirs.values()])
+
+
+@functools.cache
+def _images(run: RunFolder) -> int:
+    """Return a hash of the names of the images that a run was tested on."""
+    return hash(tuple(sorted(json.loads(gzip.decompress(run.images.read_bytes()))["test"]["names"])))

@@ -1,0 +1,115 @@
+"""The importance of settings on the board, against Optuna on a study of its own."""
+
+import os
+import random
+import threading
+from pathlib import Path
+from typing import Literal
+
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from lockstep.board.importance import LEAST, importance_in
+from lockstep.sweeps.search import JOURNAL
+
+SPACE = {
+    "optimizer.lr": FloatDistribution(0.001, 1, log=True),
+    "model.width": IntDistribution(8, 64, step=8),
+    "optimizer": CategoricalDistribution(("sgd", "adamw")),
+}
+
+
+Direction = Literal["maximize", "minimize"]
+
+
+def study_of(journal: Path | None, *directions: Direction) -> optuna.Study:
+    storage = JournalStorage(JournalFileBackend(str(journal))) if journal else None
+    sampler = optuna.samplers.RandomSampler(seed=0)
+    return optuna.create_study(study_name="study", storage=storage, directions=directions, sampler=sampler)
+
+
+def train(study: optuna.Study, num_trials: int) -> None:
+    rng = random.Random(0)
+    for _ in range(num_trials):
+        trial = study.ask(SPACE)
+        width, rate = trial.params["model.width"], trial.params["optimizer.lr"]
+        study.tell(
+            trial, [width / 64 - 3 * abs(rate - 0.1) + 0.1 * rng.random(), *[rate] * (len(study.directions) - 1)]
+        )
+
+
+@pytest.fixture
+def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # of each line of the journal
+    return tmp_path / JOURNAL
+
+
+@pytest.mark.parametrize("directions", [("maximize",), ("minimize",), ("maximize", "minimize")])
+def test_importances_are_those_that_optuna_computes_for_the_first_objective(
+    journal: Path, directions: tuple[Direction, ...]
+) -> None:
+    searched = study_of(journal, *directions)
+    train(searched, 40)
+    searched.tell(searched.ask(SPACE), state=optuna.trial.TrialState.PRUNED)
+    searched.ask(SPACE)  # still training
+    searched.add_trial(searched.trials[0])  # drawn again
+    alone = study_of(None, directions[0])
+    train(alone, 40)
+    expected = get_param_importances(alone, evaluator=PedAnovaImportanceEvaluator(target_quantile=0.25))
+    found = importance_in(journal.parent)
+    assert found["num_finished"] == 40
+    assert list(found["importances"]) == list(expected)
+    assert found["importances"] == pytest.approx(expected)
+
+
+def test_a_short_search_has_no_importances_and_a_missing_journal_is_not_created(journal: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        importance_in(journal.parent)
+    assert not journal.exists()
+    searched = study_of(journal, "maximize")
+    train(searched, LEAST - 1)
+    few = {"num_finished": LEAST - 1, "least": LEAST, "importances": {}, "chance": {}}
+    assert importance_in(journal.parent) == few
+    train(searched, 1)
+    assert set(importance_in(journal.parent)["importances"]) == set(SPACE)
+
+
+def test_chance_reaches_less_than_what_decides_and_more_than_what_does_not(journal: Path) -> None:
+    train(study_of(journal, "maximize"), 200)
+    found = importance_in(journal.parent)
+    assert {key for key, part in found["importances"].items() if part > found["chance"][key]} == {
+        "optimizer.lr", "model.width",
+    }  # fmt: skip
+    assert found == importance_in(journal.parent)
+
+
+@pytest.mark.filterwarnings("ignore:Target and region quantiles")
+def test_of_equal_results_no_setting_decides(journal: Path) -> None:
+    searched = study_of(journal, "maximize")
+    for _ in range(LEAST):
+        searched.tell(searched.ask(SPACE), 0.5)
+    found = importance_in(journal.parent)
+    assert found["importances"] == found["chance"] == dict.fromkeys(SPACE, 0.0)
+
+
+def test_reading_changes_no_byte_of_the_journal_of_a_running_search(journal: Path) -> None:
+    searched = study_of(journal, "maximize")
+    train(searched, LEAST)
+    with open(journal, "ab") as file:
+        file.write(b'{"op_code": 4, "worker_id')  # a line that is being written
+    before = journal.read_bytes()
+    assert importance_in(journal.parent)["num_finished"] == LEAST
+    assert journal.read_bytes() == before
+    journal.write_bytes(before[: before.rfind(b"\n") + 1])
+    search = threading.Thread(target=train, args=(searched, 100))
+    search.start()
+    while search.is_alive():
+        before = journal.read_bytes()
+        assert importance_in(journal.parent)["num_finished"] >= LEAST
+        assert journal.read_bytes().startswith(before)
+    assert [path.name for path in journal.parent.iterdir()] == [JOURNAL]
+    assert importance_in(journal.parent)["num_finished"] == LEAST + 100
