@@ -46,7 +46,7 @@ class ResNet18(nn.Module):
 
     `init`: "kaiming" draws convolutions by fan-out for ReLU, sets their bias to 0 and the last norm's weight of every
     block to 0, so that a block starts as its shortcut (Goyal et al. 2017, section 5.1); "normal" draws the weights of
-    convolutions and the linear layer from N(0, 0.01^2). Other parameters keep torch's initial values.
+    convolutions and the linear layer from N(0, 0.01^2). Other parameters keep torch's initial values, by "torch" all.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ResNet18(nn.Module):
         shortcut_norm: Annotated[bool, Doc("batch norm after the 1x1 shortcuts")],
         bias: Annotated[bool, Doc("bias in the convolutions")],
         dropout: Annotated[Fraction, Doc("dropout before the last layer")],
-        init: Annotated[Literal["kaiming", "normal"], Doc("kaiming with zeroed last norms, or N(0, 0.01)")],
+        init: Annotated[Literal["kaiming", "normal", "torch"], Doc("He's, last norms zeroed; N(0, 0.01); torch's")],
     ) -> None:
         super().__init__()
         kernel_size, stride, padding = {"small": (3, 1, 1), "imagenet": (7, 2, 3)}[stem]
@@ -79,7 +79,8 @@ class ResNet18(nn.Module):
         self.layer4 = stage(4 * width, 8 * width, 2)
         self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(8 * width, num_classes)
-        self.apply({"kaiming": _draw_kaiming, "normal": _draw_normal}[init])
+        if init != "torch":
+            self.apply({"kaiming": _draw_kaiming, "normal": _draw_normal}[init])
 
     @override
     def forward(self, x: Tensor) -> Tensor:

@@ -103,12 +103,13 @@ def test_dropout_acts_before_the_linear_layer_and_only_in_training() -> None:
     assert not torch.allclose(dropped(images), dropped.fc.bias.expand(4, 10))
 
 
-@pytest.mark.parametrize("init", ["kaiming", "normal"])
-def test_weights_are_drawn_by_fan_out_or_with_a_standard_deviation_of_one_hundredth(init: str) -> None:
+@pytest.mark.parametrize("init", ["kaiming", "normal", "torch"])
+def test_weights_are_drawn_by_fan_out_with_a_standard_deviation_of_one_hundredth_or_as_torch_does(init: str) -> None:
     for layer in small(width=32, init=init).modules():
         if isinstance(layer, nn.Conv2d):
-            by_fan_out = (2 / (layer.out_channels * layer.kernel_size[0] ** 2)) ** 0.5
-            expected = by_fan_out if init == "kaiming" else 0.01
+            size = layer.kernel_size[0] ** 2
+            by_fan_out, by_fan_in = 2 / (layer.out_channels * size), 1 / (3 * layer.in_channels * size)
+            expected = {"kaiming": by_fan_out**0.5, "normal": 0.01, "torch": by_fan_in**0.5}[init]
             assert layer.weight.std().item() == pytest.approx(expected, rel=0.15)
             assert layer.bias is not None
-            assert init == "normal" or not layer.bias.any()
+            assert bool(layer.bias.any()) == (init != "kaiming")
