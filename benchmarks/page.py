@@ -23,7 +23,7 @@ No run used several GPUs or several machines. [How GPUs are measured](gpu.md#wha
 """
 ACCURACY = (
     *("digits", "fashion-mnist-quarter", "fashion-mnist-quarter-float32", "d2l-fashion-mnist", "cifar10-eighth"),
-    *("recipes-quarter", "cifar10-recipes-quarter"),
+    *("recipes-quarter", "cifar10-recipes-quarter", "init-quarter", "public-recipe-quarter"),
 )
 QUESTIONS: dict[str, Sequence[str]] = {
     "How accurate are the recipes?": (*(f"accuracy-{name}" for name in ACCURACY), "gpu-accuracy", "gpu-cifar10"),

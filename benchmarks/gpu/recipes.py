@@ -22,24 +22,30 @@ MODES = {
 AT_ONCE = 4  # trainings that share the GPU, where their time does not matter
 SEEDS = (0, 1, 2)
 AUGMENTED = ("augment.flip=alternating", "augment.crop_padding=2")
-PLAIN = ("augment.flip=false", "augment.crop_padding=0", "callbacks=default", "data.val_fraction=0.1")
+HE, TORCH = "model.init=kaiming", "model.init=torch"
+PLAIN = ("augment.flip=false", "augment.crop_padding=0", "callbacks=default", "data.val_fraction=0.1", HE)
 # each in full, whatever conf/experiment has by now
 FASHION_MNIST = {
     "plain": PLAIN,
     "flip, crop": (*PLAIN, *AUGMENTED),
     "flip, crop, averaged": (*PLAIN, *AUGMENTED, "callbacks=ema"),
     "flip, crop, averaged, lr 0.2": (*PLAIN, *AUGMENTED, "callbacks=ema", "optimizer.lr=0.2"),
+    "torch's weights": (*PLAIN, TORCH),
+    "flip, crop, averaged, torch's weights": (*PLAIN, *AUGMENTED, "callbacks=ema", TORCH),
 }
+CUTOUT_8 = (
+    *("trainer.max_epochs=30", "optimizer.lr=0.4"),
+    *("scheduler.warmup_fraction=0.23", "scheduler.initial_fraction=0"),
+    *("augment.crop_border=zeros", "augment.cutout=8", "augment.cutout_inside=false"),
+)
 CIFAR10 = {
-    "cutout 8": (
-        *("trainer.max_epochs=30", "optimizer.lr=0.4"),
-        *("scheduler.warmup_fraction=0.23", "scheduler.initial_fraction=0"),
-        *("augment.crop_border=zeros", "augment.cutout=8", "augment.cutout_inside=false"),
-    ),
-    "reflected, cutout 12 inside": (
+    "cutout 8": (*CUTOUT_8, HE),
+    "cutout 8, torch's weights": (*CUTOUT_8, TORCH),
+    "reflected, cutout 12 inside, torch's weights": (
         *("trainer.max_epochs=26", "optimizer.lr=0.2"),
         *("scheduler.warmup_fraction=0.2", "scheduler.initial_fraction=0.2"),
         *("augment.crop_border=reflect", "augment.cutout=12", "augment.cutout_inside=true"),
+        TORCH,
     ),
 }
 
