@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ def test_the_page_shows_what_its_commands_print(typed: tuple[Path, dict[str, str
 
 def test_each_photograph_is_tested_by_one_fold_and_the_report_counts_it(typed: tuple[Path, dict[str, str]]) -> None:
     folder, said = typed
-    assert any(" over 5 folds, test_accuracy " in text for line, text in said.items() if "data.fold=" in line)
+    (swept,) = [text for line, text in said.items() if "data.fold=" in line]
+    assert re.search(r"^n +val/accuracy +95 % interval +test_accuracy .*\n5 folds +[01]\.\d{4} +", swept, re.MULTILINE)
     (file,) = folder.glob("outputs/*/*_folds/out_of_fold.csv")
     rows = rows_of(file)
     photos = sorted(path.relative_to(folder / "photos").as_posix() for path in (folder / "photos").rglob("*.jpg"))
