@@ -107,6 +107,7 @@ def write_run(path: Path, overrides: Sequence[str]) -> RunFolder:
     path.mkdir(parents=True)
     folder = RunFolder(path)
     storage.save(plan(overrides).configs[0], folder.config)
+    folder.claim()
     return folder
 
 

@@ -80,6 +80,7 @@ def test_a_run_in_a_precision_of_gpus_is_evaluated_without_one(
     trained: RunFolder, tmp_path: Path, precision: str
 ) -> None:
     folder = RunFolder(shutil.copytree(trained.path, tmp_path / "run"))
+    folder.claim()
     text = folder.config.read_text()
     folder.config.write_text(text.replace("precision: auto", f"precision: {precision}"))
     assert folder.config.read_text() != text

@@ -65,7 +65,7 @@ def test_an_old_run_is_shown_and_evaluated(old: RunFolder) -> None:
 
 
 def test_an_old_run_is_resumed_and_keeps_its_overrides(old: RunFolder) -> None:
-    done = typed(old, "train", "resume=outputs/old", "trainer.max_epochs=3")
+    done = typed(old, "train", "resume=outputs/old", "trainer.max_epochs=3", "--trust")
     assert "keeps its settings of Lockstep 0.0.1" in done.stdout
     assert [row["epoch"] for row in old.read_metrics()] == ["1", "2", "3"]
     assert old.read_overrides() == ["model.width=4", "optimizer.lr=0.1"]

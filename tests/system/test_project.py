@@ -116,6 +116,7 @@ def test_an_own_network_is_evaluated_and_predicts_from_any_folder(trained: RunFo
 @pytest.mark.full
 def test_an_own_network_is_resumed_from_another_folder(trained: RunFolder, tmp_path: Path) -> None:
     folder = RunFolder(shutil.copytree(trained.path, tmp_path / "run"))
+    folder.claim()
     more = ("trainer.max_epochs=2", "trainer.devices=2", "--trust")
     done = run(tmp_path, ROOT / "train.py", f"resume={folder.path}", *more)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -147,6 +147,7 @@ def folder(stopped: RunFolder, tmp_path: Path) -> Iterator[RunFolder]:
     yield stopped
     shutil.rmtree(stopped.path)
     shutil.move(kept, stopped.path)
+    stopped.claim()
 
 
 def cut_short(path: Path) -> None:

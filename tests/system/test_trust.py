@@ -38,7 +38,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture
 def theirs(trained: RunFolder, tmp_path: Path) -> RunFolder:
-    return RunFolder(shutil.copytree(trained.path, tmp_path / "theirs"))
+    """A run with another project's code. It was made here: that of a stranger is not resumed whatever it names."""
+    folder = RunFolder(shutil.copytree(trained.path, tmp_path / "theirs"))
+    folder.claim()
+    return folder
 
 
 def typed(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -119,7 +122,7 @@ def test_a_command_that_is_typed_again_or_of_the_project_is_used_and_any_of_a_tr
         assert (tmp_path / "ran").exists() == (number > 0)
     done = typed(tmp_path, "train", "--trust", *SMALL)
     assert done.returncode == EXIT_CONFIG
-    assert "--trust is for a run that is resumed" in done.stderr
+    assert "--trust is for a run or a sweep that is resumed" in done.stderr
 
 
 def test_a_job_of_somebody_else_is_not_requeued(theirs: RunFolder, tmp_path: Path) -> None:
@@ -144,7 +147,8 @@ def test_a_job_of_somebody_else_is_not_requeued(theirs: RunFolder, tmp_path: Pat
     record.save(theirs)
     theirs.update_status(state="stopped", exit_code=75)
     (theirs.path / "summary.json").unlink()
-    refused(tmp_path, ("jobs", "requeue", "theirs"), "job local-1: its code and cluster.setup")
+    theirs.note(inode=0)  # a copy
+    refused(tmp_path, ("jobs", "requeue", "theirs"), "theirs: was not made here")
     done = typed(tmp_path, "jobs", "requeue", "theirs", "--trust")
     assert done.returncode == 0, done.stderr
     wait_until(lambda: (tmp_path / "ran").exists(), "the job has begun")

@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ def run(texts: Sequence[str], source: compose.Source) -> int:
             raise errors.ConfigError([f"{shown(chosen)} already contains a benchmark: {hint}"])
     except errors.ConfigError as error:
         errors.exit_with(error)
-    path = chosen or naming.create_path(Path("outputs").resolve(), NAME, datetime.now())
+    path = naming.create_path(Path("outputs").resolve(), NAME, datetime.now()) if chosen is None else chosen
     path.mkdir(parents=True, exist_ok=True)
     try:
         return Benchmark(path, config, chosen_environments, texts).run()
@@ -154,7 +155,7 @@ class Benchmark:
         is_trained = code in (0, EXIT_STOPPED) and folder.last_checkpoint.exists() and not self._flag.received
         if is_trained and results.accuracy(folder) is None:
             if not folder.best_checkpoint.exists():
-                os.link(folder.last_checkpoint, folder.best_checkpoint)
+                shutil.copyfile(folder.last_checkpoint, folder.best_checkpoint)
             code = self._evaluate(environment, folder, "val", f"{head}, validation")
         state, reason = "measured", ""
         if code not in (0, EXIT_STOPPED):

@@ -10,7 +10,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 
-from lockstep.sweeps.search import JOURNAL
+from lockstep.runs.folder import JOURNAL
 
 LEAST = 20  # finished trials; the best quarter is then five, the fewest that Optuna recommends
 SHUFFLES = 19  # chance exceeds the largest of 19 results in one case of 20

@@ -19,7 +19,7 @@ from werkzeug.wrappers import Request, Response
 
 from lockstep.board.guard import Guard, Refusal
 from lockstep.board.sweeps import Sweeps
-from lockstep.runs import discovery, naming
+from lockstep.runs import discovery, gate, naming
 from lockstep.runs.files import read_text, write_json
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.system.redaction import redacted
@@ -156,6 +156,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
         if state not in LIVE_STATES:
             raise Refusal(409, f"{run.name} is not running: {state}.")
         try:
+            gate.need_own(run.folder)
             run.folder.request_stop("Training tab of TensorBoard")
         except OSError as error:
             raise Refusal(403, f"{run.name} cannot be stopped from here: {error.strerror}.") from error
@@ -172,6 +173,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
             if asked.get("noted", 0) != discovery.modified(run.folder.notes) / 1e9:
                 raise Refusal(409, f"Not saved: notes.json of {run.name} was changed elsewhere, or cannot be read.")
             try:
+                gate.need_own(run.folder)
                 write_json(run.folder.notes, {"note": note, "tags": tags})
             except OSError as error:
                 raise Refusal(403, f"No note can be written for {run.name}: {error.strerror}.") from error

@@ -19,7 +19,7 @@ from lockstep.data.images.splits import Pixels
 from lockstep.data.module import ImageData
 from lockstep.models.classifier import Classifier
 from lockstep.models.outcomes import Findings, Outcomes
-from lockstep.runs.files import atomic_file, write_json
+from lockstep.runs.files import atomic_file, remove, write_json
 from lockstep.runs.folder import RunFolder
 from lockstep.system.kinds import Positive
 from lockstep.tasks.builtin import Classification
@@ -111,7 +111,7 @@ class Pictures(Collector):
         folder = RunFolder(Path(trainer.default_root_dir))
         folder.pictures.mkdir(exist_ok=True)
         for path in folder.pictures.glob(f"{split}_*"):  # a network without mistakes replaces no picture of them
-            path.unlink()
+            remove(path)
         names, step = module.image_format.class_names, module.global_step
         shown = plots.shown_classes(findings.confusion)
         facts = {"step": step, "num_classes": len(names), "classes": [names[number] for number in shown]}

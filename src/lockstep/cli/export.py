@@ -11,7 +11,7 @@ from lockstep.training import refusals
 NEEDED = ("onnx", "onnxruntime", "onnxscript")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace, current: Path) -> int:
     """Write the network of a checkpoint to a file. Returns the exit code. Raises FileNotFoundError or ValueError."""
     output = Path(arguments.output).resolve()
     if output.suffix not in (".onnx", ".pt2") or output.is_dir():
@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--output {arguments.output} needs {', '.join(missing)}: {hint}.")
     if (error := refusals.unwritable(output.parent)) is not None:
         raise ValueError(f"--output {arguments.output}: {error}.")
-    folder, checkpoint, saved, source = inference.opened(arguments)
+    folder, checkpoint, saved, source = inference.opened(arguments, current)
     here = saved_run.on_this_machine(saved, devices=1, strategy="cpu")
     config = saved_run.changed(folder, here, arguments.overrides, source)
     presence.check(config.data)

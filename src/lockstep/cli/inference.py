@@ -16,7 +16,7 @@ from lockstep.config.sections import Scope
 from lockstep.config.workers import resolve_workers
 from lockstep.launch import parent, runner, worker
 from lockstep.launch.worker import Job
-from lockstep.runs import naming
+from lockstep.runs import gate, naming
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import outer_world
 from lockstep.training import checkpoints, refusals
@@ -25,12 +25,16 @@ from lockstep.training import checkpoints, refusals
 VALUES = ("split", "output", "pictures", "explain", "top_k", "checkpoint", "devices", "strategy", "job")
 
 
-def infer(arguments: argparse.Namespace) -> int:
-    """Evaluate a checkpoint of a run, or predict with it; the run folder does not change. Returns the exit code."""
+def infer(arguments: argparse.Namespace, current: Path) -> int:
+    """Evaluate a checkpoint of a run, or predict with it; the run folder does not change. Returns the exit code.
+
+    `current` is the folder of the project.
+    """
     is_prediction = arguments.task == "predict"
     given = _prediction(arguments) if is_prediction else _evaluation(arguments)
     try:
-        folder, checkpoint, saved, source = opened(arguments)
+        reads_data = given.get("source", "test") in ("val", "test")
+        folder, checkpoint, saved, source = opened(arguments, current, reads_data=reads_data)
         if of_hydra := [text for text in arguments.overrides if text.lstrip("+~").startswith("hydra.")]:
             raise errors.ConfigError([f"{of_hydra[0]}: lockstep {sys.argv[1]} makes no run folder: remove it"])
         devices, world = _devices(arguments.devices), outer_world(os.environ)
@@ -43,7 +47,7 @@ def infer(arguments: argparse.Namespace) -> int:
                 raise errors.ConfigError(["--json prints what is computed here: a job prints `lockstep jobs result`"])
             return _submit(arguments, folder, config)
         given |= {"may_differ": given["may_differ"] and config.changed_data == "refuse"} if not is_prediction else {}
-        if given.get("source", "test") in ("val", "test") and not given.get("may_differ"):
+        if reads_data and not given.get("may_differ"):
             presence.check(config.data)
         given |= {"config": storage.to_tree(config), "checkpoint": str(checkpoint), "run": str(folder.path)}
         return _compute(arguments.task, given, config, arguments.job)
@@ -51,15 +55,22 @@ def infer(arguments: argparse.Namespace) -> int:
         errors.exit_with(error)
 
 
-def opened(arguments: argparse.Namespace) -> tuple[RunFolder, Path, Config, compose.Source]:
-    """Find a run, its checkpoint, configuration and modules. Raises ConfigError, FileNotFoundError or ValueError."""
+def opened(
+    arguments: argparse.Namespace, current: Path, *, reads_data: bool = True
+) -> tuple[RunFolder, Path, Config, compose.Source]:
+    """Find a run, its checkpoint, configuration and modules, for the project in the folder `current`.
+
+    Raises ConfigError, FileNotFoundError, PermissionError or ValueError.
+    """
     folder = naming.find(arguments.run)
+    if not arguments.trust:
+        gate.need_readable(folder)
     checkpoint = checkpoints.requested(folder, arguments.checkpoint, option="--checkpoint {}")
     saved = storage.load(folder.config)
-    current = project.current()
     project.enter(current, None if arguments.trust else folder)
     source = compose.source_of(current)
-    trust.check(folder, saved, source, arguments.overrides, is_trusted=arguments.trust)
+    settings = (*trust.VARIABLES, *(trust.PATHS if reads_data else ()))
+    trust.check(folder, saved, source, arguments.overrides, is_trusted=arguments.trust, settings=settings)
     return folder, checkpoint, saved, source
 
 
@@ -153,9 +164,7 @@ def _submit(arguments: argparse.Namespace, run: RunFolder, config: Config) -> in
     command = sys.argv[1]
 
     def arguments_in(folder: RunFolder) -> list[str]:
-        # it was checked here, and the job finds the modules in a copy of the code
-        is_trusted = arguments.trust or run.path.stat().st_uid == os.geteuid()
-        chosen = vars(arguments) | {"trust": is_trusted, "job": folder.path}
+        chosen = vars(arguments) | {"job": folder.path}
         if config.cluster.name == "slurm":
             chosen["devices"] = resolve_workers(config).num_local
         return [

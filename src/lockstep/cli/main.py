@@ -305,13 +305,13 @@ def _stop(arguments: argparse.Namespace) -> int:
 def _infer(arguments: argparse.Namespace) -> int:
     from lockstep.cli import inference
 
-    return inference.infer(arguments)
+    return inference.infer(arguments, _current())
 
 
 def _export(arguments: argparse.Namespace) -> int:
     from lockstep.cli import export
 
-    return export.run(arguments)
+    return export.run(arguments, _current())
 
 
 def _data(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.runs import naming
+from lockstep.runs import gate, naming
+from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import start_once
 from lockstep.system.redaction import redacted
 
@@ -62,8 +63,8 @@ def _parsed(folder: Path) -> "tuple[Namespace, Source]":
     if any("resume=" in word for word in sys.argv):
         with contextlib.suppress(errors.ConfigError):  # reported later, unless this is --help
             run = saved_run.named(sys.argv[1:])
-    elif is_trusted:
-        raise errors.ConfigError(["--trust is for a run that is resumed: remove it, or add resume=..."])
+    elif is_trusted and not {"-m", "--multirun"}.intersection(sys.argv):
+        raise errors.ConfigError(["--trust is for a run or a sweep that is resumed: remove it, or add resume=..."])
     project.enter(folder, None if is_trusted else run)
     source = compose.source_of(folder)
     arguments = get_args_parser().parse_args()
@@ -123,7 +124,7 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
     if arguments.multirun:
         _check_launcher(arguments.overrides, source)
         _check_inputs(configs)
-        _name_sweep_folder(configs[0].sweep.name, arguments.overrides, source)
+        _name_sweep_folder(configs[0].sweep.name, arguments.overrides, source, is_trusted=arguments.is_trusted)
     else:
         _check_folder("hydra.run.dir", "outputs", arguments.overrides, source)
     return True
@@ -163,17 +164,24 @@ def _check_folder(key: str, default: str, typed: Sequence[str], source: "Source"
         raise errors.ConfigError([error if path == default else f"{key}={path}: {error}"])
 
 
-def _name_sweep_folder(name: str | None, typed: Sequence[str], source: "Source") -> None:
+def _name_sweep_folder(name: str | None, typed: Sequence[str], source: "Source", *, is_trusted: bool) -> None:
     """Resolve Hydra's sweep folder: that of the sweep that this command resumes, else a new one, made on first use.
 
-    Raises ConfigError if it cannot be made.
+    A trusted sweep becomes this user's. Raises ConfigError if the folder cannot be made.
     """
     from omegaconf import OmegaConf
 
-    from lockstep.sweeps.ledger import command_of, find
+    from lockstep.config import overrides
+    from lockstep.sweeps.ledger import adopt, command_of, find
 
-    new = Path("outputs"), name or "sweep", datetime.now()
-    known = find(new[0], name, redacted(command_of(typed)))
+    new, command = (Path("outputs"), name or "sweep", datetime.now()), redacted(command_of(typed))
+    known, other = find(new[0], name, command), find(new[0], name, command, is_any=True)
+    if is_trusted:
+        known = other
+        if chosen := overrides.hydra_value("hydra.sweep.dir", typed, source) or known:
+            adopt(Path(chosen).resolve())
+    elif other is not None and other != known:
+        print(f"Not resuming {other}: it {gate.origin(RunFolder(other))}; --trust resumes it", flush=True)
     path = str(known or naming.free_path(*new))
     OmegaConf.register_new_resolver("sweep_folder", lambda: path, replace=True)
     _check_folder("hydra.sweep.dir", path, typed, source)

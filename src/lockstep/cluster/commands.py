@@ -12,13 +12,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.cluster import following, jobs, record
+from lockstep.cluster import following, jobs
 from lockstep.cluster.jobs import Job
 from lockstep.monitoring import cells, pruning
+from lockstep.runs import gate
 from lockstep.runs.discovery import DiscoveredRun
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
-from lockstep.runs.naming import TRUSTING, quoted, resuming, shown
+from lockstep.runs.naming import ADOPT, TRUSTING, quoted, resuming, shown
 from lockstep.system import terminal
 from lockstep.system.redaction import redacted
 from lockstep.system.terminal import duration, new_table, print_table, printable, show_table
@@ -173,10 +174,10 @@ def _requeue(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
         if job.exit_code == 0:
             hint = "" if job.record.command else f": train longer with {resuming(job.folder.path)}"
             raise ValueError(f"job {job.id} is finished{hint}.")
-        if not arguments.trust and not record.is_own(job.folder, job.record):
-            what = f"job {job.id}: its code and cluster.setup are not what you submitted in {shown(job.folder.path)}"
-            raise ValueError(f"{printable(what)}: requeue the job where you submitted it, or add --trust.")
+        if not arguments.trust:
+            gate.need_own(job.folder, ADOPT)
     for job in chosen_jobs:
+        job.folder.claim()
         print(f"Job {job.id} resumes as job {submission.again(job.folder, job.record).id}.", flush=True)
     return 0
 

@@ -12,7 +12,7 @@ from typing import Any
 from lockstep.cluster import record, scheduler
 from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
-from lockstep.runs import discovery
+from lockstep.runs import discovery, gate
 from lockstep.runs.discovery import DiscoveredRun
 from lockstep.runs.files import read_json
 from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_STOPPED, JOB, LIVE_STATES, RunFolder
@@ -159,7 +159,12 @@ def of(folders: Iterable[RunFolder]) -> list[Job]:
 
 
 def cancel(jobs: Sequence[Job]) -> None:
-    """Cancel live jobs; those that run save a checkpoint first. Raises ValueError if SLURM refuses."""
+    """Cancel live jobs; those that run save a checkpoint first.
+
+    Raises ValueError if SLURM refuses, PermissionError for a record that this user did not write here.
+    """
+    for job in jobs:
+        gate.need_own(job.folder)
     if submitted := [job.id for job in jobs if job.record.engine == "slurm"]:
         scheduler.cancel(submitted)
     for job in jobs:

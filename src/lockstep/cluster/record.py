@@ -1,10 +1,8 @@
 """The record of a job, in the folder of the run that it trains, or in that of its command."""
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from lockstep.runs.folder import RunFolder
@@ -35,7 +33,6 @@ class Record:
     pid: int | None = None
     cancelled: bool = False
     earlier: tuple[str, ...] = ()
-    inode: int = 0  # of the run folder, not of its copies; the number of its device differs between nodes
     command: tuple[str, ...] = ()
     is_head: bool = False
 
@@ -54,6 +51,7 @@ def read(folder: RunFolder) -> Record | None:
         values = folder.read_job()
         if not values:
             return None
+        values.pop("inode", None)  # of an earlier version
         lists = {name: tuple(values.get(name, ())) for name in ("earlier", "command")}
         record = Record(**{**values, **lists})
         if not ID.fullmatch(record.id):
@@ -61,14 +59,6 @@ def read(folder: RunFolder) -> Record | None:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder.job_file} is not a job record: {error}") from error
     return record
-
-
-def is_own(folder: RunFolder, record: Record) -> bool:
-    """Return True if this user submitted the run in this folder, and owns all files that its job would read."""
-    files = (folder.job_file, folder.config, folder.job_config, folder.facts_file, folder.old_project)
-    paths = (folder.path, *files, Path(record.code))
-    is_mine = all(path.stat().st_uid == os.geteuid() for path in paths if path.exists())
-    return is_mine and record.inode == folder.path.stat().st_ino
 
 
 def mark_cancelled(folder: RunFolder) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lockstep.cluster import jobs
 from lockstep.cluster.jobs import Job
-from lockstep.runs import naming
+from lockstep.runs import gate, naming
 from lockstep.runs.folder import EXIT_CONFIG, LIVE_STATES, SWEEP, RunFolder
 from lockstep.runs.naming import shown
 
@@ -14,7 +14,7 @@ def stop(run: str, reason: str) -> int:
     """Request a checkpoint and the end of a run or a sweep. Returns the exit code. Raises ValueError."""
     live: list[Job] = []
     if (Path(run) / SWEEP).is_file():
-        folder = RunFolder(Path(run))
+        folder = RunFolder(Path(run).resolve())
         live = [job for job in jobs.look(jobs.recorded([folder.path])) if job.is_live]
         is_running, state = bool(live) or folder.is_locked() is not False, ""
         name, its = f"the sweep in {shown(folder.path)}", "each trial"
@@ -25,6 +25,7 @@ def stop(run: str, reason: str) -> int:
     if not is_running:
         print(f"lockstep: {name} is not running{f': {state}' if state else ''}", file=sys.stderr)
         return EXIT_CONFIG
+    gate.need_own(folder)
     folder.request_stop(reason)  # first, or a search would draw others
     jobs.stop(live, reason)
     print(f"Stop requested for {name}; {its} saves a checkpoint first.")

@@ -16,7 +16,7 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
 from lockstep.launch import runner
-from lockstep.runs import naming
+from lockstep.runs import gate, naming
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import quoted, resuming, shown
 from lockstep.system import signals
@@ -66,6 +66,7 @@ def _new_folder(chosen: Path | None, name: str) -> Iterator[RunFolder]:
     """Create the folder of a job: `chosen`, or a new one below outputs/. Removes it if nothing is submitted."""
     if chosen is not None:
         _need_empty(chosen)
+        gate.need_private(chosen.resolve().parent)
         chosen.mkdir(parents=True, exist_ok=True)
     folder = RunFolder((chosen or naming.create_path(Path("outputs"), name, datetime.now())).resolve())
     try:
@@ -152,7 +153,6 @@ def submit_all(
                     host=socket.gethostname(),
                     pid=pid,
                     earlier=(*old.earlier, old.id) if old else (),
-                    inode=folder.path.stat().st_ino,
                     command=tuple(command),
                     is_head=is_head,
                 )

@@ -3,10 +3,12 @@
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
+from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG
 from lockstep.system.kinds import LARGEST
 from lockstep.system.redaction import redacted
@@ -29,6 +31,11 @@ def exit_with(error: ConfigError) -> NoReturn:
         print(f"{PREFIX}{message}", file=sys.stderr)
     print(f"{plural(len(error.errors), 'error')}; nothing was started. See --help.", file=sys.stderr)
     raise SystemExit(EXIT_CONFIG)
+
+
+def of_file(error: OSError) -> str:
+    """Return the path of a file that `runs.gate` refuses, and why."""
+    return f"{naming.shown(Path(error.filename))} {error.strerror}"
 
 
 def one_line(error: BaseException) -> str:

@@ -66,7 +66,7 @@ def here() -> Project:
 
 def record(folder: RunFolder) -> None:
     """Record the folders of this command for a run."""
-    folder.note(project=here()._asdict())
+    folder.claim(project=here()._asdict())
 
 
 def record_copy(folder: RunFolder, root: Path, copy: Path) -> None:
@@ -79,7 +79,7 @@ def record_copy(folder: RunFolder, root: Path, copy: Path) -> None:
         return os.path.relpath(copied, folder.path)  # the two may move together
 
     copies = {kind: list(dict.fromkeys(map(in_copy, paths))) for kind, paths in here()._asdict().items()}
-    folder.note(project=copies)
+    folder.claim(project=copies)
 
 
 def use(folder: RunFolder, config: Config, *, is_last: bool = False) -> None:

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from lockstep.config import options, overrides, project, storage, trust
+from lockstep.config import errors, options, overrides, project, storage, trust
 from lockstep.config.compose import Source
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import OF_FILES
 from lockstep.config.workers import ONLY_ON_GPUS
-from lockstep.runs import naming
+from lockstep.runs import gate, naming
 from lockstep.runs.discovery import look_at
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
@@ -53,6 +53,11 @@ def named(texts: Sequence[str]) -> RunFolder | None:
 
 def resumed(folder: RunFolder, texts: Sequence[str], source: Source, *, is_trusted: bool) -> SavedRun:
     """Check the run in `folder`, as these overrides change it, for a resume. Raises ConfigError with all errors."""
+    if not is_trusted:
+        try:
+            gate.need_own(folder, naming.ADOPT)
+        except OSError as error:
+            raise ConfigError([f"resume: {errors.of_file(error)}"]) from error
     saved = storage.load(folder.config)
     trust.check(folder, saved, source, texts, is_trusted=is_trusted, settings=trust.OF_A_TRAINING)
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lockstep
-from lockstep.config import options, project, signatures
+from lockstep.config import options, places, project, signatures
 from lockstep.config.compose import Source, composed, plain
 from lockstep.config.errors import ConfigError, shown
 from lockstep.config.schema import Config
@@ -19,6 +19,7 @@ from lockstep.runs.folder import RunFolder
 
 VARIABLES = ("strategy.variables.",)  # some of them name libraries that worker processes load
 OF_A_TRAINING = (*VARIABLES, "notify.command", "notify.url")
+PATHS = tuple(f"data.{key}" for key in places.PATHS)
 OWN = ("lockstep.callbacks", "lockstep.data", "lockstep.models", "lockstep.tasks")
 # modules whose public names run no command, unpickle nothing (but LSUN), and call nothing by name; and single names.
 # No other loggers: some send a key of the environment to the address they are given
@@ -44,7 +45,8 @@ def check(
     """Raise ConfigError for unknown targets of a saved configuration, and `settings` that run commands.
 
     Values that `own` has too are accepted, and those that `typed` overrides replace. Of a trusted run all are accepted,
-    and its modules are found from now on, after all others.
+    and its modules are found from now on, after all others. Of a run that was made here, all `PATHS` are accepted;
+    those of others may contain no $NAME, which could carry a secret of this user to a server.
     """
     if is_trusted:
         project.use(run, saved, is_last=True)
@@ -52,12 +54,16 @@ def check(
     known = cache(lambda: dict(_values(to_tree(own) if isinstance(own, Config) else _composed(own))))
     for key, value in _values(to_tree(saved)):
         is_target = not {"_target_", "_check_"}.isdisjoint(key.split("."))
+        is_path = key in PATHS
+        if is_path and (run.is_made_here() or not places.VARIABLE.search(str(value))):
+            continue
         if value is None or not (is_target or key.startswith(settings)):
             continue
         texts = (text.lstrip("+~").partition("=") for text in typed)  # a {...} is merged with what is there
         is_typed = any(f"{key}.".startswith(f"{name}.") and new.lstrip()[:1] != "{" for name, _, new in texts)
         if not is_typed and not (is_target and _is_known(value, run)) and known().get(key) != value:
             what, where = (f"{key}={shown(value)}", "a known library") if is_target else (key, "the command line")
+            what += f"={value}" if is_path else ""
             error = f"{what.encode('unicode_escape').decode()} of {naming.shown(run.path)} is of neither {where}"
             raise ConfigError([f"{error} nor the project in the current folder: {naming.TRUST}"])
 

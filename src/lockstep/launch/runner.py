@@ -21,7 +21,7 @@ from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
 from lockstep.launch import notification, parent, worker
 from lockstep.launch.worker import Job
-from lockstep.runs import files, naming
+from lockstep.runs import files, gate, naming
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder
 from lockstep.runs.naming import resume_command, resuming, shown
 from lockstep.system.launcher import World, outer_world
@@ -65,6 +65,7 @@ def start(
         if chosen is None:
             folder = RunFolder(naming.create_path(outputs, config.run_name, datetime.now()))
         else:
+            gate.need_private(chosen.resolve().parent)
             chosen.mkdir(parents=True, exist_ok=True)
             folder = RunFolder(chosen.resolve())
         kept = os.listdir(folder.path)

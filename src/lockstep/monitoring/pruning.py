@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep.monitoring import cells
 from lockstep.monitoring.selection import Listed, Selection
+from lockstep.runs import gate
 from lockstep.runs.discovery import DiscoveredRun, Watched, look
 from lockstep.runs.folder import (
     BENCHMARK,
@@ -89,6 +90,8 @@ def _has_checkpoint(run: DiscoveredRun) -> bool:
 
 def _reason_to_stay(run: Listed, *, is_named: bool) -> str:
     folder, facts = run.discovered.folder, run.facts
+    if not folder.is_made_here():
+        return f"it {gate.origin(folder)}"
     if folder.job_file.is_file():
         return "it has a job, remove it with lockstep jobs delete"
     if not folder.lock_file.is_file():
@@ -137,6 +140,7 @@ def _removed(run: DiscoveredRun, facts: dict[str, Any]) -> str:
     """Remove a run under its lock. Returns the reason if it stays."""
     folder = run.folder
     try:
+        gate.need_own(folder)
         with folder.lock():
             if look(run).get("updated") != facts.get("updated"):
                 return "it was resumed in the meantime"

@@ -12,6 +12,7 @@ from lockstep.config import compose, options, overrides, project, saved_run, sto
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.targets import called
+from lockstep.runs import gate
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import outer_world
 from lockstep.training import refusals
@@ -87,8 +88,11 @@ def enter(run: RunFolder | None) -> None:
 def saved(folder: RunFolder, *, is_trusted: bool) -> Config:
     """Read the settings of a run, and make its modules importable.
 
-    Raises ConfigError for untrusted targets, missing modules, and modules that this process imported from elsewhere.
+    Raises ConfigError for untrusted targets, missing modules, and modules that this process imported from elsewhere,
+    PermissionError for links in a run of another origin.
     """
+    if not is_trusted:
+        gate.need_readable(folder)
     config = storage.load(folder.config)
     enter(None if is_trusted else folder)
     trust.check(folder, config, compose.source_of(project.current()), is_trusted=is_trusted)

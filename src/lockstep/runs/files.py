@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import errno
 import fcntl
 import io
 import json
@@ -23,27 +24,59 @@ PRIVATE = ("config.yaml", "settings.yaml", "job.json", "sweep.json")  # may cont
 
 
 @contextlib.contextmanager
+def parent_of(path: Path) -> Iterator[int]:
+    """Open the folder of a file as a descriptor, so that no link can take its place. Raises OSError for a link."""
+    number = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield number
+    finally:
+        os.close(number)
+
+
+@contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Write a file that replaces `path` in one step when the block succeeds, and is removed when it fails.
 
-    A reader gets the old content or the new one, also after a power cut.
+    A reader gets the old content or the new one, also after a power cut. The folder of `path` must be no link.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    temporary = f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}"
+    mode = 0o600 if path.name in PRIVATE else 0o666
     try:
-        with open(temporary, "xb") as file:
-            if path.name in PRIVATE:
-                os.fchmod(file.fileno(), 0o600)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
+        with parent_of(path) as folder:
+            try:
+                number = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
+                with open(number, "wb") as file:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=folder)
+            with contextlib.suppress(OSError):  # makes the rename durable, on file systems that support it
+                os.fsync(folder)
     except OSError as error:
-        if error.filename in (None, str(temporary)):  # a full disk does not name the file
-            error.filename = str(path)
+        if error.filename in (None, temporary):  # a full disk does not name the file
+            error.filename, error.filename2 = str(path), None
         raise
-    finally:
-        temporary.unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a link, if it is there. Raises OSError if its folder is a link."""
+    with contextlib.suppress(FileNotFoundError), parent_of(path) as folder:
+        os.unlink(path.name, dir_fd=folder)
+
+
+def open_to_append(path: Path) -> BinaryIO:
+    """Open a file to append to it. Raises OSError for links, hard links, and everything but a file."""
+    with parent_of(path) as folder:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file = open(os.open(path.name, flags, 0o666, dir_fd=folder), "r+b")  # noqa: SIM115
+    state = os.fstat(file.fileno())
+    if not stat.S_ISREG(state.st_mode) or state.st_nlink > 1:
+        file.close()
+        raise OSError(errno.EPERM, "is a hard link, or no file: remove it", str(path))
+    return file
 
 
 def move(folder: Path, path: Path) -> None:
@@ -52,16 +85,6 @@ def move(folder: Path, path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         path.rmdir()
     shutil.move(folder, path)
-
-
-def _sync_folder(path: Path) -> None:
-    """Make a rename in a folder durable, on file systems that support it."""
-    with contextlib.suppress(OSError):
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 @contextlib.contextmanager
@@ -100,7 +123,7 @@ def remove_leftovers(path: Path, *, is_deep: bool = True) -> None:
     """Remove temporary files of killed writers; `is_deep`: also in subfolders. Hold the lock of the folder."""
     for leftover in path.rglob(".*") if is_deep else path.glob(".*"):
         if LEFTOVER.fullmatch(leftover.name):
-            leftover.unlink(missing_ok=True)
+            remove(leftover)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -173,7 +196,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Append rows to a CSV file, which is rewritten if they have a new column."""
-    with open(path, "a+", newline="") as file:
+    with io.TextIOWrapper(open_to_append(path), newline="") as file:
         file.seek(0)
         columns = next(csv.reader(file), [])
         if all(name in columns for row in rows for name in row):

@@ -33,6 +33,7 @@ WANDB = "wandb"  # files of Weights & Biases
 CODE = "code"  # the source that a job runs; its config.yaml files belong to no run
 JOB = "job.json"  # the record of a job
 SWEEP = "sweep.json"  # next to the run folders of a sweep
+JOURNAL = "study.journal"  # Optuna's storage of a search, there too
 
 
 class FailedElsewhere(RuntimeError):
@@ -108,6 +109,18 @@ class RunFolder:
     def note(self, **facts: Any) -> None:
         """Add or replace facts in run.json. One process at a time: before a training the parent, then rank 0."""
         write_json(self.facts_file, {**read_json(self.facts_file), **facts})
+
+    def claim(self, **facts: Any) -> None:
+        """Record that this user made the folder here, with more facts: its inode, which no copy of it has."""
+        self.note(**facts, inode=self.path.stat().st_ino)
+
+    def is_made_here(self) -> bool:
+        """Return True if this user made the folder here; a copy or an unpacked archive is not, whoever owns it."""
+        try:
+            state = self.path.stat()
+            return state.st_uid == os.geteuid() and self._fact("inode") == state.st_ino
+        except (OSError, ValueError):
+            return False
 
     def _fact(self, name: str) -> Any:
         return read_json(self.facts_file).get(name)
@@ -203,19 +216,15 @@ class RunFolder:
 
     def request_stop(self, reason: str) -> None:
         """Request that all ranks stop together. An earlier request keeps its reason."""
-        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            number = os.open(self.stop_flag.name, flags, 0o644, dir_fd=folder)
-        except FileExistsError:
-            return
-        except PermissionError as error:
-            message = f"belongs to {files.owner(self.path)}: ask them to stop it"
-            raise PermissionError(error.errno, message, str(self.path)) from error
-        finally:
-            os.close(folder)
-        with open(number, "w") as file:
-            file.write(reason + "\n")
+        self._create(self.stop_flag, f"{reason}\n")
+
+    def _create(self, path: Path, text: str) -> None:
+        """Write a file, unless there is one."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with contextlib.suppress(FileExistsError), files.parent_of(path) as folder:
+            number = os.open(path.name, flags, 0o644, dir_fd=folder)
+            with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
 
     def stop_reason(self) -> str:
         """Return the reason in STOP; empty without a file, or if it cannot be read."""
@@ -225,14 +234,13 @@ class RunFolder:
             return ""
 
     def clear_stop(self) -> None:
-        self.stop_flag.unlink(missing_ok=True)
+        files.remove(self.stop_flag)
 
     # -- failures ----------------------------------------------------------------------------------------------------
 
     def record_failure(self, text: str) -> None:
         """Keep the first failure; later ones are mostly its consequences."""
-        with contextlib.suppress(FileExistsError), open(self.failure, "xb") as file:
-            file.write(text.encode(errors="backslashreplace"))
+        self._create(self.failure, text)
 
     def failed_by(self) -> str:
         """Return the line of failure.txt that names the cause: the last of a traceback, the first of another text.
@@ -259,7 +267,7 @@ class RunFolder:
     def forget_end(self) -> None:
         """Clear STOP, failure.txt, summary.json and pictures of the test before a resume."""
         for path in (self.stop_flag, *self.ended, *self.heartbeats().values()):
-            path.unlink(missing_ok=True)
+            files.remove(path)
 
     # -- one trainer at a time ---------------------------------------------------------------------------------------
 
@@ -276,11 +284,11 @@ class RunFolder:
 
     def now_s(self) -> float:
         """Return the time by the clock of the file system, which may be that of a file server."""
-        try:
-            os.utime(self.lock_file)
-            return self.lock_file.stat().st_mtime
-        except OSError:  # never trained here, of another user, or read-only
-            return time.time()
+        if self.is_made_here():
+            with contextlib.suppress(OSError):  # never trained, or read-only
+                os.utime(self.lock_file, follow_symlinks=False)
+                return self.lock_file.lstat().st_mtime
+        return time.time()
 
     def has_job_here(self) -> bool | None:
         """Check whether a background job on this machine is live; None for a job of another user."""

@@ -9,17 +9,25 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+from lockstep.runs import gate
 from lockstep.runs.folder import CODE, SWEEP, RunFolder
 
 NO_TEXTS = ("null", "true", "false", "nan", "inf")  # to Hydra
 SCRIPTLESS = "lockstep train"  # trains in any folder
 TRUST = "run this in the project's folder, or add --trust (in Python trust=True)"
+ADOPT = "add --trust (in Python trust=True), with which its code and commands run as yours"
 TRUSTING = "allow any code and commands in the run folder, not only those of this project and known libraries"
 
 
 def create_path(root: Path, name: str, now: datetime) -> Path:
-    """Create `root/<date>/<time>_<name>`, with a number behind it if the name is taken."""
+    """Create `root/<date>/<time>_<name>`, with a number behind it if the name is taken.
+
+    Raises PermissionError if another user could replace the new folder.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    gate.need_private(root)
     for path in _paths(root, name, now):
+        gate.need_private(path.parent)
         try:
             path.mkdir(parents=True)
         except FileExistsError:
@@ -35,7 +43,7 @@ def free_path(root: Path, name: str, now: datetime) -> Path:
 
 def _paths(root: Path, name: str, now: datetime) -> Iterator[Path]:
     day = root / f"{now:%Y-%m-%d}"
-    if day.exists() and not os.access(day, os.W_OK):  # of another user
+    if day.exists() and (gate.exposure(day) or not os.access(day, os.W_OK)):  # of another user
         day = day.with_name(f"{day.name}_{os.geteuid()}")
     stem = day / f"{now:%H-%M-%S}_{name}"
     yield stem

@@ -12,7 +12,7 @@ def remember(digest: str, largest: float) -> None:
     """Record that a training of this digest differed by at most `largest` today."""
     known = read_json(FILE)
     FILE.parent.mkdir(exist_ok=True)
-    write_json(FILE, {**known, digest: {"date": date.today().isoformat(), "largest": largest}})
+    write_json(FILE.resolve(), {**known, digest: {"date": date.today().isoformat(), "largest": largest}})
 
 
 def recalled(digest: str) -> str | None:

@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from lockstep.runs.files import open_to_append
 from lockstep.runs.folder import RunFolder
 
 HEARTBEAT_S = 1.0
@@ -35,7 +36,7 @@ def shown(folder: RunFolder, rank: int) -> Iterator[None]:
     thread = threading.Thread(target=_touch, args=(heartbeat, is_over), daemon=True)
     thread.start()
     try:
-        with open(folder.rank_log(rank), "ab") as log:
+        with open_to_append(folder.rank_log(rank)) as log:
             faulthandler.enable(log)
             try:
                 yield

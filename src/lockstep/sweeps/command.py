@@ -11,13 +11,14 @@ from pathlib import Path
 from lockstep.cluster import submission
 from lockstep.cluster.jobs import Job
 from lockstep.config import build, project, storage, trust
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, of_file
 from lockstep.config.key_scopes import FREE_IN_A_RESUMED_SWEEP, scope
 from lockstep.config.resume import with_settled
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
 from lockstep.launch import runner
-from lockstep.runs.folder import EXIT_FAILED, LIVE_STATES, RunFolder
+from lockstep.runs import gate, naming
+from lockstep.runs.folder import EXIT_FAILED, JOURNAL, LIVE_STATES, SWEEP, RunFolder
 from lockstep.runs.naming import quoted, shown
 from lockstep.sweeps import array, devices, job_pool, out_of_fold, views
 from lockstep.sweeps.course import Course, Grid
@@ -237,16 +238,26 @@ def machine_here() -> Machine:
 def opened(path: Path, name: str | None, command: Sequence[str]) -> Iterator[Ledger]:
     """Create or open the ledger of a sweep, and lock its folder inside the block.
 
-    Raises ConfigError if it cannot be read, or another process holds it.
+    Raises ConfigError if it cannot be read, was not made here, or another process holds it.
     """
-    path.mkdir(parents=True, exist_ok=True)
+    folder = RunFolder(path.resolve())
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(RunFolder(path.resolve()).lock())
-            ledger = Ledger.opened(path.resolve(), name, redacted(command))
+            gate.need_private(folder.path.parent)
+            folder.path.mkdir(parents=True, exist_ok=True)
+            if not any((folder.path / name).exists() for name in (SWEEP, JOURNAL)):
+                folder.claim()
+            gate.need_own(folder, naming.ADOPT)
+            held.enter_context(folder.lock())
+            ledger = Ledger.opened(folder.path, name, redacted(command))
+            for trial in ledger.trials:
+                if trial.folder.config.exists():
+                    gate.need_made_here(trial.folder, naming.ADOPT)
         except BlockingIOError as error:
             what = f"{shown(path)} is being run by another process"
             raise ConfigError([f"{what}: stop it, or wait for it to end"]) from error
+        except PermissionError as error:
+            raise ConfigError([f"{of_file(error)}, or choose another sweep.name"]) from error
         except (OSError, ValueError) as error:
             what = f"{shown(path)}/sweep.json cannot be read ({error})"
             raise ConfigError([f"{what}: choose another sweep.name"]) from error

@@ -3,7 +3,6 @@
 sweep.json lists their overrides, secrets included; the state of a trial is in its own run folder.
 """
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -121,17 +120,27 @@ def state_of(facts: Mapping[str, Any]) -> str:
     return {"not started": "queued", "no signal": "interrupted"}.get(state, state)
 
 
-def find(root: Path, name: str | None, command: Sequence[str]) -> Path | None:
-    """Find the newest writable sweep below `root` of this name; without a name, of the same command."""
+def find(root: Path, name: str | None, command: Sequence[str], *, is_any: bool = False) -> Path | None:
+    """Find the newest sweep below `root` of this name; without a name, of the same command.
+
+    `is_any`: also one that was not made here.
+    """
     folders = []
-    for file in filter(lambda file: os.access(file.parent, os.W_OK), root.glob(f"*/*/{SWEEP}")):
+    for file in root.glob(f"*/*/{SWEEP}"):
         try:
             kept = read_json(file)
-            if kept["name"] == name and (name or sorted(kept["command"]) == sorted(command)):
-                folders.append(file.parent)
+            is_same = kept["name"] == name and (name or sorted(kept["command"]) == sorted(command))
         except (OSError, KeyError, TypeError, ValueError):  # not the file of a sweep
             continue
+        if is_same and (is_any or RunFolder(file.parent.resolve()).is_made_here()):
+            folders.append(file.parent)
     return max(folders, default=None)
+
+
+def adopt(path: Path) -> None:
+    """Make a sweep and its trials this user's. Raises ValueError for a folder that contains no sweep."""
+    for folder in (RunFolder(path), *(trial.folder for trial in Ledger.opened(path, None, ()).trials)):
+        folder.claim()
 
 
 def command_of(overrides: Sequence[str]) -> list[str]:

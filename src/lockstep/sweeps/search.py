@@ -12,7 +12,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
@@ -21,13 +21,14 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.sweep_space import Interval, Space
 from lockstep.config.target_sections import Search
 from lockstep.runs.discovery import read_rows
+from lockstep.runs.files import open_to_append
+from lockstep.runs.folder import JOURNAL
 from lockstep.runs.naming import shown
 from lockstep.sweeps.course import Grid
 from lockstep.sweeps.ledger import DONE, Ledger, Trial
 from lockstep.sweeps.results import Objective
 from lockstep.system.wording import plural
 
-JOURNAL = "study.journal"  # Optuna's storage, in the folder of the sweep
 NUMBER = "trial"  # attribute of Optuna's trial: the number of the first of its trials in the ledger
 MOST_REPEATS = 20  # this many draws of known points in a row end the search
 Point = frozenset[tuple[str, Any]]  # of the search space
@@ -67,10 +68,11 @@ def study_in(
     file.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)  # of a process that was killed
     directions = [StudyDirection.MAXIMIZE if objective.is_max else StudyDirection.MINIMIZE for objective in objectives]
     try:
-        with open(file, "a+b") as journal:  # half a line, after a full disk or a power cut
+        with open_to_append(file) as journal:  # half a line, after a full disk or a power cut
             journal.seek(0)
             journal.truncate(journal.read().rfind(b"\n") + 1)
-        storage = JournalStorage(JournalFileBackend(str(file)))
+        # Optuna's own choice of a lock is a link, which no folder of a run contains
+        storage = JournalStorage(JournalFileBackend(str(file), JournalFileOpenLock(str(file))))
         study = optuna.create_study(storage=storage, study_name="study", directions=directions, load_if_exists=True)
     except (KeyError, OSError, ValueError) as error:
         raise ConfigError([f"{shown(file)} cannot be read: choose another sweep.name"]) from error

@@ -9,8 +9,8 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.config.errors import ConfigError
-from lockstep.runs import naming
+from lockstep.config.errors import ConfigError, of_file
+from lockstep.runs import gate, naming
 from lockstep.runs.files import atomic_file
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
@@ -69,6 +69,10 @@ def named(init_from: str | None) -> Path | None:
         folder = naming.find(init_from)
     except FileNotFoundError as error:
         raise ConfigError([f"init_from={error}"]) from error
+    try:
+        gate.need_readable(folder)
+    except OSError as error:
+        raise ConfigError([f"init_from: {of_file(error)}"]) from error
     last = chosen(folder, folder.last_checkpoint).path
     if last is None:
         raise ConfigError([f"init_from={init_from} has no checkpoint yet: use another run, or remove it"])

@@ -41,7 +41,7 @@ def test_a_new_column_keeps_the_rows_before_it(tmp_path: Path, monkeypatch: pyte
     logger = written(tmp_path, (1, {"a": 1.0}))
     logger.log_metrics({"b": 2.0}, 2)
     with monkeypatch.context() as patch:
-        patch.setattr("os.replace", lambda source, target: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("os.replace", lambda *given, **folders: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             logger.save()
     assert rows(tmp_path) == [{"step": "1", "a": "1.0"}], "killed"

@@ -42,9 +42,9 @@ def test_the_name_of_a_new_file_survives_a_power_cut(tmp_path: Path, monkeypatch
     for name in ("fsync", "replace"):
         real = getattr(os, name)
 
-        def noted(*given: Any, name: str = name, real: Any = real) -> None:
+        def noted(*given: Any, name: str = name, real: Any = real, **folders: int) -> None:
             done.append((name, os.fstat(given[0]).st_ino if name == "fsync" else 0))
-            real(*given)
+            real(*given, **folders)
 
         monkeypatch.setattr(os, name, noted)
     write_atomically(tmp_path / "file", "whole")
@@ -230,6 +230,7 @@ def test_a_silent_run_of_another_machine_is_gone_whatever_the_clocks_of_the_mach
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, whose: str, skew_s: float
 ) -> None:
     """The file system has the clock: of a network disk, that of the file server."""
+    folder.claim()  # the lock of another run is not touched
     folder.lock_file.touch()
     disk_s = time.time()
     now = time.time
