@@ -483,7 +483,7 @@ def submitted(folder: RunFolder, job_id: str = "17", **changes: Any) -> Record:
         **{"cwd": "/", "host": "login"},
     }
     folder.path.mkdir(parents=True, exist_ok=True)
-    fields["inode"] = folder.path.stat().st_ino
+    folder.claim()
     made = Record(**(fields | changes))
     if not folder.config.exists():
         folder.config.write_text("seed: 0\n")

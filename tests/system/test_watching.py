@@ -38,7 +38,7 @@ def run(path: Path, *overrides: str, config: str = "seed: 0\n", started: float =
     path.mkdir(parents=True)
     folder = RunFolder(path)
     folder.config.write_text(config)
-    folder.facts_file.write_text(json.dumps({"overrides": overrides}))
+    folder.facts_file.write_text(json.dumps({"overrides": overrides, "inode": path.stat().st_ino}))
     folder.lock_file.touch()
     if status.get("state", "") is not None:
         status = TRAINED | {"started": started, "updated": time.time()} | status
