@@ -301,16 +301,17 @@ class RunFolder:
     def remove(self, *, kept: Collection[str] = ()) -> None:
         """Remove all files of the run except those in `kept`. Links are not followed. Hold the lock.
 
-        Configuration and lock are removed last, so that an interrupted removal leaves a run.
+        Configuration, facts and lock are removed last, so that an interrupted removal leaves a run that was made here.
         """
+        last = (self.config, self.facts_file, self.lock_file)
         for entry in list(os.scandir(self.path)):
             if entry.name in kept:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path)
-            elif entry.name not in (self.config.name, self.lock_file.name):
+            elif self.path / entry.name not in last:
                 os.unlink(entry.path)
-        self.config.unlink(missing_ok=True)
-        self.lock_file.unlink()
+        for path in last:
+            path.unlink(missing_ok=True)
         if not kept:
             self.path.rmdir()
