@@ -12,14 +12,29 @@ import yaml
 
 from lockstep.runs.folder import RunFolder
 from tests.support import commands
+from tests.support.harness import SMALL
 
 TOUCH = "touch ran"  # a command whose effect is seen in the folder of the command
 Digest = dict[str, tuple[Any, ...]]
 
 
+class Runs:
+    """Touches a file when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (TOUCH,)
+
+
 def typed(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     """`lockstep ...` in a folder."""
     return commands.run([sys.executable, "-m", "lockstep", *words], cwd)
+
+
+def train(cwd: Path, name: str, *words: str) -> RunFolder:
+    """Train a run of this user in a new folder of this name."""
+    done = typed(cwd, "train", *SMALL, f"hydra.run.dir={name}", *words)
+    assert done.returncode == 0, done.stderr
+    return RunFolder(cwd / name)
 
 
 def edit(folder: RunFolder, **sections: Any) -> None:

@@ -34,7 +34,7 @@ from tests.support import boards, users
 from tests.support.harness import SMALL, wait_until
 from tests.support.http_server import Handler
 from tests.support.image_files import write_folder, write_image
-from tests.support.strangers import TOUCH, changes, copied, digest, edit, typed
+from tests.support.strangers import TOUCH, Runs, changes, copied, digest, edit, train, typed
 from tests.support.users import FIRST, SECOND
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
@@ -80,13 +80,6 @@ def outside(good: RunFolder, tmp_path: Path) -> Path:
 @pytest.fixture
 def theirs(good: RunFolder, work: Path) -> RunFolder:
     return copied(good.path, work / "theirs")
-
-
-def train(cwd: Path, name: str, *words: str) -> RunFolder:
-    """Train a run of this user in a new folder of this name."""
-    done = typed(cwd, "train", *SMALL, f"hydra.run.dir={name}", *words)
-    assert done.returncode == 0, done.stderr
-    return RunFolder(cwd / name)
 
 
 def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
@@ -400,13 +393,6 @@ def test_a_group_without_others_may_write_to_outputs(work: Path) -> None:
 
 
 # -- 5: sweeps ---------------------------------------------------------------------------------------------------------
-
-
-class Runs:
-    """Touches a file when it is unpickled."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (TOUCH,)
 
 
 def swept(cwd: Path, *words: str) -> Path:
