@@ -34,6 +34,8 @@ from lockstep.sweeps.search import JOURNAL
 from tests.support.harness import PATIENCE_S, environ, wait_until
 
 BASE = f"/data/plugin/{NAME}"
+LOCAL = "http://localhost:6006"
+JSON = "application/json"
 
 
 def write_run(path: Path, state: str | None = "training", **fields: Any) -> RunFolder:
@@ -185,3 +187,15 @@ def without_rights() -> Iterator[None]:
 
 def told(answer: Any) -> Any:
     return json.loads(answer.get_data(as_text=True))
+
+
+def listed(client: Client) -> dict[str, dict[str, Any]]:
+    return {facts["run"]: facts for facts in told(client.get(f"{BASE}/runs", base_url=LOCAL))["runs"]}
+
+
+def post(client: Client, address: str, body: dict[str, Any], base_url: str = LOCAL, **changes: Any) -> Any:
+    """What a button of the page does, but for `changes`."""
+    headers = {"Sec-Fetch-Site": "same-origin", "Origin": base_url}
+    headers |= changes.pop("headers", {})
+    options = {"data": json.dumps(body), "content_type": JSON, "method": "POST", **changes}
+    return client.open(f"{BASE}/{address}", base_url=base_url, headers=headers, **options)

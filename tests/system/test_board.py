@@ -27,7 +27,11 @@ from lockstep.sweeps import results
 from lockstep.sweeps.search import JOURNAL
 from tests.support.boards import (
     BASE,
+    JSON,
+    LOCAL,
     board,
+    listed,
+    post,
     running,
     save_checkpoint,
     told,
@@ -40,24 +44,9 @@ from tests.support.boards import (
 from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until
 from tests.support.trainings import children_of
 
-LOCAL = "http://localhost:6006"
-JSON = "application/json"
-
 
 def why_off(client: Client, base_url: str = LOCAL) -> str:
     return told(client.get(f"{BASE}/control", base_url=base_url))["reason"]
-
-
-def listed(client: Client) -> dict[str, dict[str, Any]]:
-    return {facts["run"]: facts for facts in told(client.get(f"{BASE}/runs", base_url=LOCAL))["runs"]}
-
-
-def post(client: Client, address: str, body: dict[str, Any], base_url: str = LOCAL, **changes: Any) -> Any:
-    """What a button of the page does, but for `changes`."""
-    headers = {"Sec-Fetch-Site": "same-origin", "Origin": base_url}
-    headers |= changes.pop("headers", {})
-    options = {"data": json.dumps(body), "content_type": JSON, "method": "POST", **changes}
-    return client.open(f"{BASE}/{address}", base_url=base_url, headers=headers, **options)
 
 
 def stop(client: Client, run: Any, base_url: str = LOCAL, **changes: Any) -> Any:

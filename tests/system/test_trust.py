@@ -15,14 +15,13 @@ import lockstep
 from lockstep.cluster.record import Record
 from lockstep.config import storage
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
-from tests.support import commands
 from tests.support.harness import SMALL, environ, train_all, wait_until, write_run
+from tests.support.strangers import TOUCH, edit, typed
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 RESUME = ("train", "resume=theirs", "trainer.max_epochs=3")
 EVAL = ("eval", "theirs")
 PREDICT = ("predict", "theirs", "test", "--output", "out.csv")
-TOUCH = "touch ran"  # in the folder of the command
 CALL = {"command": TOUCH}
 OPENS = {"_target_": "logging.FileHandler", "filename": "ran"}  # what Hydra itself does not refuse
 LAMBDA = {"_target_": "lightning.pytorch.callbacks.LambdaCallback"}
@@ -42,18 +41,6 @@ def theirs(trained: RunFolder, tmp_path: Path) -> RunFolder:
     folder = RunFolder(shutil.copytree(trained.path, tmp_path / "theirs"))
     folder.claim()
     return folder
-
-
-def typed(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    return commands.run([sys.executable, "-m", "lockstep", *words], cwd)
-
-
-def edit(folder: RunFolder, **sections: Any) -> None:
-    """Change sections of the saved configuration: entries of callbacks, loggers and the like; all of data."""
-    tree = yaml.safe_load(folder.config.read_text())
-    for name, value in sections.items():
-        tree[name] = value if name == "data" else {**tree[name], **value}
-    folder.config.write_text(yaml.safe_dump(tree))
 
 
 def refused(cwd: Path, words: tuple[str, ...], what: str) -> None:

@@ -1,0 +1,77 @@
+"""Run folders as a stranger hands them over, and what must not change around them."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lockstep.runs.folder import RunFolder
+from tests.support import commands
+from tests.support.harness import SMALL
+
+TOUCH = "touch ran"  # a command whose effect is seen in the folder of the command
+Digest = dict[str, tuple[Any, ...]]
+
+
+class Runs:
+    """Touches a file when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (TOUCH,)
+
+
+def typed(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """`lockstep ...` in a folder."""
+    return commands.run([sys.executable, "-m", "lockstep", *words], cwd)
+
+
+def train(cwd: Path, name: str, *words: str) -> RunFolder:
+    """Train a run of this user in a new folder of this name."""
+    done = typed(cwd, "train", *SMALL, f"hydra.run.dir={name}", *words)
+    assert done.returncode == 0, done.stderr
+    return RunFolder(cwd / name)
+
+
+def edit(folder: RunFolder, **sections: Any) -> None:
+    """Change sections of the saved configuration: entries of callbacks, loggers and the like; all of data."""
+    tree = yaml.safe_load(folder.config.read_text())
+    for name, value in sections.items():
+        tree[name] = value if name == "data" else {**tree[name], **value}
+    folder.config.write_text(yaml.safe_dump(tree))
+
+
+def copied(folder: Path, path: Path) -> RunFolder:
+    """A folder as it comes out of an archive: the same names, contents and times, owned by this user."""
+    return RunFolder(shutil.copytree(folder, path, symlinks=True))
+
+
+def digest(*roots: Path, without: Path | None = None) -> Digest:
+    """Names, modes, times of change and contents of everything below `roots`, links not followed."""
+    found: Digest = {}
+    pending = list(roots)
+    while pending:
+        path = pending.pop()
+        if path == without:
+            continue
+        state = path.lstat()
+        content: Any = None
+        if stat.S_ISLNK(state.st_mode):
+            content = os.readlink(path)
+        elif stat.S_ISDIR(state.st_mode):
+            pending += path.iterdir()
+        elif stat.S_ISREG(state.st_mode):
+            content = path.read_bytes()
+        # the folder that holds `without` changes when that is made
+        changed = 0 if without is not None and path == without.parent else state.st_mtime_ns
+        found[str(path)] = (state.st_mode, state.st_uid, changed, content)
+    return found
+
+
+def changes(before: Digest, after: Digest) -> list[str]:
+    """Paths that are new, gone or different."""
+    return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))

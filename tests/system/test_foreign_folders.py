@@ -1,0 +1,652 @@
+"""A stranger's folder reaches nothing outside it: no file, no server, no process, no code; one's own works as before.
+
+What a command must not touch lies next to the folder in question, and is compared byte by byte.
+"""
+
+import contextlib
+import fcntl
+import functools
+import grp
+import json
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from typing_extensions import override
+
+import lockstep
+from lockstep.config import storage
+from lockstep.config.overrides import plan
+from lockstep.runs.files import read_json, write_json
+from lockstep.runs.folder import EXIT_CONFIG, RunFolder
+from lockstep.sweeps.search import JOURNAL
+from tests.support import boards, users
+from tests.support.harness import SMALL, wait_until
+from tests.support.http_server import Handler
+from tests.support.image_files import write_folder, write_image
+from tests.support.strangers import TOUCH, Runs, changes, copied, digest, edit, train, typed
+from tests.support.users import FIRST, SECOND
+
+pytestmark = [pytest.mark.full, pytest.mark.processes]
+SECRET = "hunter1"
+LONGER = "trainer.max_epochs=3"
+LONGER_STILL = "trainer.max_epochs=4"
+STRANGE = ("was not made here", "--trust")
+NEEDS_ROOT = pytest.mark.skipif(bool(users.refusal()), reason=users.refusal() or "-")
+SWEEP = (
+    *("-m", *SMALL, "trainer.max_epochs=1", "search=random", "search.sampler._target_=optuna.samplers.CmaEsSampler"),
+    *("optimizer.lr=interval(0.01,0.1)", "optimizer.weight_decay=interval(0.0,0.1)", "launcher.parallel=1"),
+    "sweep.test=none",
+)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run of this user: what a stranger hands over is a copy of it."""
+    return train(tmp_path_factory.mktemp("home"), "good")
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """The folder of the commands."""
+    (tmp_path / "work").mkdir()
+    return tmp_path / "work"
+
+
+@pytest.fixture
+def outside(good: RunFolder, tmp_path: Path) -> Path:
+    """Files next to the folder of the commands, which none of these may change."""
+    path = tmp_path / "outside"
+    (path / "tests").mkdir(parents=True)
+    (path / "tests" / "test_mine.py").write_text("def test_mine(): pass\n")
+    (path / "validation").mkdir()
+    (path / "packages.pth").write_text("# of an environment\n")
+    (path / "notes.txt").write_text("a line\nno line")
+    shutil.copy(good.metrics, path / "rows.csv")
+    copied(good.path, path / "good")
+    return path
+
+
+@pytest.fixture
+def theirs(good: RunFolder, work: Path) -> RunFolder:
+    return copied(good.path, work / "theirs")
+
+
+def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
+    """The command has ended with the code of wrong input and a line that has all `parts`."""
+    said = done.stdout + done.stderr
+    assert done.returncode == EXIT_CONFIG, said
+    assert "Traceback" not in said, said
+    assert [line for line in done.stderr.splitlines() if all(part in line for part in parts)], said
+
+
+# -- 1: links ----------------------------------------------------------------------------------------------------------
+
+
+def name_code_in_the_checkpoint(run: RunFolder) -> None:
+    """Let the error of a resume have a line of code in its text: the name of weights that the network lacks."""
+    saved = torch.load(run.last_checkpoint, weights_only=True)
+    saved["state_dict"]["x\nimport os; os.system('touch ran')\n"] = torch.zeros(1)
+    torch.save(saved, run.last_checkpoint)
+
+
+def link(name: str, target: str) -> Callable[[RunFolder, Path], None]:
+    def plant(run: RunFolder, outside: Path) -> None:
+        path = run.path / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        path.unlink(missing_ok=True)
+        path.symlink_to(os.path.relpath(outside / target, path.parent))
+
+    return plant
+
+
+def plant_log(run: RunFolder, outside: Path) -> None:
+    link("rank0.log", "packages.pth")(run, outside)
+    name_code_in_the_checkpoint(run)
+
+
+def plant_hard_link(run: RunFolder, outside: Path) -> None:
+    os.link(outside / "packages.pth", run.rank_log(0))
+    name_code_in_the_checkpoint(run)
+
+
+PLANTED = {
+    "pictures": link("pictures", "tests"),
+    "checkpoints": link("checkpoints", "good/checkpoints"),
+    "rank0.log": plant_log,
+    "metrics.csv": link("metrics.csv", "rows.csv"),
+    "validation": link("validation", "validation"),
+    "a hard link": plant_hard_link,
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("words", [(), ("--trust",)], ids=["", "trusted"])
+def test_a_resume_follows_no_link_of_a_strangers_run(
+    theirs: RunFolder, work: Path, outside: Path, name: str, words: Sequence[str]
+) -> None:
+    PLANTED[name](theirs, outside)
+    before, kept = digest(outside), digest(theirs.path)
+    done = typed(work, "train", "resume=theirs", LONGER, *words)
+    assert not changes(before, digest(outside)), done.stderr
+    assert not changes(kept, digest(theirs.path)), done.stderr
+    refused(done, *(STRANGE if not words else [name.replace("a hard link", "rank0.log")]))
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_resume_follows_no_link_in_a_run_of_this_user(work: Path, outside: Path, name: str) -> None:
+    mine = train(work, "mine")
+    PLANTED[name](mine, outside)
+    before, kept = digest(outside), digest(mine.path)
+    done = typed(work, "train", "resume=mine", LONGER)
+    assert not changes(before, digest(outside)), done.stderr
+    assert not changes(kept, digest(mine.path)), done.stderr
+    refused(done, name.replace("a hard link", "rank0.log"))
+
+
+@pytest.mark.parametrize("is_mine", [True, False])
+def test_a_sweep_writes_through_no_link_to_its_journal(work: Path, outside: Path, is_mine: bool) -> None:
+    sweep = swept(work, "sweep.name=s")
+    (sweep / JOURNAL).unlink()
+    (sweep / JOURNAL).symlink_to(outside / "notes.txt")
+    if not is_mine:
+        hand_over(sweep)
+    before = digest(outside)
+    done = typed(work, "train", *SWEEP, "sweep.name=s", "search.num_trials=2")
+    assert not changes(before, digest(outside)), done.stderr
+    refused(done, JOURNAL if is_mine else STRANGE[0])
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "hard link", "link inside"])
+@pytest.mark.parametrize("command", ["eval", "predict", "export"])
+def test_no_command_uses_the_weights_of_a_strangers_run_with_links_or_pipes(
+    theirs: RunFolder, work: Path, outside: Path, command: str, kind: str
+) -> None:
+    odd = theirs.path / "odd"
+    if kind == "pipe":
+        os.mkfifo(odd)
+    elif kind == "hard link":
+        os.link(outside / "rows.csv", odd)
+    else:
+        odd.symlink_to(outside / "rows.csv" if kind == "link" else "metrics.csv")
+    more = {"eval": (), "predict": ("test", "--output", "out.csv"), "export": ("--output", "net.pt2")}[command]
+    before = digest(outside, theirs.path)
+    refused(typed(work, command, "theirs", *more), "odd")
+    assert not changes(before, digest(outside, theirs.path))
+    assert [path.name for path in work.iterdir()] == ["theirs"]
+
+
+def test_weights_and_biases_may_link_to_its_own_files(theirs: RunFolder, work: Path) -> None:
+    (theirs.path / "wandb" / "run-1").mkdir(parents=True)
+    (theirs.path / "wandb" / "latest-run").symlink_to("run-1")
+    done = typed(work, "eval", "theirs")
+    assert done.returncode == 0, done.stderr
+    (theirs.path / "wandb" / "latest-run").unlink()
+    (theirs.path / "wandb" / "latest-run").symlink_to("/etc")
+    refused(typed(work, "eval", "theirs"), "latest-run")
+
+
+# -- 2: variables in the paths of data ---------------------------------------------------------------------------------
+
+
+class Asked(Handler):
+    """Records the path of every request."""
+
+    paths: ClassVar[list[str]] = []
+
+    @override
+    def parse_request(self) -> bool:
+        is_read = super().parse_request()
+        self.paths.append(self.path)
+        return is_read
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    handler = functools.partial(Asked, directory=str(write_folder(tmp_path / "flowers", count=6).parent))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as found:
+        threading.Thread(target=found.serve_forever, args=(0.01,), daemon=True).start()
+        Asked.paths.clear()
+        yield f"http://127.0.0.1:{found.server_address[1]}"
+        found.shutdown()
+
+
+def reads(run: RunFolder, *overrides: str) -> None:
+    """Let a run have been trained on these images."""
+    run.images.unlink()  # of those on which it was
+    edit(run, data=storage.to_tree(plan([*overrides, "data.num_workers=1"]).configs[0])["data"])
+
+
+READING = {
+    "eval": ("eval", "theirs"),
+    "predict val": ("predict", "theirs", "val", "--output", "out.csv"),
+    "predict test": ("predict", "theirs", "test", "--output", "out.csv"),
+    "export": ("export", "theirs", "--output", "net.pt2"),
+    "resume": ("train", "resume=theirs", LONGER),
+}
+
+
+@pytest.mark.parametrize("words", READING.values(), ids=READING)
+def test_no_server_learns_a_variable_by_the_address_in_a_strangers_run(
+    theirs: RunFolder, work: Path, server: str, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    reads(theirs, "data=image_folder", f"data.root='{server}/$SECRET/flowers'", "data.cache=cache")
+    monkeypatch.setenv("SECRET", SECRET)
+    done = typed(work, *words)
+    assert not [path for path in Asked.paths if SECRET in path]
+    assert not Asked.paths
+    assert SECRET not in done.stdout + done.stderr
+    refused(done, *(STRANGE if words[0] == "train" else ("data.root", "--trust")))
+
+
+@pytest.mark.parametrize("key", ["file", "cache", "copy_to"])
+@pytest.mark.parametrize("command", ["eval", "predict test"])
+def test_no_path_of_a_strangers_run_has_the_value_of_a_variable(
+    theirs: RunFolder, work: Path, outside: Path, monkeypatch: pytest.MonkeyPatch, command: str, key: str
+) -> None:
+    write_folder(work / "flowers", count=6)
+    (outside / SECRET).mkdir()
+    (outside / SECRET / "rows.csv").write_text("path,label\nred fox/bild ü 01.png,a\n")
+    places = {"data.cache": "cache", "data.copy_to": "null", "data.root": f"'{work}/flowers'"}
+    places |= {f"data.{key}": f"'{outside}/$SECRET{'/rows.csv' if key == 'file' else ''}'"}
+    listed = [f"{name}={value}" for name, value in places.items()]
+    reads(theirs, "data=list" if key == "file" else "data=image_folder", *listed)
+    monkeypatch.setenv("SECRET", SECRET)
+    before = digest(outside)
+    done = typed(work, *READING[command])
+    assert not changes(before, digest(outside)), done.stderr
+    assert SECRET not in done.stdout + done.stderr
+    refused(done, f"data.{key}", "--trust")
+
+
+# -- 3: eval and predict as a job --------------------------------------------------------------------------------------
+
+
+def plant_modules(run: RunFolder, path: Path) -> None:
+    """Record a folder of modules in which there is code by the names of packages that others import if they can."""
+    path.mkdir()
+    for name in ("tensorflow", "dill", "opt_einsum", "lz4", "snappy", "torchcomms"):
+        (path / f"{name}.py").write_text(f"import os\nos.system('{TOUCH}')\nraise ImportError\n")
+    run.note(project={"modules": [str(path)], "started_in": []})
+
+
+@pytest.mark.parametrize("command", ["eval", "predict"])
+def test_a_job_runs_no_code_of_an_unpacked_run(theirs: RunFolder, work: Path, command: str) -> None:
+    plant_modules(theirs, work / "modules")
+    more = ("test", "--output", "out.csv") if command == "predict" else ()
+    done = typed(work, command, "theirs", *more, "cluster=local")
+    (job,) = [RunFolder(path.parent) for path in work.glob("outputs/*/*/job.json")] or [None]
+    if job is not None:
+        wait_until(lambda: "exit_code" in job.read_status() and not job.has_job_here(), "the end of the job")
+        assert job.read_status()["exit_code"] in (0, EXIT_CONFIG), Path(job.read_job()["log"]).read_text()
+        assert "--trust" not in job.read_job()["command"]
+    assert not (work / "ran").exists()
+    assert done.returncode in (0, EXIT_CONFIG), done.stderr
+
+
+@pytest.mark.parametrize("command", ["eval", "predict"])
+@pytest.mark.parametrize("is_trusted", [False, True])
+def test_a_job_of_slurm_is_trusted_only_if_that_was_typed(
+    theirs: RunFolder, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, is_trusted: bool
+) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("sbatch", "srun", "scontrol", "squeue", "sacct", "scancel"):
+        said = "Submitted batch job 17" if name == "sbatch" else ""
+        (tools / name).write_text(f"#!/bin/sh\necho {said}\n")
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    more = ["test", "--output", "out.csv"] if command == "predict" else []
+    more += ["--trust"] if is_trusted else []
+    done = typed(work, command, "theirs", *more, "cluster=slurm", "cluster.time_min=5", "trainer.devices=1")
+    assert done.returncode == 0, done.stderr
+    (job,) = work.glob("outputs/*/*/job.json")
+    assert ("--trust" in read_json(job)["command"]) == is_trusted
+
+
+@pytest.mark.parametrize("cluster", ["none", "local"])
+def test_code_of_an_unpacked_run_is_refused_here_and_as_a_job(theirs: RunFolder, work: Path, cluster: str) -> None:
+    (work / "modules").mkdir()
+    (work / "modules" / "their_images.py").write_text(f"import os\nos.system('{TOUCH}')\n")
+    theirs.note(project={"modules": [str(work / "modules")], "started_in": []})
+    edit(theirs, data={**storage.to_tree(storage.load(theirs.config))["data"], "_target_": "their_images.load"})
+    refused(typed(work, "eval", "theirs", f"cluster={cluster}"), "their_images.load", "--trust")
+    assert not (work / "ran").exists()
+    assert not (work / "outputs").exists()
+
+
+# -- 4: folders in which other users can write -------------------------------------------------------------------------
+
+
+def days() -> list[str]:
+    """Names of the folders of this day and the next, which may begin meanwhile."""
+    return [f"{datetime.now() + timedelta(days=number):%Y-%m-%d}" for number in (0, 1)]
+
+
+@NEEDS_ROOT
+def test_no_run_is_made_in_a_day_folder_of_another_user() -> None:
+    with users.shared_folder() as shared:
+        for day in days():
+            path = shared / "outputs" / day
+            path.mkdir()
+            path.chmod(0o777)
+            os.chown(path, SECOND, SECOND)
+        done = users.run(FIRST, shared, "-m", "lockstep", "train", *SMALL, "trainer.max_epochs=1")
+        assert done.returncode == 0, done.stderr
+        (run,) = [path.parent for path in shared.glob("outputs/*/*/config.yaml")]
+        assert run.parent.name in [f"{day}_{FIRST}" for day in days()]
+        for path in (run, run.parent):
+            assert (path.stat().st_uid, path.stat().st_mode & 0o022) == (FIRST, 0)
+
+
+@NEEDS_ROOT
+def test_no_run_is_made_in_outputs_of_another_user() -> None:
+    with users.shared_folder() as shared:
+        os.chown(shared / "outputs", SECOND, SECOND)
+        before = digest(shared / "outputs")
+        for words in (("train",), ("train", "-m", "seed=0,1", "sweep.name=s"), ("train", "cluster=local")):
+            done = users.run(FIRST, shared, "-m", "lockstep", *words, *SMALL, "trainer.max_epochs=1")
+            refused(done, "outputs")
+            assert not changes(before, digest(shared / "outputs"))
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o757])
+@pytest.mark.parametrize("words", [(), ("-m", "seed=0,1", "sweep.name=s"), ("cluster=local",)])
+def test_no_run_is_made_in_outputs_that_others_can_write(work: Path, words: tuple[str, ...], mode: int) -> None:
+    (work / "outputs").mkdir()
+    (work / "outputs").chmod(mode)
+    before = digest(work)
+    refused(typed(work, "train", *words, *SMALL, "trainer.max_epochs=1"), "outputs", "chmod go-w")
+    assert not changes(before, digest(work))
+
+
+def test_no_run_is_made_where_others_can_write_next_to_it(work: Path) -> None:
+    (work / "open").mkdir()
+    (work / "open").chmod(0o777)
+    before = digest(work)
+    refused(typed(work, "train", *SMALL, "hydra.run.dir=open/run"), "open", "chmod go-w")
+    assert not changes(before, digest(work))
+    (work / "open").chmod(0o755)
+    assert typed(work, "train", *SMALL, "hydra.run.dir=open/run").returncode == 0
+
+
+def test_a_group_without_others_may_write_to_outputs(work: Path) -> None:
+    """As with umask 002 where each user has a group of the same name."""
+    group = grp.getgrgid(os.getegid())
+    if group.gr_mem or group.gr_name != Path.home().owner():
+        pytest.skip(f"the group {group.gr_name} is not that of one user")
+    (work / "outputs").mkdir()
+    (work / "outputs").chmod(0o775)
+    done = typed(work, "train", *SMALL, "trainer.max_epochs=1")
+    assert done.returncode == 0, done.stderr
+
+
+# -- 5: sweeps ---------------------------------------------------------------------------------------------------------
+
+
+def swept(cwd: Path, *words: str) -> Path:
+    """Begin a search with one trial. Returns its folder."""
+    done = typed(cwd, "train", *SWEEP, "search.num_trials=1", *words)
+    assert done.returncode == 0, done.stderr
+    (sweep,) = [path.parent for path in cwd.glob("outputs/*/*/sweep.json")]
+    return sweep
+
+
+def hand_over(sweep: Path) -> None:
+    """Replace a sweep by a copy, as if it had been unpacked there."""
+    path = sweep.rename(sweep.with_name("made"))
+    copied(path, sweep)
+    shutil.rmtree(path)
+
+
+def pickle_code(sweep: Path) -> None:
+    """Put code into the state of the sampler, which Optuna keeps with a trial."""
+    lines = [json.loads(line) for line in (sweep / JOURNAL).read_text().splitlines()]
+    (end,) = [number for number, line in enumerate(lines) if line["op_code"] == 6 and line["state"] == 1]
+    state = {"cma:optimizer:0": pickle.dumps(Runs()).hex()}
+    lines.insert(end, {"op_code": 9, "worker_id": "x", "trial_id": lines[end]["trial_id"], "system_attr": state})
+    (sweep / JOURNAL).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def test_a_search_that_was_unpacked_is_not_continued(work: Path) -> None:
+    sweep = swept(work, "sweep.name=s")
+    pickle_code(sweep)
+    hand_over(sweep)
+    before = digest(sweep)
+    done = typed(work, "train", *SWEEP, "sweep.name=s", "search.num_trials=2")
+    assert not (work / "ran").exists()
+    assert not changes(before, digest(sweep))
+    refused(done, sweep.name, STRANGE[0])
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize("name", [(), ("sweep.name=s",)], ids=["the same command", "the same name"])
+def test_a_search_of_another_user_is_not_adopted(work: Path, name: tuple[str, ...]) -> None:
+    sweep = swept(work, *name)
+    pickle_code(sweep)
+    for path in (sweep, *sweep.rglob("*")):
+        os.chown(path, SECOND, SECOND, follow_symlinks=False)
+    before = digest(sweep)
+    done = typed(work, "train", *SWEEP, *name, "search.num_trials=2")
+    assert not (work / "ran").exists()
+    assert not changes(before, digest(sweep)), done.stderr
+    if done.returncode == 0:  # it has made one of its own
+        assert len(list(work.glob("outputs/*/*/sweep.json"))) == 2
+    else:
+        refused(done, STRANGE[0])
+
+
+def test_a_search_of_this_user_continues(work: Path) -> None:
+    sweep = swept(work)
+    done = typed(work, "train", *SWEEP, "search.num_trials=2")
+    assert done.returncode == 0, done.stderr
+    assert len(read_json(sweep / "sweep.json")["trials"]) == 2
+
+
+# -- 6: callbacks and loggers ------------------------------------------------------------------------------------------
+
+AFTER_EACH = {"monitor": None, "every_n_train_steps": 1, "save_top_k": -1}
+ELSEWHERE = {
+    "callbacks": {"_target_": "lightning.pytorch.callbacks.ModelCheckpoint", "dirpath": "../outside/new", **AFTER_EACH},
+    "logger": {"_target_": "lightning.pytorch.loggers.CSVLogger", "name": "../../outside/good"},
+}
+
+
+@pytest.mark.parametrize("section", ELSEWHERE)
+def test_a_resume_builds_nothing_that_writes_elsewhere(
+    theirs: RunFolder, work: Path, outside: Path, section: str
+) -> None:
+    edit(theirs, **{section: {"x": ELSEWHERE[section]}})
+    before = digest(outside, theirs.path)
+    done = typed(work, "train", "resume=theirs", LONGER)
+    assert not changes(before, digest(outside, theirs.path)), done.stderr
+    refused(done, *STRANGE)
+
+
+def test_a_trial_that_was_unpacked_writes_nowhere(work: Path, outside: Path) -> None:
+    words = ("train", "-m", *SMALL, "trainer.max_epochs=1", "seed=0,1", "sweep.name=s", "launcher.parallel=1")
+    done = typed(work, *words, "sweep.test=none")
+    assert done.returncode == 0, done.stderr
+    (sweep,) = [path.parent for path in work.glob("outputs/*/*/sweep.json")]
+    trial = RunFolder(sweep / "1")
+    (trial.path / "summary.json").unlink()
+    trial.update_status(state="stopped")
+    shutil.rmtree(trial.checkpoints)
+    edit(trial, logger={"x": {**ELSEWHERE["logger"], "name": f"../../../../../{outside.name}/good"}})
+    hand_over(sweep)
+    before = digest(outside, sweep)
+    done = typed(work, *words, "sweep.test=none")
+    assert not changes(before, digest(outside, sweep)), done.stderr
+    refused(done, STRANGE[0])
+
+
+# -- 8 and others: what a stranger's folder is left as it is -----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def fake_job(run: RunFolder, pid: int, **fields: Any) -> Iterator[None]:
+    """Let a run have a live job in the background, which would be this process."""
+    record: dict[str, Any] = {"id": "local-1", "engine": "local", "name": "x", "task": "train", "cluster": {}}
+    record |= {"num_nodes": 1, "workers_per_node": 1, "gpus_per_node": 0, "submitted": 1.0, "cwd": "/", "pid": pid}
+    record |= {"log": str(run.path / "log"), "code": str(run.code / "1"), "host": socket.gethostname()}
+    write_json(run.job_file, record | fields)
+    run.summary.unlink(missing_ok=True)
+    run.update_status(state="training", host=socket.gethostname())
+    run.job_lock.touch()
+    with open(run.job_lock, "rb") as lock, open(run.lock_file, "rb") as other:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(other, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.mark.parametrize("is_sure", [False, True])
+@pytest.mark.parametrize("words", [("jobs", "cancel", "theirs"), ("jobs", "cancel", "local-1"), ("stop", ".")])
+def test_no_command_ends_a_process_that_a_strangers_job_names(
+    theirs: RunFolder, work: Path, words: tuple[str, ...], is_sure: bool
+) -> None:
+    """`is_sure`: with the inode of the copy, which a stranger can guess and write."""
+    if words[0] == "stop":  # a sweep with the job
+        write_json(work / "sweep.json", {"name": "s", "command": [], "trials": []})
+    if words[0] == "jobs":
+        words = (*words, "--folder", ".")
+    sleep = subprocess.Popen(["sleep", "600"])
+    try:
+        with fake_job(theirs, sleep.pid, **({"inode": theirs.path.stat().st_ino} if is_sure else {})):
+            before = digest(work)
+            done = typed(work, *words)
+            with pytest.raises(subprocess.TimeoutExpired):
+                sleep.wait(0.5)
+            assert not changes(before, digest(work))
+        refused(done)
+    finally:
+        sleep.kill()
+        sleep.wait()
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("training", ("stop", "theirs")),
+        ("stopped", ("jobs", "requeue", "theirs")),
+        ("failed", ("jobs", "delete", "theirs", "--yes")),
+        ("failed", ("runs", ".", "--prune", "--yes", "--state", "failed,finished,stopped,no-signal")),
+    ],
+)
+def test_a_strangers_folder_is_neither_stopped_nor_requeued_nor_removed(
+    theirs: RunFolder, work: Path, state: str, words: tuple[str, ...]
+) -> None:
+    with fake_job(theirs, 1):
+        pass
+    if words[0] != "jobs":
+        theirs.job_file.unlink()
+    theirs.update_status(state=state, host="elsewhere", exit_code=None if state == "training" else 1)
+    before = digest(work)
+    done = typed(work, *words)
+    assert not changes(before, digest(work)), done.stderr
+    assert done.stderr
+    if words[0] == "runs":
+        assert "theirs" in done.stderr
+    else:
+        refused(done)
+
+
+def test_no_note_is_written_into_a_strangers_run_but_into_ones_own(good: RunFolder, theirs: RunFolder) -> None:
+    mine = train(theirs.path.parent, "mine", "trainer.max_epochs=1")
+    client = boards.board(theirs.path.parent)
+    listed = boards.listed(client)
+    codes = {}
+    for name in ("theirs", "mine"):
+        body = {"run": listed[name]["id"], "note": "x", "tags": []}
+        codes[name] = boards.post(client, "notes", body).status_code
+    assert not theirs.notes.exists()
+    assert codes["theirs"] >= 400
+    assert (codes["mine"], mine.notes.exists()) == (200, True)
+
+
+# -- what works as before ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_resumes_after_its_folder_was_moved(work: Path) -> None:
+    done = typed(work, "train", *SMALL)
+    assert done.returncode == 0, done.stderr
+    (work / "outputs" / "latest").resolve().rename(work / "moved")
+    done = typed(work, "train", "resume=moved", LONGER)
+    assert done.returncode == 0, done.stderr
+    assert RunFolder(work / "moved").read_summary()["epochs"] == 3
+
+
+def test_a_copy_of_a_run_is_looked_at_and_used_and_not_changed(
+    theirs: RunFolder, good: RunFolder, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        write_image(work / "photos" / f"{number}.png", seed=number)
+    before = digest(theirs.path)
+    for words in (
+        ("eval", "theirs"),
+        ("eval", "theirs", "--split", "val", "--output", "rows.csv", "--pictures", "drawn"),
+        ("predict", "theirs", "test", "--output", "test.csv"),
+        ("predict", "theirs", "photos", "--output", "photos.csv"),
+        ("export", "theirs", "--output", "net.pt2"),
+        ("status", "theirs"),
+        ("status", "theirs", "--json"),
+        ("runs", "."),
+        ("runs", ".", "--json"),
+        ("compare", "theirs", str(good.path)),
+        ("jobs", "list", "--folder", "."),
+    ):
+        done = typed(work, *words)
+        assert done.returncode == 0, f"{words}: {done.stderr}"
+        assert not changes(before, digest(theirs.path)), words
+    assert {"rows.csv", "drawn", "test.csv", "photos.csv", "net.pt2"} <= {path.name for path in work.iterdir()}
+    monkeypatch.chdir(work)
+    assert lockstep.Run("theirs").state == "finished"
+    assert [run.path for run in lockstep.runs(".")] == [theirs.path]
+    assert len(lockstep.load("theirs")([work / "photos" / "0.png"])) == 1
+    assert list(boards.listed(boards.board(work))) == ["theirs"]
+    assert not changes(before, digest(theirs.path))
+
+
+def test_a_trusted_resume_makes_a_copy_ones_own(theirs: RunFolder, work: Path) -> None:
+    refused(typed(work, "train", "resume=theirs", LONGER), *STRANGE)
+    for words, epochs in (((LONGER, "--trust"), 3), ((LONGER_STILL,), 4)):
+        done = typed(work, "train", "resume=theirs", *words)
+        assert done.returncode == 0, done.stderr
+        assert theirs.read_summary()["epochs"] == epochs
+
+
+def test_a_resume_from_python_is_trusted_by_name(
+    theirs: RunFolder, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(work)
+    with pytest.raises(lockstep.ConfigError, match="was not made here"):
+        lockstep.train(["resume=theirs", LONGER])
+    lockstep.train(["resume=theirs", LONGER], trust=True)
+    lockstep.train(["resume=theirs", LONGER_STILL])
+    assert theirs.read_summary()["epochs"] == 4
+
+
+def test_a_prepared_run_of_a_job_and_of_a_sweep_is_ones_own(work: Path) -> None:
+    done = typed(work, "train", *SMALL, "cluster=local")
+    assert done.returncode == 0, done.stderr
+    job = RunFolder((work / "outputs" / "latest").resolve())
+    wait_until(lambda: bool(job.read_summary()) and not job.has_job_here(), "the end of the job")
+    done = typed(work, "train", "resume=outputs/latest", LONGER)
+    assert done.returncode == 0, done.stderr
+    done = typed(work, "train", "-m", *SMALL, "seed=0,1", "launcher.parallel=1", "sweep.test=none")
+    assert done.returncode == 0, done.stderr
+    (trial,) = work.glob("outputs/*/*/1/config.yaml")
+    done = typed(work, "train", f"resume={trial.parent.relative_to(work)}", LONGER)
+    assert done.returncode == 0, done.stderr
+    done = typed(work, "runs", "--prune", "--yes", "--state", "finished")
+    assert "Removed" in done.stdout, done.stderr
