@@ -65,7 +65,7 @@ def start(
         if chosen is None:
             folder = RunFolder(naming.create_path(outputs, config.run_name, datetime.now()))
         else:
-            chosen.mkdir(parents=True, exist_ok=True)
+            chosen.mkdir(0o755, parents=True, exist_ok=True)
             folder = RunFolder(chosen.resolve())
         kept = os.listdir(folder.path)
         held.enter_context(locked(folder))

@@ -30,7 +30,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with open(temporary, "xb") as file:
+        with open(temporary, "xb", opener=no_link) as file:
             if path.name in PRIVATE:
                 os.fchmod(file.fileno(), 0o600)
             yield file
@@ -199,8 +199,11 @@ def owner(path: Path) -> str:
 
 
 def no_link(path: str, flags: int) -> int:
-    """Open a path as an opener for `open` that follows no link and does not wait for the other end of a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
+    """Open a path as an opener for `open` that follows no link and does not wait for the other end of a pipe.
+
+    Only this user may write a new file.
+    """
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o644)
 
 
 def to_json(value: Any) -> str:

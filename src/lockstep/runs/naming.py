@@ -21,7 +21,7 @@ def create_path(root: Path, name: str, now: datetime) -> Path:
     """Create `root/<date>/<time>_<name>`, with a number behind it if the name is taken."""
     for path in _paths(root, name, now):
         try:
-            path.mkdir(parents=True)
+            path.mkdir(0o755, parents=True)
         except FileExistsError:
             continue
         return path
