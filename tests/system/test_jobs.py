@@ -349,7 +349,7 @@ def test_the_code_of_a_job_comes_without_credentials(tmp_path: Path) -> None:
     root = tmp_path / "it"
     left_out = (
         *(".env", "src/.env.local", "conf/Key.PEM", "id_rsa", "id_ecdsa", "id_ed25519_sk", ".ssh/config", ".netrc"),
-        *(".aws/credentials", ".aws/config", ".kube/config", ".docker/config.json", ".config/gcloud/access.db"),
+        *(".aws/credentials", ".aws/config", ".kube/config", ".docker/config.json", ".config/gcloud/access_tokens.db"),
         *("kaggle.json", "token.txt", "hf_token", "conf/api_token.yaml", "conf/Secrets.yaml", "client_secret_1.json"),
         *("cert.p12", "cert.pfx", "store.jks", "my.keystore", ".htpasswd", ".pgpass", ".git-credentials"),
         *("my-service-account-1f.json", "secrets/prod.txt"),

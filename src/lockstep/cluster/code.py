@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from lockstep.config.errors import ConfigError
@@ -20,7 +21,7 @@ RUNS = "outputs"  # at any depth: a command may be started in a folder of the pr
 # files and folders that are not copied, except modules; `*token.*` leaves tokenizer.json and added_tokens.json
 CREDENTIALS = (
     *(".env", ".env.*", ".netrc", "_netrc", ".pypirc", ".npmrc", ".pgpass", ".my.cnf", ".htpasswd", ".s3cfg", ".boto"),
-    *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".dockercfg", ".config/gcloud", "rclone.conf"),
+    *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".dockercfg", "rclone.conf", "access_tokens.db"),
     *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.ppk", "*.p12", "*.pfx", "*.jks"),
     *("*.keystore", "*.kdbx", "kaggle.json", "*service*account*.json", "*credential*", "*secret*", "*password*"),
     *("*token", "*token.*", "tokens.*"),
@@ -93,8 +94,8 @@ def next_folder(base: Path) -> Path:
 
 
 def _is_credential(path: Path) -> bool:
-    whole = Path(str(path).lower())
-    return path.suffix != ".py" and any(each.match(name) for each in (whole, *whole.parents) for name in CREDENTIALS)
+    names = [part.lower() for part in path.parts]
+    return path.suffix != ".py" and any(fnmatch(name, pattern) for name in names for pattern in CREDENTIALS)
 
 
 def _walk(root: Path) -> Iterator[Path]:
