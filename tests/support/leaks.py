@@ -10,3 +10,9 @@ def keepers(path: Path) -> set[str]:
     ]
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in found), found
     return {file.name for file in found}
+
+
+def open_entries(folder: Path) -> list[str]:
+    """What the group or other users may write in a folder."""
+    entries = (path for path in (folder, *folder.rglob("*")) if not path.is_symlink())
+    return [str(path.relative_to(folder)) for path in entries if path.stat().st_mode & 0o022]

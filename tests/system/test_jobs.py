@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import io
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.cluster import code, commands, job, jobs, scheduler, slurm, submission
+from lockstep.cluster import code, commands, following, job, jobs, scheduler, slurm, submission
 from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
 from lockstep.config import compose, storage, validation
@@ -32,10 +33,11 @@ from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFold
 from lockstep.sweeps import array
 from lockstep.sweeps import command as sweeps
 from lockstep.sweeps.ledger import Ledger, Trial
+from lockstep.system import output
 from lockstep.system.signals import blocked, restored
 from tests.support.commands import run as run_command
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until, write_run
-from tests.support.leaks import keepers
+from tests.support.leaks import keepers, open_entries
 from tests.support.screens import on_terminal
 
 TINY = (*SMALL, "model.width=2", "trainer.max_epochs=4")
@@ -143,6 +145,22 @@ def test_no_option_that_lockstep_sets_can_be_set_twice(tools: Path, tmp_path: Pa
     assert set(options) <= set(KEYS)
     assert len(options) == len(set(options))
     assert list(tmp_path.iterdir()) == [tools]
+
+
+@pytest.mark.parametrize("name", ["a\ntouch x\n", "a\r", "a\x1b[2J", "a\udcff"])
+def test_a_folder_whose_name_would_be_a_line_of_the_script_is_refused(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    tool(tools, "sbatch", f"touch {tmp_path}/submitted")
+    for texts, chosen in (([], None), (["dry_run=true"], None), ([], tmp_path / name / "run")):
+        config = validation.checked(compose.composed([*SLURM, *texts]))
+        with pytest.raises(ConfigError, match="has a character that the script of a job cannot contain") as caught:
+            submission.start(config, [], chosen)
+        (error,) = caught.value.errors
+        assert (repr(name)[1:-1] in error, error.isprintable()) == (True, True)
+    assert not (tmp_path / "submitted").exists()
 
 
 def test_a_container_stands_before_both_pythons(tools: Path, tmp_path: Path) -> None:
@@ -328,11 +346,19 @@ def test_the_code_is_what_git_knows_and_does_not_ignore(tmp_path: Path) -> None:
 
 
 def test_the_code_of_a_job_comes_without_credentials(tmp_path: Path) -> None:
-    root, left_out = tmp_path / "it", (".env", "src/.env.local", "conf/Key.PEM", "id_rsa", ".aws/credentials", ".netrc")
+    root = tmp_path / "it"
+    left_out = (
+        *(".env", "src/.env.local", "conf/Key.PEM", "id_rsa", "id_ecdsa", "id_ed25519_sk", ".ssh/config", ".netrc"),
+        *(".aws/credentials", ".aws/config", ".kube/config", ".docker/config.json", ".config/gcloud/access_tokens.db"),
+        *("kaggle.json", "token.txt", "hf_token", "conf/api_token.yaml", "conf/Secrets.yaml", "client_secret_1.json"),
+        *("cert.p12", "cert.pfx", "store.jks", "my.keystore", ".htpasswd", ".pgpass", ".git-credentials"),
+        *("my-service-account-1f.json", "secrets/prod.txt"),
+    )
+    kept = ("src/credentials.py", "src/token.py", "tokenizer.json", "added_tokens.json", "id_map.json", ".config/it")
     project(root)
     git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b"]
-    for name in (*left_out, "src/credentials.py"):
-        (root / name).parent.mkdir(exist_ok=True)
+    for name in (*left_out, *kept):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("first\n")
     for words in (["init", "-q"], ["add", "-Af"], ["commit", "-qm", "x"]):
         subprocess.run([*git, *words], check=True)
@@ -340,10 +366,17 @@ def test_the_code_of_a_job_comes_without_credentials(tmp_path: Path) -> None:
         (root / name).write_text(f"second of {name}\n")
     target = code.freeze(code.files(root), tmp_path / "code", root)
     assert not [name for name in left_out if (target / name).exists()]
-    assert (target / "src" / "credentials.py").exists()  # a module is code
+    assert all((target / name).exists() for name in kept)  # a module is code
     changes = (target / code.CHANGES).read_text()
     assert [line for line in changes.splitlines() if "second" in line] == ["+second of train.py"]
     assert (target / code.CHANGES).stat().st_mode & 0o777 == 0o600
+
+
+def test_the_group_of_a_shared_project_cannot_write_the_code_of_a_job(tmp_path: Path) -> None:
+    project(tmp_path / "it")
+    (tmp_path / "it" / "train.py").chmod(0o775)
+    target = code.freeze(code.files(tmp_path / "it"), tmp_path / "code", tmp_path / "it")
+    assert (target / "train.py").stat().st_mode & 0o777 == 0o755
 
 
 def test_what_a_submission_keeps_of_secrets_is_private(
@@ -762,6 +795,88 @@ def test_a_broken_record_hides_no_other_job(tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().err.count("is not a job record") == 2
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"cluster": []}, {"cluster": None}, {"cluster": {"setup": {}}}, {"cluster": {"setup": [1]}}),
+        *({"pid": "1"}, {"pid": -1}, {"pid": 0}, {"pid": 2**31}, {"log": 3}, {"code": None}, {"cwd": ["/"]}),
+        *({"id": ["17"]}, {"id": "9" * 5000}, {"id": "17\n"}, {"submitted": "now"}, {"submitted": float("nan")}),
+        *({"submitted": 10**400}, {"submitted": -1}, {"num_nodes": True}, {"num_nodes": 1.5}, {"inode": 10**30}),
+        *({"earlier": [1]}, {"earlier": "17"}, {"earlier": None}, {"command": [[]]}, {"is_head": 1}, {"more\n": 1}),
+    ],
+    ids=lambda changes: str(changes)[:40],
+)
+def test_a_record_with_wrong_values_is_one_line_and_hides_no_other_job(
+    tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any]
+) -> None:
+    submitted(RunFolder(tmp_path / "good"), "local-1", engine="local", host="elsewhere")
+    bad = RunFolder(tmp_path / "bad")
+    submitted(bad, "local-2", engine="local", host="elsewhere")
+    bad.job_file.write_text(json.dumps(bad.read_job() | changes))
+    for words in (["list"], ["list", "--json"], ["show", "local-1"]):
+        assert commands.run([*words, "--folder", str(tmp_path)]) == 0
+        out, error = capsys.readouterr()
+        assert "local-1" in out
+        assert "local-2" not in out
+        assert error.startswith(f"lockstep: {bad.job_file} is not a job record: ")
+        assert error.count("\n") == 1
+
+
+class Tty(io.TextIOWrapper):
+    """A terminal that keeps what is printed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(open(path, "wb"), "utf-8")  # noqa: SIM115
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_log_is_followed_without_commands_to_the_terminal(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    folder, log, shown = RunFolder(tmp_path / "run"), tmp_path / "log", tmp_path / "shown"
+    submitted(folder, "local-1", engine="local", host="elsewhere", log=str(log))
+    folder.write_status(state="finished")
+    log.write_bytes(
+        "\x1b]0;title\x07\x1b[31mred\x1b[0m\tgr\u00fc\u00dfe \udcff\r 50 %\r\x1b[2Jend\n".encode(
+            errors="surrogateescape"
+        )
+    )
+    with open(shown, "w") if not is_terminal else Tty(shown) as out, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", output.Printed(out))
+        assert commands.run(["follow", "local-1", "--folder", str(tmp_path)]) == 0
+        sys.stdout.flush()
+    text = shown.read_bytes().decode()
+    assert text == " ]0;title red\tgr\u00fc\u00dfe \ufffd\r 50 %\r [2Jend\n"
+
+
+def test_half_a_character_of_a_log_is_printed_once_it_is_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    position = 0
+    for content in (b"a\xe2", b"a\xe2\x82", b"a\xe2\x82\xacb"):
+        log.write_bytes(content)
+        position = following._print_from(log, position)
+    assert capsys.readouterr().out == "a\u20acb"
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder", "device"])
+def test_a_log_that_is_no_file_is_not_read(tools: Path, tmp_path: Path, kind: str) -> None:
+    folder, log = RunFolder(tmp_path / "run"), tmp_path / "log"
+    if kind == "link":
+        log.symlink_to("/dev/zero")
+    elif kind == "pipe":
+        os.mkfifo(log)
+    elif kind == "folder":
+        log.mkdir()
+    submitted(folder, "local-1", engine="local", host="elsewhere", log="/dev/zero" if kind == "device" else str(log))
+    with pytest.raises(ValueError, match=r"is not a file|cannot be read"):
+        commands.run(["follow", "local-1", "--folder", str(tmp_path)])
+
+
 def test_what_waits_is_cancelled_unless_slurm_refuses_and_what_has_ended_is_not(
     four: Path, tools: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -905,6 +1020,16 @@ def test_two_workers_in_the_background_stop_on_a_signal_in_their_first_moments(t
     os.kill(folder.read_job()["pid"], signal.SIGTERM)
     assert lockstep_jobs(tmp_path, "wait", "run").returncode == EXIT_STOPPED
     assert folder.read_status()["reason"] == "signal SIGTERM"
+
+
+@pytest.mark.full
+@pytest.mark.processes
+def test_the_group_of_a_user_cannot_write_the_run_of_a_job(tmp_path: Path) -> None:
+    words = [*SMALL, "trainer.devices=2", "cluster=local", "hydra.run.dir=run"]
+    for each in (command(*words), [sys.executable, "-m", "lockstep", "jobs", "wait", "run"]):
+        subprocess.run(each, cwd=tmp_path, env=environ(), check=True, umask=0o002, timeout=PATIENCE_S)
+    assert RunFolder(tmp_path / "run").read_summary()["epochs"] == 2
+    assert open_entries(tmp_path / "run") == []
 
 
 @pytest.mark.full

@@ -17,6 +17,7 @@ from tests.support import guides
 from tests.support.commands import Command, run
 from tests.support.guides import BLOCK, long_blocks, write_project
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, own_network, state, wait_until
+from tests.support.leaks import open_entries
 
 pytestmark = pytest.mark.processes
 VARIABLES = {**environ(), "PYTHONPATH": str(ROOT)}
@@ -387,3 +388,19 @@ def test_the_cells_of_the_page_run_in_a_fresh_clone_one_after_the_other(tmp_path
     assert said_there.count("Finished") == 4
     assert len(list((project / "outputs").glob("*/*/summary.json"))) == 4
     assert len(list((project / "outputs").glob("*/*_sweep/*/summary.json"))) == 2
+
+
+SHARING = """
+os.umask(0o002)
+folder = lockstep.train([*SMALL, "trainer.devices=2"]).path
+job = lockstep.submit([*SMALL, "cluster=local"])[0]
+state = job.wait()
+print(json.dumps({"folders": [str(folder), str(job.path)], "state": state, "umask": os.umask(0)}))
+"""
+
+
+@pytest.mark.full
+def test_the_group_of_a_notebook_cannot_write_its_runs_and_its_umask_stays(tmp_path: Path) -> None:
+    found = said(tmp_path, SHARING)
+    assert (found["state"], found["umask"]) == ("completed", 0o002)
+    assert [open_entries(Path(folder)) for folder in found["folders"]] == [[], []]

@@ -13,12 +13,19 @@ from lockstep.config.storage import to_tree
 from lockstep.config.targets import called
 from lockstep.runs.naming import quoted, shown
 from lockstep.system import provenance
+from lockstep.system.process import OTHERS
 from lockstep.system.wording import size_text
 
 WITHOUT_GIT = ("src", "conf")  # next to modules and packages
 RUNS = "outputs"  # at any depth: a command may be started in a folder of the project
-# files and folders that are not copied, except modules
-CREDENTIALS = (".env", ".env.*", ".netrc", ".pypirc", "*credential*", "id_rsa*", "id_ed25519*", "*.pem", "*.key")
+# files and folders that are not copied, except modules; `*token.*` leaves tokenizer.json and added_tokens.json
+CREDENTIALS = (
+    *(".env", ".env.*", ".netrc", "_netrc", ".pypirc", ".npmrc", ".pgpass", ".my.cnf", ".htpasswd", ".s3cfg", ".boto"),
+    *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".dockercfg", "rclone.conf", "access_tokens.db"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.ppk", "*.p12", "*.pfx", "*.jks"),
+    *("*.keystore", "*.kdbx", "kaggle.json", "*service*account*.json", "*credential*", "*secret*", "*password*"),
+    *("*token", "*token.*", "tokens.*"),
+)
 MAX_BYTES = 100 * 2**20
 COMMIT, CHANGES = provenance.FROZEN_COMMIT, "CHANGES.diff"
 
@@ -69,6 +76,7 @@ def freeze(paths: Sequence[Path], base: Path, root: Path) -> Path:
         for path in paths:
             (target / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / path, target / path)
+            (target / path).chmod((target / path).stat().st_mode & ~OTHERS)  # of a project that a group shares
         (target / COMMIT).write_text(f"{provenance.commit(root) or ''}\n")
         left_out = (f":(exclude,top,glob,icase)**/{name}{below}" for name in CREDENTIALS for below in ("", "/**"))
         (target / CHANGES).touch(0o600)

@@ -1,6 +1,9 @@
 """`lockstep jobs follow`, `wait` and `result`: the log, the end and the result of a job, from any shell."""
 
 import argparse
+import codecs
+import os
+import stat
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -8,10 +11,10 @@ from pathlib import Path
 
 from lockstep.cluster import jobs
 from lockstep.cluster.jobs import Job
-from lockstep.runs.files import to_json
+from lockstep.runs.files import no_link, to_json
 from lockstep.runs.folder import EXIT_FAILED, EXIT_INTERRUPTED
 from lockstep.system import output
-from lockstep.system.terminal import printable
+from lockstep.system.terminal import printable, terminal
 
 LOOK_EVERY_S = 5.0  # between two calls of squeue
 SILENT_S = 120.0  # a scheduler that does not answer for longer is an error
@@ -67,17 +70,26 @@ def _code(job: Job) -> int:
 
 
 def _print_from(log: Path, position: int) -> int:
-    """Print the log from this byte on. Returns the new position."""
+    """Print the log from this byte on, without terminal commands. Returns the new position, of a whole character.
+
+    Raises ValueError if the log is no file.
+    """
     try:
-        with open(log, "rb") as file:
+        with open(log, "rb", opener=no_link) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ValueError(f"{log} is not a file.")
             file.seek(position)
-            text = file.read()
+            content = file.read()
     except FileNotFoundError:  # the job has not begun
         return position
-    sys.stdout.flush()
-    sys.stdout.buffer.write(text)
-    sys.stdout.buffer.flush()
-    return position + len(text)
+    except OSError as error:
+        raise ValueError(f"{log} cannot be read: {error.strerror}.") from error
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    lines = decoder.decode(content).split("\r")  # of progress bars
+    out = terminal().file  # which removes no \r
+    out.write("\r".join(map(output.without_commands, lines)))
+    out.flush()
+    return position + len(content) - len(decoder.getstate()[0])
 
 
 def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
@@ -88,7 +100,7 @@ def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
             ended = [job for job in looked if not job.is_live]
             for job in ended:
                 if job.id not in reported:
-                    print(f"{job.id}\t{job.state}\t{job.run.name}", flush=True)
+                    print(f"{job.id}\t{job.state}\t{printable(job.run.name)}", flush=True)
             reported |= {job.id for job in ended}
             if len(ended) == len(looked):
                 return next(filter(None, map(_code, ended)), 0)

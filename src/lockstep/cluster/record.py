@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from lockstep.runs.folder import RunFolder
+from lockstep.system.terminal import printable
 
-ID = re.compile(r"\d+(_\d+)?|local-[0-9a-f]+")
+ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,18})?|local-[0-9a-f]{1,64}")
+LARGEST = 2**64  # of a number: the inode of a folder has 64 bits
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,34 @@ def read(folder: RunFolder) -> Record | None:
         if not values:
             return None
         values.pop("inode", None)  # of an earlier version
-        lists = {name: tuple(values.get(name, ())) for name in ("earlier", "command")}
+        lists = {name: tuple(values[name]) for name in ("earlier", "command") if _has_texts(values.get(name))}
         record = Record(**{**values, **lists})
-        if not ID.fullmatch(record.id):
-            raise ValueError(f"{record.id!r} is not a job id")
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder.job_file} is not a job record: {error}") from error
+        wrong = [field.name for field in fields(Record) if not _is_of(getattr(record, field.name), field.type)]
+        wrong += [] if wrong or ID.fullmatch(record.id) else ["id"]
+        wrong += [] if wrong or record.pid is None or record.pid in range(1, 2**31) else ["pid"]
+        if wrong:
+            raise ValueError(f"wrong value of {wrong[0]}")
+    except (TypeError, ValueError) as error:
+        raise ValueError(printable(f"{folder.job_file} is not a job record: {error}")) from error
     return record
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Check a value against the annotation of a field of `Record`. No number is negative or huge."""
+    if kind == Mapping[str, Any]:  # as `config.sections.Cluster`: plain values and lists of texts
+        values = value.values() if isinstance(value, dict) else [{}]
+        return all(each is None or isinstance(each, str | int | float) or _has_texts(each) for each in values)
+    if kind == tuple[str, ...]:
+        return isinstance(value, tuple)
+    if isinstance(value, bool) or kind is bool:
+        return kind is bool and isinstance(value, bool)
+    return isinstance(value, int | float if kind is float else kind) and (
+        not isinstance(value, int | float) or 0 <= value < LARGEST
+    )
+
+
+def _has_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def mark_cancelled(folder: RunFolder) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shlex
 import sys
 import uuid
@@ -32,10 +33,15 @@ def executor(
 ) -> "submitit.SlurmExecutor":
     """Create submitit's executor with all settings of a job; scripts and logs go to the folder `files`.
 
-    The job has a task for each worker, or one on its first node (`is_head`).
+    The job has a task for each worker, or one on its first node (`is_head`). Raises ConfigError for a folder whose name
+    would write a line of the script.
     """
     import submitit
 
+    for folder in (cwd, files, code):
+        if re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", str(folder)):
+            error = "has a character that the script of a job cannot contain: rename it"
+            raise ConfigError([f"the folder {str(folder)!r} {error}"])
     prefix, python = interpreter(cluster)
     slurm_executor = submitit.SlurmExecutor(files, python=f"{prefix}{python} -I -S -c {shlex.quote(job.HOLD)} {python}")
     cpus = cluster.cpus_per_worker

@@ -66,7 +66,7 @@ def start(
             folder = RunFolder(naming.create_path(outputs, config.run_name, datetime.now()))
         else:
             gate.need_private(chosen.resolve().parent)
-            chosen.mkdir(parents=True, exist_ok=True)
+            chosen.mkdir(0o755, parents=True, exist_ok=True)
             folder = RunFolder(chosen.resolve())
         kept = os.listdir(folder.path)
         held.enter_context(locked(folder))

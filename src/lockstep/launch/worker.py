@@ -29,6 +29,7 @@ from lockstep.system import output, processes
 from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World
 from lockstep.system.lazy_imports import lazy
+from lockstep.system.process import close_files
 from lockstep.system.redaction import redacted
 from lockstep.system.signals import Ended, SignalFlag, report_end, restored
 from lockstep.training.refusals import Refused, explained
@@ -89,6 +90,7 @@ def main(
     try:
         threading.Thread(target=_die_with_parent, daemon=True).start()
         processes.share_server()
+        close_files()  # a notebook keeps its umask
         _redirect(out, log)
         if cores:
             os.sched_setaffinity(0, cores)

@@ -18,6 +18,7 @@ from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from lockstep.sweeps import ledger
 from lockstep.sweeps.ledger import Ledger
 from lockstep.sweeps.table import as_json, present
+from lockstep.system.process import closed_files
 from lockstep.system.redaction import redacted
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def sweep(overrides: Sequence[str]) -> Sweep:
     return Sweep(ledger.path, rows, [Run(row["folder"]) for row in rows])
 
 
+@closed_files()
 def submit(overrides: Sequence[str]) -> list[Job]:
     """Submit a run, or with several values all trials of a sweep, by cluster=slurm or local. Returns the jobs.
 

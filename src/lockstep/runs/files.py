@@ -40,7 +40,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     A reader gets the old content or the new one, also after a power cut. The folder of `path` must be no link.
     """
     temporary = f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}"
-    mode = 0o600 if path.name in PRIVATE else 0o666
+    mode = 0o600 if path.name in PRIVATE else 0o644
     try:
         with parent_of(path) as folder:
             try:
@@ -71,7 +71,7 @@ def open_to_append(path: Path) -> BinaryIO:
     """Open a file to append to it. Raises OSError for links, hard links, and everything but a file."""
     with parent_of(path) as folder:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        file = open(os.open(path.name, flags, 0o666, dir_fd=folder), "r+b")  # noqa: SIM115
+        file = open(os.open(path.name, flags, 0o644, dir_fd=folder), "r+b")  # noqa: SIM115
     state = os.fstat(file.fileno())
     if not stat.S_ISREG(state.st_mode) or state.st_nlink > 1:
         file.close()
@@ -222,8 +222,11 @@ def owner(path: Path) -> str:
 
 
 def no_link(path: str, flags: int) -> int:
-    """Open a path as an opener for `open` that follows no link and does not wait for the other end of a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
+    """Open a path as an opener for `open` that follows no link and does not wait for the other end of a pipe.
+
+    Only this user may write a new file.
+    """
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o644)
 
 
 def to_json(value: Any) -> str:

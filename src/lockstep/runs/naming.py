@@ -29,7 +29,7 @@ def create_path(root: Path, name: str, now: datetime) -> Path:
     for path in _paths(root, name, now):
         gate.need_private(path.parent)
         try:
-            path.mkdir(parents=True)
+            path.mkdir(0o755, parents=True)
         except FileExistsError:
             continue
         return path

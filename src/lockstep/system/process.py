@@ -1,13 +1,36 @@
 """The exit of a command."""
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from lockstep.system import output, signals
+
+OTHERS = 0o022  # of a mode: writing by the group and by all
+_umask = threading.Lock()
+
+
+def close_files() -> int:
+    """Let only this user write what this process creates, as under umask 022. Returns the umask before."""
+    before = os.umask(0o077)
+    os.umask(before | OTHERS)
+    return before
+
+
+@contextlib.contextmanager
+def closed_files() -> Iterator[None]:
+    """`close_files` in the block, for a process of the user, such as a notebook."""
+    with _umask:
+        before = close_files()
+        try:
+            yield
+        finally:
+            os.umask(before)
 
 
 def leave(command: Callable[[], int]) -> NoReturn:
@@ -16,6 +39,7 @@ def leave(command: Callable[[], int]) -> NoReturn:
     Nothing else is cleaned up: freeing the modules of torch takes over a second, and a crash there changes the code.
     """
     output.outlive()
+    close_files()
     try:
         try:
             code = command()

@@ -1,23 +1,25 @@
 """The rows of a prediction until they are joined: chunks of its images, in a folder next to its file.
 
 Each worker appends the chunks that it computes to a file of its own, one JSON line each. The same command continues
-with the chunks that are there; a line that was cut short is computed again.
+with the chunks that are there; a damaged line is computed again.
 """
 
 import contextlib
 import json
+import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lockstep.data.images.decode import ImageError
 from lockstep.runs import files
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
 
-INPUTS = "inputs.json"  # what the rows depend on
+INPUTS = "inputs.json"  # what the rows depend on, and the inode of the folder: a copy of it has another one
 FILES = "*.jsonl"
 PICTURES = "pictures"  # folder of the pictures of its images
 
@@ -36,25 +38,28 @@ def open_folder(path: Path, inputs: Mapping[str, str], held: contextlib.ExitStac
     """Create or continue the folder, and lock it while `held` is open. Returns its `index`.
 
     Chunks of other `inputs` are removed. At the end a folder that was joined or is empty is removed, after the lock:
-    a network file system keeps open files. Raises ValueError if the folder cannot be used.
+    a network file system keeps open files. Raises ValueError if the folder cannot be used, or was not made here.
     """
     folder = RunFolder(path)
+    foreign = ValueError(f"{shown(path)} is not a folder of this prediction: remove it, or choose another --output")
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        if any(path.iterdir()) and not folder.lock_file.exists():
-            raise ValueError(f"{shown(path)} is not of a prediction: remove it, or choose another --output")
+        path.mkdir(0o755, parents=True, exist_ok=True)
+        has_lock = folder.lock_file.exists() and _is_own(folder.lock_file)
+        if not files.is_own_folder(path) or (any(path.iterdir()) and not has_lock):
+            raise foreign
         with contextlib.ExitStack() as locked:
             locked.enter_context(folder.lock())
+            before = _inputs_before(folder)
+            if before is None:
+                raise foreign
             held.callback(_remove_ended, path)
             held.push(locked.pop_all())
-        before = files.read_json(path / INPUTS)
         if changed := [name for name, value in inputs.items() if before.get(name) != value]:
-            for old in path.glob(FILES):
-                old.unlink()
+            _remove_rows(path)
             shutil.rmtree(path / PICTURES, ignore_errors=True)
             if before:
                 print(f"{' and '.join(changed)} changed: the rows in {shown(path)} are computed again", flush=True)
-            files.write_json(path / INPUTS, dict(inputs))
+            files.write_json(path / INPUTS, {**inputs, "inode": path.stat().st_ino})
     except BlockingIOError as error:
         hint = "wait for it to end, or choose another --output"
         raise ValueError(f"{shown(path)} is being written by another process: {hint}") from error
@@ -63,8 +68,32 @@ def open_folder(path: Path, inputs: Mapping[str, str], held: contextlib.ExitStac
     return index(path.glob(FILES))
 
 
+def _inputs_before(folder: RunFolder) -> dict[str, Any] | None:
+    """Return the inputs of the rows in a locked folder, empty for a new one; None if no prediction made it here."""
+    entries = [path for path in folder.path.rglob("*") if path != folder.lock_file]
+    if not entries:
+        return {}
+    with contextlib.suppress(ValueError):  # damaged
+        before = files.read_json(folder.path / INPUTS) if all(map(_is_own, entries)) else {}
+        if before.get("inode") == folder.path.stat().st_ino:
+            return before
+    return None
+
+
+def _is_own(path: Path) -> bool:
+    """Return True for a folder or a file of this user: no link, no second name of a file elsewhere, no device."""
+    state = path.lstat()
+    is_plain = stat.S_ISDIR(state.st_mode) or (stat.S_ISREG(state.st_mode) and state.st_nlink == 1)
+    return is_plain and state.st_uid == os.geteuid()
+
+
+def _remove_rows(path: Path) -> None:
+    for rows in path.glob(FILES):
+        rows.unlink()
+
+
 def _remove_ended(path: Path) -> None:
-    if not (path / INPUTS).exists() or not any(file.stat().st_size for file in path.glob(FILES)):
+    if not any(file.stat().st_size for file in path.glob(FILES)):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -88,10 +117,20 @@ def index(paths: Iterable[Path]) -> Index:
         with open(path, "rb") as file:
             offset = 0
             for line in file:
-                with contextlib.suppress(ValueError):  # cut short
-                    found[json.loads(line)[0]] = path, offset
+                with contextlib.suppress(ValueError, TypeError, RecursionError):  # damaged, or cut short
+                    found[_chunk(line).number] = path, offset
                 offset += len(line)
     return found
+
+
+def _chunk(line: bytes) -> Chunk:
+    """Read a line. Raises ValueError, TypeError or RecursionError for one that is no chunk."""
+    chunk = Chunk(*json.loads(line))
+    if not (type(chunk.number) is int and isinstance(chunk.errors, list)):
+        raise TypeError(line)
+    for text in (chunk.rows, *chunk.errors):
+        str.encode(text, errors="surrogateescape")
+    return chunk
 
 
 def join(folder: Path, found: Index, num_chunks: int, output: Path, *, header: str, is_strict: bool) -> list[str]:
@@ -109,12 +148,12 @@ def join(folder: Path, found: Index, num_chunks: int, output: Path, *, header: s
         for number in range(num_chunks):
             path, offset = found[number]
             sources[path].seek(offset)
-            chunk = Chunk(*json.loads(sources[path].readline()))
+            chunk = _chunk(sources[path].readline())
             written.write(chunk.rows.encode(errors="surrogateescape"))  # a file name need not be UTF-8
             errors += chunk.errors
             has_rows = has_rows or bool(chunk.rows)
         if errors and (is_strict or not has_rows):
-            (folder / INPUTS).unlink()
+            _remove_rows(folder)
             raise ImageError(errors)
-    (folder / INPUTS).unlink()
+    _remove_rows(folder)
     return errors

@@ -16,6 +16,7 @@ import torch
 from PIL import ImageColor
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
 from torch.nn import functional as F
 from typing_extensions import override
 
@@ -148,7 +149,11 @@ def _program(module: Classifier, view: View, axes: Mapping[int, str]) -> Exporte
     form = module.image_format
     images = torch.zeros(2, *form.image_shape, dtype=torch.float32 if form.is_float else torch.uint8)
     shapes = ({axis: Dim(name) for axis, name in axes.items()},)
-    return torch.export.export(Exported(module, view).eval(), (images,), dynamic_shapes=shapes)
+    program = torch.export.export(Exported(module, view).eval(), (images,), dynamic_shapes=shapes)
+    for part in program.graph_module.modules():  # also the blocks of torch.no_grad
+        for node in part.graph.nodes if isinstance(part, GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # paths and lines of the code, which both formats would contain
+    return program
 
 
 def _pt2(program: ExportedProgram, axes: Mapping[int, str], metadata: str) -> tuple[bytes, Running]:

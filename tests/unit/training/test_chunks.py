@@ -1,6 +1,8 @@
 """Chunks of a prediction are joined in order, each once, and outlive a process that was killed while it wrote."""
 
 import contextlib
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from lockstep.training import chunks
 from lockstep.training.chunks import Chunk, Index
 
 INPUTS = {"checkpoint": "a", "images": "b", "settings": "c"}
+REFUSED = r"out\.csv\.part is not a folder of this prediction: remove it, or choose another --output"
 
 
 @pytest.fixture
@@ -47,8 +50,22 @@ def test_chunks_of_several_workers_are_joined_in_order_and_the_folder_goes(folde
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("rest", [b'[1, "1\\n', b'[1, "1\\n", []', b"\0\0\0\n", b"[\n", b"\xff\n"])
-def test_a_line_that_was_cut_short_is_computed_again(folder: Path, rest: bytes) -> None:
+@pytest.mark.parametrize(
+    "rest",
+    [
+        *(b'[1, "1\\n', b'[1, "1\\n", []', b"\0\0\0\n", b"[\n", b"\xff\n", b"[" * 10**5, b"1\n", b"null\n", b"{}\n"),
+        *(b'[[1], "", []]\n', b'{"a": 1, "b": 2, "c": 3}\n', b"[1, null, []]\n", b'[1, "", {}]\n', b'[1, "", [2]]\n'),
+        *(
+            b'[1, "\\ud800", []]\n',
+            b'[1, "", ["\\ud800"]]\n',
+            b'[true, "", []]\n',
+            b'[1, "", [], 4]\n',
+            b"[1]\n",
+            b"[]\n",
+        ),
+    ],
+)
+def test_a_line_that_is_damaged_or_was_cut_short_is_computed_again(folder: Path, rest: bytes) -> None:
     with opened(folder):
         path = write(folder, Chunk(0, "0\n", []))
         path.write_bytes(path.read_bytes() + rest)
@@ -88,13 +105,89 @@ def test_a_folder_of_something_else_or_in_use_is_refused(folder: Path) -> None:
     assert not folder.exists()  # it has no chunk
     folder.mkdir()
     (folder / "photo.jpg").touch()
-    with pytest.raises(ValueError, match="is not of a prediction: remove it"), opened(folder):
+    with pytest.raises(ValueError, match=REFUSED), opened(folder):
         pass
     (folder / "photo.jpg").unlink()
     folder.rmdir()
     folder.touch()
     with pytest.raises(ValueError, match="cannot be written"), opened(folder):
         pass
+
+
+def plant(folder: Path, kind: str) -> None:
+    """Put something into a folder of a prediction that this prediction did not make."""
+    other, rows = folder.parent / "other", folder / "0.jsonl"
+    if kind == "copy":
+        shutil.copytree(folder, other)
+        shutil.rmtree(folder)
+        other.rename(folder)
+    elif kind == "link":
+        folder.rename(other)
+        folder.symlink_to(other)
+    elif kind == "lock only":
+        shutil.rmtree(folder)
+        folder.mkdir()
+        (folder / ".lock").touch(0o600)
+        (folder / "thesis.tex").touch()
+    elif kind == "no object":
+        (folder / chunks.INPUTS).write_text("[")
+    elif kind == "linked rows":
+        other.write_bytes(chunks.line_of(Chunk(1, "1\n", [])))
+        rows.symlink_to(other)
+    elif kind == "hard link":
+        other.touch()
+        os.link(other, rows)
+    elif kind == "linked lock":
+        other.touch()
+        (folder / ".lock").unlink()
+        os.link(other, folder / ".lock")
+    elif kind == "pipe":
+        os.mkfifo(rows)
+    elif kind == "linked pictures":
+        other.mkdir()
+        (other / "photo.png").touch()
+        (folder / chunks.PICTURES).symlink_to(other)
+    else:
+        rows.write_bytes(chunks.line_of(Chunk(1, "1\n", [])))
+        os.chown({"folder": folder, "rows": rows, "lock": folder / ".lock"}[kind], 61001, 61001)
+
+
+PLANTED = [
+    "copy",
+    "link",
+    "lock only",
+    "no object",
+    "linked rows",
+    "hard link",
+    "linked lock",
+    "pipe",
+    "linked pictures",
+]
+NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+
+
+@pytest.mark.parametrize("kind", [*PLANTED, *(pytest.param(it, marks=NEEDS_ROOT) for it in ("folder", "rows", "lock"))])
+def test_a_folder_that_was_not_made_by_this_prediction_is_refused_and_stays(folder: Path, kind: str) -> None:
+    with opened(folder):
+        write(folder, Chunk(0, "0\n", []))
+    plant(folder, kind)
+
+    def contents() -> list[tuple[str, int, int]]:
+        return sorted((str(path), path.lstat().st_mode, path.lstat().st_size) for path in folder.parent.rglob("*"))
+
+    before = contents()
+    with pytest.raises(ValueError, match=REFUSED), opened(folder, INPUTS | {"images": "d"}):
+        pass
+    assert contents() == before
+
+
+def test_a_folder_that_was_moved_continues(folder: Path) -> None:
+    with opened(folder):
+        write(folder, Chunk(0, "0\n", []))
+    moved = folder.rename(folder.with_name("b.csv.part"))
+    with opened(moved) as found:
+        assert [*found] == [0]
+    assert moved.exists()
 
 
 def test_pictures_are_kept_for_the_same_inputs_and_moved_to_an_empty_folder(folder: Path) -> None:

@@ -1,6 +1,10 @@
 """A file of a network views and predicts images of any size as the network itself; one that does not is refused."""
 
+import io
 import random
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +21,19 @@ VIEWS = (
     View((24, 16), 1.0, "letterbox", "bicubic", "grey"),
 )
 AXES = {0: "batch", 2: "height", 3: "width"}
+
+
+class Branch(nn.Module):
+    """A network with a line of code in a block of torch.no_grad, which becomes a program of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.no_grad():
+            secret_scale = images.abs().mean(dim=(1, 2, 3), keepdim=True).add(1).sqrt()
+        return self.layer(images * secret_scale)
 
 
 class Means(nn.Module):
@@ -65,3 +82,15 @@ def test_a_file_that_predicts_something_else_is_noticed(monkeypatch: pytest.Monk
     with torch.no_grad():
         assert export._difference(module, view, network, 1, batch) <= 1e-6
         assert not export._difference(module, view, lambda images: network(images) + wrong, 1, batch) <= export.LIMIT
+
+
+@pytest.mark.parametrize("make", [export._onnx, export._pt2])
+def test_a_file_has_neither_paths_nor_lines_of_the_code(make: Callable[..., tuple[bytes, Any]]) -> None:
+    module = trained(VIEWS[0])
+    module.net = Branch()  # in training, as torch.no_grad of an export would remove the block
+    content, _ = make(export._program(module, VIEWS[0], AXES), AXES, "{}")
+    if zipfile.is_zipfile(io.BytesIO(content)):
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            content += b"".join(map(archive.read, archive.namelist()))
+    inside = (f"{Path(__file__).parents[3]}/", f"{Path.home()}/", "site-packages", "secret_scale", "images.float()")
+    assert not [text for text in inside if text.encode() in content]
