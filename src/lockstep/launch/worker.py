@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn, TextIO
 
 from lockstep.config.errors import PREFIX, ConfigError
 from lockstep.runs import vitals
+from lockstep.runs.files import no_link
 from lockstep.runs.folder import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -112,7 +113,7 @@ def _die_with_parent() -> None:
 
 def _redirect(out: Sequence[Connection], log: Path | None) -> None:
     if log is not None:
-        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        file = no_link(str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, 1)
         os.dup2(file, 2)
         os.close(file)
@@ -196,7 +197,7 @@ def run(job: Job, world: World | None, flag: SignalFlag) -> int:
             if lost:
                 folder.record_failure(f"{lost}\nrank {rank} of {world_size} waited for it: {error}\n")
             folder.record_failure(f"{error}\n" if isinstance(error, Refused) else text)
-            with open(folder.rank_log(rank), "ab") as log:
+            with open(folder.rank_log(rank), "ab", opener=no_link) as log:
                 log.write(text.encode(errors="backslashreplace"))
         except OSError:  # `show_failure` reports it
             if not isinstance(error, Refused):

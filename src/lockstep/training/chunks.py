@@ -85,7 +85,7 @@ def index(paths: Iterable[Path]) -> Index:
     """Find the complete chunks in these files."""
     found: Index = {}
     for path in paths:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=files.no_link) as file:
             offset = 0
             for line in file:
                 with contextlib.suppress(ValueError):  # cut short
@@ -104,7 +104,7 @@ def join(folder: Path, found: Index, num_chunks: int, output: Path, *, header: s
     errors: list[str] = []
     has_rows = False
     with contextlib.ExitStack() as held, files.atomic_file(output) as written:
-        sources = {path: held.enter_context(open(path, "rb")) for path, _ in found.values()}
+        sources = {path: held.enter_context(open(path, "rb", opener=files.no_link)) for path, _ in found.values()}
         written.write(header.encode())
         for number in range(num_chunks):
             path, offset = found[number]
