@@ -5,6 +5,7 @@ import hashlib
 import http.client
 import itertools
 import json
+import os
 import re
 import shlex
 import socket
@@ -304,6 +305,12 @@ def test_the_importance_of_settings_is_that_of_a_known_search(tmp_path: Path) ->
     assert told(found["short"]) == {"num_finished": 1, "least": 20, "importances": {}, "chance": {}}
     assert told(found["grid"])["message"] == "The study cannot be read: FileNotFoundError."
     assert not (tmp_path / "grid" / JOURNAL).exists()
+    os.mkfifo(tmp_path / "grid" / JOURNAL)
+    assert told(client.get(f"{BASE}/importance?name=grid"))["message"] == "The study cannot be read: OSError."
+    for text in ("[" * 100_000, '{"op_code": 4}', "5"):
+        (tmp_path / "search" / JOURNAL).write_text(f"{text}\n")
+        answer = client.get(f"{BASE}/importance?name=search")
+        assert (answer.status_code, told(answer)["message"][:24]) == (404, "The study cannot be read")
 
 
 def test_a_broken_run_is_shown_next_to_the_others(client: Client, live: RunFolder) -> None:
@@ -338,7 +345,9 @@ def test_a_config_that_is_no_configuration_is_not_shown(client: Client, live: Ru
     address = f"{BASE}/config?id={id_of(client)}"
     assert told(client.get(address)) == {"text": "seed: 0\n"}
     bomb = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}' if i else 'x'] * 9)}]\n" for i in range(12))
-    for text in (bomb, "a: ["):
+    numbers = f"a: 1{':1' * 300_000}\n", f"a: 0x{'f' * 6000}\n"
+    keys = f"? {'k' * 400_000}\n: [{'1,' * 200_000}]\n"  # 80 GB of dotted keys
+    for text in (bomb, "a: [", *numbers, keys, f"a: {'b' * 2**20}"):
         live.config.write_text(text)
         assert client.get(address).status_code == 404
 
@@ -457,6 +466,8 @@ def test_the_confusion_matrix_of_the_test_comes_before_that_of_the_validation(cl
     for split, step in (("val", 20), ("test", 30)):
         write_json(live.confusion(split), {**GOOD, "step": step})
         assert told(client.get(address))["confusion"] == {**GOOD, "step": step, "split": split}
+    live.confusion("test").write_text('{"counts": [[NaN, 1e999]]}')  # which JSON.parse of a browser refuses
+    assert told(client.get(address))["confusion"] == {"split": "test", "counts": [[None, None]]}
 
 
 def test_the_command_that_resumes_a_run_is_shown_if_it_can_be_resumed(tmp_path: Path) -> None:

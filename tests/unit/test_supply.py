@@ -14,6 +14,7 @@ ALLOWED = {needed.name: needed.specifier for needed in map(Requirement, PROJECT[
 # the last version with a hole that matters to Lockstep
 HOLES = {
     "aiohttp": "3.14.2",  # CVE-2026-69243, -69244, -59881
+    "fsspec": "2026.4.0",  # templates of reference:// run code
     "filelock": "3.20.2",  # CVE-2025-68146, CVE-2026-22701
     "hydra-core": "1.3.6",  # CVE-2026-68508, CVE-2026-106439
     "lightning": "2.6.5",  # code of a checkpoint in load_from_checkpoint; 2.6.2 and 2.6.3 were compromised

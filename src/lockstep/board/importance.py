@@ -10,6 +10,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 
+from lockstep.runs.files import no_link
 from lockstep.runs.folder import JOURNAL
 
 LEAST = 20  # finished trials; the best quarter is then five, the fewest that Optuna recommends
@@ -24,7 +25,7 @@ def importance_in(sweep: Path) -> dict[str, Any]:
     ValueError for a journal that is missing or damaged.
     """
     journal = sweep / JOURNAL
-    with open(journal, "rb"):  # Optuna would create a missing one
+    with open(journal, "rb", opener=no_link):  # Optuna would create a missing one, and wait for a pipe
         storage = JournalStorage(JournalFileBackend(str(journal)))
     study = optuna.load_study(study_name="study", storage=storage)
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))

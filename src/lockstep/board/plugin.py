@@ -20,7 +20,7 @@ from werkzeug.wrappers import Request, Response
 from lockstep.board.guard import Guard, Refusal
 from lockstep.board.sweeps import Sweeps
 from lockstep.runs import discovery, gate, naming
-from lockstep.runs.files import read_text, write_json
+from lockstep.runs.files import read_text, to_json, write_json
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.system.redaction import redacted
 
@@ -131,7 +131,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
             raise Refusal(404, "This sweep no longer exists.")
         try:
             return importance_in(self._root / name)
-        except (OSError, KeyError, ValueError) as error:
+        except Exception as error:  # Optuna checks no content
             raise Refusal(404, f"The study cannot be read: {type(error).__name__}.") from error
 
     def _offer_control(self, request: Request) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
                 self._guard.hosts.check(request)
                 if request.method != method:
                     raise Refusal(405, f"{method} only.")
-                return http_util.Respond(request, json.dumps(answer(request)), "application/json")
+                return http_util.Respond(request, to_json(answer(request)), "application/json")
             except Refusal as no:
                 return http_util.Respond(request, {"message": no.reason}, "application/json", code=no.code)
 

@@ -38,7 +38,7 @@ def _literal(value: Any) -> Any:
         return {key: _literal(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_literal(item) for item in value]
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+    return re.sub(r"(?<!\\)(\\*+)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def resumed_config(saved: Config, cfg: DictConfig, options: Groups) -> Config:

@@ -125,7 +125,10 @@ def _is_known(target: Any, run: RunFolder) -> bool:
 
 
 def _source(module: str) -> Path | None:
-    """Return the file of a module, without importing it; None if Python does not find its package or the file."""
+    """Return the file of a module, without importing it; None if Python does not find it.
+
+    Also None below a folder without `__init__.py`: Python would take any folder of data for a package.
+    """
     package, *names = module.split(".")
     spec = importlib.util.find_spec(package) if signatures.is_there(package) else None
     if spec is None or spec.origin in ("built-in", "frozen"):
@@ -133,6 +136,9 @@ def _source(module: str) -> Path | None:
     folders = [*(spec.submodule_search_locations or ())]
     path = Path(spec.origin or "")
     if names and folders:
+        above = [Path(folders[0], *names[:depth]) for depth in range(len(names))]
         found = Path(folders[0], *names)
         path = found / "__init__.py" if found.is_dir() else found.with_suffix(".py")
+        if not all((folder / "__init__.py").is_file() for folder in above):
+            return None
     return path.resolve() if path.suffix == ".py" and path.is_file() else None

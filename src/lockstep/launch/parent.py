@@ -21,7 +21,7 @@ from types import FrameType
 from lockstep.launch import worker
 from lockstep.launch.worker import UNSAVED, Job
 from lockstep.runs import vitals
-from lockstep.runs.files import write_atomically
+from lockstep.runs.files import no_link, write_atomically
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, GRACE_S, RunFolder
 from lockstep.system import processes
 from lockstep.system.hardware import num_cores
@@ -205,7 +205,7 @@ class Workers:
 
     def _show_failure(self) -> None:
         """Print the first failure where rank 0 prints."""
-        with open(self._log, "a") if self._log else nullcontext() as out:
+        with open(self._log, "a", opener=no_link) if self._log else nullcontext() as out:
             worker.show_failure(self._job, out)
 
     def kill(self) -> None:

@@ -1,7 +1,6 @@
 """Find and read all runs below a folder, for tools that list, compare, stop and remove them. Standard library only."""
 
 import hashlib
-import json
 import os
 import time
 from collections import Counter
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.runs import naming
-from lockstep.runs.files import read_json
+from lockstep.runs.files import from_json, read_json
 from lockstep.runs.folder import CODE, ENDED_STATES, LIVE_STATES, SWEEP, WANDB, RunFolder
 
 DEPTH = 6  # levels of folders that are searched
@@ -209,7 +208,7 @@ def read_rows(folder: RunFolder) -> list[dict[str, float]]:
 
 def _number(text: str) -> float | None:
     try:
-        value = json.loads(text)
+        value = from_json(text)
     except (TypeError, ValueError):
         return None
     return value if is_number(value) else None

@@ -1,9 +1,10 @@
-"""Atomic files, locks, JSON and CSV. Readers follow no links and wait for no pipes."""
+"""Atomic files, locks, JSON and CSV. Readers take regular files of a limited size: anybody may have written them."""
 
 import contextlib
 import csv
 import errno
 import fcntl
+import gzip
 import io
 import json
 import math
@@ -13,13 +14,21 @@ import secrets
 import shutil
 import stat
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # temporary names of `atomic_file`
-# text that a spreadsheet would run as a formula (OWASP, "CSV injection"), quoted or not; no number matches
-FORMULA = re.compile(r"'*(?!-?(\d[\d.]*(e[-+]?\d+)?|inf|nan)$)[=+\-@\t\r]", re.IGNORECASE)
+# in front of text that a spreadsheet would run as a formula (OWASP, "CSV injection"), quoted or not, also if it takes ;
+# or a tab for the separator; no number matches
+FORMULA = re.compile(
+    r"(?:^|(?<=[;\t\r\n]))(?!-?(?:\d[\d.]*(?:e[-+]?\d+)?|inf|nan)(?![^;\t\r\n]))(?=['\"]*[=+\-@])", re.IGNORECASE
+)
+MARKED = re.compile(f"{FORMULA.pattern}'", re.IGNORECASE)
+LARGEST = 2**26  # bytes of a text: a metrics.csv of 500,000 epochs
+LARGEST_UNPACKED = 2**30  # bytes of images.json.gz: those of ImageNet-21k, 14 million images, take 0.6 GB
+DEEPEST = 100  # levels of JSON
 PRIVATE = ("config.yaml", "settings.yaml", "job.json", "sweep.json")  # may contain secrets, which a resume needs
 
 
@@ -70,12 +79,10 @@ def remove(path: Path) -> None:
 def open_to_append(path: Path) -> BinaryIO:
     """Open a file to append to it. Raises OSError for links, hard links, and everything but a file."""
     with parent_of(path) as folder:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        file = open(os.open(path.name, flags, 0o644, dir_fd=folder), "r+b")  # noqa: SIM115
-    state = os.fstat(file.fileno())
-    if not stat.S_ISREG(state.st_mode) or state.st_nlink > 1:
+        file = open(no_link(path.name, os.O_RDWR | os.O_CREAT | os.O_APPEND, folder), "r+b")  # noqa: SIM115
+    if os.fstat(file.fileno()).st_nlink > 1:
         file.close()
-        raise OSError(errno.EPERM, "is a hard link, or no file: remove it", str(path))
+        raise OSError(errno.EPERM, "a hard link", str(path))
     return file
 
 
@@ -106,16 +113,16 @@ def held(path: Path) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool | None:
-    """Check whether a live process on this machine holds the lock of a file; None if this user may not open it."""
+    """Check whether a live process on this machine holds the lock of a file; None if it cannot be opened."""
     try:
         with open(path, "rb", opener=no_link) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    except PermissionError:
-        return None
     except BlockingIOError:
         return True
+    except OSError:  # of another user, or no regular file
+        return None
     return False
 
 
@@ -136,22 +143,54 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; empty if there is no file. Raises ValueError, which names the file, for anything else."""
+    """Read a JSON object as `from_json`, from gzip for a name in .gz; empty if there is no file.
+
+    Raises OSError, and ValueError, which names the file, for anything else.
+    """
     try:
-        value = json.loads(read_text(path))
+        content = read_bytes(path)
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (ValueError, RecursionError):
+    try:
+        value = from_json(_unpacked(content) if path.suffix == ".gz" else content)
+    except ValueError:
         value = None
     if not isinstance(value, dict):
         raise ValueError(f"{path} does not contain a JSON object.")
     return value
 
 
-def read_text(path: Path) -> str:
-    """Read UTF-8 text. Raises ValueError for other bytes, OSError for a link."""
+def _unpacked(content: bytes) -> bytes:
+    try:
+        with gzip.open(io.BytesIO(content)) as file:
+            unpacked = file.read(LARGEST_UNPACKED + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(str(error)) from error
+    if len(unpacked) > LARGEST_UNPACKED:
+        raise ValueError(f"more than {LARGEST_UNPACKED:,} bytes")
+    return unpacked
+
+
+def from_json(text: str | bytes) -> Any:
+    """Parse JSON, with None for numbers that are not finite. Raises ValueError for anything else and for deep trees."""
+    try:
+        return _finite(json.loads(text))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
+    """Read a file. Raises OSError for a link, a pipe and the like, ValueError for a file of more bytes."""
     with open(path, "rb", opener=no_link) as file:
-        return file.read().decode()
+        content = file.read(largest + 1)
+    if len(content) > largest:
+        raise ValueError(f"{path} is larger than {largest:,} bytes.")
+    return content
+
+
+def read_text(path: Path) -> str:
+    """Read UTF-8 text. Raises ValueError for other bytes, and what `read_bytes` raises."""
+    return read_bytes(path).decode()
 
 
 def read_lines(path: Path) -> list[str]:
@@ -163,17 +202,22 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Read the rows of a CSV file by column, without an incomplete last line; none if there is no file."""
+    """Read the rows of a CSV file by column, without an incomplete last line; none if there is no file.
+
+    Raises OSError, and ValueError for what is no CSV.
+    """
     try:
         text = read_text(path)
+        return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
     except FileNotFoundError:
         return []
-    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
+    except csv.Error as error:  # a cell of more letters than `csv` takes
+        raise ValueError(f"{path} cannot be read: {error}.") from error
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     """Format rows as CSV; text that a spreadsheet would run as a formula gets a `'` in front."""
-    safe = ([f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell for cell in row] for row in rows)
+    safe = ([FORMULA.sub("'", cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(safe)
     return text.getvalue()
@@ -181,7 +225,7 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 def uncell(text: str) -> str:
     """Undo the `'` of `csv_text`."""
-    return text[1:] if text[:1] == "'" and FORMULA.match(text) else text
+    return MARKED.sub("", text)
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -221,22 +265,34 @@ def owner(path: Path) -> str:
         return f"user {path.stat().st_uid}"
 
 
-def no_link(path: str, flags: int) -> int:
-    """Open a path as an opener for `open` that follows no link and does not wait for the other end of a pipe.
+def no_link(path: str, flags: int, folder: int | None = None) -> int:
+    """Open a regular file, as an opener for `open`. Raises OSError for a link, a pipe, a device and the like.
 
-    Only this user may write a new file.
+    A relative path begins in the descriptor `folder`, if given. Only this user may write a new file.
     """
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o644)
+    try:
+        number = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder)
+        if stat.S_ISREG(os.fstat(number).st_mode):
+            return number
+        os.close(number)
+        code = errno.EINVAL
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+        code = error.errno
+    raise OSError(code, "not a regular file", path)
 
 
 def to_json(value: Any) -> str:
     """Format plain values as JSON; numbers that are not finite become null."""
+    return json.dumps(_finite(value), indent=1, allow_nan=False)
 
-    def finite(item: Any) -> Any:
-        if isinstance(item, dict):
-            return {key: finite(inner) for key, inner in item.items()}
-        if isinstance(item, list):
-            return [finite(inner) for inner in item]
-        return None if isinstance(item, float) and not math.isfinite(item) else item
 
-    return json.dumps(finite(value), indent=1, allow_nan=False)
+def _finite(value: Any, level: int = 0) -> Any:
+    if level > DEEPEST:
+        raise ValueError(f"it is nested in more than {DEEPEST} levels")
+    if isinstance(value, dict):
+        return {key: _finite(item, level + 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [item if isinstance(item, str) else _finite(item, level + 1) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -117,7 +117,7 @@ class RunFolder:
     def is_made_here(self) -> bool:
         """Return True if this user made the folder here; a copy or an unpacked archive is not, whoever owns it."""
         try:
-            state = self.path.stat()
+            state = self.path.stat(follow_symlinks=False)
             return state.st_uid == os.geteuid() and self._fact("inode") == state.st_ino
         except (OSError, ValueError):
             return False
@@ -132,6 +132,10 @@ class RunFolder:
     def read_project(self) -> dict[str, Any]:
         """Read the folders that contain the modules of the run; empty if not recorded."""
         return self._fact("project") or read_json(self.old_project)
+
+    def read_inputs(self) -> dict[str, str]:
+        """Read what the rows of a prediction depend on. Raises KeyError for another folder."""
+        return read_json(self.facts_file)["inputs"]
 
     def read_environment(self) -> dict[str, Any]:
         """Read versions, devices and commit of the last training."""

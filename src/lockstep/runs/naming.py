@@ -109,7 +109,7 @@ def hydra_text(text: str) -> str:
     if is_plain and not re.search(r"[^a-zA-Z0-9_/.+-]", text):
         return text
     # Hydra unescapes a backslash only in front of a quote
-    return '"' + re.sub(r'(\\*)("|\Z)', lambda part: part[1] * 2 + ('\\"' if part[2] else ""), text) + '"'
+    return '"' + re.sub(r'(?<!\\)(\\*+)("|\Z)', lambda part: part[1] * 2 + ('\\"' if part[2] else ""), text) + '"'
 
 
 def resuming(path: Path) -> str:

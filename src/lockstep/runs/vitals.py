@@ -19,11 +19,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.runs.files import open_to_append
+from lockstep.runs.files import no_link, open_to_append
 from lockstep.runs.folder import RunFolder
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 5.0  # without a heartbeat for this long, a rank is silent
+LARGEST_STACK = 2**20  # bytes at the end of a log: of each thread, Python writes 100 frames
 FRAME = re.compile(r'^ +File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 
 
@@ -106,8 +107,8 @@ def _heartbeats(folder: RunFolder) -> dict[int, Heartbeat]:
     found = {}
     for rank, path in folder.heartbeats().items():
         # opened, because a network disk may report an old time of a file that is not
-        with contextlib.suppress(OSError, ValueError), open(path) as file:
-            host, pid = file.read().split()
+        with contextlib.suppress(OSError, ValueError), open(path, opener=no_link) as file:
+            host, pid = file.read(1000).split()
             found[rank] = Heartbeat(host, int(pid), os.fstat(file.fileno()).st_mtime)
     return found
 
@@ -136,7 +137,9 @@ def end_of(folder: RunFolder, rank: int, who: str, code: int) -> str:
     if number == signal.SIGKILL:
         line += " (kill -9, or out of memory)"
     try:
-        stack = folder.rank_log(rank).read_text(errors="replace").rpartition("Fatal Python error")[2]
+        with open(folder.rank_log(rank), "rb", opener=no_link) as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - LARGEST_STACK))
+            stack = log.read(LARGEST_STACK).decode(errors="replace").rpartition("Fatal Python error")[2]
     except OSError:
         stack = ""
     # of the thread that received the signal; else of the main thread, which comes last

@@ -1,8 +1,6 @@
 """`lockstep compare` of settings: each is the trials of a sweep that differ only in seed and fold."""
 
 import functools
-import gzip
-import json
 import math
 import re
 import statistics
@@ -16,6 +14,7 @@ from lockstep.runs.files import to_json
 from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.sweeps.differences import Difference, holm, paired, unpaired, words
 from lockstep.sweeps.ledger import Ledger
+from lockstep.sweeps.out_of_fold import names as names_of
 from lockstep.sweeps.table import FOLD, REPEATS, present, text
 from lockstep.system.terminal import measure, say, terminal
 from lockstep.system.wording import plural
@@ -138,4 +137,4 @@ def _difference(metric: str, first: Side, second: Side, num_tests: int) -> Diffe
 @functools.cache
 def _images(run: RunFolder) -> int:
     """Return a hash of the names of the images that a run was tested on."""
-    return hash(tuple(sorted(json.loads(gzip.decompress(run.images.read_bytes()))["test"]["names"])))
+    return hash(tuple(names_of(run, "test")))

@@ -1,10 +1,7 @@
 """The predictions of all folds of a setting in one file: each image once, by the network that was not trained on it."""
 
-import gzip
-import json
-
 from lockstep.config import storage
-from lockstep.runs.files import atomic_file
+from lockstep.runs.files import LARGEST_UNPACKED, atomic_file, read_bytes, read_json
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
 from lockstep.sweeps.ledger import Ledger
@@ -22,16 +19,20 @@ def join(ledger: Ledger, sweep_table: Table) -> list[str]:
             continue
         suffix = f"_{rows[0].trial.number}" if len(settings) > 1 else ""
         path = ledger.path / f"out_of_fold{suffix}.csv"
-        if len({tuple(sorted(_names(folder))) for folder in folders}) > 1:
+        if len({tuple(names(folder, "train", "val", "test")) for folder in folders}) > 1:
             lines.append(f"{path.name} is not written: the images changed between the folds. Use another sweep.name")
             continue
-        parts = [folder.fold_rows.read_bytes().partition(b"\n") for folder in folders]
+        parts = [read_bytes(folder.fold_rows, LARGEST_UNPACKED).partition(b"\n") for folder in folders]
         with atomic_file(path) as file:
             file.write(b"".join([*parts[0][:2], *(rest for *_, rest in parts)]))
         lines.append(f"Out-of-fold predictions: {shown(path)}")
     return lines
 
 
-def _names(run: RunFolder) -> list[str]:
-    record = json.loads(gzip.decompress(run.images.read_bytes()))
-    return [name for split in ("train", "val", "test") for name in record[split]["names"]]
+def names(run: RunFolder, *splits: str) -> list[str]:
+    """Return the sorted names of the images of a run. Raises ValueError without a record of them."""
+    try:
+        record = read_json(run.images)
+        return sorted(name for split in splits for name in record[split]["names"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{shown(run.images)} lacks the names of the images.") from error

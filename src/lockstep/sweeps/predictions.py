@@ -36,7 +36,10 @@ def show(names: Sequence[str], *, is_json: bool) -> int:
 def _rows(path: Path) -> dict[str, tuple[str, str]]:
     """Return true and predicted class by file name."""
     with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:  # a name need not be UTF-8
-        head, *rows = list(csv.reader(file)) or [[]]
+        try:
+            head, *rows = list(csv.reader(file)) or [[]]
+        except csv.Error as error:
+            raise ValueError(f"{path} cannot be read: {error}.") from error
     if head[:3] not in HEADS or min(map(len, rows), default=0) < 3:
         what = f"{path} does not have rows of file, truth and class"
         raise ValueError(f"{what}: write it by lockstep eval RUN --output FILE.csv, of a classification.")

@@ -10,14 +10,15 @@ SECRET = re.compile(
 )
 PLAIN = re.compile(r"(|null|none|true|false|\.{3}|[-+]?\d{0,4}(\.\d*)?(e[-+]?\d+)?)", re.IGNORECASE)
 PROSE = re.compile(r"key|.*(Error|Exception)")  # "write key=value", "KeyError: 'train'"
-OVERRIDE = re.compile(r"[-+~]*([\w./@-]+)=")
+OVERRIDE = re.compile(r"[-+~]*+([\w./@-]++)=")  # possessive, as below: the time grows with the length of a text only
 USER = re.compile(r"://[^\s/?#'\"]*@")
-QUERY = re.compile(r"(://[^\s?'\"]*\?|\?(?=[\w.%-]+=))[^\s'\")>]+")
+QUERY = re.compile(r"(://(?:(?!://)[^\s?'\"])*+\?|\?(?=[\w.%-]++=))[^\s'\")>]+")
 ASSIGNED = re.compile(
     r"(?<![\w./@-])(?<!unknown key )(?=[\w./@-]*(?:token|secret|passw|credential|key|auth|sig|notify))"
-    r"""([\w./@-]+)(['"]?\s?[=:]\s?)('[^']*'|"[^"]*"|(?:(?:Bearer|Basic)\s)?[^\s'",;}\])]+)""",
+    r"""([\w./@-]++)['"]?\s?[=:]\s?""",
     re.IGNORECASE,
 )
+VALUE = re.compile(r"""'[^']*'|"[^"]*"|(?:(?:Bearer|Basic)\s)?[^\s'",;}\])]+""", re.IGNORECASE)
 
 
 def redacted(value: Any, key: str = "") -> Any:
@@ -37,13 +38,16 @@ def redacted(value: Any, key: str = "") -> Any:
 
 def _redacted_text(text: str) -> str:
     text, start = QUERY.sub(rf"\1{HIDDEN}", USER.sub(f"://{HIDDEN}@", text)), 0
+    parts: list[str] = []
     while found := ASSIGNED.search(text, start):
-        name, _, value = found.groups()
-        start = found.start(3)
-        if not PROSE.fullmatch(name) and _is_secret(name) and not PLAIN.fullmatch(value):
-            text = text[:start] + HIDDEN + text[found.end() :]
-            start += len(HIDDEN)
-    return text
+        parts.append(text[start : found.end()])
+        start = found.end()
+        if not PROSE.fullmatch(found[1]) and _is_secret(found[1]):
+            value = VALUE.match(text, start)
+            if value is not None and not PLAIN.fullmatch(value[0]):
+                parts.append(HIDDEN)
+                start = value.end()
+    return "".join([*parts, text[start:]])
 
 
 def _item(item: Any, key: str) -> Any:

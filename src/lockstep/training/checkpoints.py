@@ -3,6 +3,7 @@
 No torch: a damaged file is found before anything starts.
 """
 
+import os
 import shutil
 import struct
 import zipfile
@@ -11,9 +12,12 @@ from typing import NamedTuple
 
 from lockstep.config.errors import ConfigError, of_file
 from lockstep.runs import gate, naming
-from lockstep.runs.files import atomic_file
+from lockstep.runs.files import atomic_file, no_link
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
+
+# errors of zipfile, depending on the wrong byte
+DAMAGES = (zipfile.BadZipFile, ValueError, RuntimeError, EOFError, OverflowError, struct.error)
 
 
 class Chosen(NamedTuple):
@@ -29,7 +33,7 @@ def chosen(folder: RunFolder, path: Path) -> Chosen:
     Raises ConfigError if there are checkpoints and none is whole. Changes no file.
     """
     others = [other for other in folder.checkpoints.glob("*.ckpt") if other != path]
-    others.sort(key=lambda other: other.stat().st_mtime_ns, reverse=True)
+    others.sort(key=lambda other: other.lstat().st_mtime_ns, reverse=True)
     errors: list[str] = []
     for each in (path, *others):
         error = damage(each)
@@ -59,7 +63,7 @@ def named(init_from: str | None) -> Path | None:
     """Return the whole checkpoint that `init_from` names: a file, or the last one of a run. Raises ConfigError."""
     if init_from is None:
         return None
-    path = Path(init_from)
+    path = Path(init_from).resolve()  # it is typed: a link is followed
     if path.is_file():
         error = damage(path)
         if error is not None:
@@ -88,22 +92,27 @@ def keep_initial(folder: RunFolder, init_from: str | None) -> None:
         return
     source = named(init_from)
     if source is not None:
-        with open(source, "rb") as file, atomic_file(folder.initial_weights) as kept:
+        with open(source, "rb", opener=no_link) as file, atomic_file(folder.initial_weights) as kept:
             shutil.copyfileobj(file, kept)
 
 
 def damage(path: Path) -> str | None:
     """Return how a checkpoint file is damaged, None if it is whole.
 
-    torch writes a zip archive with a checksum of every tensor. The file is read once, nothing in it is executed.
+    torch writes a zip archive with a checksum of every tensor, and compresses nothing: what unpacks to more than the
+    file is refused. The file is read once, nothing in it is executed.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open(path, "rb", opener=no_link) as file, zipfile.ZipFile(file) as archive:
+            parts = archive.infolist()
+            unpacked = sum(part.file_size for part in parts)
+            if unpacked > os.fstat(file.fileno()).st_size or any(part.compress_type for part in parts):
+                return "is no checkpoint (compressed)"
             broken = archive.testzip()
     except FileNotFoundError:
         return "is not there"
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
-    except (zipfile.BadZipFile, ValueError, RuntimeError, EOFError, struct.error):  # depending on the wrong byte
+    except DAMAGES:
         return "is damaged (cut short, or no checkpoint)"
     return None if broken is None else "is damaged (wrong checksum)"

@@ -6,20 +6,17 @@ with the chunks that are there; a damaged line is computed again.
 
 import contextlib
 import json
-import os
 import secrets
 import shutil
-import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lockstep.data.images.decode import ImageError
-from lockstep.runs import files
+from lockstep.runs import files, gate
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
 
-INPUTS = "inputs.json"  # what the rows depend on, and the inode of the folder: a copy of it has another one
 FILES = "*.jsonl"
 PICTURES = "pictures"  # folder of the pictures of its images
 
@@ -41,25 +38,23 @@ def open_folder(path: Path, inputs: Mapping[str, str], held: contextlib.ExitStac
     a network file system keeps open files. Raises ValueError if the folder cannot be used, or was not made here.
     """
     folder = RunFolder(path)
-    foreign = ValueError(f"{shown(path)} is not a folder of this prediction: remove it, or choose another --output")
     try:
         path.mkdir(0o755, parents=True, exist_ok=True)
-        has_lock = folder.lock_file.exists() and _is_own(folder.lock_file)
-        if not files.is_own_folder(path) or (any(path.iterdir()) and not has_lock):
-            raise foreign
+        if files.is_own_folder(path) and not any(path.iterdir()):
+            folder.claim(inputs={})
         with contextlib.ExitStack() as locked:
+            _need_own(folder)
             locked.enter_context(folder.lock())
-            before = _inputs_before(folder)
-            if before is None:
-                raise foreign
+            _need_own(folder)  # what nobody changes now
             held.callback(_remove_ended, path)
             held.push(locked.pop_all())
+        before = folder.read_inputs()
         if changed := [name for name, value in inputs.items() if before.get(name) != value]:
             _remove_rows(path)
             shutil.rmtree(path / PICTURES, ignore_errors=True)
             if before:
                 print(f"{' and '.join(changed)} changed: the rows in {shown(path)} are computed again", flush=True)
-            files.write_json(path / INPUTS, {**inputs, "inode": path.stat().st_ino})
+            folder.note(inputs=dict(inputs))
     except BlockingIOError as error:
         hint = "wait for it to end, or choose another --output"
         raise ValueError(f"{shown(path)} is being written by another process: {hint}") from error
@@ -68,23 +63,14 @@ def open_folder(path: Path, inputs: Mapping[str, str], held: contextlib.ExitStac
     return index(path.glob(FILES))
 
 
-def _inputs_before(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the inputs of the rows in a locked folder, empty for a new one; None if no prediction made it here."""
-    entries = [path for path in folder.path.rglob("*") if path != folder.lock_file]
-    if not entries:
-        return {}
-    with contextlib.suppress(ValueError):  # damaged
-        before = files.read_json(folder.path / INPUTS) if all(map(_is_own, entries)) else {}
-        if before.get("inode") == folder.path.stat().st_ino:
-            return before
-    return None
-
-
-def _is_own(path: Path) -> bool:
-    """Return True for a folder or a file of this user: no link, no second name of a file elsewhere, no device."""
-    state = path.lstat()
-    is_plain = stat.S_ISDIR(state.st_mode) or (stat.S_ISREG(state.st_mode) and state.st_nlink == 1)
-    return is_plain and state.st_uid == os.geteuid()
+def _need_own(folder: RunFolder) -> None:
+    """Raise ValueError unless a prediction of this user made the folder, and all that is in it."""
+    try:
+        gate.need_own(folder)
+        folder.read_inputs()
+    except (PermissionError, KeyError) as error:
+        what = f"{shown(folder.path)} is not a folder of this prediction"
+        raise ValueError(f"{what}: remove it, or choose another --output") from error
 
 
 def _remove_rows(path: Path) -> None:
@@ -114,7 +100,7 @@ def index(paths: Iterable[Path]) -> Index:
     """Find the complete chunks in these files."""
     found: Index = {}
     for path in paths:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=files.no_link) as file:
             offset = 0
             for line in file:
                 with contextlib.suppress(ValueError, TypeError, RecursionError):  # damaged, or cut short
@@ -143,7 +129,7 @@ def join(folder: Path, found: Index, num_chunks: int, output: Path, *, header: s
     errors: list[str] = []
     has_rows = False
     with contextlib.ExitStack() as held, files.atomic_file(output) as written:
-        sources = {path: held.enter_context(open(path, "rb")) for path, _ in found.values()}
+        sources = {path: held.enter_context(open(path, "rb", opener=files.no_link)) for path, _ in found.values()}
         written.write(header.encode())
         for number in range(num_chunks):
             path, offset = found[number]

@@ -3,13 +3,12 @@
 import gzip
 import json
 import sys
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
 from lockstep.config.errors import several
 from lockstep.data.images.splits import Splits
-from lockstep.runs.files import atomic_file
+from lockstep.runs.files import atomic_file, read_json
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
 from lockstep.system.wording import plural
@@ -92,7 +91,7 @@ def differences(before: Record, now: Record) -> list[str]:
 
 def _rows(record: Record) -> dict[str, tuple[str, Any]]:
     """Return split and target, a class by its name, of each image."""
-    classes = record["class_names"]
+    classes: Any = list(record["class_names"])
     rows: dict[str, tuple[str, Any]] = {}
     for split in ("train", "val", "test"):
         names, targets = record[split]["names"], record[split]["targets"]
@@ -110,12 +109,12 @@ def _write(run: RunFolder, record: Record) -> None:
 def _read(run: RunFolder) -> Record | None:
     """Read the record of a run; None without one. Raises ValueError if it is damaged."""
     try:
-        record = json.loads(gzip.decompress(run.images.read_bytes()))
+        if not run.images.exists():
+            return None
+        record = read_json(run.images)
         _rows(record)  # JSON of another kind
         return record
-    except FileNotFoundError:
-        return None
-    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, zlib.error) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{shown(run.images)} cannot be read ({error}): delete it, and add changed_data=accept"
         ) from error

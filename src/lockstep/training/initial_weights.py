@@ -10,8 +10,10 @@ from torch import Tensor
 from lockstep.config.errors import ConfigError, several
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.libraries import State, fitted, repeated, with_ends
+from lockstep.runs.naming import shown
 from lockstep.system.terminal import say, terminal
 from lockstep.system.wording import plural
+from lockstep.training.checkpoints import damage
 from lockstep.training.session import Session
 
 MOST_NAMED = 8
@@ -52,6 +54,8 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
 
 
 def _read(session: Session, setting: str) -> dict[str, Any]:
+    if (error := damage(session.folder.initial_weights)) is not None:
+        raise ConfigError([f"{shown(session.folder.initial_weights)} {error}: start a new run"])
     try:
         saved = torch.load(session.folder.initial_weights, map_location="cpu", weights_only=True, mmap=True)
         if "state_dict" in saved:

@@ -58,14 +58,17 @@ def test_the_project_is_known_by_what_its_modules_define(tmp_path: Path, monkeyp
         folder.mkdir(parents=True)
     (package / "network.py").write_text("import os\nfrom os import system\n\nclass Net: ...\n")
     (package / "__init__.py").write_text("from flower_project.network import Net, system\nfrom torch.nn import ReLU\n")
-    for path in ("theirs/code.py", "theirs/run/code.py", "outputs/code.py", "libraries/installed.py"):
+    files = ("theirs/code.py", "theirs/run/code.py", "outputs/code.py", "libraries/installed.py")
+    for path in (*files, "photos/helper.py", "flower_project/data/helper.py", "network.py"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text("class Net: ...\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "libraries")])
     project.enter(tmp_path)
-    for target in ("flower_project.Net", "flower_project.network.Net", "flower_project.ReLU"):
+    for target in ("flower_project.Net", "flower_project.network.Net", "flower_project.ReLU", "network.Net"):
         assert trust._is_known(target, run), target
     imported = ("flower_project.system", "flower_project.network.system", "flower_project.network.os.system")
     others = ("theirs.code.Net", "theirs.run.code.Net", "outputs.code.Net", "installed.Net", "flower_project.Net.mro")
-    for target in (*imported, *others):
+    data = ("photos.helper.Net", "flower_project.data.helper.Net")  # folders without __init__.py
+    for target in (*imported, *others, *data):
         assert not trust._is_known(target, run), target

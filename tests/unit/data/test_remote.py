@@ -225,7 +225,9 @@ ERRORS = {
     "s3://bucket/flowers": "s3://bucket/flowers cannot be read: Install s3fs",
     "gs://bucket/flowers": "install gcsfs",
     "zip://::s3://bucket/flowers.zip": "Install s3fs",
-    "nope://bucket": "Protocol not known: nope",
+    "nope://bucket": "cannot be read: nope:// is not one of http, https, s3, ",
+    "reference://x.json": "cannot be read: reference:// is not one of http",
+    "zip://a.zip::simplecache::http://host/x": "cannot be read: simplecache:// is not one of http",
     "https://me:hunter2@host/x": "https://***@host/x contains a user or password",
     "zip://::https://hunter2@host/x.zip": "https://***@host/x.zip contains a user or password",
 }

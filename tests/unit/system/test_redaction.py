@@ -62,3 +62,17 @@ def test_no_setting_of_lockstep_is_hidden() -> None:
     ):
         tree = storage.to_tree(validation.checked(compose.composed(texts)))
         assert redacted(tree) == tree
+
+
+LONG = 1_000_000
+
+
+@pytest.mark.timeout(300)  # a pattern that looks at every pair of letters takes an hour and more
+@pytest.mark.parametrize(
+    "part",
+    ["://", "a://", "key=", "author=", "@", "-", "?", "?a=", "key='", "token ", "https://u:", "A", "\\", '"', "("],
+)
+def test_the_time_of_a_long_text_grows_with_its_length_only(part: str) -> None:
+    text = part * (LONG // len(part))
+    for value in (text, [text], {text[:100_000]: text}):
+        redacted(value)

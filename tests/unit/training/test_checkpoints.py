@@ -1,6 +1,7 @@
 """The checkpoint that a run resumes from when files are damaged or missing."""
 
 import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,7 +31,17 @@ def missing(path: Path) -> None:
     path.unlink()
 
 
-DAMAGES = [cut_short, emptied, one_bit_flipped, missing]
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def compressed(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(1_000_000))
+
+
+DAMAGES = [cut_short, emptied, one_bit_flipped, missing, a_pipe, compressed]
 
 
 @pytest.fixture
@@ -65,6 +76,14 @@ def test_a_damaged_checkpoint_is_replaced_by_the_newest_whole_one(
     assert path == folder.checkpoints / "first.ckpt"
     assert "last.ckpt" in note
     assert "best.ckpt" in note
+
+
+def test_a_link_among_the_checkpoints_is_not_followed(folder: RunFolder) -> None:
+    cut_short(folder.last_checkpoint)
+    for target in ("nowhere", "first.ckpt"):
+        folder.best_checkpoint.unlink()
+        folder.best_checkpoint.symlink_to(target)
+        assert checkpoints.chosen(folder, folder.last_checkpoint).path == folder.checkpoints / "first.ckpt"
 
 
 def test_where_no_checkpoint_is_whole_all_are_named_and_none_is_touched(folder: RunFolder) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from lockstep.data.images.decode import ImageError
 from lockstep.runs import files
+from lockstep.runs.folder import RunFolder
 from lockstep.training import chunks
 from lockstep.training.chunks import Chunk, Index
 
@@ -130,7 +131,7 @@ def plant(folder: Path, kind: str) -> None:
         (folder / ".lock").touch(0o600)
         (folder / "thesis.tex").touch()
     elif kind == "no object":
-        (folder / chunks.INPUTS).write_text("[")
+        RunFolder(folder).facts_file.write_text("[")
     elif kind == "linked rows":
         other.write_bytes(chunks.line_of(Chunk(1, "1\n", [])))
         rows.symlink_to(other)

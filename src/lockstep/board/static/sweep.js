@@ -186,11 +186,11 @@ export class Sweep {
   }
 }
 
-const FORMULA = /^'*(?!-?(\d[\d.]*(e[-+]?\d+)?|inf|nan)$)[=+\-@\t\r]/i;
+const FORMULA = /(?<=^|[;\t\r\n])(?!-?(?:\d[\d.]*(?:e[-+]?\d+)?|inf|nan)(?![^;\t\r\n]))(?=['"]*[=+\-@])/gi;
 
 /** Rows as CSV, as in runs/files.py: a text that a spreadsheet would run as a formula gets a `'` in front. */
 function csv(rows) {
-  const safe = (cell) => (typeof cell === 'string' && FORMULA.test(cell) ? `'${cell}` : String(cell));
+  const safe = (cell) => (typeof cell === 'string' ? cell.replace(FORMULA, "'") : String(cell));
   const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
   return `${rows.map((row) => row.map((cell) => quoted(safe(cell))).join(',')).join('\n')}\n`;
 }

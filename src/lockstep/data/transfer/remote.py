@@ -20,6 +20,12 @@ from lockstep.system.wording import plural
 # parts of the names of attributes that change with the content of a file
 CHANGING = ("etag", "md5", "crc", "checksum", "digest", "sha", "modified", "updated", "mtime", "created", "date_time")
 ENCODED = ("http", "https")  # their listings contain quoted names
+# of storage and archives. Others run programs, log in to machines, or read what a file of theirs names, and the
+# configuration of a run may be anybody's
+PROTOCOLS = (
+    *("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "oss", "oci", "hdfs", "webhdfs"),
+    *("file", "memory", "zip", "tar"),
+)
 
 
 def is_url(root: str) -> bool:
@@ -42,16 +48,20 @@ def errors(url: str) -> Iterator[str]:
     """Yield errors in a URL that are found without a request."""
     from fsspec import get_filesystem_class
 
-    if re.search(r"://[^/?#@]*:[^/?#]*@|^https?://[^/?#]*@|::https?://[^/?#]*@", url):
+    if re.search(r"://[^/?#@:]*:[^/?#]*@|^https?://[^/?#]*@|::https?://[^/?#]*@", url):
         yield (
             f"data.root={redacted(url)} contains a user or password, which the run folder would store: set them in the "
             "files or variables of the driver"
         )
     for part in url.split("::"):
         protocol = part.partition("://")[0]
+        if "/" in protocol:  # a path at the end of a chain
+            continue
+        if protocol not in PROTOCOLS:
+            yield f"data.root={redacted(url)} cannot be read: {protocol}:// is not one of {', '.join(PROTOCOLS)}"
+            continue
         try:
-            if "/" not in protocol:  # else a path at the end of a chain
-                get_filesystem_class(protocol)
+            get_filesystem_class(protocol)
         except (ImportError, ValueError) as error:  # its message names the package to install
             yield f"data.root={redacted(url)} cannot be read: {error}"
 

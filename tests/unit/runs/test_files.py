@@ -1,0 +1,105 @@
+"""Files of a run folder that anybody may have written: nothing waits, explodes or crashes."""
+
+import csv
+import gzip
+import json
+import os
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.runs import files, vitals
+from lockstep.runs.folder import RunFolder
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.path.relpath(path))  # its address may have 107 bytes
+
+
+IRREGULAR: dict[str, Callable[[Path], Any]] = {
+    "pipe": os.mkfifo,
+    "socket": _socket,
+    "folder": Path.mkdir,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "link": lambda path: path.symlink_to(__file__),
+}
+READERS = (files.read_text, files.read_json, files.read_rows, files.read_lines)
+
+
+@pytest.mark.parametrize("what", IRREGULAR)
+def test_what_is_no_regular_file_is_neither_read_nor_written(tmp_path: Path, what: str) -> None:
+    folder = RunFolder(tmp_path)
+    for path in (folder.summary, folder.rank_log(0), folder.lock_file):
+        IRREGULAR[what](path)
+    for read in READERS:
+        with pytest.raises(OSError, match="not a regular file"):
+            read(folder.summary)
+    assert folder.is_locked() is None
+    assert vitals.end_of(folder, 0, "rank 0", -11).startswith("rank 0 was ended by SIGSEGV")
+
+
+@pytest.mark.timeout(60)  # where it waits, it waits for ever
+def test_a_log_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    os.mkfifo(folder.rank_log(0))
+    with pytest.raises(OSError, match="not a regular file"), vitals.shown(folder, 0):
+        pass
+    assert vitals.end_of(folder, 0, "rank 0", -11).startswith("rank 0 was ended by SIGSEGV")
+
+
+def test_json_that_no_browser_and_no_stack_takes_is_refused_or_null(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{"counts": [[NaN, 1], [-Infinity, 1e999]], "a": {"b": 0.5}}')
+    assert files.read_json(path) == {"counts": [[None, 1], [None, None]], "a": {"b": 0.5}}
+    for text in ('{"a": ' + "[" * 100_000, '{"a": ' + "[" * 200 + "]" * 200 + "}", '{"a": ' + "9" * 5000 + "}"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"x\.json does not contain a JSON object"):
+            files.read_json(path)
+
+
+def test_a_file_beyond_every_need_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.json"
+    path.touch()
+    os.truncate(path, files.LARGEST + 1)  # without blocks on the disk
+    with pytest.raises(ValueError, match=r"x\.json is larger than 67,108,864 bytes"):
+        files.read_json(path)
+    monkeypatch.setattr(files, "LARGEST_UNPACKED", 1000)
+    path = tmp_path / "x.json.gz"
+    path.write_bytes(gzip.compress(b" " * 900 + b'{"a": 1}'))
+    assert files.read_json(path) == {"a": 1}
+    path.write_bytes(gzip.compress(b" " * 1000 + b'{"a": 1}'))
+    with pytest.raises(ValueError, match=r"x\.json\.gz does not contain a JSON object"):
+        files.read_json(path)
+
+
+def test_a_cell_that_csv_does_not_take_is_an_error_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text(f"epoch,x\n1,{'a' * 131_073}\n")
+    with pytest.raises(ValueError, match=r"metrics\.csv cannot be read: field larger than field limit"):
+        files.read_rows(path)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("text", ["=1+1", "x;=1+1", "x\t@a", "x\n+1;y", "x\r-a", 'x;"=1+1"', "';\"=1", "a;-1=2"])
+def test_no_separator_makes_a_formula_of_a_text(text: str, separator: str) -> None:
+    written = files.csv_text([["a", text, 5]])
+    for line in re.split(r"[\r\n]", written):
+        cells = next(csv.reader([line], delimiter=separator), [])
+        assert not [cell for cell in cells if re.match(r'"*[=+@-]', cell)]
+    assert files.uncell(files.FORMULA.sub("'", text)) == text
+
+
+def test_numbers_are_no_formulas_and_marks_come_off() -> None:
+    for text in ("-5", "-0.25", "-1e-05", "-inf;-2", "nan", "a;b", "it's", ""):
+        assert files.csv_text([[text, text]]) == f"{text},{text}\n"
+    for text in ("'=1", "''-x", "a;'=1", "'-5", "x;\t=1", '"=', "=\n="):
+        assert files.uncell(files.FORMULA.sub("'", text)) == text != files.FORMULA.sub("'", text)
+
+
+def test_json_is_written_for_browsers() -> None:
+    assert json.loads(files.to_json({"a": [float("nan"), 1.5]})) == {"a": [None, 1.5]}
