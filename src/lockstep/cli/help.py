@@ -38,7 +38,7 @@ FIRST = ("trainer.max_epochs", "global_batch_size", "optimizer.lr", "trainer.dev
 FOOT = """
 null removes a callback or a logger: callbacks.timer=null. + sets a parameter that is not listed:
 +callbacks.checkpoint.every_n_epochs=2. Options of Hydra itself: {command} --hydra-help
---trust resumes a run or sweep that is a copy, or another project's or user's: its code and commands then run here.
+--trust resumes a copied run, or one of another project or user: its code and commands run here.
 """
 BENCHMARK = """\
 Train the chosen experiment in every environment of these machines, and report whether more workers are faster.

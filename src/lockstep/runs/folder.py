@@ -98,7 +98,8 @@ class RunFolder:
         return self.path / f".beat{rank}"
 
     def heartbeats(self) -> dict[int, Path]:
-        return {int(path.name.removeprefix(".beat")): path for path in self.path.glob(".beat*")}
+        ranks = {path: path.name.removeprefix(".beat") for path in self.path.glob(".beat*")}
+        return {int(rank): path for path, rank in ranks.items() if rank.isdecimal()}
 
     def rendezvous(self, step: str) -> Path:
         """Address of rank 0 in one start of a job; removed when all ranks have connected."""
