@@ -65,7 +65,9 @@ def _command() -> int:
         return arguments.function(arguments)
     except (FileNotFoundError, ValueError) as error:
         print(f"lockstep: {error}", file=sys.stderr)
-    except PermissionError as error:
+    except OSError as error:
+        if error.filename is None:
+            raise
         print(f"lockstep: {error.filename}: {error.strerror}", file=sys.stderr)
     return EXIT_CONFIG
 

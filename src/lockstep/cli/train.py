@@ -9,8 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.runs import gate, naming
-from lockstep.runs.folder import RunFolder
+from lockstep.runs import naming
 from lockstep.system.launcher import start_once
 from lockstep.system.redaction import redacted
 
@@ -158,8 +157,9 @@ def _check_folder(key: str, default: str, typed: Sequence[str], source: "Source"
     from lockstep.config import errors, overrides
     from lockstep.training import refusals
 
-    path = overrides.hydra_value(key, typed, source) or default
-    error = refusals.unwritable(Path(path))
+    chosen = overrides.hydra_value(key, typed, source)
+    path = chosen or default
+    error = refusals.exposed(chosen) or refusals.unwritable(Path(path))
     if error is not None:
         raise errors.ConfigError([error if path == default else f"{key}={path}: {error}"])
 
@@ -174,14 +174,10 @@ def _name_sweep_folder(name: str | None, typed: Sequence[str], source: "Source",
     from lockstep.config import overrides
     from lockstep.sweeps.ledger import adopt, command_of, find
 
-    new, command = (Path("outputs"), name or "sweep", datetime.now()), redacted(command_of(typed))
-    known, other = find(new[0], name, command), find(new[0], name, command, is_any=True)
-    if is_trusted:
-        known = other
-        if chosen := overrides.hydra_value("hydra.sweep.dir", typed, source) or known:
-            adopt(Path(chosen).resolve())
-    elif other is not None and other != known:
-        print(f"Not resuming {other}: it {gate.origin(RunFolder(other))}; --trust resumes it", flush=True)
+    new = Path("outputs"), name or "sweep", datetime.now()
+    known = find(new[0], name, redacted(command_of(typed)))
+    if is_trusted and (chosen := overrides.hydra_value("hydra.sweep.dir", typed, source) or known):
+        adopt(Path(chosen).resolve())
     path = str(known or naming.free_path(*new))
     OmegaConf.register_new_resolver("sweep_folder", lambda: path, replace=True)
     _check_folder("hydra.sweep.dir", path, typed, source)

@@ -174,8 +174,7 @@ def _requeue(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
         if job.exit_code == 0:
             hint = "" if job.record.command else f": train longer with {resuming(job.folder.path)}"
             raise ValueError(f"job {job.id} is finished{hint}.")
-        if not arguments.trust:
-            gate.need_own(job.folder, ADOPT)
+        gate.need_own(job.folder, ADOPT, is_trusted=arguments.trust)
     for job in chosen_jobs:
         job.folder.claim()
         print(f"Job {job.id} resumes as job {submission.again(job.folder, job.record).id}.", flush=True)
@@ -184,6 +183,8 @@ def _requeue(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
 
 def _delete(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     below = jobs.recorded(job.folder.path for job in chosen_jobs)  # trials of a sweep may have jobs of their own
+    for job in chosen_jobs:
+        gate.need_made_here(job.folder, "remove it by hand")
     live = [job for job in jobs.look(below) if job.is_live]
     if live:
         raise ValueError(f"job {live[0].id} is {live[0].state}: lockstep jobs cancel {live[0].id} first.")

@@ -15,17 +15,18 @@ def stop(run: str, reason: str) -> int:
     live: list[Job] = []
     if (Path(run) / SWEEP).is_file():
         folder = RunFolder(Path(run).resolve())
+        gate.need_own(folder)
         live = [job for job in jobs.look(jobs.recorded([folder.path])) if job.is_live]
         is_running, state = bool(live) or folder.is_locked() is not False, ""
         name, its = f"the sweep in {shown(folder.path)}", "each trial"
     else:
         folder = naming.find(run)
+        gate.need_own(folder)
         state = folder.read_status().get("state", "starting" if folder.is_locked() else "not started")
         name, its, is_running = shown(folder.path), "it", state in LIVE_STATES
     if not is_running:
         print(f"lockstep: {name} is not running{f': {state}' if state else ''}", file=sys.stderr)
         return EXIT_CONFIG
-    gate.need_own(folder)
     folder.request_stop(reason)  # first, or a search would draw others
     jobs.stop(live, reason)
     print(f"Stop requested for {name}; {its} saves a checkpoint first.")

@@ -53,11 +53,10 @@ def named(texts: Sequence[str]) -> RunFolder | None:
 
 def resumed(folder: RunFolder, texts: Sequence[str], source: Source, *, is_trusted: bool) -> SavedRun:
     """Check the run in `folder`, as these overrides change it, for a resume. Raises ConfigError with all errors."""
-    if not is_trusted:
-        try:
-            gate.need_own(folder, naming.ADOPT)
-        except OSError as error:
-            raise ConfigError([f"resume: {errors.of_file(error)}"]) from error
+    try:
+        gate.need_own(folder, naming.ADOPT, is_trusted=is_trusted)
+    except PermissionError as error:
+        raise ConfigError([f"resume: {errors.of_file(error)}"]) from error
     saved = storage.load(folder.config)
     trust.check(folder, saved, source, texts, is_trusted=is_trusted, settings=trust.OF_A_TRAINING)
     try:

@@ -52,7 +52,7 @@ def requested(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool = Fa
     later = [key for key, reason in compose.plain(compose.composed(typed, source))[1].items() if not reason]
     errors = [f"{key} uses a value of Hydra that only python train.py has: set it" for key in later]
     named = overrides.hydra_value(OUTPUT, typed, source)
-    error = refusals.unwritable(Path(named or "outputs"))
+    error = refusals.exposed(named) or refusals.unwritable(Path(named or "outputs"))
     errors += [f"{OUTPUT}={named}: {error}" if named else error] if error else []
     if errors:
         raise ConfigError(errors)

@@ -17,9 +17,13 @@ from lockstep.runs.files import owner
 from lockstep.runs.folder import WANDB, RunFolder
 
 
-def need_own(folder: RunFolder, fix: str = "use it where it was made") -> None:
-    """Refuse to write into a folder that this user did not make here, or that contains more than files and folders."""
-    need_made_here(folder, fix)
+def need_own(folder: RunFolder, fix: str = "use it where it was made", *, is_trusted: bool = False) -> None:
+    """Refuse to write into a folder that contains more than files and folders, or that this user did not make here.
+
+    The latter is accepted of a folder that `is_trusted`.
+    """
+    if not is_trusted:
+        need_made_here(folder, fix)
     need_plain(folder.path)
 
 

@@ -3,6 +3,7 @@
 sweep.json lists their overrides, secrets included; the state of a trial is in its own run folder.
 """
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -120,21 +121,21 @@ def state_of(facts: Mapping[str, Any]) -> str:
     return {"not started": "queued", "no signal": "interrupted"}.get(state, state)
 
 
-def find(root: Path, name: str | None, command: Sequence[str], *, is_any: bool = False) -> Path | None:
-    """Find the newest sweep below `root` of this name; without a name, of the same command.
+def find(root: Path, name: str | None, command: Sequence[str]) -> Path | None:
+    """Find the newest sweep of this user below `root` with this name; without a name, of the same command.
 
-    `is_any`: also one that was not made here.
+    One that was made here comes before copies.
     """
     folders = []
     for file in root.glob(f"*/*/{SWEEP}"):
         try:
             kept = read_json(file)
             is_same = kept["name"] == name and (name or sorted(kept["command"]) == sorted(command))
+            if is_same and file.parent.stat().st_uid == os.geteuid():
+                folders.append((RunFolder(file.parent.resolve()).is_made_here(), file.parent))
         except (OSError, KeyError, TypeError, ValueError):  # not the file of a sweep
             continue
-        if is_same and (is_any or RunFolder(file.parent.resolve()).is_made_here()):
-            folders.append(file.parent)
-    return max(folders, default=None)
+    return max(folders)[1] if folders else None
 
 
 def adopt(path: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from lockstep.runs import gate
 from lockstep.runs.naming import shown
 
 # parts of the errors, other than torch.OutOfMemoryError, by which torch reports missing memory
@@ -65,6 +66,15 @@ def unwritable(path: Path) -> str | None:
             return None
     except OSError as error:
         return f"{shown(folder)} cannot be written to ({error.strerror}): use another path, or check permissions"
+
+
+def exposed(chosen: str | None) -> str | None:
+    """Return why another user could replace a new folder, the `chosen` one or one below outputs/; None if none can."""
+    try:
+        gate.need_private(Path("outputs") if chosen is None else Path(chosen).resolve().parent)
+    except PermissionError as error:
+        return f"{shown(Path(error.filename))} {error.strerror}"
+    return None
 
 
 def _of_disk(error: OSError, folder: Path) -> str | None:
