@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.runs import naming
+from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.launcher import start_once
 from lockstep.system.redaction import redacted
 
@@ -172,12 +173,15 @@ def _name_sweep_folder(name: str | None, typed: Sequence[str], source: "Source",
     from omegaconf import OmegaConf
 
     from lockstep.config import overrides
-    from lockstep.sweeps.ledger import adopt, command_of, find
+    from lockstep.sweeps.ledger import adopt, command_of, find, need_own
 
     new = Path("outputs"), name or "sweep", datetime.now()
     known = find(new[0], name, redacted(command_of(typed)))
-    if is_trusted and (chosen := overrides.hydra_value("hydra.sweep.dir", typed, source) or known):
-        adopt(Path(chosen).resolve())
+    chosen = Path(overrides.hydra_value("hydra.sweep.dir", typed, source) or known or "").resolve()
+    if (chosen / SWEEP).exists():
+        if is_trusted:
+            adopt(chosen)
+        need_own(RunFolder(chosen))  # before Hydra writes into it
     path = str(known or naming.free_path(*new))
     OmegaConf.register_new_resolver("sweep_folder", lambda: path, replace=True)
     _check_folder("hydra.sweep.dir", path, typed, source)

@@ -11,20 +11,19 @@ from pathlib import Path
 from lockstep.cluster import submission
 from lockstep.cluster.jobs import Job
 from lockstep.config import build, project, storage, trust
-from lockstep.config.errors import ConfigError, of_file
+from lockstep.config.errors import ConfigError
 from lockstep.config.key_scopes import FREE_IN_A_RESUMED_SWEEP, scope
 from lockstep.config.resume import with_settled
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
 from lockstep.launch import runner
-from lockstep.runs import gate, naming
 from lockstep.runs.folder import EXIT_FAILED, JOURNAL, LIVE_STATES, SWEEP, RunFolder
 from lockstep.runs.naming import quoted, shown
 from lockstep.sweeps import array, devices, job_pool, out_of_fold, views
 from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.devices import Devices, Machine
 from lockstep.sweeps.job_pool import JobPool
-from lockstep.sweeps.ledger import DONE, Ledger, Trial, trial_of
+from lockstep.sweeps.ledger import DONE, Ledger, Trial, need_own, trial_of
 from lockstep.sweeps.pool import Pool
 from lockstep.sweeps.results import monitored, objectives_of
 from lockstep.sweeps.table import Table, table, write
@@ -241,25 +240,22 @@ def opened(path: Path, name: str | None, command: Sequence[str]) -> Iterator[Led
     Raises ConfigError if it cannot be read, was not made here, or another process holds it.
     """
     folder = RunFolder(path.resolve())
+    folder.path.mkdir(parents=True, exist_ok=True)
+    if not any((folder.path / name).exists() for name in (SWEEP, JOURNAL)):
+        folder.claim()
+    need_own(folder)
     with contextlib.ExitStack() as held:
         try:
-            gate.need_private(folder.path.parent)
-            folder.path.mkdir(parents=True, exist_ok=True)
-            if not any((folder.path / name).exists() for name in (SWEEP, JOURNAL)):
-                folder.claim()
-            gate.need_own(folder, naming.ADOPT)
             held.enter_context(folder.lock())
             ledger = Ledger.opened(folder.path, name, redacted(command))
-            for trial in ledger.trials:
-                if trial.folder.config.exists():
-                    gate.need_made_here(trial.folder, naming.ADOPT)
         except BlockingIOError as error:
             what = f"{shown(path)} is being run by another process"
             raise ConfigError([f"{what}: stop it, or wait for it to end"]) from error
-        except PermissionError as error:
-            raise ConfigError([f"{of_file(error)}, or choose another sweep.name"]) from error
         except (OSError, ValueError) as error:
             what = f"{shown(path)}/sweep.json cannot be read ({error})"
             raise ConfigError([f"{what}: choose another sweep.name"]) from error
+        for trial in ledger.trials:
+            if trial.folder.config.exists():
+                need_own(trial.folder)
         ledger.stop_flag.remove_leftovers(is_deep=False)  # not those of trials, which other processes may train
         yield ledger

@@ -11,7 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, of_file
+from lockstep.runs import gate, naming
 from lockstep.runs.discovery import look_at
 from lockstep.runs.files import read_json, write_json
 from lockstep.runs.folder import SWEEP, RunFolder
@@ -136,6 +137,14 @@ def find(root: Path, name: str | None, command: Sequence[str]) -> Path | None:
         except (OSError, KeyError, TypeError, ValueError):  # not the file of a sweep
             continue
     return max(folders)[1] if folders else None
+
+
+def need_own(folder: RunFolder) -> None:
+    """Raise ConfigError for a sweep or a trial that this user did not make here, or that contains links and the like."""
+    try:
+        gate.need_own(folder, naming.ADOPT)
+    except PermissionError as error:
+        raise ConfigError([f"{of_file(error)}, or choose another sweep.name"]) from error
 
 
 def adopt(path: Path) -> None:
