@@ -140,7 +140,7 @@ def find(root: Path, name: str | None, command: Sequence[str]) -> Path | None:
 
 
 def need_own(folder: RunFolder) -> None:
-    """Raise ConfigError for a sweep or a trial that this user did not make here, or that contains links and the like."""
+    """Raise ConfigError for a sweep or a trial that this user did not make here, or that contains links or pipes."""
     try:
         gate.need_own(folder, naming.ADOPT)
     except PermissionError as error:
