@@ -1,6 +1,5 @@
 """A run folder is data: no command runs the code that it names without --trust."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -164,20 +163,3 @@ def test_from_python_a_run_is_trusted_by_name(
         with pytest.raises(lockstep.ConfigError, match=r"trusted_images\.synthetic of theirs is of neither"):
             call()
         call(trust=True)
-
-
-def test_a_sweep_tests_no_trial_that_somebody_else_has_trained(tmp_path: Path) -> None:
-    sweep = ("train", "-m", *SMALL, "trainer.max_epochs=1", "seed=0,1", "sweep.name=s", "launcher.parallel=1")
-    done = typed(tmp_path, *sweep, "sweep.test=none")
-    assert done.returncode == 0, done.stderr
-    trials = [RunFolder(path.parent) for path in tmp_path.glob("outputs/*/*_s/*/config.yaml")]
-    (tmp_path / "modules").mkdir()
-    for trial in trials:
-        edit(trial, logger={"x": OPENS})
-        trial.note(project={"modules": [str(tmp_path / "modules")], "started_in": []})
-    refused(tmp_path, (*sweep, "sweep.test=best"), "logger.x._target_=logging.FileHandler")
-    for trial in trials:
-        edit(trial, logger={"x": None})
-    done = typed(tmp_path, *sweep, "sweep.test=best")
-    assert done.returncode == 0, done.stderr
-    assert os.fspath(tmp_path / "modules") not in trials[0].read_project()["modules"]

@@ -36,7 +36,7 @@ NO_PACKAGES = ("benchmarks", "outputs", "tests")  # two of a copy of Lockstep's 
 def check(
     run: RunFolder,
     saved: Config,
-    own: Source | Config,
+    own: Source,
     typed: Sequence[str] = (),
     *,
     is_trusted: bool = False,
@@ -51,7 +51,7 @@ def check(
     if is_trusted:
         project.use(run, saved, is_last=True)
         return
-    known = cache(lambda: dict(_values(to_tree(own) if isinstance(own, Config) else _composed(own))))
+    known = cache(lambda: dict(_values(_composed(own))))
     for key, value in _values(to_tree(saved)):
         is_target = not {"_target_", "_check_"}.isdisjoint(key.split("."))
         is_path = key in PATHS
