@@ -103,3 +103,27 @@ def test_numbers_are_no_formulas_and_marks_come_off() -> None:
 
 def test_json_is_written_for_browsers() -> None:
     assert json.loads(files.to_json({"a": [float("nan"), 1.5]})) == {"a": [None, 1.5]}
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "pipe"])
+def test_nothing_is_appended_to_what_lies_elsewhere(tmp_path: Path, kind: str) -> None:
+    other, path = tmp_path / "other", tmp_path / "metrics.csv"
+    other.write_text("a\n1\n")
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        (os.symlink if kind == "link" else os.link)(other, path)
+    with pytest.raises(OSError, match=r"a hard link|not a regular file"):
+        files.append_rows(path, [{"a": 2}])
+    assert other.read_text() == "a\n1\n"
+
+
+def test_nothing_is_written_or_removed_through_a_linked_folder(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("theirs")
+    (tmp_path / "link").symlink_to("other")
+    for write in (lambda path: files.write_atomically(path, "x"), files.remove):
+        with pytest.raises(NotADirectoryError):
+            write(tmp_path / "link" / "file")
+    assert (tmp_path / "other" / "file").read_text() == "theirs"
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["file"]

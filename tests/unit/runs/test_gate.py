@@ -1,0 +1,90 @@
+"""Folders that this user did not make here, or that contain more than files and folders."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lockstep.runs import gate
+from lockstep.runs.folder import RunFolder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.checkpoints.mkdir(parents=True)
+    folder.last_checkpoint.touch()
+    folder.claim()
+    return folder
+
+
+def test_a_moved_folder_is_ones_own_and_a_copy_is_a_strangers(run: RunFolder) -> None:
+    moved, copy = RunFolder(run.path.with_name("moved")), RunFolder(run.path.with_name("copy"))
+    run.path.rename(moved.path)
+    gate.need_own(moved)
+    shutil.copytree(moved.path, copy.path)
+    with pytest.raises(PermissionError, match="was not made here"):
+        gate.need_own(copy)
+    gate.need_own(copy, is_trusted=True)
+    gate.need_readable(copy)
+    copy.claim()
+    gate.need_own(copy)
+
+
+def test_a_link_to_ones_own_folder_and_a_damaged_record_are_not_ones_own(run: RunFolder) -> None:
+    link = RunFolder(run.path.with_name("link"))
+    link.path.symlink_to(run.path)
+    assert not link.is_made_here()
+    run.facts_file.write_text("[")
+    assert not run.is_made_here()
+
+
+PLANTED: dict[str, Callable[[Path], None]] = {
+    "is a link": lambda path: path.symlink_to("last.ckpt"),
+    "is a hard link": lambda path: os.link(path.with_name("last.ckpt"), path),
+    "is neither a file nor a folder": os.mkfifo,
+}
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_an_entry_that_no_run_contains_is_named(run: RunFolder, what: str) -> None:
+    gate.need_plain(run.path)
+    PLANTED[what](run.checkpoints / "odd.ckpt")
+    for check in (lambda: gate.need_own(run), lambda: gate.need_own(run, is_trusted=True)):
+        with pytest.raises(PermissionError, match=what) as caught:
+            check()
+    assert str(caught.value.filename).startswith(str(run.checkpoints))
+    gate.need_readable(run)  # what is one's own is only read
+    run.note(inode=0)
+    with pytest.raises(PermissionError, match=what):
+        gate.need_readable(run)
+
+
+def test_links_between_the_files_of_wandb_are_accepted_and_links_out_of_them_are_not(run: RunFolder) -> None:
+    (run.path / "wandb" / "run-1").mkdir(parents=True)
+    (run.path / "wandb" / "latest-run").symlink_to("run-1")
+    gate.need_own(run)
+    (run.path / "wandb" / "out").symlink_to("../config.yaml")
+    with pytest.raises(PermissionError, match="is a link"):
+        gate.need_own(run)
+
+
+@pytest.mark.parametrize(
+    ("mode", "cwd_mode", "is_refused"),
+    [(0o755, 0o755, False), (0o777, 0o755, True), (0o1777, 0o755, False), (0o777, 0o777, False)],
+)
+def test_a_folder_that_others_can_write_holds_no_new_run_unless_the_project_is_theirs_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, cwd_mode: int, is_refused: bool
+) -> None:
+    outputs, project = tmp_path / "outputs", tmp_path / "project"
+    for path, its in ((outputs, mode), (project, cwd_mode)):
+        path.mkdir()
+        path.chmod(its)
+    monkeypatch.chdir(project)
+    if not is_refused:
+        gate.need_private(outputs / "new" / "run")
+        return
+    with pytest.raises(PermissionError, match=f"chmod go-w {outputs}"):
+        gate.need_private(outputs / "new" / "run")
