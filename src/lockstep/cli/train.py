@@ -173,15 +173,13 @@ def _name_sweep_folder(name: str | None, typed: Sequence[str], source: "Source",
     from omegaconf import OmegaConf
 
     from lockstep.config import overrides
-    from lockstep.sweeps.ledger import adopt, command_of, find, need_own
+    from lockstep.sweeps.ledger import command_of, find, need_own
 
     new = Path("outputs"), name or "sweep", datetime.now()
     known = find(new[0], name, redacted(command_of(typed)))
-    chosen = Path(overrides.hydra_value("hydra.sweep.dir", typed, source) or known or "").resolve()
-    if (chosen / SWEEP).exists():
-        if is_trusted:
-            adopt(chosen)
-        need_own(RunFolder(chosen))  # before Hydra writes into it
+    chosen = overrides.hydra_value("hydra.sweep.dir", typed, source) or known
+    if chosen and Path(chosen, SWEEP).exists():  # before Hydra writes into it
+        need_own(RunFolder(Path(chosen).resolve()), is_trusted=is_trusted)
     path = str(known or naming.free_path(*new))
     OmegaConf.register_new_resolver("sweep_folder", lambda: path, replace=True)
     _check_folder("hydra.sweep.dir", path, typed, source)

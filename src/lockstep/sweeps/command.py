@@ -250,11 +250,5 @@ def opened(path: Path, name: str | None, command: Sequence[str]) -> Iterator[Led
         except BlockingIOError as error:
             what = f"{shown(path)} is being run by another process"
             raise ConfigError([f"{what}: stop it, or wait for it to end"]) from error
-        except (OSError, ValueError) as error:
-            what = f"{shown(path)}/sweep.json cannot be read ({error})"
-            raise ConfigError([f"{what}: choose another sweep.name"]) from error
-        for trial in ledger.trials:
-            if trial.folder.config.exists():
-                need_own(trial.folder)
         ledger.stop_flag.remove_leftovers(is_deep=False)  # not those of trials, which other processes may train
         yield ledger

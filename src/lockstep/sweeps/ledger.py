@@ -139,18 +139,23 @@ def find(root: Path, name: str | None, command: Sequence[str]) -> Path | None:
     return max(folders)[1] if folders else None
 
 
-def need_own(folder: RunFolder) -> None:
-    """Raise ConfigError for a sweep or a trial that this user did not make here, or that contains links or pipes."""
+def need_own(folder: RunFolder, *, is_trusted: bool = False) -> None:
+    """Raise ConfigError unless this user made a sweep and its trials here, without links or pipes in them.
+
+    A trusted sweep becomes this user's.
+    """
     try:
-        gate.need_own(folder, naming.ADOPT)
+        gate.need_own(folder, naming.ADOPT, is_trusted=is_trusted)
+        made = [trial.folder for trial in Ledger.opened(folder.path, None, ()).trials if trial.folder.config.exists()]
+        for each in (folder, *made):
+            if is_trusted:
+                each.claim()
+            gate.need_made_here(each, naming.ADOPT)
     except PermissionError as error:
         raise ConfigError([f"{of_file(error)}, or choose another sweep.name"]) from error
-
-
-def adopt(path: Path) -> None:
-    """Make a sweep and its trials this user's. Raises ValueError for a folder that contains no sweep."""
-    for folder in (RunFolder(path), *(trial.folder for trial in Ledger.opened(path, None, ()).trials)):
-        folder.claim()
+    except (OSError, ValueError) as error:
+        what = f"{naming.shown(folder.path / SWEEP)} cannot be read ({error})"
+        raise ConfigError([f"{what}: choose another sweep.name"]) from error
 
 
 def command_of(overrides: Sequence[str]) -> list[str]:

@@ -16,7 +16,6 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, PRUNED, RunFolder
 from lockstep.sweeps import array, job_pool
-from lockstep.sweeps import ledger as ledgers
 from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.job_pool import JobPool
 from lockstep.sweeps.ledger import Ledger, Trial
@@ -82,7 +81,8 @@ def book(path: Path, num_trials: int) -> Ledger:
     for number in range(num_trials):
         ledger.add([f"seed={number}"], str(number)).folder.path.mkdir(parents=True)
     ledger.write()
-    ledgers.adopt(path)
+    for folder in (RunFolder(path), *(trial.folder for trial in ledger.trials)):
+        folder.claim()
     return ledger
 
 

@@ -200,7 +200,8 @@ def book(path: Path, *settings: str, name: str | None = None, command: Sequence[
     for words in settings:
         ledger.add(words.split(), str(ledger.next_number)).folder.path.mkdir()
     ledger.write()
-    ledgers.adopt(path)
+    for folder in (RunFolder(path), *(trial.folder for trial in ledger.trials)):
+        folder.claim()
     return ledger
 
 
