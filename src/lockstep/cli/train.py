@@ -29,13 +29,14 @@ def run(project: Path) -> int:
     """
     import hydra
 
-    from lockstep.config import errors
+    from lockstep.config import compose, errors
 
     try:
         arguments, source = _parsed(project)
         resumed = _saved_run(arguments, source)
         if resumed is None and not _is_checked(arguments, source):
             return 0
+        sys.argv.append(f"--config-name={compose.primary(source)}")
     except errors.ConfigError as error:
         errors.exit_with(error)
 
@@ -214,11 +215,11 @@ def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
         elif is_submitted:
             from lockstep.cluster import submission
 
-            config = overrides.of_job(cfg, typed, partial(compose, source.name))
+            config = overrides.of_job(cfg, typed, partial(compose, hydra.job.config_name))
             overrides.check_called([config])
             _, code = submission.start(config, typed, chosen)
         else:
-            config = overrides.of_job(cfg, typed, partial(compose, source.name))
+            config = overrides.of_job(cfg, typed, partial(compose, hydra.job.config_name))
             _, code = runner.start(config, typed, chosen, first=first)
     except errors.ConfigError as error:
         errors.exit_with(error)
