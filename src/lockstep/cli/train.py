@@ -9,6 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lockstep
 from lockstep.runs import gate, naming
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import start_once
@@ -23,10 +24,14 @@ if TYPE_CHECKING:
 
 
 def run(project: Path) -> int:
-    """Check the command line, then print --help or start Hydra. Returns the exit code.
+    """Check the command line, then print --help or --version, or start Hydra. Returns the exit code.
 
     `project` is the folder with the `conf` and modules of this command.
     """
+    if "--version" in sys.argv:
+        print(f"lockstep {lockstep.__version__}")
+        return 0
+
     import hydra
 
     from lockstep.config import compose, errors

@@ -46,7 +46,7 @@ BASE = "defaults:\n  - lockstep\n  - override data: images\n  - override model: 
 
 @pytest.fixture(params=[None, MORE, WITHOUT_OURS], ids=["fresh", "more", "nested"])
 def source(tmp_path: Path, request: pytest.FixtureRequest) -> Source:
-    """A project as `lockstep new` makes it, one with more in config.yaml, one that includes Lockstep by another file."""
+    """A project as `lockstep new` makes it, one with more in config.yaml, and one that includes Lockstep by a file."""
     conf = Path(shutil.copytree(STARTER, tmp_path / "conf"))
     if request.param is not None:
         (conf / "config.yaml").write_text(request.param)
