@@ -132,7 +132,7 @@ class Study(Sweeper):
                 configs: dict[int, Config] = {}
 
                 drawn_from = search.distributions(space)
-                typed = {  # by identity: the first of equal points
+                typed: dict[str, Sequence[str]] = {  # by identity: the first of equal points
                     command.identity(storage.load(trials[0].folder.config)): trials[0].overrides
                     for trials in search.by_point(ledger, drawn_from).values()
                     if trials[0].folder.config.exists()

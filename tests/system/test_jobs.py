@@ -212,7 +212,7 @@ def sweep(path: Path, *overrides: str) -> tuple[Ledger, list[tuple[Trial, Config
     made = []
     for text in overrides:
         config = validation.checked(compose.composed([*SLURM, text]))
-        made.append(sweeps.prepared(ledger, [text], lambda number, config=config: (config, f"nested/{number}")))
+        made.append(sweeps.prepared(ledger, [text], lambda number, config=config: (config, f"nested/{number}"), {}))
     return ledger, made
 
 

@@ -75,18 +75,19 @@ def composed(overrides: Sequence[str], source: Source = DEFAULT, *, with_hydra: 
 
 
 def primary(source: Source) -> str:
-    """Return the name of the primary configuration: the file of `source`, then its choices of `LAST`.
+    """Return the name of the primary configuration, stored in this process: the file of `source`, then `LAST`.
 
-    They are outside of the file, because the first override that Hydra reads wins, and it reads a defaults list from
-    its end: an experiment overrides what a file chooses only if that file is above it in the list of another.
+    Of several overrides of a group, Hydra takes the first that it reads. It reads a file before what the file includes,
+    and a defaults list from its end. So an experiment has to come after the project's file, in a list around both.
     """
     tree: Any = None
     with contextlib.suppress(StopIteration, OSError, yaml.YAMLError):  # reported by Hydra
         tree = OmegaConf.load(
             next(path for folder in source.folders if (path := folder / f"{source.name}.yaml").is_file())
         )
-    listed = OmegaConf.to_container(tree).get("defaults", []) if isinstance(tree, DictConfig) else None
-    if not isinstance(listed, list):
+    content: Any = OmegaConf.to_container(tree) if isinstance(tree, DictConfig) else {}
+    listed = content.get("defaults", [])
+    if not isinstance(tree, DictConfig) or not isinstance(listed, list):
         return source.name
     last: dict[str, Any] = dict.fromkeys(LAST)
     kept: list[Any] = []
