@@ -17,9 +17,7 @@ from lockstep.data import Images
 from lockstep.data.images.samples import Samples
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Shard
-from lockstep.models.layout import chosen
 from lockstep.tasks import Classification, Multilabel, Regression, Task
-from lockstep.training import trial
 from lockstep.training.trial import refuse_augmentation, refuse_targets
 from tests.support.harness import SMALL
 from tests.support.modules import classification, classifier
@@ -46,23 +44,6 @@ def with_value(targets: Tensor, value: float) -> Tensor:
 @pytest.fixture(scope="module")
 def config() -> Config:
     return validation.checked(compose.composed(SMALL))
-
-
-@pytest.mark.parametrize("memory_format", ["channels_last", "contiguous"])
-def test_a_view_that_fails_in_channels_last_is_refused_with_the_key(memory_format: str) -> None:
-    layout = chosen(memory_format, None)
-
-    def work() -> None:
-        maps = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
-        try:
-            maps.view(2, -1)
-        except RuntimeError as error:
-            raise ConfigError([str(error)]) from error
-
-    with pytest.raises(ConfigError, match="view size is not compatible") as caught, trial._naming_layout(layout):
-        work()
-    (line,) = caught.value.errors
-    assert line.endswith("or set trainer.memory_format=contiguous") == (memory_format == "channels_last")
 
 
 def refuse(config: Config, task: Task, outputs: Tensor, **parts: Any) -> None:
