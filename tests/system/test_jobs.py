@@ -882,7 +882,7 @@ def test_a_job_in_the_background_outlives_its_terminal_and_is_cancelled_and_goes
     assert "Finished 4 epochs" in done.stdout
     assert json.loads(lockstep_jobs(tmp_path, "result", "run").stdout)["epochs"] == 4
     assert difference(alone, folder) == 0
-    assert f"earlier jobs  {name}" in lockstep_jobs(tmp_path, "show", name).stdout
+    assert f"earlier jobs  {name}" in lockstep_jobs(tmp_path, "show", name, "--folder", "run").stdout
 
 
 @pytest.mark.full
