@@ -54,6 +54,7 @@ class Workstation(Launcher):
     @override
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the trials. Exits with the code of the sweep if it is not 0."""
+        from lockstep.config import build
         from lockstep.config.errors import ConfigError, exit_with
         from lockstep.sweeps import array, command
         from lockstep.sweeps.course import Grid
@@ -62,10 +63,19 @@ class Workstation(Launcher):
         (Path(self._config.hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)  # has all settings, with secrets
         try:
             config, _ = self._compose(job_overrides[0], initial_job_idx)
-            if _is_handed_over(self._config, config, len(job_overrides)):
+            num_jobs = len(job_overrides)
+            if config.dry_run:
+                settled = (build.settled(self._compose(texts, 0)[0]) for texts in job_overrides)
+                num_jobs = len({command.identity(each) for each in settled})
+            if _is_handed_over(self._config, config, num_jobs):
                 return []
             with _ledger(self._config, config.sweep.name) as ledger:
-                made = [command.prepared(ledger, texts, partial(self._compose, texts)) for texts in job_overrides]
+                by_identity: dict[str, tuple[Trial, Config]] = {}
+                for texts in job_overrides:
+                    command.prepared(ledger, texts, partial(self._compose, texts), by_identity)
+                made = list({trial.number: (trial, each) for trial, each in by_identity.values()}.values())
+                if len(made) < len(job_overrides) and not config.silent:
+                    print(f"{len(job_overrides)} trials, {len(made)} of them different: equal ones are trained once")
                 left = [trial for trial, _ in made if trial.state not in DONE]
                 if config.cluster.name == "slurm":
                     array.submit(ledger, made)
@@ -97,6 +107,7 @@ class Study(Sweeper):
     @override
     def sweep(self, arguments: list[str]) -> None:
         """Run the study. Exits with the code of the sweep if it is not 0."""
+        from lockstep.config import build, storage
         from lockstep.config.errors import ConfigError, exit_with
         from lockstep.config.sweep_space import Interval, searched
         from lockstep.sweeps import command, search
@@ -120,19 +131,27 @@ class Study(Sweeper):
                 objectives = objectives_of(config)
                 configs: dict[int, Config] = {}
 
+                drawn_from = search.distributions(space)
+                typed: dict[str, Sequence[str]] = {  # by identity: the first of equal points
+                    command.identity(storage.load(trials[0].folder.config)): trials[0].overrides
+                    for trials in search.by_point(ledger, drawn_from).values()
+                    if trials[0].folder.config.exists()
+                }
+
                 def make(drawn: Sequence[str]) -> "list[Trial]":
                     texts = [*fixed, *drawn]
+                    first = build.settled(self._compose(texts, 0)[0])  # whose seed a drawn option may set
+                    same = typed.setdefault(command.identity(first), texts)
+                    texts = [*(text for text in fixed if text not in same), *same]
                     if num_seeds == 1:
                         return [made(texts)]
-                    first = self._compose(texts, 0)[0].seed  # which a drawn option may set
-                    return [made([*texts, f"seed={first + number}"]) for number in range(num_seeds)]
+                    return [made([*texts, f"seed={first.seed + number}"]) for number in range(num_seeds)]
 
                 def made(texts: Sequence[str]) -> "Trial":
-                    trial, configs[trial.number] = command.prepared(ledger, texts, partial(self._compose, texts))
+                    trial, configs[trial.number] = command.prepared(ledger, texts, partial(self._compose, texts), {})
                     ledger.write()  # before it starts: a command that is killed finds its job again
                     return trial
 
-                drawn_from = search.distributions(space)
                 draws = search.Draws(
                     search.study_in(ledger, drawn_from, config.search, objectives),
                     drawn_from,

@@ -108,21 +108,61 @@ def test_workers_share_the_cores_by_default(tmp_path: Path) -> None:
     assert [each["threads"] for each in facts] == [len(os.sched_getaffinity(0)) // 2] * 2
 
 
+@pytest.mark.parametrize("length", [0, 100])
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_a_command_that_streams_leaves_no_process_and_no_folder_of_sockets(tmp_path: Path, is_killed: bool) -> None:
+def test_a_command_that_streams_leaves_no_process_and_no_folder_of_sockets(
+    tmp_path: Path, is_killed: bool, length: int
+) -> None:
     write_folder(tmp_path / "images", count=20)
     kept = [override for override in SMALL if not override.startswith("data")]
     streamed = ["data=image_folder", "data.root=images", "data.memory=stream", "data.num_workers=1"]
     sizes = ["data.image_size=16", f"trainer.max_epochs={1000 if is_killed else 1}", "trainer.devices=2"]
-    with tempfile.TemporaryDirectory(prefix="t") as temporary:  # short: the name of a socket has little room
+    with tempfile.TemporaryDirectory(prefix="t" * (length or 1)) as temporary:
         words = command(*kept, *streamed, *sizes)
         process = subprocess.Popen(words, cwd=tmp_path, env={**environ(), "TMPDIR": temporary})
+        wait_until(lambda: _sockets(temporary) or process.poll() is not None, "the server")
+        (sockets,) = _sockets(temporary)
+        assert sockets.is_dir()
+        assert (sockets.parent == Path(temporary)) == (length == 0), "only sockets are elsewhere, if they must be"
         if is_killed:
             wait_until(lambda: (tmp_path / "outputs" / "latest" / "metrics.csv").exists(), "an epoch")
             process.kill()
         assert process.wait(PATIENCE_S) == (-signal.SIGKILL if is_killed else 0)
         wait_until(lambda: _processes_with(f"TMPDIR={temporary}") == [], "the end of all processes")
+        assert not sockets.exists()
         assert not list(Path(temporary).glob("pymp-*"))
+
+
+def _sockets(temporary: str) -> set[Path]:
+    """Folders of sockets that fork servers with this TMPDIR were given."""
+    found = set()
+    for process in _processes_with(f"TMPDIR={temporary}"):
+        with contextlib.suppress(OSError):
+            for variable in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
+                if variable.startswith(b"LOCKSTEP_SERVER_FOLDER="):
+                    found.add(Path(os.fsdecode(variable.partition(b"=")[2])))
+    return found
+
+
+def test_every_command_works_where_the_name_of_tmpdir_is_long(tmp_path: Path) -> None:
+    (tmp_path / ("t" * 100)).mkdir()
+    variables = {**environ(), "TMPDIR": str(tmp_path / ("t" * 100)), "PYTHONPATH": str(ROOT)}
+    short = [*SMALL, "trainer.max_epochs=1", "trainer.devices=2"]
+    script = (
+        f"import lockstep; run = lockstep.train({[*short, 'hydra.run.dir=notebook']}); assert run.state == 'finished'"
+    )
+    lockstep = [sys.executable, "-m", "lockstep"]
+    for words in (
+        [*lockstep, "train", *short, "hydra.run.dir=one", "trainer.devices=1"],
+        [*lockstep, "train", "-m", *short, "trainer.devices=1", "seed=0,1"],
+        [*lockstep, "eval", "one"],
+        [*lockstep, "verify", *SMALL],
+        [*lockstep, "train", *short, "hydra.run.dir=job", "cluster=local"],
+        [*lockstep, "jobs", "wait", "job"],
+        [sys.executable, "-c", script],
+    ):
+        done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
 
 
 def _processes_with(variable: str) -> list[int]:

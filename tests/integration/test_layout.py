@@ -15,7 +15,18 @@ from lockstep.config.options import groups
 from lockstep.models.layout import AVX2_NUMBERS, AVX512_NUMBERS, faulty_convolution
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support.compiler import needs_compiler
-from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, state, train_all, write_run
+from tests.support.harness import (
+    PATIENCE_S,
+    ROOT,
+    SMALL,
+    command,
+    difference,
+    environ,
+    own_network,
+    state,
+    train_all,
+    write_run,
+)
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 WITHOUT_AVX512 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
@@ -88,6 +99,19 @@ def run(cwd: Path, arguments: list[str], **variables: str) -> subprocess.Complet
     return subprocess.run(
         arguments, cwd=cwd, env={**environ(), **variables}, capture_output=True, text=True, timeout=PATIENCE_S
     )
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_view_that_fails_in_channels_last_is_refused_with_the_key_that_trains_it(
+    tmp_path: Path, num_workers: int
+) -> None:
+    words = [*own_network("Views"), f"trainer.devices={num_workers}", "trainer.max_epochs=1"]
+    folder = write_run(tmp_path / "refused", words)
+    train_all([folder], num_workers, EXIT_CONFIG)
+    (line,) = folder.failure.read_text().splitlines()
+    assert "view size is not compatible" in line
+    assert line.endswith("(x.flatten(1)), or set trainer.memory_format=contiguous")
+    train_all([write_run(tmp_path / "trained", [*words, "trainer.memory_format=contiguous"])], num_workers)
 
 
 def test_the_header_has_the_layout_and_an_unsafe_one_is_rejected_except_for_evaluation(tmp_path: Path) -> None:

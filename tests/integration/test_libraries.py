@@ -1,6 +1,9 @@
 """Networks of torchvision and timm: their weights, how they are fitted, and what is refused."""
 
+import argparse
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from lockstep.models.parameter_groups import ParameterGroups
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from lockstep.training.networks import _parameter_rules
 from tests.support.exact import train
-from tests.support.harness import train_all, write_run
+from tests.support.harness import environ, train_all, write_run
 from tests.support.image_files import write_folder
 from tests.support.recipes import of_library
 
@@ -112,23 +115,63 @@ def test_a_file_for_the_same_classes_gives_all_weights_however_it_was_saved(tmp_
     assert all(torch.equal(net.state_dict()[name], value) for name, value in saved.items())
 
 
-@pytest.mark.parametrize("library", ["torchvision", "timm"])
+@pytest.mark.parametrize("key", ["state_dict", "model", "state_dict_ema"])
+def test_a_file_of_a_training_script_is_read_with_its_settings(tmp_path: Path, key: str) -> None:
+    saved = models.shufflenet_v2_x0_5(num_classes=4).state_dict()
+    settings = argparse.Namespace(lr=0.1, opt="sgd", device=torch.device("cpu"), resume=argparse.Namespace())
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1).state_dict()
+    torch.save({key: saved, "args": settings, "optimizer": optimizer, "epoch": 3}, tmp_path / "weights.pth")
+    net: Any = of_torchvision(3, 4, name="shufflenet_v2_x0_5", **{**PLAIN, "pretrained": str(tmp_path / "weights.pth")})
+    net.origin.load()
+    assert all(torch.equal(net.state_dict()[name], value) for name, value in saved.items())
+
+
+def test_a_file_with_other_objects_is_refused_in_one_line(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}, "args": argparse.Namespace(path=tmp_path)}, tmp_path / "weights.pth")
+    net: Any = of_torchvision(3, 4, name="shufflenet_v2_x0_5", **{**PLAIN, "pretrained": str(tmp_path / "weights.pth")})
+    with pytest.raises(
+        ValueError, match=r"it has a pathlib\.PosixPath, which could run code.*weights_only=False"
+    ) as caught:
+        net.origin.load()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_node_without_a_network_does_not_wait_for_retries(tmp_path: Path) -> None:
+    script = (
+        "import time\n"
+        "from lockstep.models import timm\n"
+        f"net = timm(3, 10, name='resnet18', **{ {**PLAIN, 'pretrained': True} })\n"
+        "time.sleep = None  # nothing waits before a retry\n"
+        "net.origin.load()\n"
+    )
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}  # refused by this machine itself
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**environ(), **nowhere}, capture_output=True, text=True, check=False
+    )
+    *_, line = done.stderr.splitlines()
+    assert line == "ConnectionError: http://127.0.0.1:9 cannot be reached: [Errno 111] Connection refused"
+
+
+@pytest.mark.parametrize(
+    ("network", "error"),
+    [
+        ("torchvision squeezenet1_1", "OSError: <urlopen error [Errno -2] Name or service not known>"),
+        ("timm resnet18", "ConnectionError: http://127.0.0.1:9 cannot be reached: [Errno 111] Connection refused"),
+    ],
+)
 def test_a_failed_download_of_weights_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str, error: str
 ) -> None:
     def refuse(*arguments: Any, **more: Any) -> Any:
         raise OSError("<urlopen error [Errno -2] Name or service not known>")
 
-    if library == "torchvision":
-        monkeypatch.setattr(models._api, "load_state_dict_from_url", refuse)
-    else:
-        monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", refuse)
-        monkeypatch.setattr(timm.models._builder, "load_state_dict_from_url", refuse)
-    name = {"torchvision": "squeezenet1_1", "timm": "resnet18"}[library]
-    folder = write_run(tmp_path / "run", of_library(f"{library} {name}", "model.pretrained=true"))
+    monkeypatch.setattr(models._api, "load_state_dict_from_url", refuse)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    folder = write_run(tmp_path / "run", of_library(network, "model.pretrained=true"))
     assert train(folder) == EXIT_CONFIG
     (line,) = folder.failure.read_text().splitlines()
-    assert line.startswith("config error: model.pretrained=true: cannot load the weights (OSError: <urlopen error")
+    assert line.startswith(f"config error: model.pretrained=true: cannot load the weights ({error})")
     assert "model.pretrained=false" in line
 
 

@@ -230,7 +230,7 @@ def sweep(path: Path, *overrides: str) -> tuple[Ledger, list[tuple[Trial, Config
     made = []
     for text in overrides:
         config = validation.checked(compose.composed([*SLURM, text]))
-        made.append(sweeps.prepared(ledger, [text], lambda number, config=config: (config, f"nested/{number}")))
+        made.append(sweeps.prepared(ledger, [text], lambda number, config=config: (config, f"nested/{number}"), {}))
     return ledger, made
 
 
@@ -944,6 +944,24 @@ def test_runs_of_jobs_are_not_pruned(four: Path) -> None:
 # -- the background of this machine ------------------------------------------------------------------------------------
 
 
+def test_an_id_from_before_a_requeue_names_the_present_job(tmp_path: Path) -> None:
+    needless = {"engine": "slurm", "name": "", "task": "", "cluster": {}, "num_nodes": 1, "workers_per_node": 1}
+    facts = {"gpus_per_node": 0, "submitted": 0.0, "log": "", "code": "", "cwd": "", "host": ""}
+    ids = {"17_0": (), "25": ("17_1", "21"), "local-b": ("local-a",)}
+    found: list[jobs.Recorded] = [
+        (discovery.DiscoveredRun("", id, RunFolder(tmp_path / id)), Record(id=id, earlier=earlier, **needless, **facts))  # pyright: ignore[reportArgumentType]
+        for id, earlier in ids.items()
+    ]
+
+    def named(name: str) -> list[str]:
+        return [known.id for _, known in jobs.chosen(found, [name])]
+
+    assert [named(name) for name in ("local-a", "local-b")] == [["local-b"]] * 2
+    assert [named(name) for name in ("21", "17_1", "25")] == [["25"]] * 3
+    assert named("17_0") == ["17_0"]
+    assert named("17") == ["17_0", "25"], "all runs of the array"
+
+
 def lockstep_jobs(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return run_command([TOOL, "jobs", *words], cwd)
 
@@ -979,7 +997,7 @@ def test_a_job_in_the_background_outlives_its_terminal_and_is_cancelled_and_goes
     assert "Finished 4 epochs" in done.stdout
     assert json.loads(lockstep_jobs(tmp_path, "result", "run").stdout)["epochs"] == 4
     assert difference(alone, folder) == 0
-    assert f"earlier jobs  {name}" in lockstep_jobs(tmp_path, "show", "run").stdout
+    assert f"earlier jobs  {name}" in lockstep_jobs(tmp_path, "show", name, "--folder", "run").stdout
 
 
 @pytest.mark.full

@@ -9,6 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lockstep
 from lockstep.runs import naming
 from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.launcher import start_once
@@ -23,19 +24,24 @@ if TYPE_CHECKING:
 
 
 def run(project: Path) -> int:
-    """Check the command line, then print --help or start Hydra. Returns the exit code.
+    """Check the command line, then print --help or --version, or start Hydra. Returns the exit code.
 
     `project` is the folder with the `conf` and modules of this command.
     """
+    if "--version" in sys.argv:
+        print(f"lockstep {lockstep.__version__}")
+        return 0
+
     import hydra
 
-    from lockstep.config import errors
+    from lockstep.config import compose, errors
 
     try:
         arguments, source = _parsed(project)
         resumed = _saved_run(arguments, source)
         if resumed is None and not _is_checked(arguments, source):
             return 0
+        sys.argv.append(f"--config-name={compose.primary(source)}")
     except errors.ConfigError as error:
         errors.exit_with(error)
 
@@ -212,11 +218,11 @@ def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
         elif is_submitted:
             from lockstep.cluster import submission
 
-            config = overrides.of_job(cfg, typed, partial(compose, source.name))
+            config = overrides.of_job(cfg, typed, partial(compose, hydra.job.config_name))
             overrides.check_called([config])
             _, code = submission.start(config, typed, chosen)
         else:
-            config = overrides.of_job(cfg, typed, partial(compose, source.name))
+            config = overrides.of_job(cfg, typed, partial(compose, hydra.job.config_name))
             _, code = runner.start(config, typed, chosen, first=first)
     except errors.ConfigError as error:
         errors.exit_with(error)

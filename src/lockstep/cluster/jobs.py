@@ -105,12 +105,15 @@ def recorded(roots: Iterable[Path]) -> list[Recorded]:
 def chosen(found: Sequence[Recorded], names: Sequence[str]) -> list[Recorded]:
     """Select those named by the id of a job or array, by a run folder, or by a folder of runs; `latest` is the newest.
 
-    Raises ValueError for an unknown name, with the known ones.
+    An id from before a requeue selects the present job. Raises ValueError for an unknown name, with the known ones.
     """
     picked: dict[str, Recorded] = {}
     for name in names:
         path = Path(name).resolve()
-        matches = [pair for pair in found if name in (pair[1].id, pair[1].id.partition("_")[0])]
+        ids = ({known.id, *known.earlier} for _, known in found)
+        matches = [
+            pair for pair, own in zip(found, ids, strict=True) if name in own | {i.partition("_")[0] for i in own}
+        ]
         matches = matches or [pair for pair in found if pair[0].folder.path.is_relative_to(path)]
         if not matches and name == "latest":
             matches = list(found[-1:])

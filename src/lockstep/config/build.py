@@ -37,7 +37,7 @@ def settled(config: Config) -> Config:
     if measured.AUTO not in [given.get(name) for name in view]:
         return config
     target, model = config.model.target, config.model.arguments()
-    if target in signatures.LIBRARIES and model.get("pretrained") is True and not config.has_own_module:
+    if target in signatures.LIBRARIES and model.get("pretrained") and not config.has_own_module:
         view |= _pretrained_view(target, str(model.get("name")))
     if given["fit"] == "letterbox" or given["image_size"] is None:
         view["crop_percent"] = 1.0  # nothing is cropped

@@ -1,5 +1,6 @@
 """Composes the configuration of a command line by Hydra."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,10 +8,11 @@ from typing import Any, NamedTuple
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from typing_extensions import override
 
@@ -22,6 +24,9 @@ if yaml.__with_libyaml__:  # a config.yaml takes 1.5 ms with it, 11 in Python; O
 
 _PACKAGE = Path(__file__).parents[1]
 CONF = next(path for path in (_PACKAGE / "conf", _PACKAGE.parents[1] / "conf") if path.is_dir())  # of a wheel; of src/
+
+
+LAST = ("experiment", "debug")  # groups whose options override those of config.yaml, and its values
 
 
 class Source(NamedTuple):
@@ -64,8 +69,45 @@ def composed(overrides: Sequence[str], source: Source = DEFAULT, *, with_hydra: 
     """Compose the configuration of some overrides; `with_hydra` adds the section `hydra`."""
     search_defaults()
     search = [f"hydra.searchpath=[file://{source.added.resolve()}]"] if source.added is not None else []
+    name = primary(source)
     with initialize_config_dir(config_dir=str(source.conf.resolve()), version_base="1.3"):
-        return compose(source.name, [*search, *overrides], return_hydra_config=with_hydra)
+        return compose(name, [*search, *overrides], return_hydra_config=with_hydra)
+
+
+def primary(source: Source) -> str:
+    """Return the name of the primary configuration, stored in this process: the file of `source`, then `LAST`.
+
+    Of several overrides of a group, Hydra takes the first that it reads. It reads a file before what the file includes,
+    and a defaults list from its end. So an experiment has to come after the project's file, in a list around both.
+    """
+    tree: Any = None
+    with contextlib.suppress(StopIteration, OSError, yaml.YAMLError):  # reported by Hydra
+        tree = OmegaConf.load(
+            next(path for folder in source.folders if (path := folder / f"{source.name}.yaml").is_file())
+        )
+    content: Any = OmegaConf.to_container(tree) if isinstance(tree, DictConfig) else {}
+    listed = content.get("defaults", [])
+    if not isinstance(tree, DictConfig) or not isinstance(listed, list):
+        return source.name
+    last: dict[str, Any] = dict.fromkeys(LAST)
+    kept: list[Any] = []
+    for entry in listed:
+        group, option = next(iter(entry.items())) if isinstance(entry, dict) and entry else ("", None)
+        name = str(group).split(" ")[-1].removeprefix("/")
+        if name in last:
+            last[name] = option
+        else:
+            kept.append(entry)
+    inner, outer = f"defaults of {source.name}", f"{source.name} and its experiment"
+    around: dict[str, Any] = {"defaults": ["_self_", inner, *({group: option} for group, option in last.items())]}
+    with open_dict(tree):
+        tree.defaults = kept
+    if (search := OmegaConf.select(tree, "hydra.searchpath")) is not None:  # Hydra reads it only in the outermost
+        del tree.hydra.searchpath
+        around["hydra"] = {"searchpath": search}
+    ConfigStore.instance().store(inner, tree)
+    ConfigStore.instance().store(outer, around)
+    return outer
 
 
 def plain(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:

@@ -185,7 +185,10 @@ def _found(key: str, target: str) -> Errors:
             ".".join(like if part == error.name else part for part in target.split("."))
             for like in near(error.name, error.known)
         ]
-        yield key, f"{key}={target}: {error}" + question(meant, "correct the name, or install the package")
+        hint = "correct the name, or install the package"
+        if target.startswith("__main__."):  # another module in each worker
+            meant, hint = [], f"put it into a file next to the notebook or script, net.py, and write net{target[8:]}"
+        yield key, f"{key}={target}: {error}" + question(meant, hint)
     except Exception as error:  # any error of a module during its import
         yield key, f"{key}={target} cannot be imported: {type(error).__name__}: {one_line(error)}"
     return None

@@ -1,10 +1,17 @@
 """Networks of torchvision and timm, adapted to the images and classes of a run, with or without their weights."""
 
+import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+import socket
+import ssl
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Annotated, Any
+from urllib import request
+from urllib.error import HTTPError
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +22,7 @@ from lockstep.system.kinds import Dropout, DropPath, HeadOnly, Pretrained
 
 State = Mapping[str, Tensor]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation of its channels
+ANSWER_S = 15.0
 AUXILIARY = ("googlenet", "inception_v3")  # have several outputs in training
 
 
@@ -88,7 +96,8 @@ def torchvision(
     origin = replace(origin, image_size=size, mean=repeated(mean, in_channels), std=repeated(std, in_channels))
 
     def download() -> State:
-        return models.get_model(name, weights="DEFAULT", progress=False).state_dict()  # with the names of today
+        with _socket_timeout():
+            return models.get_model(name, weights="DEFAULT", progress=False).state_dict()  # with the names of today
 
     return _prepared(net, origin, pretrained, download, head_only=head_only)
 
@@ -122,9 +131,47 @@ def timm(
     origin = Origin(settings["input_size"][-1], mean, std, first=first, head=head)
 
     def download() -> State:
-        return library.create_model(name, pretrained=True).state_dict()
+        with _socket_timeout(), _offline_without_network():
+            return library.create_model(name, pretrained=True).state_dict()
 
     return _prepared(net, origin, pretrained, download, head_only=head_only)
+
+
+@contextlib.contextmanager
+def _socket_timeout() -> Iterator[None]:
+    """Limit the wait for each answer of a server, for which torch.hub has no limit."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(ANSWER_S)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+@contextlib.contextmanager
+def _offline_without_network() -> Iterator[None]:
+    """Take weights from the cache of huggingface_hub if its server does not answer once, which it would retry 12 times.
+
+    Raises ConnectionError if they are not there.
+    """
+    from huggingface_hub import constants
+
+    before, reason = constants.HF_HUB_OFFLINE, None
+    try:
+        request.urlopen(request.Request(constants.ENDPOINT, method="HEAD")).close()
+    except HTTPError:
+        pass  # an answer
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+    constants.HF_HUB_OFFLINE = before or (reason is not None and not isinstance(reason, ssl.SSLError))
+    try:
+        yield
+    except OSError as error:
+        if reason is None:
+            raise
+        raise ConnectionError(f"{constants.ENDPOINT} cannot be reached: {reason}") from error
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def pretrained_view(target: str, name: str) -> dict[str, Any]:
@@ -248,12 +295,23 @@ def adapted(weight: Tensor, in_channels: int) -> Tensor:
 
 
 def _read(path: str) -> State:
-    """Read a file of torch or safetensors; the weights may be below `state_dict` or `model`."""
+    """Read a file of torch or safetensors; the weights may be below a key of timm's or torchvision's training scripts.
+
+    Raises ValueError for objects other than tensors, plain values and the settings of a script: they could run code.
+    """
     if Path(path).suffix == ".safetensors":
         from safetensors.torch import load_file
 
         return load_file(path)
-    saved = torch.load(path, map_location="cpu", weights_only=True)
-    for key in ("state_dict", "model"):
+    try:
+        with torch.serialization.safe_globals([Namespace]):
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+) was not an allowed", str(error))
+        if found is None:
+            raise
+        hint = "save its tensors alone, torch.save(torch.load(FILE, weights_only=False)['state_dict'], 'weights.pth')"
+        raise ValueError(f"it has a {found[1]}, which could run code: if you trust it, {hint}") from error
+    for key in ("state_dict", "model", "state_dict_ema"):
         saved = saved.get(key, saved)
     return {re.sub(r"^module\.", "", name): value for name, value in saved.items()}

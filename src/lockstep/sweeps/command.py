@@ -1,6 +1,7 @@
 """A sweep on this machine, from its first trial to its table."""
 
 import contextlib
+import json
 import os
 import random
 import sys
@@ -23,7 +24,7 @@ from lockstep.sweeps import array, devices, job_pool, out_of_fold, views
 from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.devices import Devices, Machine
 from lockstep.sweeps.job_pool import JobPool
-from lockstep.sweeps.ledger import DONE, Ledger, Trial, need_own, trial_of
+from lockstep.sweeps.ledger import DONE, FREE, Ledger, Trial, need_own, trial_of
 from lockstep.sweeps.pool import Pool
 from lockstep.sweeps.results import monitored, objectives_of
 from lockstep.sweeps.table import Table, table, write
@@ -35,12 +36,15 @@ from lockstep.system.wording import plural
 
 
 def prepared(
-    ledger: Ledger, overrides: Sequence[str], compose: Callable[[int], tuple[Config, str]]
+    ledger: Ledger,
+    overrides: Sequence[str],
+    compose: Callable[[int], tuple[Config, str]],
+    made: dict[str, tuple[Trial, Config]],
 ) -> tuple[Trial, Config]:
     """Return the known or new trial of some overrides, and its configuration, which is saved in its folder.
 
-    `compose` makes the configuration and the folder name of a trial from its number. Raises ConfigError if the known
-    trial has other values.
+    `compose` makes the configuration and the folder name of a trial from its number. One that equals a trial in `made`,
+    by `identity`, is that trial; others are added. Raises ConfigError if the known trial has other values.
     """
     trial_overrides = trial_of(overrides)
     trial = ledger.find(trial_overrides)
@@ -48,6 +52,9 @@ def prepared(
     if config.scale_with_workers and config.trainer.devices == "auto":
         raise ConfigError(["scale_with_workers=true needs the number of workers of a trial: set trainer.devices=..."])
     config = build.settled(config)
+    key = identity(config)
+    if trial is None and key in made:
+        return made[key]
     is_new = trial is None or not trial.folder.config.exists()  # a killed command may have left another one's files
     trial = trial or ledger.add(trial_overrides, subdir)
     folder = trial.folder
@@ -63,7 +70,14 @@ def prepared(
     # a job may read them; its submission writes them again
     if is_new or (config.cluster.name == "none" and trial.state not in (*DONE, *LIVE_STATES)):
         runner.save(folder, saved, trial_overrides)
+    made[key] = trial, config
     return trial, config
+
+
+def identity(config: Config) -> str:
+    """Return a text that trials share if they have the same settings, `settled`, however they were typed."""
+    tree = storage.to_tree(submission.for_job(config))
+    return json.dumps({key: value for key, value in tree.items() if key not in (*FREE, "search")}, sort_keys=True)
 
 
 def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> None:

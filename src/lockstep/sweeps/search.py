@@ -78,7 +78,7 @@ def study_in(
         raise ConfigError([f"{shown(file)} cannot be read: choose another sweep.name"]) from error
     if study.directions != directions:
         raise ConfigError([f"{shown(ledger.path)} optimizes something else: choose another sweep.name"])
-    points = _by_point(ledger, space)
+    points = by_point(ledger, space)
     last: dict[int | None, TrialState] = {}
     for trial in study.get_trials(deepcopy=False):
         number = trial.user_attrs.get(NUMBER)
@@ -103,7 +103,7 @@ def _sampler(search: Search, num_known: int) -> optuna.samplers.BaseSampler:
     return build.build(type(search.sampler).model_validate(arguments))
 
 
-def _by_point(ledger: Ledger, space: Mapping[str, BaseDistribution]) -> dict[Point, list[Trial]]:
+def by_point(ledger: Ledger, space: Mapping[str, BaseDistribution]) -> dict[Point, list[Trial]]:
     """Return the trials of each point, in the order of their numbers."""
     trials: dict[Point, list[Trial]] = {}
     for trial in ledger.trials:
@@ -132,7 +132,8 @@ class Drawn:
 class Draws(Grid):
     """The trials of a study. A point that is drawn again is neither trained nor counted again.
 
-    `make` returns the known or new trials of the drawn values, one for each seed.
+    `make` returns the known or new trials of the drawn values, one for each seed; points with the same settings have
+    the same trials, and count as one.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class Draws(Grid):
         # points that this command does not start again: trained, being trained, failed
         self._taken: dict[Point, Drawn | None] = {}
         self._of: dict[int, Drawn] = {}  # by the number of a trial
-        points = _by_point(ledger, space)
+        points = by_point(ledger, space)
         resumed = []
         for frozen in study.get_trials(deepcopy=False):
             point = _point(frozen)  # empty if it waits
@@ -168,12 +169,17 @@ class Draws(Grid):
         super().__init__([trial for drawn in resumed for trial in self._begun(drawn)])
 
     @property
+    def _points(self) -> list[Drawn | Point]:
+        """What was drawn, points with the same settings once; a point itself if it cannot be trained."""
+        return list({id(drawn or point): drawn or point for point, drawn in self._taken.items()}.values())
+
+    @property
     def note(self) -> str:
         """The reason for fewer points than requested; otherwise empty."""
         if not self._is_stuck:
             return ""
         name = type(self._study.sampler).__name__
-        num_done = sum(drawn is not None and _is_done(drawn.trials) for drawn in self._taken.values())
+        num_done = sum(_is_done(drawn.trials) for drawn in self._points if isinstance(drawn, Drawn))
         done = f"{num_done} of {plural(self._num_trials, 'point')} done"
         hint = "Use another search.sampler, or a larger space."
         return f"{name} drew only known points {MOST_REPEATS} times in a row: {done}. {hint}"
@@ -181,10 +187,10 @@ class Draws(Grid):
     def proposed(self, num_free: int) -> Sequence[Trial]:
         """Return interrupted trials first, then those of new draws; those for which nothing is free wait here."""
         num_repeats = 0
-        while len(self._left) < num_free and len(self._taken) < self._num_trials and not self._is_stuck:
-            num_taken = len(self._taken)
+        while len(self._left) < num_free and len(self._points) < self._num_trials and not self._is_stuck:
+            num_taken = len(self._points)
             self._left += self._begun(self._study.ask(self._space))
-            num_repeats = num_repeats + 1 if len(self._taken) == num_taken else 0
+            num_repeats = num_repeats + 1 if len(self._points) == num_taken else 0
             self._is_stuck = num_repeats == MOST_REPEATS
         trials, self._left = self._left[:num_free], self._left[num_free:]
         return trials
@@ -195,7 +201,12 @@ class Draws(Grid):
         is_new = point not in self._taken
         if is_new:
             try:
-                self._taken[point] = Drawn(self._make([f"{key}={value}" for key, value in asked.params.items()]))
+                trials = self._make([f"{key}={value}" for key, value in asked.params.items()])
+                same = next((each for each in self._taken.values() if each and each.trials[0] == trials[0]), None)
+                if same is not None:
+                    is_new = False
+                    print(f"A draw has the settings of trial {trials[0].number}: it is not trained again", flush=True)
+                self._taken[point] = same or Drawn(trials)
             except ConfigError as error:
                 print(f"Skipping a draw that cannot be trained: {' '.join(error.errors)}", flush=True)
                 self._taken[point] = None

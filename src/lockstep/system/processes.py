@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import forkserver, get_context, resource_tracker, util
 from multiprocessing.connection import Connection
@@ -29,6 +30,9 @@ SERVER = "lockstep.launch.server"
 # variables for the server: the folder of sockets to remove at its end, and `is_safe_path`
 FOLDER = "LOCKSTEP_SERVER_FOLDER"
 SAFE_PATH = "LOCKSTEP_SERVER_SAFE_PATH"
+
+# Bytes of a folder for sockets. An address has 104 (macOS) to 108 with the names that multiprocessing adds, 33.
+LONGEST = 70
 
 _is_started = False  # True once this process has started a server
 
@@ -80,7 +84,10 @@ def context() -> BaseContext:
 def start_server() -> None:
     """Start the server if there is none; it imports torch while this process continues."""
     global _is_started
-    if not HAS_FORK or _has_shared_server():
+    if _has_shared_server():
+        return
+    sockets = _socket_folder()
+    if not HAS_FORK:
         return
     if not _is_started:
         _is_started = True
@@ -88,7 +95,7 @@ def start_server() -> None:
     resource_tracker.ensure_running()  # its start unblocks signals
     forkserver.set_forkserver_preload([SERVER])
     given = os.environ.get("PYTHONSAFEPATH")
-    mine = {"PYTHONSAFEPATH": "1", FOLDER: util.get_temp_dir(), SAFE_PATH: "1" if is_safe_path else ""}
+    mine = {"PYTHONSAFEPATH": "1", FOLDER: sockets, SAFE_PATH: "1" if is_safe_path else ""}
     os.environ.update(mine)
     try:
         with _without_main(), signals.blocked():
@@ -98,6 +105,18 @@ def start_server() -> None:
             del os.environ[name]
         if given is not None:
             os.environ["PYTHONSAFEPATH"] = given
+
+
+def _socket_folder() -> str:
+    """Return multiprocessing's folder of sockets, which all processes started from here use: in TMPDIR if that fits."""
+    given = tempfile.gettempdir()
+    short = [path for path in (given, "/tmp", "/var/tmp") if len(os.fsencode(path)) <= LONGEST]
+    fit = [path for path in short if os.access(path, os.W_OK)]
+    tempfile.tempdir = fit[0] if fit else given
+    try:
+        return util.get_temp_dir()
+    finally:
+        tempfile.tempdir = given
 
 
 def _stop_server() -> None:

@@ -17,6 +17,10 @@ from lockstep.training.checkpoints import damage
 from lockstep.training.session import Session
 
 MOST_NAMED = 8
+OF_A_PROGRAM = (
+    "is not a checkpoint of a run: a file of weights is a setting of a network, model.pretrained=FILE with "
+    "model=torchvision or timm"
+)
 
 
 def load(session: Session, module: L.LightningModule, images: ImageFormat) -> None:
@@ -32,6 +36,8 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
     net, prefix = (module.net, "net.") if isinstance(module, Classifier) else (module, "")
     origin = with_ends(net, len(images.class_names))
     given = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    if not given:
+        raise ConfigError([f"{setting} {OF_A_PROGRAM}"])
     if not is_same:
         given = {name: value for name, value in given.items() if name.rpartition(".")[0] not in origin.head}
     try:
@@ -62,8 +68,7 @@ def _read(session: Session, setting: str) -> dict[str, Any]:
             return saved
     except (TypeError, UnpicklingError):
         pass
-    hint = "a file of weights is a setting of a network, model.pretrained=FILE with model=torchvision or timm"
-    raise ConfigError([f"{setting} is not a checkpoint of a run: {hint}"])
+    raise ConfigError([f"{setting} {OF_A_PROGRAM}"])
 
 
 def _normalize(module: Classifier, state: State) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from lockstep.models.layout import Layout
 from lockstep.models.libraries import origin_of, with_ends
 from lockstep.models.parameter_groups import ParameterRule, rule_of
 from lockstep.models.schedules import Schedule
+from lockstep.system.terminal import say, terminal
 from lockstep.tasks import reduction
 from lockstep.tasks.task import Task
 from lockstep.training.session import Session
@@ -94,6 +95,8 @@ def load_pretrained(session: Session, net: nn.Module) -> None:
     load = origin_of(net).load
     if load is not None:
         together(lambda: _loaded(session.config, load) if session.rank == 0 else None)
+        if session.rank == 0 and not session.config.silent:
+            _print_view(session.config)
         statistics = gather_objects(dict(net.named_buffers()) if session.rank == 0 else {})[0]
         net.load_state_dict(statistics, strict=False)  # those of batch norm: DDP broadcasts no buffers here
 
@@ -136,6 +139,16 @@ def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, in
             error = f"model._target_={config.model.target}: the layer {layer} draws random numbers by a function"
             hint = "switch that off, or use a layer: nn.Dropout, nn.Dropout2d"
             raise ConfigError([f"{error}, so that they depend on the worker: {hint}"])
+
+
+def _print_view(config: Config) -> None:
+    """Print how images are prepared for weights of a file, which may have been trained on others."""
+    model, data = config.model.arguments(), config.data.arguments()
+    if is_ours(config.model.target) and isinstance(model.get("pretrained"), str):
+        view = [f"data.{key}={shown(data[key])}" for key in ("crop_percent", "interpolation") if key in data]
+        library = f"{config.model.target.rpartition('.')[2]}'s own weights of {model['name']}"
+        text = " ".join(["images are normalized as for", library, *(["and seen with", *view] if view else [])])
+        say(terminal(), f"model.pretrained={model['pretrained']}: {text}")
 
 
 def _print_small_images(session: Session, expected: int, side: int) -> None:

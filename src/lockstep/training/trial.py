@@ -13,6 +13,7 @@ from lockstep.data.images.samples import Samples
 from lockstep.data.module import ImageData
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
+from lockstep.models.layout import Layout
 from lockstep.system.wording import plural
 from lockstep.tasks.scores import MetricError, Scores
 from lockstep.tasks.task import Task, checked_losses
@@ -36,7 +37,7 @@ def try_out(here: Session, data: ImageData, module: Classifier) -> None:
     config = here.config
     size = 1 if data.batches("train").has_single_samples else NUM_SAMPLES
     module.to(here.device)
-    with without_trace(module):
+    with without_trace(module), _naming_layout(module.layout):
         batch = data.example(size)
         refuse_augmentation(config, module.task, batch)
         _train_on(config, data, module, data.augment(batch))
@@ -163,6 +164,18 @@ def _as_config_error(text: str) -> Iterator[None]:
         if is_of_memory(error):
             raise
         raise errors.ConfigError([f"{text}: {errors.one_line(error)}"]) from error
+
+
+@contextlib.contextmanager
+def _naming_layout(layout: Layout) -> Iterator[None]:
+    """Add the layout to the error of a `view`: of a convolution's outputs it works in only one of them."""
+    try:
+        yield
+    except errors.ConfigError as error:
+        if layout.name == "contiguous" or "view size is not compatible" not in str(error):
+            raise
+        line = f"{str(error).rstrip('.')} (x.flatten(1)), or set trainer.memory_format=contiguous"
+        raise errors.ConfigError([line]) from error
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli import declarations, help
+import lockstep
+from lockstep.cli import declarations, help, train
 from lockstep.config import compose, errors, overrides, signatures, storage, validation
 from lockstep.config.options import groups
 from lockstep.config.schema import CALLED, fields, kind, kind_of
@@ -19,6 +20,12 @@ from tests.support.harness import ROOT, environ
 def text_of(capsys: pytest.CaptureFixture[str], *texts: str) -> str:
     help.show(texts)
     return capsys.readouterr().out
+
+
+def test_the_version_is_that_of_lockstep(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["lockstep train", "--version"])
+    assert train.run(ROOT) == 0
+    assert capsys.readouterr().out == f"lockstep {lockstep.__version__}\n"
 
 
 def test_common_keys_come_before_the_groups_and_these_before_all_keys(

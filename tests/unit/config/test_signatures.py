@@ -106,6 +106,12 @@ def errors(**section: Any) -> list[str]:
     return signatures.errors([{"callbacks": {"x": section}}])
 
 
+def test_a_class_of_a_notebook_is_refused_with_the_place_for_it() -> None:
+    (error,) = errors(_target_="__main__.Net")
+    hint = "put it into a file next to the notebook or script, net.py, and write net.Net"
+    assert error == f"callbacks.x._target_=__main__.Net: '__main__' has no 'Net': {hint}"
+
+
 @pytest.mark.usefixtures("_written")
 def test_whatever_a_module_raises_is_an_error_of_its_target() -> None:
     start = "callbacks.x._target_=written"

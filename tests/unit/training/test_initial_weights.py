@@ -206,7 +206,8 @@ def test_the_network_of_a_custom_module_is_trained_on_with_a_new_head(
 
 def test_a_file_of_another_program_is_refused_with_the_setting_for_it(tmp_path: Path) -> None:
     session, _ = source(tmp_path)
-    for content in ({"model": {}}, [1], {"state_dict": {}, "hyper_parameters": Path}):
+    of_timm = {"state_dict": {"conv1.weight": torch.zeros(1)}, "epoch": 1}
+    for content in ({"model": {}}, [1], {"state_dict": {}, "hyper_parameters": Path}, of_timm):
         torch.save(content, session.folder.initial_weights)
         with pytest.raises(ConfigError, match=r"is not a checkpoint of a run: .*model\.pretrained=FILE"):
             initial_weights.load(session, made(RGB), RGB)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lockstep.config import compose, validation
 from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
 from lockstep.config.schema import Config
@@ -61,6 +62,21 @@ def test_weights_are_asked_for_by_the_first_rank_alone_and_move_no_random_number
     load_pretrained(session, net)
     assert len(drawn) == (rank == 0)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_file_of_weights_is_used_with_a_line_about_its_images(
+    capsys: pytest.CaptureFixture[str], silent: bool
+) -> None:
+    network = ("model=timm", "model.name=resnet18", "model.pretrained=w.pth", f"silent={str(silent).lower()}")
+    view = ("data=image_folder", "data.root=x", "data.crop_percent=0.9", "data.interpolation=bicubic")
+    net: Any = Plain(1, 10, 4)
+    net.origin = Origin(load=lambda: None)
+    session: Any = SimpleNamespace(config=validation.checked(compose.composed([*network, *view])), rank=0)
+    load_pretrained(session, net)
+    said = "images are normalized as for timm's own weights of resnet18 and seen with"
+    line = f"model.pretrained=w.pth: {said} data.crop_percent=0.9 data.interpolation=bicubic\n"
+    assert capsys.readouterr().out == ("" if silent else line)
 
 
 def test_a_network_that_is_a_faulty_convolution_itself_is_contiguous() -> None:

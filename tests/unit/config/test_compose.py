@@ -1,0 +1,106 @@
+"""An experiment overrides the choices and values of config.yaml, and the command line overrides both."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from lockstep.config import overrides
+from lockstep.config.compose import CONF, Source, composed
+from lockstep.config.storage import to_tree
+from lockstep.system.trees import at, leaves
+
+STARTER = CONF.parent / "src" / "lockstep" / "starter" / "files" / "conf"
+OURS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+OWN = """\
+# @package _global_
+defaults:
+  - override /data: synthetic
+  - override /model: resnet18
+name: own
+trainer:
+  max_epochs: 3
+"""
+MORE = """\
+defaults:
+  - lockstep
+  - _self_
+  - override data: images
+  - override model: net
+  - override optimizer: adamw
+hydra:
+  searchpath: [pkg://lockstep.config]
+name: more
+global_batch_size: 32
+optimizer:
+  lr: 0.3
+trainer:
+  max_epochs: 20
+"""
+WITHOUT_OURS = "defaults:\n  - base\n  - experiment: null\n  - _self_\ntrainer:\n  max_epochs: 20\n"
+BASE = "defaults:\n  - lockstep\n  - override data: images\n  - override model: net\n  - _self_\n"
+
+
+@pytest.fixture(params=[None, MORE, WITHOUT_OURS], ids=["fresh", "more", "nested"])
+def source(tmp_path: Path, request: pytest.FixtureRequest) -> Source:
+    """A project as `lockstep new` makes it, one with more in config.yaml, and one that includes Lockstep by a file."""
+    conf = Path(shutil.copytree(STARTER, tmp_path / "conf"))
+    if request.param is not None:
+        (conf / "config.yaml").write_text(request.param)
+    (conf / "base.yaml").write_text(BASE)
+    (conf / "experiment" / "own.yaml").write_text(OWN)
+    return Source(conf)
+
+
+def tree(source: Source, *typed: str) -> dict[str, Any]:
+    made: Any = OmegaConf.to_container(composed(typed, source))
+    return made
+
+
+@pytest.mark.parametrize("experiment", [*OURS, "own"])
+def test_an_experiment_overrides_the_choices_and_values_of_a_project(source: Source, experiment: str) -> None:
+    typed = [f"experiment={experiment}", "data.root=X"] if experiment == "finetune" else [f"experiment={experiment}"]
+    conf = source.conf if experiment == "own" else CONF
+    stated = yaml.safe_load((conf / "experiment" / f"{experiment}.yaml").read_text())
+    made = tree(source, *typed)
+    for entry in stated.pop("defaults"):
+        ((group, option),) = entry.items()
+        group = group.removeprefix("override /")
+        chosen = yaml.safe_load((CONF / group / f"{option}.yaml").read_text())
+        bases = [yaml.safe_load((CONF / group / f"{base}.yaml").read_text()) for base in chosen.get("defaults", [])]
+        targets = [part["_target_"] for part in (*bases, chosen) if "_target_" in part]
+        assert made[group]["_target_"] == targets[-1], group
+    values = {key: value for key, value in leaves(stated, "") if not isinstance(value, list)}
+    assert values.items() <= {key: at(made, key.split(".")) for key in values}.items()
+    assert overrides.plan(typed, source).configs[0].name == experiment
+
+
+def test_the_command_line_overrides_an_experiment(source: Source) -> None:
+    made = tree(source, "trainer.max_epochs=5", "experiment=own", "data=digits", "name=typed")
+    assert (made["trainer"]["max_epochs"], made["name"]) == (5, "typed")
+    assert made["data"]["_target_"] == "lockstep.data.digits"
+    assert made["model"]["_target_"] == "lockstep.models.ResNet18"
+
+
+def test_a_project_keeps_what_no_experiment_overrides(source: Source) -> None:
+    made = tree(source)
+    assert (made["trainer"]["max_epochs"], made["model"]["_target_"]) == (20, "flowers.network.Net")
+    assert tree(source, "debug=fast")["trainer"]["max_epochs"] == 1
+
+
+def test_a_sweep_takes_each_experiment_with_its_choices(source: Source) -> None:
+    configs = overrides.plan(["experiment=own,fashion_mnist"], source, is_multirun=True).configs
+    assert [(config.name, config.trainer.max_epochs) for config in configs] == [("own", 3), ("fashion_mnist", 10)]
+    assert to_tree(configs[0])["data"]["_target_"] == "lockstep.data.synthetic"
+
+
+def test_a_config_file_can_choose_an_experiment(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "own.yaml").write_text(OWN)
+    chosen = MORE.replace("  - override data: images\n  - override model: net\n", "  - override experiment: own\n")
+    (tmp_path / "config.yaml").write_text(chosen)
+    made = tree(Source(tmp_path))
+    assert (made["name"], made["trainer"]["max_epochs"]) == ("own", 3)
