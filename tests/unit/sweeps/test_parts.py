@@ -392,7 +392,7 @@ def test_a_repeated_sweep_keeps_the_loads_that_its_trials_have_measured(tmp_path
     def prepared(devices: int) -> Config:
         config = config_of(*typed, f"trainer.devices={devices}")
         ledger = Ledger.opened(tmp_path, None, typed)
-        trial, config = command.prepared(ledger, typed, lambda number: (config, str(number)))
+        trial, config = command.prepared(ledger, typed, lambda number: (config, str(number)), {})
         ledger.write()
         assert storage.load(trial.folder.config).trainer == config.trainer
         return config
