@@ -84,6 +84,7 @@ class Row(NamedTuple):
 
 # -- what is trained ---------------------------------------------------------------------------------------------------
 
+DECAYED = ("optimizer.weight_decay=0.1", "optimizer.momentum=0.9", "trainer.max_epochs=3")
 FILES = "FILES"  # in overrides: the folder with images, lists and a run to start from
 
 
@@ -125,6 +126,9 @@ ROWS = {
     ),
     # -- networks: batch norm with activation, stochastic depth and dropout, squeeze and excitation, attention
     "own network": Row(own_network("Plain")),
+    # parameters without a gradient on some ranks or on all, in some steps or in all
+    "partly used network": Row((*own_network("PartlyUsed"), *DECAYED, "data.train_size=66", "callbacks=ema"), ALL),
+    "partly used network, micro-batches": Row((*own_network("PartlyUsed"), *DECAYED, *ACCUMULATE_AUGMENT)),
     **{
         name: Row(of_library(name, *more), EMPTY)
         for name, more in {
@@ -200,7 +204,7 @@ AT_ONCE = 20  # trainings of one group of processes, whose end is awaited for PA
 QUICK = (
     *("remainder", "micro-batches, every augmentation", "augmentations of photographs"),
     *("67 samples in parts", "AdamW", "parameter groups", "balanced classes"),
-    *("own network", "several labels", "own module", "Dataset", "folder, random crops"),
+    *("own network", "partly used network", "several labels", "own module", "Dataset", "folder, random crops"),
 )
 CASES = [
     pytest.param(name, split, id=f"{name}-{split}", marks=() if name in QUICK else pytest.mark.full)

@@ -1,4 +1,8 @@
-"""Gradient averaging for DDP through shared memory, or in bfloat16."""
+"""Gradient averaging for DDP: through shared memory, in bfloat16, of parameters that not all ranks use."""
+
+import json
+import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -7,14 +11,57 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.distributed import collectives
+from lockstep.system import internals
 
 
-def choose(model: DistributedDataParallel, *, is_bfloat16: bool) -> None:
-    """Register the communication hook of `model`; Lightning ignores its `ddp_comm_hook` on a CPU."""
+def choose(model: DistributedDataParallel, *, is_bfloat16: bool) -> Callable[[], None]:
+    """Register the communication hook of `model`; Lightning ignores its `ddp_comm_hook` on a CPU.
+
+    Returns what every rank must call after a backward pass in which gradients are averaged.
+    """
     if next(model.parameters()).device.type == "cpu" and collectives.shares_memory():
         model.register_comm_hook(torch.bfloat16 if is_bfloat16 else None, _averaged)
     elif is_bfloat16:
         model.register_comm_hook(None, bf16_compress_hook)
+    return _Unused(model).complete
+
+
+class _Unused:
+    """Completes the average on a rank whose backward pass has not reached all parameters, for which DDP would wait.
+
+    DDP's own search, `find_unused_parameters`, costs every network a traversal and an exchange in each step. Here a
+    rank first publishes, in the store of the process group, which parameters have no gradient; then it adds zeros to
+    the average. Once that is complete, all ranks have published: what has a gradient nowhere stays without one, so that
+    no momentum and no weight decay change it, as with one worker.
+    """
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self._model = model
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._key = f"lockstep unused {collectives.gather_objects(time.time_ns())[0]}"  # no other training has it
+        self._num_passes = 0
+
+    def complete(self) -> None:
+        self._num_passes += 1
+        missing = {at: self._parameters[at] for at in internals.unreached(self._model)}
+        if not missing:
+            return
+        unused = {at for at, parameter in missing.items() if parameter.grad is None}  # in no micro-batch
+        store = internals.store()
+        # of two keys: when a rank publishes in a pass, all have read those of the pass before the last one
+        keys = [f"{self._key} {rank} {self._num_passes % 2}" for rank in range(dist.get_world_size())]
+        own = keys[dist.get_rank()]
+        store.set(own, json.dumps([self._num_passes, sorted(unused)]))
+        store.get(own)  # only an answer shows that the store has it
+        views = [parameter.view_as(parameter) for parameter in missing.values()]
+        torch.autograd.backward(views, [torch.zeros_like(view) for view in views])
+        if views[0].device.type == "cuda":
+            torch.cuda.synchronize(views[0].device)  # until then other ranks may not have published
+        for key in keys:
+            num_passes, published = json.loads(store.get(key)) if store.check([key]) else (0, [])
+            unused &= {*published} if num_passes == self._num_passes else set()
+        for at in unused:
+            self._parameters[at].grad = None
 
 
 def _averaged(
