@@ -82,7 +82,7 @@ def test_a_resumed_average_continues() -> None:
 
 def test_the_decay_rises_with_the_steps_of_the_whole_run() -> None:
     module, ours, _ = averages(exponential_average(0.5))
-    whole, expected = {}, module.net[0].weight.detach().clone()
+    whole, expected = {}, module.get_parameter("net.0.weight").detach().clone()
     for n in range(12):
         train(module)
         if n == 5:  # resumed
@@ -91,7 +91,7 @@ def test_the_decay_rises_with_the_steps_of_the_whole_run() -> None:
             ours.load_state_dict(whole)
         ours.update_parameters(module)
         decay = 0.0 if n == 0 else min(0.5, (1 + n) / (10 + n))
-        expected = decay * expected + (1 - decay) * module.net[0].weight.detach()
+        expected = decay * expected + (1 - decay) * module.get_parameter("net.0.weight").detach()
         torch.testing.assert_close(ours.module.get_parameter("net.0.weight"), expected)
     assert ours.n_averaged == 12
 
