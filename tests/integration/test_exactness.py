@@ -34,6 +34,7 @@ from tests.support.recipes import (
     IN_MEMORY,
     INITIAL,
     LISTED,
+    MODULES,
     OF_MODULE,
     OPTIMIZATION,
     PLAIN,
@@ -164,6 +165,9 @@ ROWS = {
     "several labels": Row(_labelled("labels", "task=multilabel", "augment.cutmix=1")),
     "numbers, another loss": Row(_labelled("number", "task=regression", "task.loss._target_=torch.nn.HuberLoss")),
     "own module": Row((*OF_MODULE, *PLAIN), (Split(2, "[3,1]"), Split(3, "[1,0,2]"))),
+    "own module, partly used": Row(
+        (*OF_MODULE, f"module._target_={MODULES}.PartlyUsed"), (Split(2, "[3,1]"), Split(3, "[1,0,2]"))
+    ),
     "own module, two optimizers": Row((*OF_MODULE, *GAN), (Split(2, "[3,1]"), Split(3, "[1,0,2]"))),
     # -- data: Datasets with random transforms; of two decoding processes each sample's neighbours are others
     **{
