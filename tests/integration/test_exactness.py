@@ -129,6 +129,15 @@ ROWS = {
     "own network": Row(own_network("Plain")),
     # parameters without a gradient on some ranks or on all, in some steps or in all
     "partly used network": Row((*own_network("PartlyUsed"), *DECAYED, "data.train_size=66", "callbacks=ema"), ALL),
+    # one rank comes later to the first bucket, but not to the sums of batch norm
+    "partly used network, two buckets": Row(
+        (
+            *(text for text in own_network("PartlyUsed") if "hidden" not in text),
+            *("+model.hidden=8000", "strategy.bucket_size_mib=1"),
+            *("data.image_size=8", "data.train_size=34", "trainer.max_epochs=1"),
+        ),
+        (Split(2, "[3,1]"),),
+    ),
     "partly used network, micro-batches": Row((*own_network("PartlyUsed"), *DECAYED, *ACCUMULATE_AUGMENT)),
     **{
         name: Row(of_library(name, *more), EMPTY)

@@ -20,7 +20,7 @@ def choose(model: DistributedDataParallel, *, is_bfloat16: bool) -> Callable[[],
     Returns what every rank must call after a backward pass in which gradients are averaged.
     """
     if next(model.parameters()).device.type == "cpu" and collectives.shares_memory():
-        model.register_comm_hook(torch.bfloat16 if is_bfloat16 else None, _averaged)
+        model.register_comm_hook(_Buckets(torch.bfloat16 if is_bfloat16 else None), _Buckets.average)
     elif is_bfloat16:
         model.register_comm_hook(None, bf16_compress_hook)
     return _Unused(model).complete
@@ -64,19 +64,30 @@ class _Unused:
             self._parameters[at].grad = None
 
 
-def _averaged(
-    dtype: torch.dtype | None,
-    bucket: dist.GradBucket,  # pyright: ignore[reportPrivateImportUsage]
-) -> torch.futures.Future[Tensor]:
-    """Average a bucket of gradients over the ranks, sent in `dtype` if given.
+class _Buckets:
+    """Averages the buckets of a backward pass over the ranks, sent in `dtype` if given.
 
-    It blocks instead of overlapping with the backward pass: the processes share the cores, so none is idle.
+    It blocks instead of overlapping with the backward pass: the processes share the cores, so none is idle. All buckets
+    wait for the last one, before which batch norms exchange their sums: a rank that has not reached a parameter comes to
+    its bucket later than others, and exchanges must have the same order on all ranks.
     """
-    gradients: Tensor = bucket.buffer()
-    sent = gradients.to(dtype or gradients.dtype).div_(dist.get_world_size())
-    collectives.add_up(sent)
-    if sent is not gradients:
-        gradients.copy_(sent)
-    future: torch.futures.Future[Tensor] = torch.futures.Future()
-    future.set_result(gradients)
-    return future
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        self._dtype = dtype
+        self._ready: list[tuple[Tensor, torch.futures.Future[Tensor]]] = []
+
+    def average(
+        self,
+        bucket: dist.GradBucket,  # pyright: ignore[reportPrivateImportUsage]
+    ) -> torch.futures.Future[Tensor]:
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        self._ready.append((bucket.buffer(), future))
+        if bucket.is_last():
+            for gradients, promised in self._ready:
+                sent = gradients.to(self._dtype or gradients.dtype).div_(dist.get_world_size())
+                collectives.add_up(sent)
+                if sent is not gradients:
+                    gradients.copy_(sent)
+                promised.set_result(gradients)
+            self._ready.clear()
+        return future
