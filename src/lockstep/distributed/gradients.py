@@ -68,8 +68,8 @@ class _Buckets:
     """Averages the buckets of a backward pass over the ranks, sent in `dtype` if given.
 
     It blocks instead of overlapping with the backward pass: the processes share the cores, so none is idle. All buckets
-    wait for the last one, before which batch norms exchange their sums: a rank that has not reached a parameter comes to
-    its bucket later than others, and exchanges must have the same order on all ranks.
+    wait for the last one, before which batch norms exchange their sums: a rank that has not reached a parameter comes
+    to its bucket later than others, and exchanges must have the same order on all ranks.
     """
 
     def __init__(self, dtype: torch.dtype | None) -> None:
