@@ -34,6 +34,7 @@ from tests.support.recipes import (
     IN_MEMORY,
     INITIAL,
     LISTED,
+    MODULES,
     OF_MODULE,
     OPTIMIZATION,
     PLAIN,
@@ -84,6 +85,7 @@ class Row(NamedTuple):
 
 # -- what is trained ---------------------------------------------------------------------------------------------------
 
+DECAYED = ("optimizer.weight_decay=0.1", "optimizer.momentum=0.9", "trainer.max_epochs=3")
 FILES = "FILES"  # in overrides: the folder with images, lists and a run to start from
 
 
@@ -125,6 +127,18 @@ ROWS = {
     ),
     # -- networks: batch norm with activation, stochastic depth and dropout, squeeze and excitation, attention
     "own network": Row(own_network("Plain")),
+    # parameters without a gradient on some ranks or on all, in some steps or in all
+    "partly used network": Row((*own_network("PartlyUsed"), *DECAYED, "data.train_size=66", "callbacks=ema"), ALL),
+    # one rank comes later to the first bucket, but not to the sums of batch norm
+    "partly used network, two buckets": Row(
+        (
+            *(text for text in own_network("PartlyUsed") if "hidden" not in text),
+            *("+model.hidden=8000", "strategy.bucket_size_mib=1"),
+            *("data.image_size=8", "data.train_size=34", "trainer.max_epochs=1"),
+        ),
+        (Split(2, "[3,1]"),),
+    ),
+    "partly used network, micro-batches": Row((*own_network("PartlyUsed"), *DECAYED, *ACCUMULATE_AUGMENT)),
     **{
         name: Row(of_library(name, *more), EMPTY)
         for name, more in {
@@ -160,6 +174,9 @@ ROWS = {
     "several labels": Row(_labelled("labels", "task=multilabel", "augment.cutmix=1")),
     "numbers, another loss": Row(_labelled("number", "task=regression", "task.loss._target_=torch.nn.HuberLoss")),
     "own module": Row((*OF_MODULE, *PLAIN), (Split(2, "[3,1]"), Split(3, "[1,0,2]"))),
+    "own module, partly used": Row(
+        (*OF_MODULE, f"module._target_={MODULES}.PartlyUsed"), (Split(2, "[3,1]"), Split(3, "[1,0,2]"))
+    ),
     "own module, two optimizers": Row((*OF_MODULE, *GAN), (Split(2, "[3,1]"), Split(3, "[1,0,2]"))),
     # -- data: Datasets with random transforms; of two decoding processes each sample's neighbours are others
     **{
@@ -200,7 +217,7 @@ AT_ONCE = 20  # trainings of one group of processes, whose end is awaited for PA
 QUICK = (
     *("remainder", "micro-batches, every augmentation", "augmentations of photographs"),
     *("67 samples in parts", "AdamW", "parameter groups", "balanced classes"),
-    *("own network", "several labels", "own module", "Dataset", "folder, random crops"),
+    *("own network", "partly used network", "several labels", "own module", "Dataset", "folder, random crops"),
 )
 CASES = [
     pytest.param(name, split, id=f"{name}-{split}", marks=() if name in QUICK else pytest.mark.full)

@@ -21,6 +21,7 @@ from lockstep.models.classifier import Classifier
 from lockstep.runs.discovery import read_confusion
 from lockstep.runs.folder import RunFolder
 from tests.support.boards import full_board, told
+from tests.support.exact import train
 from tests.support.harness import SMALL, WATCHED, train_all, write_run
 from tests.support.modules import classifier
 
@@ -239,3 +240,18 @@ def test_a_failure_of_the_test_is_recorded(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Classifier, "_evaluate", fail)
     assert worker.run_here(worker.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 1
     assert folder.failure.read_text().splitlines()[-1] == "RuntimeError: out of memory"
+
+
+def test_a_metric_that_is_always_nan_has_no_best_epoch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    odd = ("+task.metrics.odd._target_=tests.support.planted.Undefined", "callbacks.checkpoint.monitor=val/odd")
+    run = write_run(tmp_path / "run", [*SMALL, *odd, "callbacks.checkpoint.mode=max"])
+    assert train(run) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines.count("val/odd is nan: such an epoch is never the best one") == 1
+    (line,) = (line for line in lines if line.startswith("best "))
+    assert line.startswith("best           none: no epoch has a finite val/odd, ")
+    assert line.endswith("checkpoints/best.ckpt is the last one")
+    summary = run.read_summary()
+    assert (summary["monitor"], summary["best"], run.read_status()["best"]) == ("val/odd", None, None)
+    best, last = (torch.load(file, weights_only=True) for file in (run.best_checkpoint, run.last_checkpoint))
+    assert best["epoch"] == last["epoch"] == 1

@@ -48,6 +48,20 @@ class Plain(L.LightningModule):
         return self._optimizer(self.parameters())
 
 
+class PartlyUsed(Plain):
+    """Has a layer that is never used, and one that is used in every other batch."""
+
+    def __init__(self, net: nn.Module, optimizer: functools.partial[Optimizer]) -> None:
+        super().__init__(net, optimizer)
+        self.never, self.sometimes = nn.Linear(2, 2), nn.Linear(10, 10)
+
+    def forward(self, batch: Batch) -> Tensor:
+        outputs = self.net(batch.inputs.to(self.never.weight.dtype) / 255)
+        if batch.shard.step % 2 == 0:
+            outputs = self.sometimes(outputs)
+        return F.cross_entropy(outputs, batch.targets, reduction="none")
+
+
 class Careless(Plain):
     """Takes the mean of its shard, and logs it."""
 

@@ -1,26 +1,44 @@
 """Averaged weights without a GPU synchronization in each step."""
 
 import itertools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Annotated, Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
-from typing_extensions import override
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from typing_extensions import Doc, override
 
 from lockstep.models.classifier import Classifier
+from lockstep.system.kinds import Fraction
+
+
+def exponential_average(
+    decay: Annotated[Fraction, Doc("its highest value")],
+) -> Any:
+    """Return an exponential moving average whose decay rises: min(decay, (1 + n) / (10 + n)) after n updates.
+
+    With a constant decay the average of a short training is that of its first weights. The formula is that of
+    TensorFlow's ExponentialMovingAverage with `num_updates`.
+    """
+    return partial(_move, decay)
+
+
+def _move(decay: float, averages: list[Tensor], currents: list[Tensor], num_averaged: int) -> None:
+    get_ema_multi_avg_fn(min(decay, (1 + num_averaged) / (10 + num_averaged)))(averages, currents, num_averaged)
 
 
 class AveragedWeights(WeightAveraging):
     """Averages weights and buffers over optimizer steps, for validation, test and best.ckpt.
 
-    `multi_avg_fn(averages, currents, num_averaged)` changes the list of averaged tensors in place, such as torch's
-    `get_ema_multi_avg_fn(decay)`. Unlike torch's own update, this one never reads the number of updates from the GPU.
-    A step that is skipped because float16 overflowed changes no average.
+    `multi_avg_fn(averages, currents, num_averaged)` changes the list of averaged tensors in place, such as
+    `exponential_average(decay)`. `num_averaged` counts the steps of the whole run, before this one. Only floating-point
+    and complex tensors are averaged, others are copied. Unlike torch's own update, this one never reads the number of
+    updates from the GPU. A step that is skipped because float16 overflowed changes no average.
     """
 
     def __init__(self, *, multi_avg_fn: Callable[[list[Tensor], list[Tensor], Any], None]) -> None:
@@ -40,27 +58,29 @@ class AveragedWeights(WeightAveraging):
 
 
 class _Average(AveragedModel):
-    _has_begun = False
+    _num_averaged: int | None = None  # on the host; read once, because a resumed run has an average
 
     @override
     def update_parameters(self, model: nn.Module) -> None:
-        if not self._has_begun:  # torch checks if these are the first weights, or a resumed run has an average
-            super().update_parameters(model)
-            self._has_begun = True
-            return
+        if self._num_averaged is None:
+            self._num_averaged = int(self.n_averaged)
         scale = model.loss_scale if isinstance(model, Classifier) else None
         is_skipped = None if scale is None else scale.overflowed > 0
         pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for average, current in zip(_tensors(self.module), _tensors(model), strict=True):
-            averages, currents = pairs.setdefault(average.dtype, ([], []))
-            averages.append(average.detach())
-            # the average of an average and itself is the same
-            currents.append(current.detach() if is_skipped is None else current.where(~is_skipped, average).detach())
+            if self._num_averaged and (average.is_floating_point() or average.is_complex()):
+                averages, currents = pairs.setdefault(average.dtype, ([], []))
+                averages.append(average)
+                # the average of an average and itself is the same
+                currents.append(current if is_skipped is None else current.where(~is_skipped, average))
+            else:
+                average.copy_(current)
         assert self.multi_avg_fn is not None
         for averages, currents in pairs.values():
-            self.multi_avg_fn(averages, currents, self.n_averaged)
-        self.n_averaged += 1 if is_skipped is None else ~is_skipped
+            self.multi_avg_fn(averages, currents, self._num_averaged)
+        self._num_averaged += 1
+        self.n_averaged.fill_(self._num_averaged)
 
 
-def _tensors(module: nn.Module) -> itertools.chain[Tensor]:
-    return itertools.chain(module.parameters(), module.buffers())
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    return (tensor.detach() for tensor in itertools.chain(module.parameters(), module.buffers()))

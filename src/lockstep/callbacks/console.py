@@ -1,5 +1,6 @@
 """Lines of a run on a terminal, in a notebook or in a log: one per epoch, and its progress in between."""
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -73,6 +74,7 @@ class Console(L.Callback):
         self._is_over = threading.Event()
         self._printed = time.monotonic()  # time of the last line in a log
         self._pause_s = FIRST_S
+        self._has_warned = False
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -99,6 +101,10 @@ class Console(L.Callback):
         line = "".join(f"{cells.get(name, '-'):>{wide}}" for name, _, wide in self._columns)
         self._out.print(f"{_epoch(trainer):>{EPOCH_WIDTH}}{line}", soft_wrap=True)
         self._printed = time.monotonic()
+        monitor = getattr(trainer.checkpoint_callback, "monitor", None) or ""
+        if not self._has_warned and not math.isfinite(value := metrics.get(monitor, 0.0)):
+            self._out.print(f"{monitor} is {value}: such an epoch is never the best one", soft_wrap=True)
+            self._has_warned = True
 
     @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

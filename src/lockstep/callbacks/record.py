@@ -1,5 +1,6 @@
 """status.json and metrics.csv, the files for tools outside the training."""
 
+import math
 import os
 import resource
 import socket
@@ -215,11 +216,12 @@ class Record(L.Callback):
         )
 
     def _best_of(self, trainer: L.Trainer) -> float | None:
-        """Return the best monitored value. The GPU is read only if it has changed: reading waits for the GPU."""
+        """Return the best finite value. The GPU is read only if it has changed: reading waits for the GPU."""
         score = getattr(trainer.checkpoint_callback, "best_model_score", None)
         if score is not self._best_score:
             self._best_score = score
-            self._best = score.item() if isinstance(score, torch.Tensor) else None
+            value = score.item() if isinstance(score, torch.Tensor) else math.nan
+            self._best = value if math.isfinite(value) else None
         return self._best
 
 

@@ -1,4 +1,8 @@
-"""Gradient averaging for DDP through shared memory, or in bfloat16."""
+"""Gradient averaging for DDP: through shared memory, in bfloat16, of parameters that not all ranks use."""
+
+import json
+import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -7,29 +11,83 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.distributed import collectives
+from lockstep.system import internals
 
 
-def choose(model: DistributedDataParallel, *, is_bfloat16: bool) -> None:
-    """Register the communication hook of `model`; Lightning ignores its `ddp_comm_hook` on a CPU."""
+def choose(model: DistributedDataParallel, *, is_bfloat16: bool) -> Callable[[], None]:
+    """Register the communication hook of `model`; Lightning ignores its `ddp_comm_hook` on a CPU.
+
+    Returns what every rank must call after a backward pass in which gradients are averaged.
+    """
     if next(model.parameters()).device.type == "cpu" and collectives.shares_memory():
-        model.register_comm_hook(torch.bfloat16 if is_bfloat16 else None, _averaged)
+        model.register_comm_hook(_Buckets(torch.bfloat16 if is_bfloat16 else None), _Buckets.average)
     elif is_bfloat16:
         model.register_comm_hook(None, bf16_compress_hook)
+    return _Unused(model).complete
 
 
-def _averaged(
-    dtype: torch.dtype | None,
-    bucket: dist.GradBucket,  # pyright: ignore[reportPrivateImportUsage]
-) -> torch.futures.Future[Tensor]:
-    """Average a bucket of gradients over the ranks, sent in `dtype` if given.
+class _Unused:
+    """Completes the average on a rank whose backward pass has not reached all parameters, for which DDP would wait.
 
-    It blocks instead of overlapping with the backward pass: the processes share the cores, so none is idle.
+    DDP's own search, `find_unused_parameters`, costs every network a traversal and an exchange in each step. Here a
+    rank first publishes, in the store of the process group, which parameters have no gradient; then it adds zeros to
+    the average. Once that is complete, all ranks have published: what has a gradient nowhere stays without one, so that
+    no momentum and no weight decay change it, as with one worker.
     """
-    gradients: Tensor = bucket.buffer()
-    sent = gradients.to(dtype or gradients.dtype).div_(dist.get_world_size())
-    collectives.add_up(sent)
-    if sent is not gradients:
-        gradients.copy_(sent)
-    future: torch.futures.Future[Tensor] = torch.futures.Future()
-    future.set_result(gradients)
-    return future
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self._model = model
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._key = f"lockstep unused {collectives.gather_objects(time.time_ns())[0]}"  # no other training has it
+        self._num_passes = 0
+
+    def complete(self) -> None:
+        self._num_passes += 1
+        missing = {at: self._parameters[at] for at in internals.unreached(self._model)}
+        if not missing:
+            return
+        unused = {at for at, parameter in missing.items() if parameter.grad is None}  # in no micro-batch
+        store = internals.store()
+        # of two keys: when a rank publishes in a pass, all have read those of the pass before the last one
+        keys = [f"{self._key} {rank} {self._num_passes % 2}" for rank in range(dist.get_world_size())]
+        own = keys[dist.get_rank()]
+        store.set(own, json.dumps([self._num_passes, sorted(unused)]))
+        store.get(own)  # only an answer shows that the store has it
+        views = [parameter.view_as(parameter) for parameter in missing.values()]
+        torch.autograd.backward(views, [torch.zeros_like(view) for view in views])
+        if views[0].device.type == "cuda":
+            torch.cuda.synchronize(views[0].device)  # until then other ranks may not have published
+        for key in keys:
+            num_passes, published = json.loads(store.get(key)) if store.check([key]) else (0, [])
+            unused &= {*published} if num_passes == self._num_passes else set()
+        for at in unused:
+            self._parameters[at].grad = None
+
+
+class _Buckets:
+    """Averages the buckets of a backward pass over the ranks, sent in `dtype` if given.
+
+    It blocks instead of overlapping with the backward pass: the processes share the cores, so none is idle. All buckets
+    wait for the last one, before which batch norms exchange their sums: a rank that has not reached a parameter comes
+    to its bucket later than others, and exchanges must have the same order on all ranks.
+    """
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        self._dtype = dtype
+        self._ready: list[tuple[Tensor, torch.futures.Future[Tensor]]] = []
+
+    def average(
+        self,
+        bucket: dist.GradBucket,  # pyright: ignore[reportPrivateImportUsage]
+    ) -> torch.futures.Future[Tensor]:
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        self._ready.append((bucket.buffer(), future))
+        if bucket.is_last():
+            for gradients, promised in self._ready:
+                sent = gradients.to(self._dtype or gradients.dtype).div_(dist.get_world_size())
+                collectives.add_up(sent)
+                if sent is not gradients:
+                    gradients.copy_(sent)
+                promised.set_result(gradients)
+            self._ready.clear()
+        return future

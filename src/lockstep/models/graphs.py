@@ -160,7 +160,9 @@ class GraphedModule:
     def _replayed(self, graphs: Graphs, inputs: Tensor, shard: Shard) -> Tensor:
         for dropout, source in graphs.sources:
             source.manual_seed(dropout.seed(shard))
-        outputs = _Replay.apply(graphs, self._accumulates, inputs, *self._trained.values())
+        trained = zip(self._trained.values(), graphs.gradients, strict=True)
+        used = (parameter for parameter, gradient in trained if gradient is not None)  # DDP makes zeros of None
+        outputs = _Replay.apply(graphs, self._accumulates, inputs, *used)
         assert isinstance(outputs, Tensor)
         return outputs
 
@@ -199,7 +201,7 @@ class _Replay(torch.autograd.Function):
         graphs.output_gradient.copy_(grad_outputs[0])
         graphs.backward.replay()
         owned = Tensor.clone if ctx.accumulates else Tensor.detach
-        return (None, None, None, *(None if value is None else owned(value) for value in graphs.gradients))
+        return (None, None, None, *(owned(value) for value in graphs.gradients if value is not None))
 
 
 def _gradients(outputs: Tensor, down: Tensor, parameters: Iterable[Tensor]) -> tuple[Tensor | None, ...]:

@@ -51,10 +51,10 @@ class OptimizerStep:
         self._module = module
         self._clip_norm = clip_norm
         self._loss_scale = loss_scale
-        self._updated: set[Tensor] = set()  # parameters whose state the optimizer has made
         self.gradient_norm: Tensor | None = None  # of the last measured step, before clipping
         self._optimizer = trainer.optimizers[0]
         self._parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        self._new = set(self._parameters)  # whose state the optimizer has not made yet, as far as this session knows
         self._scheduler: Any = trainer.lr_scheduler_configs[0].scheduler
         self._interval = trainer.lr_scheduler_configs[0].interval
         self._strategy: Any = trainer.strategy
@@ -78,6 +78,8 @@ class OptimizerStep:
             loss = self._loss_scale.scaled(loss / self._world_size)
         self._call("on_before_backward", loss)
         loss.backward()
+        if is_last:
+            self._strategy.post_backward(loss)
         self._call("on_after_backward")
 
     def finish_gradient(self, factor: Tensor | float | None = None) -> None:
@@ -128,13 +130,25 @@ class OptimizerStep:
         for group in self._optimizer.param_groups:
             group["lr"] = group["lr"] * group.get("lr_factor", 1)
         self._progress.increment_ready()
-        if not self._is_skipped():
+        starting = {parameter for parameter in self._new if parameter.grad is not None}
+        if not self._is_skipped(starting):
+            self._start_momentum(starting)
             self._optimizer.step()
+            self._new -= starting
         self._progress.increment_completed()
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
 
-    def _is_skipped(self) -> bool:
+    def _start_momentum(self, starting: set[Tensor]) -> None:
+        """Give parameters whose first gradient comes late a momentum of zeros, without which the fused SGD fails."""
+        for group in self._optimizer.param_groups if starting else ():
+            late = starting.intersection(group["params"])
+            known = [self._optimizer.state[p] for p in group["params"] if p in self._optimizer.state]
+            if group.get("fused") and any(state.get("momentum_buffer") is not None for state in known):
+                for parameter in late - self._optimizer.state.keys():
+                    self._optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+    def _is_skipped(self, starting: set[Tensor]) -> bool:
         """Return True if gradients overflowed and the optimizer cannot skip its update; finding out waits for the GPU.
 
         A fused optimizer can, but not the first update of a parameter: torch's SGD (2.15) would keep memory as momentum
@@ -142,13 +156,9 @@ class OptimizerStep:
         """
         if self._loss_scale is None:
             return False
-        new = {parameter for parameter in self._parameters if parameter.grad is not None} - self._updated
-        if internals.can_skip_update(self._optimizer) and not new:
+        if internals.can_skip_update(self._optimizer) and not starting:
             return False
-        if self._loss_scale.overflowed.item():
-            return True
-        self._updated |= new
-        return False
+        return bool(self._loss_scale.overflowed.item())
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]

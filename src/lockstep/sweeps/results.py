@@ -8,18 +8,23 @@ from lockstep.config import build, storage
 from lockstep.config.schema import Config
 from lockstep.runs.discovery import look_at, read_rows, read_tests
 from lockstep.runs.folder import RunFolder
+from lockstep.runs.ranking import LOSS, rank
 from lockstep.sweeps.ledger import Trial, state_of
 from lockstep.system.trees import at
 
 
 @dataclass(frozen=True)
 class Row:
-    """One trial. `values` are those of the objectives, for a live trial the best so far; `facts` is its status."""
+    """One trial. `values` are those of the objectives, for a live trial the best so far; `facts` is its status.
+
+    `loss` is the validation loss of the best epoch, which orders trials with equal values.
+    """
 
     trial: Trial
     settings: dict[str, str]
     state: str
     values: tuple[float | None, ...]
+    loss: float | None
     tests: dict[str, float]
     training_s: float | None
     facts: dict[str, Any]
@@ -45,9 +50,9 @@ class Objective:
 
 
 def best_epoch(folder: RunFolder, monitored: Objective) -> dict[str, float]:
-    """Return the row of metrics.csv with the best value of `monitored`; empty without one."""
-    rows = [row for row in read_rows(folder) if monitored.name in row]
-    return (max if monitored.is_max else min)(rows, key=lambda row: row[monitored.name], default={})
+    """Return the row of metrics.csv of the epoch of best.ckpt, of equal ones the last; empty without one."""
+    rows = [row for row in reversed(read_rows(folder)) if monitored.name in row]
+    return min(rows, key=lambda row: rank(row[monitored.name], row.get(LOSS), is_max=monitored.is_max), default={})
 
 
 def monitored(config: Config) -> Objective:
@@ -75,7 +80,8 @@ def row_of(
         settings = {key: str(at(tree, key.split("."))) for key in needed} | settings
     values = tuple(objective.of(trial.folder, monitored) for objective in objectives)
     training_s = _summary(trial.folder).get("training_s", facts.get("elapsed_s"))
-    return Row(trial, settings, live or state_of(facts), values, read_tests(trial.folder), training_s, facts)
+    loss, tests = best_epoch(trial.folder, monitored).get(LOSS), read_tests(trial.folder)
+    return Row(trial, settings, live or state_of(facts), values, loss, tests, training_s, facts)
 
 
 def _summary(folder: RunFolder) -> dict[str, Any]:

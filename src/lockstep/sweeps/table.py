@@ -1,7 +1,6 @@
 """The table of a sweep: its trials, the best first, with the settings in which they differ; also as files."""
 
 import itertools
-import math
 import operator
 import statistics
 from collections import defaultdict
@@ -15,6 +14,7 @@ from lockstep.config.schema import Config
 from lockstep.monitoring.cells import epochs, text
 from lockstep.runs.files import csv_text, to_json, write_atomically
 from lockstep.runs.naming import shown
+from lockstep.runs.ranking import rank
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.results import Objective, Row, monitored, objectives_of, row_of
 from lockstep.sweeps.statistics import Group, spread
@@ -119,18 +119,18 @@ class Table:
     def repeated(self) -> list[tuple[dict[str, str], list[Row]]]:
         """The trials that differ only in seed and fold, by their other settings.
 
-        Settings whose trials are all finished come first, then the best mean; of equal means, the first in the command.
+        Settings whose trials are all finished come first, then the best mean; of equal means, the lower mean of the
+        validation loss, then the first in the command.
         """
         least = self._least
 
-        def rank(item: tuple[Any, list[Row]]) -> tuple[bool, float, int]:
-            results = [row.result for row in item[1]]
-            values = self._repetitions(item[1], results)
-            mean = statistics.fmean(values) if values else math.inf
-            loss = -mean if self.objectives[0].is_max and values else mean
-            return None in results or len(results) < least, loss, min(row.trial.number for row in item[1])
+        def order(item: tuple[Any, list[Row]]) -> tuple[Any, ...]:
+            rows, results = item[1], [row.result for row in item[1]]
+            value, loss = (self._mean(rows, column) for column in (results, [row.loss for row in rows]))
+            rank_of_mean = rank(value, loss, is_max=self.objectives[0].is_max)
+            return None in results or len(results) < least, rank_of_mean, min(row.trial.number for row in rows)
 
-        return sorted(self.grouped(*REPEATS), key=rank)
+        return sorted(self.grouped(*REPEATS), key=order)
 
     @property
     def _least(self) -> int:
@@ -148,6 +148,10 @@ class Table:
         for (fold, seed), value in known.items():
             same[fold if FOLD in self.keys else seed].append(value)
         return [statistics.fmean(of_one) for of_one in same.values()]
+
+    def _mean(self, rows: Sequence[Row], values: Sequence[float | None]) -> float | None:
+        known = self._repetitions(rows, values)
+        return statistics.fmean(known) if known else None
 
     def grouped(self, *over: str) -> list[tuple[dict[str, str], list[Row]]]:
         """Group the trials that differ only in the keys `over`, by their other settings."""
@@ -206,14 +210,11 @@ def table(
         if trial.number in running or trial.number not in kept or not kept[trial.number].settings.keys() >= {*repeats}:
             kept[trial.number] = row_of(trial, objectives, monitored, running.get(trial.number), repeats)
     rows = [kept[trial.number] for trial in ledger.trials]
-    first = objectives[0]
 
-    def rank(row: Row) -> tuple[bool, bool, float, int]:
-        value = row.values[0]
-        known = 0.0 if value is None else -value if first.is_max else value
-        return (row.state != "finished", value is None, known, row.trial.number)
+    def order(row: Row) -> tuple[Any, ...]:
+        return row.state != "finished", rank(row.values[0], row.loss, is_max=objectives[0].is_max), row.trial.number
 
-    made = Table(tuple(objectives), keys, tuple(sorted(rows, key=rank)), is_search)
+    made = Table(tuple(objectives), keys, tuple(sorted(rows, key=order)), is_search)
     if not made.is_repeated:
         return made
     grouped = (sorted(same, key=lambda row: row.trial.number) for _, same in made.repeated)

@@ -6,14 +6,15 @@ consequence if a later version has moved the part; training continues.
 
 import contextlib
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parallel import DistributedDataParallel
@@ -59,15 +60,35 @@ def set_global_step(trainer: L.Trainer, step: int) -> None:
 def shared_count() -> Iterator[int]:
     """Count from 0, each number on one rank: the first that asks for it.
 
-    torch has no public name for the store of its process group. Otherwise the ranks take turns.
+    Without the store of the process group the ranks take turns.
     """
-    find = getattr(dist.distributed_c10d, "_get_default_store", None)
     if not dist.is_initialized():
         return itertools.count()
-    if find is None:
+    if (found := store()) is None:
         return itertools.count(dist.get_rank(), dist.get_world_size())
-    store = find()
-    return (store.add("lockstep count", 1) - 1 for _ in itertools.count())
+    return (found.add("lockstep count", 1) - 1 for _ in itertools.count())
+
+
+def store() -> Any:
+    """Return the store of the process group, which has no public name; None if torch has moved it."""
+    find = getattr(dist.distributed_c10d, "_get_default_store", None)
+    return find and find()
+
+
+def unreached(model: DistributedDataParallel) -> list[int]:
+    """Return the positions, among the trained parameters, for whose gradients `model` waits after a backward pass.
+
+    torch names them only in an error. If it is another one, it is raised, as before the next pass.
+    """
+    check = getattr(model.reducer, "_check_reducer_finalized", _do_nothing)
+    try:
+        check()
+    except RuntimeError as error:
+        found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+        if found is None:
+            raise
+        return [int(position) for position in found[1].split()]
+    return []
 
 
 def has_hooks(layers: Iterable[nn.Module]) -> bool:
@@ -99,15 +120,18 @@ def can_skip_update(optimizer: Optimizer) -> bool:
 
 
 class OneStream(DDPStrategy):
-    """Wraps the model on the CUDA stream of the training, and calls `on_wrapped` with it.
+    """Wraps the model on the CUDA stream of the training.
+
+    `on_wrapped` is called with the wrapped model; what it returns is called after every averaging backward pass.
 
     Lightning 2.6 wraps it on a separate stream, for CUDA graphs. Then every gradient waits for an event of that stream
     in each backward pass, and torch warns about it.
     """
 
-    def __init__(self, *, on_wrapped: Callable[[DistributedDataParallel], None], **settings: Any) -> None:
+    def __init__(self, *, on_wrapped: Callable[[DistributedDataParallel], Callable[[], None]], **settings: Any) -> None:
         super().__init__(**settings)
         self._on_wrapped = on_wrapped
+        self._complete = _do_nothing
 
     @override
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
@@ -120,7 +144,12 @@ class OneStream(DDPStrategy):
     def setup(self, trainer: L.Trainer) -> None:
         super().setup(trainer)
         if isinstance(self.model, DistributedDataParallel):
-            self._on_wrapped(self.model)
+            self._complete = self._on_wrapped(self.model)
+
+    @override
+    def post_backward(self, closure_loss: Tensor) -> None:
+        super().post_backward(closure_loss)
+        self._complete()
 
 
 def add_summary(writer: Any, summary: Any) -> None:

@@ -1,5 +1,6 @@
 """The header of a run, printed before the first step, and its summary after the last one."""
 
+import math
 from typing import Any
 
 import lightning as L
@@ -52,12 +53,12 @@ def summarize(
     monitor = checkpoint.monitor if checkpoint is not None else None
     score = checkpoint.best_model_score if checkpoint is not None else None
     default, _ = measured.default(here.config)
-    value = score.item() if score is not None else metrics_of(trainer, module).get(default)
+    value = float(score) if score is not None else metrics_of(trainer, module).get(default)
     times = sorted(record.epoch_times_s)
     return {
         **tested(module, data, metrics_of(trainer, module)),
         "monitor": monitor or default,
-        "best": value,
+        "best": value if value is not None and math.isfinite(value) else None,
         "epochs": trainer.current_epoch,
         "steps": steps_done(trainer, module),
         **skipped_steps(module),
@@ -176,7 +177,9 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
             size = f" on {images}" if not rows else " with mirror images" if is_flipped else ""
             rows.append((f"test {name}", f"{measure(value)}{size}"))
     if summary["best_checkpoint"]:
-        rows.append(("best", f"{summary['monitor']} {measure(summary['best'])}, {shown(folder.best_checkpoint)}"))
+        monitor, value, path = summary["monitor"], summary["best"], shown(folder.best_checkpoint)
+        none = f"none: no epoch has a finite {monitor}, {path} is the last one"
+        rows.append(("best", none if value is None else f"{monitor} {measure(value)}, {path}"))
     if folder.pictures.exists():
         rows.append(("pictures", shown(folder.pictures)))
     speed = f", {summary['images_per_s']:,.0f} images/s" if summary["images_per_s"] else ""

@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from lockstep.callbacks.best import INSTEAD
 from lockstep.callbacks.console import Console
 from lockstep.callbacks.cudnn import CudnnSearch
 from lockstep.callbacks.own_module import metrics_of, steps_done
@@ -192,7 +193,8 @@ def built_callbacks(config: Config) -> list[Callback]:
     for name, section in config.callbacks.items():
         if section is None:
             continue
-        built.append(build.build(section))
+        target = INSTEAD.get(section.target, section.target)
+        built.append(build.build(section.model_copy(update={"target": target})))
         lightnings = (kind.__name__ for kind in type(built[-1]).__mro__ if kind.__module__.startswith("lightning."))
         if (kind := next(lightnings, "")) in rules.INSTEAD:
             raise ConfigError([rules.unfit_callback(f"callbacks.{name}", section.target, kind)])

@@ -9,20 +9,33 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from lockstep.callbacks.average import AveragedWeights
+from lockstep.callbacks.average import AveragedWeights, exponential_average
 
 
 class Module(L.LightningModule):
-    """Weights in float32 and float64, and buffers of whole numbers."""
+    """Weights in float32, float64 and complex64, and buffers of whole numbers and of booleans, saved or not."""
+
+    order: torch.Tensor
+    mask: torch.Tensor
+    wave: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2).double())
+        self.spectrum = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+        self.register_buffer("order", torch.arange(5))
+        self.register_buffer("mask", torch.zeros(5, dtype=torch.bool), persistent=False)
+        self.register_buffer("wave", torch.zeros(5), persistent=False)
+
+    def whole(self) -> dict[str, torch.Tensor]:
+        """The tensors that have no average."""
+        named = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        return {name: value for name, value in named.items() if not (value.is_floating_point() or value.is_complex())}
 
 
-def averages() -> tuple[Module, AveragedModel, AveragedModel]:
+def averages(average: Any = None) -> tuple[Module, AveragedModel, AveragedModel]:
     """A module, its average by the callback, and its average by torch."""
-    module, average = Module(), get_ema_multi_avg_fn(0.9)
+    module, average = Module(), average or get_ema_multi_avg_fn(0.9)
     callback = AveragedWeights(multi_avg_fn=average)
     callback.setup(trainer=None, pl_module=module, stage="fit")  # pyright: ignore[reportArgumentType]
     ours: Any = callback._average_model
@@ -33,12 +46,15 @@ def train(module: Module) -> None:
     """Change every weight and buffer."""
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
-            tensor += (torch.rand(tensor.shape) * 8).to(tensor.dtype)
+            tensor.copy_(tensor + (torch.rand(tensor.shape) * 8).to(tensor.dtype))
 
 
-def assert_equal(ours: AveragedModel, theirs: AveragedModel) -> None:
-    expected = theirs.state_dict()
+def assert_equal(ours: AveragedModel, theirs: AveragedModel, module: Module) -> None:
+    """All averages are torch's; what is no floating-point number is that of the module, where torch's would be cut."""
+    expected = theirs.state_dict() | {f"module.{name}": value for name, value in module.whole().items()}
     assert all(torch.equal(value, expected[name]) for name, value in ours.state_dict().items())
+    for name, value in module.whole().items():
+        assert torch.equal(dict(ours.module.named_buffers())[name], value), name
 
 
 def test_an_average_has_the_bits_of_torchs_after_every_step() -> None:
@@ -47,7 +63,7 @@ def test_an_average_has_the_bits_of_torchs_after_every_step() -> None:
         train(module)
         for average in (ours, theirs):
             average.update_parameters(module)
-        assert_equal(ours, theirs)
+        assert_equal(ours, theirs, module)
     assert ours.n_averaged == 4
 
 
@@ -61,7 +77,23 @@ def test_a_resumed_average_continues() -> None:
     train(module)
     for average in (resumed, theirs):
         average.update_parameters(module)
-    assert_equal(resumed, theirs)
+    assert_equal(resumed, theirs, module)
+
+
+def test_the_decay_rises_with_the_steps_of_the_whole_run() -> None:
+    module, ours, _ = averages(exponential_average(0.5))
+    whole, expected = {}, module.get_parameter("net.0.weight").detach().clone()
+    for n in range(12):
+        train(module)
+        if n == 5:  # resumed
+            whole = {name: value.clone() for name, value in ours.state_dict().items()}
+            _, ours, _ = averages(exponential_average(0.5))
+            ours.load_state_dict(whole)
+        ours.update_parameters(module)
+        decay = 0.0 if n == 0 else min(0.5, (1 + n) / (10 + n))
+        expected = decay * expected + (1 - decay) * module.get_parameter("net.0.weight").detach()
+        torch.testing.assert_close(ours.module.get_parameter("net.0.weight"), expected)
+    assert ours.n_averaged == 12
 
 
 def test_the_number_of_updates_is_never_read_from_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

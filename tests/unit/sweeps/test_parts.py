@@ -205,9 +205,11 @@ def book(path: Path, *settings: str, name: str | None = None, command: Sequence[
     return ledger
 
 
-def finish(trial: Trial, best: float, **more: object) -> None:
+def finish(trial: Trial, best: float, *, loss: float | None = None, **more: object) -> None:
     trial.folder.write_summary({"best": best, "training_s": 75.0, **more})
     trial.folder.write_status(state="finished", epoch=3, max_epochs=3, monitor="val/accuracy", host="elsewhere")
+    if loss is not None:
+        trial.folder.write_metrics([{"epoch": 1, "val/accuracy": best, "val/loss": loss}])
 
 
 def test_a_ledger_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -514,6 +516,22 @@ def test_of_equal_means_the_first_in_the_command_is_the_best(tmp_path: Path) -> 
     best = table(ledger, [ACCURACY], {}, monitored=ACCURACY).best
     assert best is not None
     assert best.trials == (0, 1)  # and not the luckiest seed
+
+
+def test_of_equal_values_the_lower_loss_comes_first(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "once", *(f"lr={lr}" for lr in (1, 2, 3, 4)))
+    for trial, loss in zip(ledger.trials, (0.3, 0.2, None, 0.2), strict=True):
+        finish(trial, 0.9, loss=loss)
+    found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
+    assert [row.trial.number for row in found.rows] == [1, 3, 0, 2]
+    assert found.best is not None
+    assert found.best.trials == (1,)
+    ledger = book(tmp_path / "seeds", *(f"lr={lr} seed={seed}" for lr in (1, 2) for seed in (0, 1)))
+    for trial, (best, loss) in zip(ledger.trials, ((0.75, 1), (0.75, 2), (0.5, 1), (1.0, 1)), strict=True):
+        finish(trial, best, loss=loss)
+    found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
+    assert found.best is not None
+    assert found.best.trials == (2, 3)
 
 
 def test_settings_that_ran_once_are_said_to_differ_perhaps_by_chance(tmp_path: Path) -> None:

@@ -1,0 +1,87 @@
+"""Lightning's callbacks that choose by a metric, with the order of `runs/ranking.py` for equal and for unusable values.
+
+They keep the names of their bases, by which their states are found in checkpoints. `training/train.py` builds them
+where a configuration has Lightning's.
+"""
+
+import math
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch import callbacks
+from torch import Tensor
+from typing_extensions import override
+
+from lockstep.runs.ranking import LOSS, rank
+
+
+class ModelCheckpoint(callbacks.ModelCheckpoint):
+    """Keeps the best epoch, of equal ones the last; without any usable value the last one of all."""
+
+    _best_loss: float | None = None
+
+    @override
+    def check_monitor_top_k(self, trainer: L.Trainer, current: Tensor | None = None) -> bool:
+        loss = _loss_of(trainer)
+        if current is None or not self.best_k_models or not self.save_top_k == 1 == self.every_n_epochs:
+            is_better = super().check_monitor_top_k(trainer, current)
+        else:
+            new, best = (
+                rank(float(score), its_loss, is_max=self.mode == "max")
+                for score, its_loss in ((current, loss), (self.best_k_models[self.best_model_path], self._best_loss))
+            )
+            # an epoch without a validation has the values of an earlier one
+            is_validated = (trainer.current_epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0
+            is_better = trainer.strategy.reduce_boolean_decision(new < best or (new == best and is_validated))
+        if is_better:
+            self._best_loss = loss
+        return is_better
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "best_loss": self._best_loss}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._best_loss = state_dict.get("best_loss")  # earlier versions have none: then the next of equal ones wins
+
+
+class EarlyStopping(callbacks.EarlyStopping):
+    """Waits for the epochs that become best.ckpt: with min_delta=0 an equal value with a lower loss is better, too."""
+
+    _best_loss: float | None = None
+
+    @override
+    def _run_early_stopping_check(self, trainer: L.Trainer) -> None:
+        loss, current = _loss_of(trainer), trainer.callback_metrics.get(self.monitor)
+        if current is not None and not self.min_delta:
+            is_max = self.mode == "max"
+            best = rank(float(self.best_score), self._best_loss, is_max=is_max)
+            if float(current) == float(self.best_score) and rank(float(current), loss, is_max=is_max) < best:
+                self.best_score = torch.full_like(self.best_score, -math.inf if is_max else math.inf)  # an improvement
+        super()._run_early_stopping_check(trainer)
+        if not self.wait_count:
+            self._best_loss = loss
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "best_loss": self._best_loss}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._best_loss = state_dict.get("best_loss")
+
+
+def _loss_of(trainer: L.Trainer) -> float | None:
+    loss = trainer.callback_metrics.get(LOSS)
+    return None if loss is None else loss.item()
+
+
+# what is built in place of Lightning's, by its target
+INSTEAD = {
+    f"lightning.pytorch.callbacks.{kind.__name__}": f"{__name__}.{kind.__name__}"
+    for kind in (ModelCheckpoint, EarlyStopping)
+}

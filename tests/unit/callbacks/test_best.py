@@ -1,0 +1,160 @@
+"""Which epoch becomes best.ckpt, and how long early stopping waits, where values are equal or not finite."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch import callbacks
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lockstep.callbacks.best import EarlyStopping, ModelCheckpoint
+from lockstep.config import compose, validation
+from lockstep.runs.folder import RunFolder
+from lockstep.sweeps.results import Objective, best_epoch
+from lockstep.training.train import built_callbacks
+from tests.support.harness import SMALL
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated", "ignore:.*Checkpoint directory"
+)
+NAN, INF = math.nan, math.inf
+Epochs = list[tuple[float, float]]  # value and loss of each validation
+
+
+class Scripted(L.LightningModule):
+    """Counts epochs in its only weight, and logs given values."""
+
+    def __init__(self, epochs: Epochs) -> None:
+        super().__init__()
+        self.epoch = nn.Parameter(torch.zeros(()))
+        self.epochs = epochs
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return -self.epoch
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        value, loss = self.epochs[self.current_epoch]
+        self.log_dict({"val/odd": value, "val/loss": loss})
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+def trained(
+    folder: Path, epochs: Epochs, mode: str, *more: L.Callback, ckpt_path: Path | None = None, **settings: Any
+) -> ModelCheckpoint:
+    best = ModelCheckpoint(
+        folder, "best", monitor="val/odd", mode=mode, enable_version_counter=False, save_on_train_epoch_end=True
+    )
+    last = ModelCheckpoint(folder, "last", enable_version_counter=False, save_on_train_epoch_end=True)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=len(epochs),
+        num_sanity_val_steps=0,
+        logger=False,
+        callbacks=[best, last, *more],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **settings,
+    )
+    images = DataLoader([torch.zeros(1)])  # pyright: ignore[reportArgumentType]
+    trainer.fit(Scripted(epochs), images, images, ckpt_path=ckpt_path, weights_only=True)
+    return best
+
+
+def epoch_in(file: Path) -> int:
+    return int(torch.load(file, weights_only=True)["state_dict"]["epoch"])
+
+
+SCRIPTS: dict[str, tuple[str, Epochs, int]] = {
+    "equal values, lower loss": ("max", [(1, 3), (1, 1), (1, 2)], 2),
+    "equal values and losses": ("max", [(0, 1), (1, 1), (1, 1), (0, 1)], 3),
+    "a better value with a higher loss": ("max", [(1, 1), (2, 9), (1, 0)], 2),
+    "equal values to minimize": ("min", [(1, 3), (1, 1), (2, 0)], 2),
+    "no loss of an equal value": ("max", [(1, 3), (1, NAN), (0, 1)], 1),
+    "NaN always": ("max", [(NAN, 1), (NAN, 2), (NAN, 3)], 3),
+    "NaN first": ("min", [(NAN, 1), (5, 2), (6, 1)], 2),
+    "NaN later": ("max", [(1, 2), (NAN, 1), (NAN, 1)], 1),
+    "infinite values of the better sign": ("max", [(INF, 1), (1, 2), (INF, 1)], 2),
+    "infinite values to minimize": ("min", [(-INF, 1), (1, 2), (-INF, 1)], 2),
+    "infinite always": ("max", [(INF, 1), (-INF, 2)], 2),
+}
+
+
+@pytest.mark.parametrize(("mode", "epochs", "best"), SCRIPTS.values(), ids=SCRIPTS)
+def test_of_equal_values_the_lower_loss_then_the_later_epoch_is_the_best(
+    tmp_path: Path, mode: str, epochs: Epochs, best: int
+) -> None:
+    trained(tmp_path, epochs, mode)
+    assert epoch_in(tmp_path / "best.ckpt") == best
+    rows = [{"epoch": at, "val/odd": value, "val/loss": loss} for at, (value, loss) in enumerate(epochs, 1)]
+    folder = RunFolder(tmp_path)
+    folder.write_metrics(rows)
+    is_known = any(math.isfinite(value) for value, _ in epochs)
+    row = best_epoch(folder, Objective("val/odd", mode == "max"))
+    assert row.get("epoch") == (best if is_known else None), "a sweep reads the metrics of that epoch"
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+@pytest.mark.parametrize(("mode", "epochs", "best"), SCRIPTS.values(), ids=SCRIPTS)
+def test_a_resume_knows_the_loss_of_the_best_epoch(
+    tmp_path: Path, mode: str, epochs: Epochs, best: int, cut: int
+) -> None:
+    trained(tmp_path, epochs[:cut], mode)
+    trained(tmp_path, epochs, mode, ckpt_path=tmp_path / "last.ckpt")
+    assert epoch_in(tmp_path / "best.ckpt") == best
+
+
+@pytest.mark.filterwarnings("ignore:.*could not find the monitored key")
+def test_an_epoch_without_a_validation_is_not_the_best_one(tmp_path: Path) -> None:
+    trained(tmp_path, [(0, 0), (1, 1), (0, 0)], "max", check_val_every_n_epoch=2)
+    assert epoch_in(tmp_path / "best.ckpt") == 2
+
+
+def test_a_checkpoint_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
+    best = trained(tmp_path, [(1, 1)], "max")
+    state = {name: value for name, value in best.state_dict().items() if name != "best_loss"}
+    stopping = EarlyStopping("val/odd", mode="max")
+    for callback, saved in ((best, state), (stopping, stopping.state_dict())):
+        callback.load_state_dict({name: value for name, value in saved.items() if name != "best_loss"})
+        assert callback._best_loss is None
+
+
+@pytest.mark.parametrize(
+    ("epochs", "min_delta", "num_epochs"),
+    [
+        ([(1.0, 5 - at) for at in range(5)], 0.0, 5),  # the loss still falls, and best.ckpt with it
+        ([(1.0, 1.0)] * 5, 0.0, 3),
+        ([(1.0, 1.0 + at) for at in range(5)], 0.0, 3),
+        ([(1.0, 5 - at) for at in range(5)], 0.1, 3),
+        ([(1.0, 2.0), (1.0, 3.0), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0)], 0.0, 5),
+    ],
+)
+@pytest.mark.parametrize("cut", [None, 1, 2])
+def test_early_stopping_waits_while_equal_values_have_lower_losses(
+    tmp_path: Path, epochs: Epochs, min_delta: float, num_epochs: int, cut: int | None
+) -> None:
+    def stopping() -> EarlyStopping:
+        return EarlyStopping("val/odd", mode="max", patience=2, min_delta=min_delta)
+
+    if cut is not None:
+        trained(tmp_path, epochs[:cut], "max", stopping())
+    callback = stopping()
+    trained(tmp_path, epochs, "max", callback, ckpt_path=tmp_path / "last.ckpt" if cut else None)
+    assert epoch_in(tmp_path / "last.ckpt") == num_epochs
+    assert callback.best_score == 1
+
+
+def test_they_are_built_for_lightnings_and_saved_under_its_names() -> None:
+    own = "+callbacks.x={_target_:lightning.pytorch.callbacks.ModelCheckpoint,monitor:val/loss,filename:low}"
+    config = validation.checked(compose.composed([*SMALL, "callbacks=early_stopping", own]))
+    built = built_callbacks(config)
+    assert [
+        type(callback) for callback in built if type(callback).__name__ in ("ModelCheckpoint", "EarlyStopping")
+    ] == [*(ModelCheckpoint, ModelCheckpoint, EarlyStopping, ModelCheckpoint)]
+    for ours, lightnings in ((ModelCheckpoint, callbacks.ModelCheckpoint), (EarlyStopping, callbacks.EarlyStopping)):
+        assert ours(monitor="val/odd").state_key == lightnings(monitor="val/odd").state_key
