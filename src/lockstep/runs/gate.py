@@ -49,13 +49,13 @@ def need_readable(folder: RunFolder) -> None:
 def need_plain(path: Path) -> None:
     """Refuse links, hard links, pipes and devices below a folder, and what another user than its owner put there.
 
-    Links of Weights & Biases between its own files are accepted.
+    Weights & Biases makes links, to its logs in the home folder, too: below its folder they are accepted.
     """
-    user, linked = path.stat().st_uid, os.path.join(path, WANDB, "")
+    user, of_wandb = path.stat().st_uid, os.path.join(path, WANDB, "")
     for entry in _entries(path):
         state = entry.stat(follow_symlinks=False)
         is_file = stat.S_ISREG(state.st_mode)
-        if entry.is_symlink() and entry.path.startswith(linked) and os.path.realpath(entry.path).startswith(linked):
+        if entry.is_symlink() and entry.path.startswith(of_wandb):
             continue
         if entry.is_symlink():
             what = "is a link"

@@ -62,11 +62,14 @@ def test_an_entry_that_no_run_contains_is_named(run: RunFolder, what: str) -> No
         gate.need_readable(run)
 
 
-def test_links_between_the_files_of_wandb_are_accepted_and_links_out_of_them_are_not(run: RunFolder) -> None:
-    (run.path / "wandb" / "run-1").mkdir(parents=True)
-    (run.path / "wandb" / "latest-run").symlink_to("run-1")
+def test_links_that_wandb_makes_are_accepted_and_a_link_in_its_place_is_not(run: RunFolder) -> None:
+    wandb = run.path / "wandb"
+    (wandb / "run-1").mkdir(parents=True)
+    (wandb / "latest-run").symlink_to("run-1")
+    (wandb / "run-1" / "debug-core.log").symlink_to("/home/me/.cache/wandb/logs/core.log")
     gate.need_own(run)
-    (run.path / "wandb" / "out").symlink_to("../config.yaml")
+    wandb.rename(run.path.with_name("other"))
+    wandb.symlink_to(run.path.with_name("other"))
     with pytest.raises(PermissionError, match="is a link"):
         gate.need_own(run)
 
