@@ -116,3 +116,12 @@ def test_a_run_of_an_earlier_version_keeps_its_view(tmp_path: Path) -> None:
     view = found.data.arguments()
     assert (view["crop_percent"], view["fit"], view["interpolation"]) == (1.0, "crop", "bilinear")
     assert build.settled(found) == found
+
+
+@pytest.mark.parametrize(("section", "key", "value"), [("notify", "url", "https://h/x")])
+def test_a_key_that_is_gone_is_dropped_from_a_saved_run(tmp_path: Path, section: str, key: str, value: Any) -> None:
+    config = checked(composed([]))
+    tree = storage.to_tree(config)
+    tree[section][key] = value
+    write_atomically(tmp_path / "config.yaml", yaml.safe_dump(tree))
+    assert storage.load(tmp_path / "config.yaml") == config
