@@ -201,9 +201,6 @@ class Trainer(Section):
         description="replay training steps as CUDA graphs; auto: built-in networks on GPUs, without compile; "
         "true: custom networks too"
     )
-    cudnn_search: Annotated[bool, Scope.PLACE] = Field(
-        description="let cuDNN time plans for the convolutions of full training batches: seconds at the start of a run",
-    )
     accumulate_grad_batches: Positive = Field(description="micro-batches per global batch")
     gradient_clip_norm: PositiveFloat | None = Field(description="largest L2 norm of the gradient; null = no limit")
     log_every_n_steps: Annotated[Positive, Scope.WATCHING] = Field(

@@ -118,7 +118,9 @@ def test_a_run_of_an_earlier_version_keeps_its_view(tmp_path: Path) -> None:
     assert build.settled(found) == found
 
 
-@pytest.mark.parametrize(("section", "key", "value"), [("notify", "url", "https://h/x")])
+@pytest.mark.parametrize(
+    ("section", "key", "value"), [("notify", "url", "https://h/x"), ("trainer", "cudnn_search", True)]
+)
 def test_a_key_that_is_gone_is_dropped_from_a_saved_run(tmp_path: Path, section: str, key: str, value: Any) -> None:
     config = checked(composed([]))
     tree = storage.to_tree(config)

@@ -473,12 +473,6 @@ def test_all_errors_come_in_one_message_and_none_twice() -> None:
     assert [error.partition("=")[0] for error in conflicts] == ["trainer.accumulate_grad_batches", "trainer.devices"]
 
 
-def test_a_search_by_time_is_not_deterministic() -> None:
-    (error,) = errors("trainer.cudnn_search=true", "trainer.deterministic=true")
-    assert error.startswith("trainer.cudnn_search=true with trainer.deterministic=true: set one of them to false")
-    assert not errors("trainer.cudnn_search=true")
-
-
 def test_all_errors_of_what_is_called_come_in_one_message_where_there_are_no_others() -> None:
     texts = ["+callbacks.timer.foo=1", "+optimizer.maximize=2", "+logger.x._target_=nowhere.Logger"]
     expected = ["optimizer.maximize=2 must", "unknown key callbacks.timer.foo", "logger.x._target_=nowhere.Logger"]
