@@ -66,11 +66,13 @@ def load(path: Path) -> Config:
 def _completed(tree: dict[str, Any]) -> dict[str, Any]:
     """Add the keys that a run of an earlier version lacks: its view of images, and augmentations, which are off.
 
-    Keys that only an earlier version had are dropped.
+    Keys and values that only an earlier version had are dropped.
     """
     for section, key in GONE:
         if isinstance(tree.get(section), dict):
             tree[section].pop(key, None)
+    if tree.get("compile") == "reduce-overhead":
+        tree["compile"] = True
     data, augment = tree.get("data"), tree.get("augment")
     if isinstance(data, dict) and data.get("_target_") in OF_FILES:
         for key, value in BEFORE.items():

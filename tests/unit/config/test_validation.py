@@ -231,7 +231,7 @@ ERRORS = {
     "seed=-1": ["seed=-1 must be int >= 0"],
     "optimizer.lr=fast": ["optimizer.lr=fast must be float > 0"],
     "optimizer.lr=nan": ["optimizer.lr=NaN must be float > 0"],
-    "compile=fast": ["compile=fast must be true|false or reduce-overhead"],
+    "compile=reduce-overhead": ["compile=reduce-overhead must be true|false"],
     "augment.flip=alternate": ["augment.flip=alternate must be true|false or alternating"],
     "augment.erasing=1.5": ["augment.erasing=1.5 must be 0 <= float <= 1"],
     "augment.rotation=270": ["augment.rotation=270 must be 0 <= float <= 180"],
