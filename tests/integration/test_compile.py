@@ -27,7 +27,7 @@ OWN = [
 def test_one_graph_for_training_and_one_for_evaluation_whatever_the_batches() -> None:
     from torch._dynamo.utils import counters
 
-    module = classifier(nn.Sequential(nn.Flatten(), nn.Linear(9, 4)), compile_mode="default")
+    module = classifier(nn.Sequential(nn.Flatten(), nn.Linear(9, 4)), is_compiled=True)
     pixels = torch.arange(8 * 9).to(torch.uint8).view(8, 1, 3, 3)
     counters.clear()
     expected = [module.net._call_impl((pixels[:size] - 127.5) / 63.75) for size in range(9)]
@@ -45,7 +45,7 @@ def test_one_graph_for_training_and_one_for_evaluation_whatever_the_batches() ->
 def test_a_dropout_is_not_compiled_anew_for_every_share() -> None:
     from torch._dynamo.utils import counters
 
-    module = classifier(Plain(in_channels=1, num_classes=4, hidden=4), compile_mode="default")
+    module = classifier(Plain(in_channels=1, num_classes=4, hidden=4), is_compiled=True)
     counters.clear()
     num_graphs = []
     for micro_step in range(3):
@@ -64,7 +64,7 @@ def test_a_dropout_that_drops_nothing_breaks_no_graph() -> None:
 
     net = Plain(in_channels=1, num_classes=4, hidden=4)
     net.dropout.p = 0.0
-    module = classifier(net, compile_mode="default")
+    module = classifier(net, is_compiled=True)
     torch.compiler.reset()  # the code of another network of this class is called again
     counters.clear()
     for micro_step in range(3):
@@ -80,10 +80,9 @@ def test_a_dropout_that_drops_nothing_breaks_no_graph() -> None:
 def test_compiled_or_not_on_one_worker_or_two_the_weights_are_the_same(tmp_path: Path, figure: Any) -> None:
     eager = write_run(tmp_path / "eager", OWN)
     train_all([eager], 1)
-    # on a CPU reduce-overhead is compile=true: there are no graphs
-    for num_workers, loads, mode in ((1, [1], "reduce-overhead"), (2, [3, 1], "true")):
+    for num_workers, loads in ((1, [1]), (2, [3, 1])):
         where = [f"trainer.devices={num_workers}", f"trainer.loads={loads}".replace(" ", "")]
-        compiled = write_run(tmp_path / f"{num_workers}", [*OWN, f"compile={mode}", *where])
+        compiled = write_run(tmp_path / f"{num_workers}", [*OWN, "compile=true", *where])
         train_all([compiled], num_workers)
         worst = difference(eager, compiled)
         figure(f"compiled, {num_workers} workers: largest difference to one eager process {worst:.1e}")

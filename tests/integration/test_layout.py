@@ -152,18 +152,18 @@ from torch import nn
 from lockstep.models import layout
 from tests.support.modules import classifier
 
-def gradient(how, mode):
+def gradient(how, is_compiled):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 8, 1, stride=2), nn.AdaptiveAvgPool2d(1))
     net = nn.Sequential(net, nn.Flatten(), nn.Linear(8, 4)).to(dtype)
-    module = classifier(net, layout=layout.chosen(how, None), compile_mode=mode).to(dtype)
+    module = classifier(net, layout=layout.chosen(how, None), is_compiled=is_compiled).to(dtype)
     module(torch.arange(16 * 784).remainder(251).to(torch.uint8).view(16, 1, 28, 28)).square().sum().backward()
     return net[0][1].weight.grad.double()
 
 dtype = torch.float64
-expected = gradient("contiguous", None)
+expected = gradient("contiguous", False)
 dtype = torch.float32
-print(((gradient("contiguous", "default") - expected).abs().max() / expected.abs().max()).item())
+print(((gradient("contiguous", True) - expected).abs().max() / expected.abs().max()).item())
 """
 
 

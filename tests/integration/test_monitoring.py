@@ -224,7 +224,7 @@ def test_a_network_that_cannot_be_drawn_is_trained_without_its_picture(
 def test_a_compiled_network_with_dropout_is_drawn(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(9, 4))
     with SummaryWriter(tmp_path) as writer:
-        curves._add_graph(writer, classifier(net, compile_mode="default"))
+        curves._add_graph(writer, classifier(net, is_compiled=True))
     assert EventAccumulator(str(tmp_path)).Reload().Graph().node
 
 

@@ -32,7 +32,7 @@ def classifier(net: nn.Module, task: Task | None = None, **changes: Any) -> Clas
         "measured": {"accuracy": Accuracy(num_classes=4)},
         "autocast": None,
         "layout": layout.chosen("auto", None),
-        "compile_mode": None,
+        "is_compiled": False,
         "is_graphed": False,
         "has_flip_test": False,
         "seed": 0,

@@ -333,11 +333,11 @@ def test_rows_are_thinned_and_the_last_is_kept(client: Client, live: RunFolder) 
 
 def test_secrets_of_a_configuration_are_not_shown(client: Client, live: RunFolder) -> None:
     live.config.write_text(
-        "seed: 0\naugment:\n  api_token: a\n    token\nnotify:\n  url: https://h/token\nresume: null\n"
+        "seed: 0\naugment:\n  api_token: a\n    token\nnotify:\n  command: https://h/token\nresume: null\n"
     )
     text = told(client.get(f"{BASE}/config?id={id_of(client)}"))["text"]
     assert "token\n" not in text.replace("api_token", "")
-    assert "url: '***'\n" in text
+    assert "command: '***'\n" in text
     assert list(yaml.safe_load(text)) == ["seed", "augment", "notify", "resume"]
 
 

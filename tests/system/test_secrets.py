@@ -25,7 +25,7 @@ from tests.support.image_files import write_folder
 from tests.support.leaks import keepers
 
 OWN = "+callbacks.own={_target_:tests.support.callbacks.Secretive}"
-NOTIFY = ("notify.command='false --token hunter1'", 'notify.url="http://127.0.0.1:9/hunter1"')
+NOTIFY = ("notify.command='false --token hunter1 http://127.0.0.1:9/hunter1'",)
 
 
 @pytest.mark.full

@@ -400,7 +400,8 @@ def test_sigterm_restores_the_terminal(three: Path) -> None:
 
 @pytest.fixture
 def two(tmp_path: Path) -> tuple[RunFolder, RunFolder]:
-    text = "seed: {}\noptimizer:\n  lr: {}\n  betas: [0.9, {}]\nmodel: {{_target_: M, width: 8}}\nnotify: {{url: {}}}\n"
+    text = "seed: {}\noptimizer:\n  lr: {}\n  betas: [0.9, {}]\nmodel: {{_target_: M, width: 8}}\n"
+    text += "notify: {{command: {}}}\n"
     a = run(
         tmp_path / "a", config=text.format(0, 0.1, 0.99, "http://x/token"), metrics={"val/loss": 0.5, "test/loss": 9}
     )

@@ -42,7 +42,7 @@ def conflicts(config: Config) -> list[str]:
     """Return the errors between keys, each of which is valid."""
     rules: tuple[Callable[[Config], Iterable[str]], ...] = (
         _module_rules, _task_rules, _data_rules, _augment_rules, _file_rules, _package_rules, _batch_rules,
-        _device_rules, _optimizer_rules, _callback_rules, _notify_rules, _search_rules, _benchmark_rules,
+        _optimizer_rules, _callback_rules, _notify_rules, _search_rules, _benchmark_rules,
         slurm_rules.errors,
     )  # fmt: skip
     # each environment of a benchmark has its own workers, and its job its own request
@@ -57,12 +57,6 @@ def _batch_rules(config: Config) -> Iterator[str]:
             f"trainer.accumulate_grad_batches={parts} does not divide global_batch_size={size}: "
             "a global batch is cut into that many equal micro-batches"
         )
-
-
-def _device_rules(config: Config) -> Iterator[str]:
-    if config.trainer.deterministic and config.trainer.cudnn_search:
-        fix = "set one of them to false, a search may choose other kernels in each run"
-        yield f"trainer.cudnn_search=true with trainer.deterministic=true: {fix}"
 
 
 def _optimizer_rules(config: Config) -> Iterator[str]:

@@ -51,9 +51,7 @@ class Config(Section):
     scale_with_workers: Annotated[bool, Scope.NUMBERS] = Field(
         description="multiply batch size and learning rate by the number of workers"
     )
-    compile: Annotated[bool | Literal["reduce-overhead"], Scope.PLACE] = Field(
-        description="compile the network, which can take minutes; reduce-overhead: also use CUDA graphs, on one GPU"
-    )
+    compile: Annotated[bool, Scope.PLACE] = Field(description="compile the network, which can take minutes")
     flip_test: Annotated[bool, Scope.WATCHING] = Field(
         description="also test with logits averaged over each image and its mirror image, reported separately"
     )

@@ -18,7 +18,6 @@ EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w-]*$")]
 Command = Annotated[str, Field(pattern=r"\S"), "a command line"]
 Word = Annotated[str, Field(pattern=r"^\S+$"), "a word"]
 Line = Annotated[str, Field(pattern=r"^[^\n]*\S[^\n]*$"), "a line of text"]
-Url = Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+([/?#]\S*)?$"), "an http(s) URL, no user in it"]
 Interface = Annotated[str, Field(min_length=1), "a network interface"]
 Variable = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
 Variables = Annotated[dict[Variable, str | int], "{NAME:value,...}, names in capitals"]
@@ -202,9 +201,6 @@ class Trainer(Section):
         description="replay training steps as CUDA graphs; auto: built-in networks on GPUs, without compile; "
         "true: custom networks too"
     )
-    cudnn_search: Annotated[bool, Scope.PLACE] = Field(
-        description="let cuDNN time plans for the convolutions of full training batches: seconds at the start of a run",
-    )
     accumulate_grad_batches: Positive = Field(description="micro-batches per global batch")
     gradient_clip_norm: PositiveFloat | None = Field(description="largest L2 norm of the gradient; null = no limit")
     log_every_n_steps: Annotated[Positive, Scope.WATCHING] = Field(
@@ -249,13 +245,12 @@ class ParameterGroup(Section):
 
 
 class Notify(Section):
-    """Notification at the end of a run: JSON to the standard input of a command, or in a POST request."""
+    """Notification at the end of a run: JSON to the standard input of a command."""
 
     scope = Scope.SWEEP
 
     command: Command | None = Field(description="run without a shell, with LOCKSTEP_RUN, _STATE and _REASON set")
-    url: Url | None = Field(description="URL of the POST request; secrets in it are stored in config.yaml")
-    timeout_s: Annotated[float, Field(gt=0, le=600)] = Field(description="time limit of each, in seconds")
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = Field(description="time limit of the command, in seconds")
 
 
 class Cluster(Section):

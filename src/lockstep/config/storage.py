@@ -19,6 +19,7 @@ from lockstep.runs.files import read_text, write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.system.trees import from_yaml
 
+GONE = (("notify", "url"), ("trainer", "cudnn_search"))  # keys of earlier versions
 # what runs of earlier versions, which lack these keys of image files, did
 BEFORE = {"crop_percent": 1.0, "fit": "crop", "interpolation": "bilinear"}
 
@@ -63,7 +64,15 @@ def load(path: Path) -> Config:
 
 
 def _completed(tree: dict[str, Any]) -> dict[str, Any]:
-    """Add the keys that a run of an earlier version lacks: its view of images, and augmentations, which are off."""
+    """Add the keys that a run of an earlier version lacks: its view of images, and augmentations, which are off.
+
+    Keys and values that only an earlier version had are dropped.
+    """
+    for section, key in GONE:
+        if isinstance(tree.get(section), dict):
+            tree[section].pop(key, None)
+    if tree.get("compile") == "reduce-overhead":
+        tree["compile"] = True
     data, augment = tree.get("data"), tree.get("augment")
     if isinstance(data, dict) and data.get("_target_") in OF_FILES:
         for key, value in BEFORE.items():

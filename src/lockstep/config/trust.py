@@ -18,7 +18,7 @@ from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
 
 VARIABLES = ("strategy.variables.",)  # some of them name libraries that worker processes load
-OF_A_TRAINING = (*VARIABLES, "notify.command", "notify.url")
+OF_A_TRAINING = (*VARIABLES, "notify.command")
 PATHS = tuple(f"data.{key}" for key in places.PATHS)
 OWN = ("lockstep.callbacks", "lockstep.data", "lockstep.models", "lockstep.tasks")
 # modules whose public names run no command, unpickle nothing (but LSUN), and call nothing by name; and single names.

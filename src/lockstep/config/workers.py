@@ -136,7 +136,7 @@ def _gpus(count: int) -> str:
 
 def _device_errors(config: Config, workers: Workers) -> list[str]:
     if workers.gpus:
-        return _graph_errors(config, workers) + _compiled_graph_errors(config, workers)
+        return _graph_errors(config, workers)
     settings = (
         (config.strategy.process_group_backend == "nccl", "strategy.process_group_backend=nccl", "auto or gloo"),
         *((config.trainer.precision == name, f"trainer.precision={name}", "float32") for name in ONLY_ON_GPUS),
@@ -151,7 +151,7 @@ def _graph_errors(config: Config, workers: Workers) -> list[str]:
         return []
     loads, backend = config.trainer.loads, config.strategy.process_group_backend
     settings = (
-        (bool(config.compile), f"compile={shown(config.compile)}"),
+        (config.compile, "compile=true"),
         (workers.world_size > 1 and backend == "gloo", f"strategy.process_group_backend={backend}"),
         (isinstance(loads, list) and 0 in loads, f"trainer.loads={shown(loads)}"),
     )
@@ -159,29 +159,10 @@ def _graph_errors(config: Config, workers: Workers) -> list[str]:
     return [f"trainer.graph=true does not work with {other}: {hint}" for is_set, other in settings if is_set]
 
 
-def _compiled_graph_errors(config: Config, workers: Workers) -> list[str]:
-    """Refuse CUDA graphs that compute wrong gradients (pytorch issues 96693 and 169545), or may hang."""
-    if config.compile != "reduce-overhead":
-        return []
-    errors, num_parts = [], config.trainer.accumulate_grad_batches
-    if num_parts > 1:
-        errors.append(
-            f"compile=reduce-overhead and trainer.accumulate_grad_batches={num_parts}: a CUDA graph overwrites the "
-            "gradients of the last micro-batch, use compile=true, or trainer.accumulate_grad_batches=1"
-        )
-    if workers.world_size > 1:
-        errors.append(
-            f"compile=reduce-overhead is for one GPU, not for {workers.world_size} workers: CUDA graphs of several can "
-            "hang when one exits, use compile=true, or trainer.devices=1"
-        )
-    return errors
-
-
 def _compiler_errors(config: Config, workers: Workers) -> list[str]:
     if not config.compile or workers.gpus or any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
         return []
-    setting = f"compile={str(config.compile).lower()}"
-    return [f"{setting} needs a C++ compiler on a CPU, and none was found: install g++, or use compile=false"]
+    return ["compile=true needs a C++ compiler on a CPU, and none was found: install g++, or use compile=false"]
 
 
 def _number_errors(config: Config, workers: Workers) -> list[str]:

@@ -1,6 +1,6 @@
-"""Reports the end of a run to a command and by a POST to a URL, as `notify` configures.
+"""Reports the end of a run to `notify.command`.
 
-A failure is one line on stderr, without the command or the URL, which may contain secrets.
+A failure is one line on stderr, without the command, which may contain secrets.
 """
 
 import os
@@ -8,12 +8,8 @@ import shlex
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from datetime import datetime
 from typing import Any
-
-from typing_extensions import override
 
 from lockstep.config.schema import Config
 from lockstep.runs.discovery import look_at
@@ -26,19 +22,19 @@ STATES = {0: "finished", EXIT_STOPPED: "stopped"}
 
 
 def send(config: Config, folder: RunFolder, code: int) -> None:
-    """Report that the run ended with this exit code, to the command, the URL, both or neither.
+    """Report that the run ended with this exit code, if there is a command.
 
     A SIGTERM, which launchers send when a worker failed, does not end a report; a second Ctrl-C does.
     """
+    if config.notify.command is None:
+        return
     sys.stdout.flush()
     with SignalFlag().installed():
-        for key, report in (("command", _run), ("url", _post)):
-            if (target := getattr(config.notify, key)) is not None:
-                try:
-                    report(target, describe(config, folder, code), config.notify.timeout_s)
-                except (Exception, KeyboardInterrupt) as error:  # process border: a finished run must not fail
-                    text = f"lockstep: notify.{key} failed ({_reason(error)}); the run is not affected."
-                    print(text, file=sys.stderr, flush=True)
+        try:
+            _run(config.notify.command, describe(config, folder, code), config.notify.timeout_s)
+        except (Exception, KeyboardInterrupt) as error:  # process border: a finished run must not fail
+            text = f"lockstep: notify.command failed ({_reason(error)}); the run is not affected."
+            print(text, file=sys.stderr, flush=True)
 
 
 def describe(config: Config, folder: RunFolder, code: int) -> dict[str, Any]:
@@ -63,28 +59,11 @@ def _run(command: str, message: dict[str, Any], timeout_s: float) -> None:
     subprocess.run(shlex.split(command), input=to_json(message).encode(), env=environ, timeout=timeout_s, check=True)
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Makes a redirect an error: urllib would follow it by a GET without the message."""
-
-    @override
-    def redirect_request(self, *_: Any, **__: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return None
-
-
-def _post(url: str, message: dict[str, Any], timeout_s: float) -> None:
-    headers = {"Content-Type": "application/json", "User-Agent": "lockstep"}
-    request = urllib.request.Request(url, to_json(message).encode(), headers)
-    urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout_s).close()
-
-
 def _reason(error: BaseException) -> str:
-    """Describe an error without its text, which may contain the URL."""
+    """Describe an error without its text, which may contain the command."""
     match error:
-        case urllib.error.HTTPError():
-            return f"HTTP status {error.code}"
         case subprocess.CalledProcessError():
             return f"exit code {error.returncode}"
         case subprocess.TimeoutExpired():
             return "timeout, notify.timeout_s"
-    cause = getattr(error, "reason", error)
-    return getattr(cause, "strerror", None) or type(cause).__name__
+    return getattr(error, "strerror", None) or type(error).__name__

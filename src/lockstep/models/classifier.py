@@ -50,7 +50,7 @@ class Classifier(L.LightningModule):
     `measured` are the metrics of an evaluation by name; each pass has copies. `metrics` has the newest global value of
     each. `optimizer` takes parameter groups, made by `rules`. The network must accept an empty batch: a rank's shard
     can be empty. `autocast` is the number format of the network; None: that of its weights. In float16 the loss is
-    scaled. `compile_mode` is one of torch.compile; None: eager. With `is_graphed` CUDA graphs replay training passes.
+    scaled. With `is_compiled` torch.compile compiles the network, with `is_graphed` CUDA graphs replay training passes.
 
     The step uses Lightning's manual optimization: the automatic one has no global count of an accumulated step, and
     costs another 0.3 ms (one CPU thread, 2026-11-21, benchmarks/step.py).
@@ -74,7 +74,7 @@ class Classifier(L.LightningModule):
         gradient_clip_norm: float | None,
         autocast: dtype | None,
         layout: Layout,
-        compile_mode: str | None,
+        is_compiled: bool,
         is_graphed: bool,
         has_flip_test: bool,
         seed: int,
@@ -103,7 +103,7 @@ class Classifier(L.LightningModule):
         self.test_splits = ("test", "test_flip") if has_flip_test else ("test",)
         self.measured = (*measured, "loss")
         self.scores = nn.ModuleDict({split: Scores(measured) for split in ("val", *self.test_splits)})
-        self._compiled = None if compile_mode is None else CompiledNetwork(net, self.dropouts, layout, compile_mode)
+        self._compiled = CompiledNetwork(net, self.dropouts, layout) if is_compiled else None
         self.is_graphed = is_graphed
         self._graphed: GraphedModule | None = None
         self.counts = EpochCounts(task.scored)

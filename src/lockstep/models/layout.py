@@ -63,18 +63,16 @@ class CompiledNetwork:
     Empty and ragged batches run eagerly: each size would be compiled.
     """
 
-    def __init__(self, net: nn.Module, dropouts: Sequence[ExactDropout], layout: Layout, mode: str) -> None:
+    def __init__(self, net: nn.Module, dropouts: Sequence[ExactDropout], layout: Layout) -> None:
         self._net = net
         self._sizes: dict[bool, int] = {}
         collectives.keep_out_of_graphs()
         for dropout in dropouts:
             if dropout.p:  # its shard changes in every step, and each would be compiled
                 dropout.forward = torch.compiler.disable(dropout.forward)  # pyright: ignore[reportAttributeAccessIssue]
-        if layout.memory_format == torch.channels_last:
-            net.compile(dynamic=False, mode=mode)
-        else:  # by default the compiler computes every convolution of a CPU in channels_last
-            graphs = {"triton.cudagraphs": True} if mode == "reduce-overhead" else {}
-            net.compile(dynamic=False, options={"layout_optimization": False, **graphs})
+        # by default the compiler computes every convolution of a CPU in channels_last
+        is_kept = layout.memory_format == torch.channels_last
+        net.compile(dynamic=False, options=None if is_kept else {"layout_optimization": False})
 
     def __call__(self, images: Tensor) -> Tensor:
         size = len(images)

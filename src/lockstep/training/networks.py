@@ -30,7 +30,6 @@ from lockstep.tasks.task import Task
 from lockstep.training.session import Session
 from lockstep.training.staging import together
 
-COMPILE_MODES = {False: None, True: "default", "reduce-overhead": "reduce-overhead"}
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 MUCH_SMALLER = 4  # times smaller than the images a network was made for: its last maps have few pixels left
 
@@ -77,7 +76,7 @@ def classifier(
             gradient_clip_norm=config.trainer.gradient_clip_norm,
             autocast=AUTOCAST.get(session.precision),
             layout=_layout(session, net, is_trained=is_trained),
-            compile_mode=COMPILE_MODES[config.compile],
+            is_compiled=config.compile,
             is_graphed=_is_graphed(session),
             has_flip_test=config.flip_test,
             seed=config.seed,

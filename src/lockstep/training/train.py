@@ -15,7 +15,6 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lockstep.callbacks.best import INSTEAD
 from lockstep.callbacks.console import Console
-from lockstep.callbacks.cudnn import CudnnSearch
 from lockstep.callbacks.own_module import metrics_of, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.relocation import Relocation
@@ -72,13 +71,12 @@ def train(
         )
         stop = StopTogether(folder, flag, record, max_time_s=config.trainer.max_time_s, timeout=here.timeout)
         names = () if config.has_own_module else measured.names(config)
-        search = [CudnnSearch(config.global_batch_size)] if config.trainer.cudnn_search else []
         console = [] if config.silent else [Console(record, names, is_cell=is_cell)]
         profiler = config.trainer.profiler
         trainer = assembly.lightning_trainer(
             here,
             module,
-            callbacks=[*first, *search, record, Relocation(), *console, *callbacks, stop],
+            callbacks=[*first, record, Relocation(), *console, *callbacks, stop],
             logger=_loggers(here, _next_step(resumed_from.path, is_own=config.has_own_module)),
             profiler=profiler and PROFILERS[profiler](dirpath=folder.path, filename="profile"),
             max_epochs=config.trainer.max_epochs,

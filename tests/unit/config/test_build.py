@@ -116,3 +116,11 @@ def test_a_run_of_an_earlier_version_keeps_its_view(tmp_path: Path) -> None:
     view = found.data.arguments()
     assert (view["crop_percent"], view["fit"], view["interpolation"]) == (1.0, "crop", "bilinear")
     assert build.settled(found) == found
+
+
+def test_settings_that_are_gone_are_dropped_from_a_saved_run(tmp_path: Path) -> None:
+    config = checked(composed(["compile=true"]))
+    tree = storage.to_tree(config)
+    tree["notify"]["url"], tree["trainer"]["cudnn_search"], tree["compile"] = "https://h/x", True, "reduce-overhead"
+    write_atomically(tmp_path / "config.yaml", yaml.safe_dump(tree))
+    assert storage.load(tmp_path / "config.yaml") == config

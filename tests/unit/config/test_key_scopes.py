@@ -19,7 +19,7 @@ from lockstep.config.sections import Scope
         ("data.memory", Scope.PLACE),
         ("logger.tensorboard.name", Scope.WATCHING),
         ("silent", Scope.OUTPUT),
-        ("notify.url", Scope.SWEEP),
+        ("notify.command", Scope.SWEEP),
         ("search.sampler.seed", Scope.SWEEP),
         ("cluster", Scope.SUBMISSION),
         ("no.such.key", Scope.NUMBERS),

@@ -231,7 +231,7 @@ ERRORS = {
     "seed=-1": ["seed=-1 must be int >= 0"],
     "optimizer.lr=fast": ["optimizer.lr=fast must be float > 0"],
     "optimizer.lr=nan": ["optimizer.lr=NaN must be float > 0"],
-    "compile=fast": ["compile=fast must be true|false or reduce-overhead"],
+    "compile=reduce-overhead": ["compile=reduce-overhead must be true|false"],
     "augment.flip=alternate": ["augment.flip=alternate must be true|false or alternating"],
     "augment.erasing=1.5": ["augment.erasing=1.5 must be 0 <= float <= 1"],
     "augment.rotation=270": ["augment.rotation=270 must be 0 <= float <= 180"],
@@ -471,12 +471,6 @@ def test_all_errors_come_in_one_message_and_none_twice() -> None:
         assert sum(key in error for error in found) == 1, key
     conflicts = errors("trainer.accumulate_grad_batches=7", "trainer.devices=[0]")  # with each other, and this machine
     assert [error.partition("=")[0] for error in conflicts] == ["trainer.accumulate_grad_batches", "trainer.devices"]
-
-
-def test_a_search_by_time_is_not_deterministic() -> None:
-    (error,) = errors("trainer.cudnn_search=true", "trainer.deterministic=true")
-    assert error.startswith("trainer.cudnn_search=true with trainer.deterministic=true: set one of them to false")
-    assert not errors("trainer.cudnn_search=true")
 
 
 def test_all_errors_of_what_is_called_come_in_one_message_where_there_are_no_others() -> None:

@@ -189,28 +189,6 @@ def test_compiling_on_a_cpu_needs_a_compiler(machine: Machine, monkeypatch: pyte
     assert errors(compiled) == []
 
 
-def test_cuda_graphs_are_for_one_worker_without_accumulation(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def graphs(compile: object = "reduce-overhead", **trainer: object) -> Config:
-        return machine.config(**trainer).model_copy(update={"compile": compile})  # pyright: ignore[reportArgumentType]
-
-    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/g++")
-    # without GPUs there are no graphs: it compiles as compile=true does
-    assert errors(graphs(devices=2, accumulate_grad_batches=2)) == []
-    machine.has_gpus(2)
-    assert errors(graphs(devices=1)) == []
-    assert errors(graphs(strategy="cpu", devices=2)) == []
-    assert errors(graphs(devices=2, accumulate_grad_batches=2, compile=True)) == []
-    assert errors(graphs(devices=1, accumulate_grad_batches=2)) == [
-        "compile=reduce-overhead and trainer.accumulate_grad_batches=2: a CUDA graph overwrites the gradients of the "
-        "last micro-batch, use compile=true, or trainer.accumulate_grad_batches=1"
-    ]
-    (error,) = errors(graphs())
-    assert error == (
-        "compile=reduce-overhead is for one GPU, not for 2 workers: CUDA graphs of several can hang when one exits, "
-        "use compile=true, or trainer.devices=1"
-    )
-
-
 def test_steps_as_cuda_graphs_are_refused_where_none_can_be_captured(machine: Machine) -> None:
     def refused(graph: object, **changes: object) -> list[str]:
         config = machine.config(graph=graph, loads=changes.pop("loads", None))

@@ -17,7 +17,7 @@ URL = "https://h/x.zip?sig=hunter2&X-Amz-Signature=hunter3"
         # overrides
         (["train.py", "seed=1", "data.root=a?b"], ["train.py", "seed=1", "data.root=a?b"]),
         (["++notify.command=curl -H hunter2"], ["++notify.command=***"]),
-        (["notify={url: hunter2}", "notify.url=null"], ["notify=***", "notify.url=null"]),
+        (["notify={command: hunter2}", "notify.command=null"], ["notify=***", "notify.command=null"]),
         (["+strategy.variables.WANDB_API_KEY=hunter2", "~data.apiToken=hunter2"],
          ["+strategy.variables.WANDB_API_KEY=***", "~data.apiToken=***"]),
         (["+data.x={_target_:a.B,api_token:hunter2,size:3}"], ["+data.x={_target_:a.B,api_token:***,size:3}"]),
@@ -28,8 +28,8 @@ URL = "https://h/x.zip?sig=hunter2&X-Amz-Signature=hunter3"
         # trees
         ({"a": {"auth": {"name": "hunter2"}, "credentials": ["hunter2"]}},
          {"a": {"auth": {"name": "***"}, "credentials": ["***"]}}),
-        ({"notify": {"url": "hunter2", "command": None, "timeout_s": 10.0}},
-         {"notify": {"url": "***", "command": None, "timeout_s": 10.0}}),
+        ({"notify": {"command": "hunter2", "timeout_s": 10.0}},
+         {"notify": {"command": "***", "timeout_s": 10.0}}),
         ({"proxy": "http://me:hunter2@h:1/x", "list": [URL]}, {"proxy": "http://***@h:1/x", "list": ["https://h/x.zip?***"]}),
         # texts
         (f"GET {URL} said 403, token: hunter2, n=3", "GET https://h/x.zip?*** said 403, token: ***, n=3"),
