@@ -112,7 +112,7 @@ def test_objects_of_all_ranks_arrive_on_each_in_rank_order(ranks: Ranks) -> None
 
 def compiled_inputs(rank_row: Tensor) -> list[tuple[torch.dtype, int]]:
     """Type and size of every input of the graphs into which torch.compile turns an exchange, and its sum last."""
-    CompiledNetwork(nn.Identity(), [], Layout(torch.contiguous_format, ""), "default")
+    CompiledNetwork(nn.Identity(), [], Layout(torch.contiguous_format, ""))
     found: list[tuple[torch.dtype, int]] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
