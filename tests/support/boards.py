@@ -43,6 +43,7 @@ def write_run(path: Path, state: str | None = "training", **fields: Any) -> RunF
     path.mkdir(parents=True)
     folder = RunFolder(path)
     folder.config.write_text("seed: 0\n")
+    folder.claim()
     if state is not None:
         known = {"state": state, "host": "elsewhere", "started": time.time() - 60, "metrics": {}}
         folder.write_status(**{**known, **fields})
