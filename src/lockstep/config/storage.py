@@ -63,8 +63,13 @@ def load(path: Path) -> Config:
 
 
 def _completed(tree: dict[str, Any]) -> dict[str, Any]:
-    """Add the keys that a run of an earlier version lacks: its view of images, and augmentations, which are off."""
-    data, augment = tree.get("data"), tree.get("augment")
+    """Add the keys that a run of an earlier version lacks: its view of images, and augmentations, which are off.
+
+    The objectives of an earlier search, which its trials do not need, are removed.
+    """
+    data, augment, search = tree.get("data"), tree.get("augment"), tree.get("search")
+    if isinstance(search, dict):
+        search.pop("objectives", None)
     if isinstance(data, dict) and data.get("_target_") in OF_FILES:
         for key, value in BEFORE.items():
             data.setdefault(key, value)
