@@ -112,7 +112,7 @@ class Study(Sweeper):
         from lockstep.config.sweep_space import Interval, searched
         from lockstep.sweeps import command, search
         from lockstep.sweeps.ledger import DONE
-        from lockstep.sweeps.results import monitored, objectives_of
+        from lockstep.sweeps.results import monitored
 
         try:
             fixed, space = searched(arguments, self._options_of)
@@ -128,7 +128,7 @@ class Study(Sweeper):
                 return
             with _ledger(self._config, config.sweep.name) as ledger:
                 command.check_study(ledger, arguments, self._compose, num_seeds)
-                objectives = objectives_of(config)
+                objective = monitored(config)
                 configs: dict[int, Config] = {}
 
                 drawn_from = search.distributions(space)
@@ -153,12 +153,11 @@ class Study(Sweeper):
                     return trial
 
                 draws = search.Draws(
-                    search.study_in(ledger, drawn_from, config.search, objectives),
+                    search.study_in(ledger, drawn_from, config.search, objective),
                     drawn_from,
                     ledger,
                     make,
-                    objectives=objectives,
-                    monitored=monitored(config),
+                    objective=objective,
                     num_trials=config.search.num_trials,
                 )
                 code = command.run(

@@ -404,7 +404,7 @@ def test_a_sweep_has_settings_metrics_and_groups(tmp_path: Path) -> None:
         "note": "",
         "tags": [],
     }
-    assert (found["keys"], found["objectives"]) == (["optimizer.lr", "seed"], {"val/accuracy": "max"})
+    assert (found["keys"], found["is_max"]) == (["optimizer.lr", "seed"], True)
     assert (found["metrics"], found["is_search"]) == (["val/accuracy", "train/loss"], False)
     assert [(group["n"], group["trials"]) for group in found["groups"]] == [(2, [2, 3]), (2, [0, 1])]
     assert (found["best_trials"], found["repeated"]) == ([2, 3], [[2, 3], [0, 1]])

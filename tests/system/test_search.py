@@ -25,7 +25,7 @@ from lockstep.sweeps.results import Objective
 from lockstep.sweeps.search import MOST_REPEATS, Draws, distributions, study_in
 from tests.support.callbacks import SEES
 from tests.support.harness import PATIENCE_S, SMALL, wait_until
-from tests.support.sweeps import overlap, processes_of, run, seen, started, table_of, tree_of, trials_of
+from tests.support.sweeps import processes_of, run, started, table_of, tree_of, trials_of
 
 ACCURACY = Objective("val/accuracy", True)
 OPTIONS = groups(CONF).__getitem__
@@ -49,7 +49,7 @@ class Fake:
         self.search = search
         self.result = result
         _, self.space = searched([space], OPTIONS)
-        self.study = study_in(self.ledger, distributions(self.space), search, [ACCURACY])
+        self.study = study_in(self.ledger, distributions(self.space), search, ACCURACY)
         self.draws = self.begin()
 
     def begin(self) -> Draws:
@@ -58,8 +58,7 @@ class Fake:
             distributions(self.space),
             self.ledger,
             self.make,
-            objectives=[ACCURACY],
-            monitored=ACCURACY,
+            objective=ACCURACY,
             num_trials=self.search.num_trials,
         )
 
@@ -132,6 +131,14 @@ def test_a_study_finds_the_best_rate_and_stops_at_its_number(tmp_path: Path) -> 
     assert abs(fake.study.best_params["optimizer.lr"] - 0.3) < 0.05  # 30 draws of TPE with seed 0 on a parabola
     assert fake.study.best_value == pytest.approx(rate({"optimizer.lr": str(fake.study.best_params["optimizer.lr"])}))
     assert fake.draws.proposed(2) == []
+
+
+def test_a_sampler_made_for_several_objectives_takes_one(tmp_path: Path) -> None:
+    sampler = ["search.sampler._target_=optuna.samplers.NSGAIISampler", "+search.sampler.population_size=3"]
+    fake = Fake(tmp_path / "s", search_of("search.num_trials=9", *sampler), "optimizer.lr=interval(0.01,1)", rate)
+    assert len(fake.run()) == 9
+    assert isinstance(fake.study.sampler, optuna.samplers.NSGAIISampler)
+    assert fake.study.best_value == max(rate(trial.settings) for trial in fake.ledger.trials)
 
 
 def test_a_study_goes_on_with_other_draws_and_with_what_was_interrupted(tmp_path: Path) -> None:
@@ -424,31 +431,21 @@ def test_points_are_told_apart_by_a_setting_that_is_hidden_like_a_secret(tmp_pat
 
 def test_a_study_is_not_turned_around_under_its_name(tmp_path: Path) -> None:
     ledger = Ledger.opened(tmp_path, None, ())
-    study_in(ledger, {}, search_of(), [ACCURACY])
+    study_in(ledger, {}, search_of(), ACCURACY)
     with pytest.raises(ConfigError, match="optimizes something else"):
-        study_in(ledger, {}, search_of(), [Objective("val/loss", False)])
+        study_in(ledger, {}, search_of(), Objective("val/loss", False))
+
+
+def test_a_study_of_several_objectives_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    optuna.create_study(storage=journal(tmp_path), study_name="study", directions=["maximize", "minimize"])
+    with pytest.raises(ConfigError, match=r"optimizes something else: choose another sweep\.name"):
+        study_in(Ledger.opened(tmp_path, None, ()), {}, search_of(), ACCURACY)
 
 
 def test_a_study_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "study.journal").write_text("no journal\nat all\n")
     with pytest.raises(ConfigError, match=r"study\.journal cannot be read: choose another sweep\.name"):
-        study_in(Ledger.opened(tmp_path, None, ()), {}, search_of(), [ACCURACY])
-
-
-def test_what_is_optimized_need_not_be_what_the_best_checkpoint_is_chosen_by(tmp_path: Path) -> None:
-    search = search_of("search.num_trials=2", "search.objectives={training_s:min,val/loss:min}", "search.pruner=null")
-    fake = Fake(tmp_path / "s", search, "seed=1,2,3,4,5,6", lambda drawn: 0.9)
-    objectives = [Objective("training_s", False), Objective("val/loss", False)]
-    (tmp_path / "two").mkdir()
-    space = distributions(fake.space)
-    study = study_in(Ledger.opened(tmp_path / "two", None, ()), space, search, objectives)
-    draws = Draws(study, space, fake.ledger, fake.make, objectives=objectives, monitored=ACCURACY, num_trials=2)
-    (trial,) = draws.proposed(1)
-    trial.folder.write_summary({"best": 0.9, "monitor": "val/accuracy", "training_s": 12.5})
-    epochs = ((1, 0.5, 0.1), (2, 0.9, 0.3))
-    trial.folder.write_metrics([{"epoch": n, "val/accuracy": v, "val/loss": w} for n, v, w in epochs])
-    draws.ended(trial, "finished")
-    assert study.trials[0].values == [12.5, 0.3]  # the loss of the epoch with the best accuracy
+        study_in(Ledger.opened(tmp_path, None, ()), {}, search_of(), ACCURACY)
 
 
 def test_every_search_of_conf_names_a_sampler_there_is() -> None:
@@ -532,30 +529,6 @@ def test_a_point_is_pruned_with_all_its_seeds_and_a_killed_search_trains_those_t
     study = optuna.load_study(study_name="study", storage=journal(tree_of(tmp_path)))
     assert [trial.state.name for trial in study.trials] == ["PRUNED", "COMPLETE"]
     assert study.best_value == pytest.approx(sum(row["val/accuracy"] for row in rows[2:]) / 2)
-
-
-@pytest.mark.full
-@pytest.mark.processes
-def test_several_objectives_have_the_front_that_optuna_has_and_no_trial_is_tested(tmp_path: Path) -> None:
-    overrides = [*SMALL, "data.train_size=40", "trainer.max_epochs=1", "model.width=2,4,6,8", "search=nsga2"]
-    overrides += ["search.objectives={val/loss: min, parameters: min}", "search.num_trials=4", "launcher.parallel=2"]
-    done = run(tmp_path, *overrides, SEES % "1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    table = table_of(tmp_path)
-    assert table["objectives"] == {"val/loss": "min", "parameters": "min"}
-    study = optuna.load_study(study_name="study", storage=journal(tree_of(tmp_path)))
-    complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
-    assert len({trial.user_attrs["trial"] for trial in complete}) == 4  # others are draws that came again
-    by_number = {trial["trial"]: trial for trial in table["trials"]}
-    for trial in complete:
-        row = by_number[trial.user_attrs["trial"]]
-        assert trial.values == pytest.approx([row["val/loss"], row["parameters"]])
-    assert {*table["front"]} == {trial.user_attrs["trial"] for trial in study.best_trials}
-    assert f"Pareto front: trials {', '.join(map(str, table['front']))}" in done.stdout
-    assert table["best_trials"] == []
-    assert not any("test_accuracy" in trial for trial in table["trials"])
-    facts = [seen(folder) for folder in trials_of(tmp_path)]
-    assert any(overlap(one, other) for one, other in itertools.combinations(facts, 2))
 
 
 def journal(path: Path) -> JournalStorage:

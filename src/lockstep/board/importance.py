@@ -18,7 +18,7 @@ SHUFFLES = 19  # chance exceeds the largest of 19 results in one case of 20
 
 
 def importance_in(sweep: Path) -> dict[str, Any]:
-    """Return the importances of the settings for the first objective, the largest first; their sum is 1.
+    """Return the importances of the settings for the objective, the largest first; their sum is 1.
 
     `chance` has what each setting reaches at most if the values are shuffled over the trials, in the same unit. Both
     are empty below LEAST finished trials; points that were drawn again count once. Raises OSError, KeyError or
@@ -33,9 +33,9 @@ def importance_in(sweep: Path) -> dict[str, Any]:
     found = {"num_finished": len(points), "least": LEAST, "importances": {}, "chance": {}}
     if len(points) >= LEAST:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        alone = optuna.create_study(direction=study.directions[0])
+        alone = optuna.create_study(direction=study.direction)
         for trial in points.values():
-            alone.add_trial(create_trial(params=trial.params, distributions=trial.distributions, value=trial.values[0]))
+            alone.add_trial(create_trial(params=trial.params, distributions=trial.distributions, value=trial.value))
         evaluator = PedAnovaImportanceEvaluator(target_quantile=0.25)
         measured = evaluator.evaluate(alone)
         shuffled = [evaluator.evaluate(_shuffled(alone, seed)) for seed in range(SHUFFLES)]

@@ -43,22 +43,20 @@ class _Sweep:
             self._ledger = Ledger.opened(self._folder.path, None, ())
             self._config = table.config_of(self._ledger)
             self._changed = changed
-        monitored, objectives = results.monitored(self._config), results.objectives_of(self._config)
-        is_search = self._config.search is not None
+        objective, is_search = results.monitored(self._config), self._config.search is not None
         for trial in self._ledger.trials:
             seen = trial, facts.get(trial.folder), modified(trial.folder.summary)
             if seen != self._seen.get(trial.number):
                 self._seen[trial.number] = seen
                 self._rows.pop(trial.number, None)
-                best = results.best_epoch(trial.folder, monitored)
+                best = results.best_epoch(trial.folder, objective)
                 self._metrics[trial.number] = {name: value for name, value in best.items() if "/" in name}
-        known = {"monitored": monitored, "known": self._rows, "is_search": is_search}
-        made = table.table(self._ledger, objectives, {}, **known)
+        made = table.table(self._ledger, objective, {}, known=self._rows, is_search=is_search)
         trials = [self._trial(row, made, facts.get(row.trial.folder, {})) for row in made.rows]
-        names = dict.fromkeys([each.name for each in objectives] + list(made.tests))
+        names = dict.fromkeys([objective.name, *made.tests])
         return {
             "keys": made.keys,
-            "objectives": {each.name: "max" if each.is_max else "min" for each in objectives},
+            "is_max": objective.is_max,  # of the first metric, by which the trials are sorted
             "metrics": list(names | dict.fromkeys(name for trial in trials for name in trial["values"])),
             "trials": trials,
             "repeated": [[row.trial.number for row in rows] for _, rows in made.repeated],
@@ -68,8 +66,7 @@ class _Sweep:
         }
 
     def _trial(self, row: Any, made: Any, facts: dict[str, Any]) -> dict[str, Any]:
-        measured = zip((objective.name for objective in made.objectives), row.values, strict=True)
-        values = self._metrics[row.trial.number] | dict(measured) | row.tests
+        values = self._metrics[row.trial.number] | {made.objective.name: row.value} | row.tests
         return {
             "trial": row.trial.number,
             "id": facts.get("id"),

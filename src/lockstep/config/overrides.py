@@ -86,7 +86,8 @@ def plan(
         later |= job_later
         if config is not None:
             configs.append(config)
-            errors += _sweep_errors(config, configs[0], is_multirun=is_multirun)
+            may_search = is_multirun or saved is not None  # a trial of a search keeps it
+            errors += _sweep_errors(config, configs[0], may_search=may_search, is_multirun=is_multirun)
     if errors:
         raise ConfigError(list(dict.fromkeys(errors)))
     return Plan(configs, frozenset(later))
@@ -109,11 +110,11 @@ def hydra_value(key: str, texts: Sequence[str], source: Source) -> str | None:
     return None if value in (None, ".") else str(value)
 
 
-def _sweep_errors(config: Config, first: Config, *, is_multirun: bool) -> list[str]:
+def _sweep_errors(config: Config, first: Config, *, may_search: bool, is_multirun: bool) -> list[str]:
     different = [name for name in names(*SAME_FOR_ALL_JOBS) if getattr(config, name) != getattr(first, name)]
     if different:
         return [f"{different[0]} differs between the jobs of a sweep, which share it: choose one experiment"]
-    if config.search is not None and not is_multirun:
+    if config.search is not None and not may_search:
         return ["search draws values for a sweep: add -m and an interval, e.g. 'optimizer.lr=interval(0.01,1)'"]
     if config.resume is not None and is_multirun:
         return ["resume continues one run: remove -m; a sweep resumes by repeating its command"]

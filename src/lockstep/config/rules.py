@@ -35,14 +35,12 @@ INSTEAD = {
 STATEFUL = ("AveragedWeights", "EMAWeightAveraging", "EarlyStopping", "ModelCheckpoint", "Timer", "WeightAveraging")
 STATE_KEYS = {"monitor": None, "mode": "min", "every_n_train_steps": None, "every_n_epochs": 1}
 
-SUMMARY_NUMBERS = ("training_s", "epoch_s_median", "images_per_s", "parameters", "epochs", "steps")
-
 
 def conflicts(config: Config) -> list[str]:
     """Return the errors between keys, each of which is valid."""
     rules: tuple[Callable[[Config], Iterable[str]], ...] = (
         _module_rules, _task_rules, _data_rules, _augment_rules, _file_rules, _package_rules, _batch_rules,
-        _optimizer_rules, _callback_rules, _notify_rules, _search_rules, _benchmark_rules,
+        _optimizer_rules, _callback_rules, _notify_rules, _benchmark_rules,
         slurm_rules.errors,
     )  # fmt: skip
     # each environment of a benchmark has its own workers, and its job its own request
@@ -245,17 +243,3 @@ def _notify_rules(config: Config) -> Iterator[str]:
         shlex.split(config.notify.command or "")
     except ValueError as error:
         yield f"notify.command is not a valid command line: {error}, close the quotes"
-
-
-def _search_rules(config: Config) -> Iterator[str]:
-    search = config.search
-    if search is None or search.objectives is None:
-        return
-    known = (*measured.names(config), *SUMMARY_NUMBERS)
-    if not search.objectives:
-        yield "search.objectives={} optimizes nothing: give a metric, or null for the metric of best.ckpt"
-    for name in search.objectives:
-        if name not in known and not _may_log(config):
-            yield f"search.objectives has {name}, which is not measured: choose from {', '.join(known)}"
-    if len(search.objectives) > 1 and search.pruner is not None:
-        yield "search.pruner compares by one objective, and search.objectives has several: use search.pruner=null"

@@ -19,7 +19,7 @@ from lockstep.runs.files import read_text, write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.system.trees import from_yaml
 
-GONE = (("notify", "url"), ("trainer", "cudnn_search"))  # keys of earlier versions
+GONE = (("notify", "url"), ("trainer", "cudnn_search"), ("search", "objectives"))  # keys of earlier versions
 # what runs of earlier versions, which lack these keys of image files, did
 BEFORE = {"crop_percent": 1.0, "fit": "crop", "interpolation": "bilinear"}
 

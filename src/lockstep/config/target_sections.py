@@ -126,8 +126,5 @@ class Search(Section):
     seeds: Positive = Field(
         default=1, description="trials of each point, with seed, seed + 1, ...; their mean is optimized and pruned"
     )
-    objectives: dict[str, Literal["min", "max"]] | None = Field(
-        description="what is optimized: metrics of the best epoch or numbers of summary.json; null = that of best.ckpt"
-    )
     sampler: Open = Field(description="a sampler of optuna.samplers")
     pruner: Open | None = Field(description="a pruner of optuna.pruners, called after every epoch; null = no pruning")

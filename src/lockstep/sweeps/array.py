@@ -36,7 +36,6 @@ def in_background(path: Path, config: Config) -> None:
 def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]]) -> None:
     """Submit the trials that are neither done nor live, and show the table. Raises ConfigError."""
     config = made[0][1]
-    objective = monitored(config)
     live = {trial.number: trial.state for trial, _ in made if trial.state in LIVE_STATES}  # with or without a job
     live |= {number: job.state for number, job in live_jobs(ledger).items()}
     left = [(trial, each) for trial, each in made if trial.state not in DONE and trial.number not in live]
@@ -55,7 +54,7 @@ def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]]) -> None:
                 trial.device, array = f"job {record.id}", record.id.partition("_")[0]
                 live[trial.number] = "submitted"
             ledger.write()
-    sweep_table = table(ledger, [objective], live, monitored=objective)
+    sweep_table = table(ledger, monitored(config), live)
     write(ledger, sweep_table)
     joined = out_of_fold.join(ledger, sweep_table)
     if not config.silent:

@@ -26,7 +26,7 @@ from lockstep.sweeps.devices import Devices, Machine
 from lockstep.sweeps.job_pool import JobPool
 from lockstep.sweeps.ledger import DONE, FREE, Ledger, Trial, need_own, trial_of
 from lockstep.sweeps.pool import Pool
-from lockstep.sweeps.results import monitored, objectives_of
+from lockstep.sweeps.results import monitored
 from lockstep.sweeps.table import Table, table, write
 from lockstep.system import hardware
 from lockstep.system.redaction import redacted
@@ -133,8 +133,7 @@ def run(
         pool, num_parallel = JobPool(ledger, configs, live), int(config.launcher.parallel)
     else:
         pool, num_parallel = _pool_here(configs, config, total)
-    is_search = config.search is not None
-    table_of = partial(table, ledger, objectives_of(config), monitored=monitored(config), is_search=is_search)
+    table_of = partial(table, ledger, monitored(config), is_search=config.search is not None)
     view = views.View(table_of, total, is_silent=config.silent)
     course_of = partial(Course, ledger=ledger, pool=pool, num_parallel=num_parallel)
     task = "train" if config.sweep.test == "all" else "train-without-test"
@@ -214,10 +213,10 @@ def _to_be_tested(sweep_table: Table, config: Config) -> tuple[list[Trial], str]
         return [], f"No test at the end: {what}. {hint}"
     if config.sweep.test == "best":
         best = sweep_table.best
-        if best is None and len(sweep_table.objectives) == 1:
-            name, hint = sweep_table.objectives[0].name, "lockstep eval FOLDER/TRIAL tests one trial."
+        if best is None:
+            name, hint = sweep_table.objective.name, "lockstep eval FOLDER/TRIAL tests one trial."
             return [], f"No test at the end: no setting has a value of {name} in all of its trials. {hint}"
-        rows = [row for row in rows if best is not None and row.trial.number in best.trials]
+        rows = [row for row in rows if row.trial.number in best.trials]
     return [row.trial for row in rows if not row.tests], ""
 
 

@@ -86,8 +86,9 @@ def _sides(argument: str) -> list[Side]:
     wanted = {tuple(part.split("=", 1)) for part in re.split(r",(?=[\w./@+~-]+=)", typed) if part}
     sweep_table = present(Ledger.opened(Path(path).resolve(), None, ()))
     over = FOLD if FOLD in sweep_table.keys else "seed"
-    is_max = {objective.name: objective.is_max for objective in sweep_table.objectives}
-    of_tests = {name.replace("val/", "test_"): is_higher for name, is_higher in is_max.items()} | {"test_loss": False}
+    objective = sweep_table.objective
+    of_test = objective.name.replace("val/", "test_")
+    is_max = {objective.name: objective.is_max, of_test: objective.is_max, "test_loss": False}
     sides, known = [], []
     for settings, rows in sweep_table.repeated:
         known.append(f"{path}:{','.join(f'{key}={text(value)}' for key, value in settings.items())}".removesuffix(":"))
@@ -97,11 +98,11 @@ def _sides(argument: str) -> list[Side]:
         trials, measured = {}, defaultdict(lambda: defaultdict(list))
         for row in (row for row in rows if row.state == "finished"):
             trials[row.settings.get(over, "")] = row.trial.folder
-            for metric, value in {**dict(zip(is_max, row.values, strict=True)), **row.tests}.items():
+            for metric, value in {objective.name: row.value, **row.tests}.items():
                 if value is not None:
                     measured[metric][row.settings.get(over, "")].append(value)
         results = {name: {key: statistics.fmean(same) for key, same in of.items()} for name, of in measured.items()}
-        sides.append(Side(known[-1], REPEATS[over], len(rows), trials, results, is_max | of_tests))
+        sides.append(Side(known[-1], REPEATS[over], len(rows), trials, results, is_max))
     if not sides:
         raise ValueError(f"{argument} names no setting of the sweep: choose one of {'; '.join(known)}.")
     return sides

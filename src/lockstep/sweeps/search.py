@@ -56,7 +56,7 @@ def _typed(drawn: BaseDistribution, text: str) -> Any:
 
 
 def study_in(
-    ledger: Ledger, space: Mapping[str, BaseDistribution], search: Search, objectives: Sequence[Objective]
+    ledger: Ledger, space: Mapping[str, BaseDistribution], search: Search, objective: Objective
 ) -> optuna.Study:
     """Open or create the study of a sweep, whose lock is held. Raises ConfigError.
 
@@ -66,17 +66,17 @@ def study_in(
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     file = ledger.path / JOURNAL
     file.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)  # of a process that was killed
-    directions = [StudyDirection.MAXIMIZE if objective.is_max else StudyDirection.MINIMIZE for objective in objectives]
+    direction = StudyDirection.MAXIMIZE if objective.is_max else StudyDirection.MINIMIZE
     try:
         with open_to_append(file) as journal:  # half a line, after a full disk or a power cut
             journal.seek(0)
             journal.truncate(journal.read().rfind(b"\n") + 1)
         # Optuna's own choice of a lock is a link, which no folder of a run contains
         storage = JournalStorage(JournalFileBackend(str(file), JournalFileOpenLock(str(file))))
-        study = optuna.create_study(storage=storage, study_name="study", directions=directions, load_if_exists=True)
+        study = optuna.create_study(storage=storage, study_name="study", direction=direction, load_if_exists=True)
     except (KeyError, OSError, ValueError) as error:
         raise ConfigError([f"{shown(file)} cannot be read: choose another sweep.name"]) from error
-    if study.directions != directions:
+    if study.directions != [direction]:
         raise ConfigError([f"{shown(ledger.path)} optimizes something else: choose another sweep.name"])
     points = by_point(ledger, space)
     last: dict[int | None, TrialState] = {}
@@ -143,15 +143,13 @@ class Draws(Grid):
         ledger: Ledger,
         make: Callable[[Sequence[str]], Sequence[Trial]],
         *,
-        objectives: Sequence[Objective],
-        monitored: Objective,
+        objective: Objective,
         num_trials: int,
     ) -> None:
         self._study = study
         self._space = dict(space)
         self._make = make
-        self._objectives = objectives
-        self._monitored = monitored
+        self._objective = objective
         self._num_trials = num_trials
         self._is_stuck = False  # until the next trial ends
         # points that this command does not start again: trained, being trained, failed
@@ -223,9 +221,9 @@ class Draws(Grid):
     def is_poor(self, trial: Trial) -> bool:
         """Report the mean of each epoch that all seeds have reached to Optuna. Returns True if it prunes the point."""
         drawn = self._of[trial.number]
-        if drawn.is_poor or len(self._objectives) > 1:
-            return drawn.is_poor
-        name, first = self._objectives[0].name, drawn.waiting[0]
+        if drawn.is_poor:
+            return True
+        name, first = self._objective.name, drawn.waiting[0]
         known = self._study.trials[first.number].intermediate_values
         of_seeds = [
             {int(row["epoch"]) - 1: row[name] for row in read_rows(seed.folder) if name in row} for seed in drawn.trials
@@ -248,19 +246,15 @@ class Draws(Grid):
         states = {*drawn.ends.values()}
         if len(drawn.ends) < len(drawn.trials) or "stopped" in states:
             return
-        means = [self._mean(drawn.trials, objective) for objective in self._objectives]
+        values = [value for trial in drawn.trials if (value := self._objective.of(trial.folder)) is not None]
         for asked in drawn.waiting:
-            if "failed" in states or (None in means and "pruned" not in states):
-                self._study.tell(asked, state=TrialState.FAIL)
-            elif "pruned" in states:
+            if "pruned" in states and "failed" not in states:
                 self._study.tell(asked, state=TrialState.PRUNED)
+            elif "failed" in states or len(values) < len(drawn.trials):
+                self._study.tell(asked, state=TrialState.FAIL)
             else:
-                self._study.tell(asked, [mean for mean in means if mean is not None])
+                self._study.tell(asked, fmean(values))
         drawn.waiting.clear()
-
-    def _mean(self, trials: Sequence[Trial], objective: Objective) -> float | None:
-        values = [objective.of(trial.folder, self._monitored) for trial in trials]
-        return None if None in values else fmean(value for value in values if value is not None)
 
 
 def _point(drawn: optuna.Trial | FrozenTrial) -> Point:

@@ -19,11 +19,11 @@ class Spread(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A setting: trials that differ only in seed and fold, with the spread of the first objective over them.
+    """A setting: trials that differ only in seed and fold, with the spread of the objective over them.
 
     `trials` are those of `num_trials` that are finished and have a value. Seeds of a fold are averaged, and count as
-    one of `n`; a seed that was trained twice does, too. `tests` has the spread of the test results, and of other
-    objectives, that all of `trials` have.
+    one of `n`; a seed that was trained twice does, too. `tests` has the spread of the test results that all of
+    `trials` have.
     """
 
     settings: dict[str, str]

@@ -1,7 +1,6 @@
 """The table of a sweep: its trials, the best first, with the settings in which they differ; also as files."""
 
 import itertools
-import operator
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from lockstep.runs.files import csv_text, to_json, write_atomically
 from lockstep.runs.naming import shown
 from lockstep.runs.ranking import rank
 from lockstep.sweeps.ledger import Ledger, Trial
-from lockstep.sweeps.results import Objective, Row, monitored, objectives_of, row_of
+from lockstep.sweeps.results import Objective, Row, monitored, row_of
 from lockstep.sweeps.statistics import Group, spread
 from lockstep.system.terminal import duration
 
@@ -28,9 +27,9 @@ INTERVAL = "95 % interval"
 
 @dataclass(frozen=True)
 class Table:
-    """All trials of a sweep, sorted by the first objective; those of a setting stand together."""
+    """All trials of a sweep, sorted by the objective; those of a setting stand together."""
 
-    objectives: tuple[Objective, ...]
+    objective: Objective
     keys: tuple[str, ...]
     rows: tuple[Row, ...]
     is_search: bool
@@ -50,7 +49,7 @@ class Table:
             "state": [row.state for row in rows],
             "device": [row.trial.device for row in rows],
             "epoch": [epochs(row.facts) for row in rows],
-            **{objective.name: [row.values[i] for row in rows] for i, objective in enumerate(self.objectives)},
+            self.objective.name: [row.value for row in rows],
             **{name: [row.tests.get(name) for row in rows] for name in self.tests},
             "training_s": [row.training_s for row in rows],
             "folder": [str(row.trial.folder.path) for row in rows],
@@ -74,11 +73,11 @@ class Table:
         return {
             **{key: [text(group.settings[key]) for group in groups] for key in groups[0].settings},
             "n": [group.repetitions for group in groups],
-            self.objectives[0].name: [text(group.mean) for group in groups],
+            self.objective.name: [text(group.mean) for group in groups],
             INTERVAL: [_interval(group.low, group.high) for group in groups],
             **{name: [_test_text(group.tests.get(name)) for group in groups] for name in names},
             # last, because a narrow terminal shows the first columns
-            f"deviation of {self.objectives[0].name}": [text(group.deviation) for group in groups],
+            f"deviation of {self.objective.name}": [text(group.deviation) for group in groups],
         }
 
     @cached_property
@@ -92,9 +91,9 @@ class Table:
 
     @property
     def best(self) -> Group | None:
-        """The setting with the best mean of the only objective, of those whose trials are all finished."""
+        """The setting with the best mean of the objective, of those whose trials are all finished."""
         first = next(iter(self.groups), None)
-        return first if first is not None and first.is_complete and len(self.objectives) == 1 else None
+        return first if first is not None and first.is_complete else None
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -102,9 +101,7 @@ class Table:
         groups, least, are_folds = [], self._least, self.over == REPEATS[FOLD]
         for settings, rows in self.repeated:
             if done := [row for row in rows if row.result is not None]:
-                others = enumerate(self.objectives[1:], 1)
-                columns = {objective.name: [row.values[i] for row in done] for i, objective in others}
-                columns |= {name: [row.tests.get(name) for row in done] for name in self.tests}
+                columns = {name: [row.tests.get(name) for row in done] for name in self.tests}
                 tests = {
                     name: spread(self._repetitions(done, column), are_folds=are_folds)._asdict()
                     for name, column in columns.items()
@@ -127,7 +124,7 @@ class Table:
         def order(item: tuple[Any, list[Row]]) -> tuple[Any, ...]:
             rows, results = item[1], [row.result for row in item[1]]
             value, loss = (self._mean(rows, column) for column in (results, [row.loss for row in rows]))
-            rank_of_mean = rank(value, loss, is_max=self.objectives[0].is_max)
+            rank_of_mean = rank(value, loss, is_max=self.objective.is_max)
             return None in results or len(results) < least, rank_of_mean, min(row.trial.number for row in rows)
 
         return sorted(self.grouped(*REPEATS), key=order)
@@ -162,28 +159,9 @@ class Table:
         return [({key: rows[0].settings.get(key, "") for key in keys}, rows) for rows in members.values()]
 
     @property
-    def front(self) -> list[int]:
-        """The trials of the settings that no other one beats or equals in every mean: the Pareto front."""
-        signs = [1 if objective.is_max else -1 for objective in self.objectives]
-        gains = {}
-        for _, rows in self.repeated:
-            if len(rows) >= self._least and not any(row.result is None or None in row.values for row in rows):
-                columns = zip(*(row.values for row in rows), strict=True)
-                means = [statistics.fmean(self._repetitions(rows, column)) for column in columns]
-                numbers = tuple(row.trial.number for row in rows)
-                gains[numbers] = [sign * mean for sign, mean in zip(signs, means, strict=True)]
-
-        def is_beaten(mine: list[float]) -> bool:
-            return any(other != mine and all(map(operator.ge, other, mine)) for other in gains.values())
-
-        return [number for numbers, mine in gains.items() if not is_beaten(mine) for number in numbers]
-
-    @property
     def notes(self) -> list[str]:
-        """Lines below the table: the Pareto front, what one trial of a setting shows, failed trials."""
+        """Lines below the table: what one trial of a setting shows, failed trials."""
         notes = []
-        if len(self.objectives) > 1:
-            notes.append(f"Pareto front: trials {', '.join(map(str, self.front)) or 'none'}")
         if len(self.groups) > 1 and not self.is_repeated and not self.is_search:
             notes.append("Each setting ran once: a difference may be chance. seed=0,1,2 repeats each.")
         failed = [row for row in self.rows if row.state == "failed"]
@@ -192,10 +170,9 @@ class Table:
 
 def table(
     ledger: Ledger,
-    objectives: Sequence[Objective],
+    objective: Objective,
     running: dict[int, str],
     *,
-    monitored: Objective,
     known: dict[int, Row] | None = None,
     is_search: bool = False,
 ) -> Table:
@@ -208,13 +185,13 @@ def table(
     repeats = [key for key in REPEATS if key in keys]
     for trial in ledger.trials:
         if trial.number in running or trial.number not in kept or not kept[trial.number].settings.keys() >= {*repeats}:
-            kept[trial.number] = row_of(trial, objectives, monitored, running.get(trial.number), repeats)
+            kept[trial.number] = row_of(trial, objective, running.get(trial.number), repeats)
     rows = [kept[trial.number] for trial in ledger.trials]
 
     def order(row: Row) -> tuple[Any, ...]:
-        return row.state != "finished", rank(row.values[0], row.loss, is_max=objectives[0].is_max), row.trial.number
+        return row.state != "finished", rank(row.value, row.loss, is_max=objective.is_max), row.trial.number
 
-    made = Table(tuple(objectives), keys, tuple(sorted(rows, key=order)), is_search)
+    made = Table(objective, keys, tuple(sorted(rows, key=order)), is_search)
     if not made.is_repeated:
         return made
     grouped = (sorted(same, key=lambda row: row.trial.number) for _, same in made.repeated)
@@ -224,8 +201,7 @@ def table(
 def present(ledger: Ledger) -> Table:
     """Return the table of a sweep that another process may run. Raises ValueError before its first trial."""
     config = config_of(ledger)
-    is_search = config.search is not None
-    return table(ledger, objectives_of(config), {}, monitored=monitored(config), is_search=is_search)
+    return table(ledger, monitored(config), {}, is_search=config.search is not None)
 
 
 def config_of(ledger: Ledger) -> Config:
@@ -265,8 +241,7 @@ def as_json(ledger: Ledger, sweep_table: Table) -> dict[str, Any]:
         "name": ledger.name,
         "command": list(ledger.command),
         "best_trials": best.trials if best is not None else (),
-        "front": sweep_table.front,
-        "objectives": {objective.name: "max" if objective.is_max else "min" for objective in sweep_table.objectives},
+        "objectives": {sweep_table.objective.name: "max" if sweep_table.objective.is_max else "min"},
         "trials": [dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)],
         "groups": [group._asdict() for group in sweep_table.groups],
     }

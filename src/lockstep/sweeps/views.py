@@ -57,7 +57,7 @@ class View:
             self._rows.pop(trial.number, None)
             sweep_table = self._table({}, known=self._rows)
             row = next(row for row in sweep_table.rows if row.trial is trial)
-            value = f", {sweep_table.objectives[0].name} {text(row.values[0])}" if row.values[0] is not None else ""
+            value = f", {sweep_table.objective.name} {text(row.value)}" if row.value is not None else ""
             used = duration(time.monotonic() - self._since[trial.number])
             line = f"Trial {trial.number} {state} after {used}{value}: {self._described(trial)}"
             self._say(line, cells.STYLES.get(state, "red"))
@@ -87,7 +87,7 @@ class View:
         if best := sweep_table.best:
             settings = " ".join(f"{key}={text(value)}" for key, value in best.settings.items()) or "all trials"
             which = f"{settings} with {best.repetitions}" if sweep_table.is_repeated else f"trial {best.trials[0]}"
-            known += f"; best so far: {which}, {sweep_table.objectives[0].name} {text(best.mean)}"
+            known += f"; best so far: {which}, {sweep_table.objective.name} {text(best.mean)}"
         title = Text(f"Sweep, {duration(time.monotonic() - self._started)}: {known}", style="bold")
         self._screen.update(Group(title, lines), refresh=True)
 
@@ -139,11 +139,10 @@ def _trials(sweep_table: Table, rows: tuple[Row, ...], out: Console, *, is_live:
     texts["state"] = [cells.state(row.state) for row in rows]
     if is_live:
         texts["left"] = [time_of(row.facts.get("remaining_s")) for row in rows]
-    keys, tests = sweep_table.keys, sweep_table.tests
-    numbers = [objective.name for objective in sweep_table.objectives]
-    order = ("trial", "state", *numbers, *keys, "left", *tests[:1], "epoch", "time", *tests, "device")
+    name, keys, tests = sweep_table.objective.name, sweep_table.keys, sweep_table.tests
+    order = ("trial", "state", name, *keys, "left", *tests[:1], "epoch", "time", *tests, "device")
     names = [name for name in dict.fromkeys(order) if name in texts]
-    right = ("trial", *numbers, "left", *tests, "epoch", "time")
+    right = ("trial", name, "left", *tests, "epoch", "time")
     lines = zip(*(texts[name] for name in names), strict=True)
     return new_table(_heads(names, sweep_table), lines, out, right=right)
 

@@ -208,7 +208,7 @@ def test_a_signal_ends_the_command_and_no_job_and_a_pruned_trial_is_told_by_its_
         def ended(self, trial: Trial, state: str) -> None:
             self.ends.append((trial.number, state))
 
-    view = View(partial(table, ledger, [ACCURACY], monitored=ACCURACY), 2, is_silent=True)
+    view = View(partial(table, ledger, ACCURACY), 2, is_silent=True)
     course = Course(ledger, Search(ledger.trials), pool, view, 2, None, "train")
     assert course.run() == EXIT_STOPPED
     assert ledger.trials[0].folder.stop_reason() == PRUNED

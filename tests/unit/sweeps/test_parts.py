@@ -294,7 +294,7 @@ def test_a_trial_that_is_killed_after_its_summary_is_finished_but_one_killed_in_
     finish(trial, 0.5)
     trial.folder.update_status(state="training")
     pool = Pool(Devices(CPU, num_parallel=1), lambda trial: Need(1, ()))
-    view = View(partial(table, ledger, [ACCURACY], monitored=ACCURACY), 1, is_silent=True)
+    view = View(partial(table, ledger, ACCURACY), 1, is_silent=True)
     course = Course(ledger, Grid([]), pool, view, 1, None, task)
     assert course._end(trial, -signal.SIGKILL) == state
 
@@ -415,7 +415,7 @@ def test_a_sweep_that_fails_itself_lets_its_trials_save_first(tmp_path: Path) ->
             raise OSError("disk full")
 
     pool = Pool(Devices(CPU, num_parallel=1), lambda trial: Need(1, ()))
-    view = View(partial(table, ledger, [ACCURACY], monitored=ACCURACY), 1, is_silent=True)
+    view = View(partial(table, ledger, ACCURACY), 1, is_silent=True)
     pool.running.append(Running(ledger.trials[0], Shard((), (0,), 1, False), process))
     course = Course(ledger, Fails([]), pool, view, 1, None, "train")
     with pytest.raises(OSError, match="disk full"):
@@ -439,14 +439,12 @@ def test_the_best_comes_first_and_only_what_differs_is_a_column(tmp_path: Path) 
     ledger.trials[1].device = "GPU 0"
     ledger.trials[2].folder.write_status(state="pruned", host="elsewhere")
     ledger.trials[2].folder.write_metrics([{"epoch": 1, "val/accuracy": 0.95}])
-    found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
+    found = table(ledger, ACCURACY, {})
     assert found.keys == ("lr",)
     assert [row.trial.number for row in found.rows] == [1, 0, 2, 3]  # a pruned trial's value is no result
     assert found.best is not None
     assert found.best.trials == (1,)
-    assert [
-        row.trial.number for row in table(ledger, [Objective("val/accuracy", False)], {}, monitored=ACCURACY).rows
-    ] == [0, 1, 2, 3]
+    assert [row.trial.number for row in table(ledger, Objective("val/accuracy", False), {}).rows] == [0, 1, 2, 3]
     write(ledger, found)
     rows = list(csv.DictReader((ledger.path / "table.csv").read_text().splitlines()))
     assert [(row["trial"], row["lr"], row["state"]) for row in rows[:2]] == [
@@ -463,7 +461,7 @@ def test_the_best_comes_first_and_only_what_differs_is_a_column(tmp_path: Path) 
 
 def test_a_setting_that_a_spreadsheet_would_compute_is_a_text_in_the_table(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "name==1+1 lr=-1e-3", "name=@b lr=2")
-    write(ledger, table(ledger, [ACCURACY], {}, monitored=ACCURACY))
+    write(ledger, table(ledger, ACCURACY, {}))
     rows = list(csv.DictReader((ledger.path / "table.csv").read_text().splitlines()))
     assert [(row["name"], row["lr"]) for row in rows] == [("'=1+1", "-1e-3"), ("'@b", "2")]
 
@@ -473,11 +471,11 @@ def test_the_best_setting_is_that_of_the_best_mean_and_not_of_the_luckiest_seed(
     ledger.trials[5].folder.write_status(state="failed", host="elsewhere")
     for number, best in {0: 0.8, 1: 0.99, 2: 0.95, 3: 0.97, 4: 0.98, 6: 0.999}.items():
         finish(ledger.trials[number], best, test_accuracy=best - 0.1)
-    found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
+    found = table(ledger, ACCURACY, {})
     assert [row.trial.number for row in found.rows] == [2, 3, 0, 1, 6, 4, 5]
     assert found.best is not None
     assert found.best.trials == (2, 3)
-    least = table(ledger, [Objective("val/accuracy", False)], {}, monitored=ACCURACY).best
+    least = table(ledger, Objective("val/accuracy", False), {}).best
     assert least is not None
     assert least.trials == (0, 1)
     low, high = stats.ttest_1samp([0.8, 0.99], 0).confidence_interval(0.95)
@@ -501,7 +499,7 @@ def test_a_seed_that_was_trained_twice_counts_once(tmp_path: Path, capsys: pytes
     for trial, best in zip(ledger.trials, (0.8, 0.7, 0.8, 0.9, 0.7, 0.6), strict=True):
         finish(trial, best)
         trial.folder.config.write_text("seed: 0")  # the default of the first two
-    found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
+    found = table(ledger, ACCURACY, {})
     assert found.columns["seed"] == ["0", "0", "1", "0", "0", "1"]
     assert found.groups[0][1:9] == ((0, 2, 3), 3, "seeds", *spread([0.8, 0.9], are_folds=False))
     assert found.groups[0].repetitions == "2 seeds"
@@ -513,7 +511,7 @@ def test_of_equal_means_the_first_in_the_command_is_the_best(tmp_path: Path) -> 
     ledger = book(tmp_path / "sweep", *(f"lr={lr} seed={seed}" for lr in (1, 2) for seed in (0, 1)))
     for trial, best in zip(ledger.trials, (0.75, 0.75, 0.5, 1.0), strict=True):
         finish(trial, best)
-    best = table(ledger, [ACCURACY], {}, monitored=ACCURACY).best
+    best = table(ledger, ACCURACY, {}).best
     assert best is not None
     assert best.trials == (0, 1)  # and not the luckiest seed
 
@@ -522,14 +520,14 @@ def test_of_equal_values_the_lower_loss_comes_first(tmp_path: Path) -> None:
     ledger = book(tmp_path / "once", *(f"lr={lr}" for lr in (1, 2, 3, 4)))
     for trial, loss in zip(ledger.trials, (0.3, 0.2, None, 0.2), strict=True):
         finish(trial, 0.9, loss=loss)
-    found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
+    found = table(ledger, ACCURACY, {})
     assert [row.trial.number for row in found.rows] == [1, 3, 0, 2]
     assert found.best is not None
     assert found.best.trials == (1,)
     ledger = book(tmp_path / "seeds", *(f"lr={lr} seed={seed}" for lr in (1, 2) for seed in (0, 1)))
     for trial, (best, loss) in zip(ledger.trials, ((0.75, 1), (0.75, 2), (0.5, 1), (1.0, 1)), strict=True):
         finish(trial, best, loss=loss)
-    found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
+    found = table(ledger, ACCURACY, {})
     assert found.best is not None
     assert found.best.trials == (2, 3)
 
@@ -539,8 +537,8 @@ def test_settings_that_ran_once_are_said_to_differ_perhaps_by_chance(tmp_path: P
     for trial in ledger.trials:
         finish(trial, 0.5)
     line = "Each setting ran once: a difference may be chance. seed=0,1,2 repeats each."
-    assert table(ledger, [ACCURACY], {}, monitored=ACCURACY).notes == [line]
-    assert table(ledger, [ACCURACY], {}, monitored=ACCURACY, is_search=True).notes == []
+    assert table(ledger, ACCURACY, {}).notes == [line]
+    assert table(ledger, ACCURACY, {}, is_search=True).notes == []
 
 
 def test_the_folds_of_a_setting_are_its_repetitions_and_their_seeds_are_averaged(tmp_path: Path) -> None:
@@ -549,24 +547,24 @@ def test_the_folds_of_a_setting_are_its_repetitions_and_their_seeds_are_averaged
     for trial, best in zip(ledger.trials, (0.7, 0.9, 0.8, 0.8, 0.99, 0.85), strict=True):
         finish(trial, best)
     ledger.trials[5].folder.write_status(state="training", host="elsewhere")
-    found = table(ledger, [ACCURACY], {5: "training"}, monitored=ACCURACY)
+    found = table(ledger, ACCURACY, {5: "training"})
     assert found.best is not None
     assert found.best.trials == (0, 2, 4)  # lr=2 has not all of its folds
     finish(ledger.trials[5], 0.85, test_accuracy=0.7)
     finish(ledger.trials[3], 0.8, test_accuracy=0.8)
-    found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
+    found = table(ledger, ACCURACY, {})
     assert [row.trial.number for row in found.rows] == [1, 3, 5, 0, 2, 4]
     assert found.best is not None
     assert (found.best.trials, found.best.repetitions) == ((1, 3, 5), "3 folds")
     assert found.best[5:9] == pytest.approx(spread([0.9, 0.8, 0.85], are_folds=True)[1:])
     assert found.best.tests == {}  # two are tested
     finish(ledger.trials[1], 0.9, test_accuracy=0.75)
-    found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
+    found = table(ledger, ACCURACY, {})
     assert found.groups[0].tests["test_accuracy"] == spread([0.75, 0.8, 0.7], are_folds=True)._asdict()
     ledger = book(tmp_path / "seeds", *(f"data.fold={fold} seed={seed}" for fold in range(2) for seed in range(3)))
     for trial, best in zip(ledger.trials, (0.7, 0.8, 0.9, 0.5, 0.6, 0.7), strict=True):
         finish(trial, best)
-    (group,) = table(ledger, [ACCURACY], {}, monitored=ACCURACY).groups
+    (group,) = table(ledger, ACCURACY, {}).groups
     assert group[3:9] == pytest.approx(("folds", *spread([0.8, 0.6], are_folds=True)))
     assert group.repetitions == "2 folds of 3 seeds"
 
@@ -583,14 +581,14 @@ def test_predictions_of_all_folds_are_joined_once_all_are_tested(tmp_path: Path)
         rows = "c,1,0\r\n" if trial.settings["data.fold"] == "0" else "a,1,1\r\nb,0,1\r\n"
         trial.folder.fold_rows.write_text(f"file,truth,fold\r\n{rows}", newline="")
         finish(trial, 0.9, test_accuracy=0.8)
-    found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
+    found = table(ledger, ACCURACY, {})
     assert out_of_fold.join(ledger, found) == [f"Out-of-fold predictions: {ledger.path}/out_of_fold_1.csv"]
     joined = (ledger.path / "out_of_fold_1.csv").read_bytes()
     assert joined == b"file,truth,fold\r\nc,1,0\r\na,1,1\r\nb,0,1\r\n"
     assert not (ledger.path / "out_of_fold_2.csv").exists()
     (ledger.path / "out_of_fold_1.csv").unlink()
     finish(ledger.trials[0], 0.9)  # trained on since its rows were written
-    assert out_of_fold.join(ledger, table(ledger, [ACCURACY], {}, monitored=ACCURACY)) == []
+    assert out_of_fold.join(ledger, table(ledger, ACCURACY, {})) == []
     record = {"train": {"names": []}, "val": {"names": []}, "test": {"names": ["a"]}}
     ledger.trials[0].folder.images.write_bytes(gzip.compress(json.dumps(record).encode()))
     (line,) = out_of_fold.join(ledger, found)
@@ -603,37 +601,11 @@ def test_a_search_does_not_choose_a_fold() -> None:
         searched(["optimizer.lr=interval(0.1,1)", "data.fold=0,1"], lambda group: ())
 
 
-def test_several_objectives_have_a_pareto_front_and_no_best(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "sweep", "w=1", "w=2", "w=3", "w=4")
-    for trial, best, seconds in zip(ledger.trials, (0.7, 0.9, 0.8, 0.9), (1.0, 9.0, 9.5, 9.0), strict=True):
-        finish(trial, best, training_s=seconds)
-    found = table(ledger, [ACCURACY, Objective("training_s", False)], {}, monitored=ACCURACY)
-    assert sorted(found.front) == [0, 1, 3]
-    assert found.best is None
-    write(ledger, found)
-    assert f"Pareto front: trials {', '.join(map(str, found.front))}" in (ledger.path / "table.md").read_text()
-
-
-def test_the_pareto_front_is_of_means_over_seeds_and_not_of_the_luckiest_ones(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "sweep", *(f"w={w} seed={seed}" for w in (1, 2, 3) for seed in (0, 1)), "w=4 seed=0")
-    for trial, best, seconds in zip(
-        ledger.trials, (0.7, 0.8, 0.9, 0.9, 0.6, 1.0, 0.99), (1, 1, 9, 8, 9, 9, 9), strict=True
-    ):
-        finish(trial, best, training_s=float(seconds))
-    found = table(ledger, [ACCURACY, Objective("training_s", False)], {}, monitored=ACCURACY)
-    assert found.front == [2, 3, 0, 1]  # w=3 has the best seed but for w=4, which ran once
-    assert found.setting_texts["training_s"][0] == "8.5000 (2.1469 to 14.8531)"
-    ledger.trials[2].folder.summary.unlink()
-    ledger.trials[2].folder.write_status(state="failed", host="elsewhere")
-    found = table(ledger, list(found.objectives), {}, monitored=ACCURACY)
-    assert found.front == [4, 5, 0, 1]  # a setting with a failed trial is no candidate
-
-
 def test_settings_that_differ_in_a_hidden_value_are_not_averaged(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", *(f"model.token={name} seed={seed}" for name in "ab" for seed in (0, 1)))
     for trial in ledger.trials:
         finish(trial, 0.9 if trial.number < 2 else 0.5)
-    groups = table(ledger, [ACCURACY], {}, monitored=ACCURACY).groups
+    groups = table(ledger, ACCURACY, {}).groups
     assert [(group.settings, group.n, group.mean) for group in groups] == [
         ({"model.token": "***"}, 2, 0.9),
         ({"model.token": "***"}, 2, 0.5),
@@ -644,7 +616,7 @@ def test_a_failure_is_told_with_the_table(tmp_path: Path, capsys: pytest.Capture
     ledger = book(tmp_path / "sweep", "lr=1", "lr=2")
     finish(ledger.trials[0], 0.5)
     ledger.trials[1].folder.write_status(state="failed", reason="RuntimeError: out of luck", host="elsewhere")
-    found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
+    found = table(ledger, ACCURACY, {})
     show(found, ledger.path)
     write(ledger, found)
     printed = capsys.readouterr().out.removesuffix(f"Full table: {ledger.path}/table.md, table.csv, table.json\n")
@@ -659,11 +631,9 @@ def test_a_metric_is_that_of_the_best_epoch(tmp_path: Path) -> None:
         [{"epoch": n, "val/accuracy": v, "val/loss": w} for n, v, w in ((1, 0.5, 3), (2, 0.8, 2), (3, 0.6, 1))]
     )
     loss = Objective("val/loss", False)
-    assert loss.of(folder, ACCURACY) == 2
-    assert loss.of(folder, loss) == 1
-    assert Objective("parameters", False).of(folder, ACCURACY) is None
-    folder.write_summary({"best": 0.8, "monitor": "val/accuracy"})
-    assert (loss.of(folder, ACCURACY), ACCURACY.of(folder, ACCURACY)) == (2, 0.8)
+    assert (ACCURACY.of(folder), loss.of(folder)) == (0.8, 1)
+    folder.write_summary({"best": 0.81, "monitor": "val/accuracy"})
+    assert ACCURACY.of(folder) == 0.81
 
 
 def test_what_is_monitored_is_what_the_best_checkpoint_is_chosen_by() -> None:

@@ -17,15 +17,13 @@ const setting = (key, label, rows) => {
 const words = (name, value) => ({name, value, text: value, className: ''});
 
 export function columnsOfTrials(answer, rows) {
-  const {keys, metrics, objectives} = answer;
-  const optimized = Object.keys(objectives);
+  const {keys, metrics} = answer;
   const metric = (name) => numbers(name, ({values}) => values[name]);
   return [
     {...numbers('trial', (row) => row.trial, String), label: 'Trial', isDown: false},
     {...words('state', (row) => row.state), label: 'State', value: (row) => ORDER.indexOf(row.state),
       className: 'pill', raw: (row) => row.state, fill: fillState},
-    ...optimized.map(metric), ...settings(keys, rows),
-    ...metrics.filter((name) => !optimized.includes(name)).map(metric),
+    ...metrics.slice(0, 1).map(metric), ...settings(keys, rows), ...metrics.slice(1).map(metric),
     {...numbers('epoch', (row) => row.epoch), label: 'Epoch', text: (row) => of(row.epoch, row.max_epochs)},
     {...numbers('training_s', (row) => row.training_s, duration), label: 'Time'},
     {...words('tags', (row) => (row.tags ?? []).join(' ')), label: 'Tags'},
@@ -33,8 +31,7 @@ export function columnsOfTrials(answer, rows) {
   ];
 }
 
-export function columnsOfSettings({keys, groups, objectives}, rows) {
-  const [name] = Object.keys(objectives);
+export function columnsOfSettings({keys, groups, metrics}, rows) {
   const spread = (of, found) => {
     const [low, high] = ['low', 'high'].map((end) => numbers(`${of} ${end}`, (row) => found(row)?.[end]));
     const text = (row) => (Number.isFinite(low.value(row)) ? `${low.text(row)} to ${high.text(row)}` : '–');
@@ -46,7 +43,7 @@ export function columnsOfSettings({keys, groups, objectives}, rows) {
     {...numbers('setting', (row) => row.key + 1, String), label: 'Setting', isDown: false},
     ...settings(keys.filter((key) => !REPEATS.has(key)), rows),
     {...numbers('n', (row) => row.n), label: keys.includes('data.fold') ? 'Folds' : 'Seeds', text: repetitions},
-    ...spread(name, (row) => row), {...numbers('deviation', (row) => row.deviation), label: 'Deviation'},
+    ...spread(metrics[0], (row) => row), {...numbers('deviation', (row) => row.deviation), label: 'Deviation'},
     ...tests.flatMap((test) => spread(test, (row) => row.tests[test])),
   ];
 }

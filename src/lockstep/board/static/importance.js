@@ -24,7 +24,7 @@ export class Importance {
       setText(this.note, 'Computing…');
     }
     Object.assign(this, {name, seen});
-    for (const ms of TIMES_MS) setTimeout(() => this.ask(seen, Object.keys(sweep.objectives)[0]), ms);
+    for (const ms of TIMES_MS) setTimeout(() => this.ask(seen, sweep.metrics[0]), ms);
   }
 
   async ask(seen, objective) {

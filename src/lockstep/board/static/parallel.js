@@ -35,14 +35,14 @@ export class Parallel {
   }
 
   /** Show rows, each with a key, a title, settings of these `keys` and values; `what` they are: trials or settings. */
-  show(keys, objectives, rows, what) {
+  show(keys, {metrics: [objective], is_max}, rows, what) {
     if (!keys.length) return;
     const facts = rows.map(({key, title, settings, values}) => [key, title, settings, values]);
-    const seen = JSON.stringify([keys, objectives, what, facts]);
+    const seen = JSON.stringify([keys, objective, is_max, what, facts]);
     if (seen === this.seen) return;
     this.seen = seen;
-    Object.assign(this, {keys, objectives, rows, what});
-    offer(this.metric, [...new Set([...Object.keys(objectives), ...rows.flatMap(({values}) => Object.keys(values))])]);
+    Object.assign(this, {keys, objective, isMax: is_max, rows, what});
+    offer(this.metric, [...new Set([objective, ...rows.flatMap(({values}) => Object.keys(values))])]);
     this.draw();
   }
 
@@ -51,7 +51,7 @@ export class Parallel {
     const shown = this.rows.filter(({values}) => Number.isFinite(values[name]));
     const axis = axisOf(name, shown.map(({values}) => values[name]));
     this.axes = [...this.keys.map((key) => axisOf(key, shown.map(({settings}) => settings[key]))), axis];
-    const isLess = (this.objectives[name] ?? (/loss/.test(name) ? 'min' : 'max')) === 'min';
+    const isLess = name === this.objective ? !this.isMax : /loss/.test(name);
     this.shade = (place) => (isLess ? 1 - place : place);
     this.lines = shown.map((row) => {
       const places = this.axes.map(({name: key, at}) => at(key === name ? row.values[name] : row.settings[key]));

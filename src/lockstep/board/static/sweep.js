@@ -10,7 +10,7 @@ import {REPEATS} from './table.js';
 
 const VIEWS = ['Settings', 'Trials'];
 /** A sweep that cannot be read, whose trials are known from the list of runs. */
-const UNKNOWN = {keys: [], objectives: {}, metrics: [], repeated: [], groups: [], best_trials: []};
+const UNKNOWN = {keys: [], metrics: [], repeated: [], groups: [], best_trials: []};
 
 /** Where this browser keeps the hidden columns of a sweep. */
 const keyOf = (name) => `lockstep hidden columns ${name}`;
@@ -100,7 +100,7 @@ export class Sweep {
     const seen = new Set(trials.map(({trial}) => trial));
     this.rows = isTrials ? trials : settings.filter(({all}) => all.some((trial) => seen.has(trial)));
     this.charts.hidden = !keys.length;
-    this.parallel.show(keys, this.answer.objectives, this.rows, isTrials ? 'trials' : 'settings');
+    this.parallel.show(keys, this.answer, this.rows, isTrials ? 'trials' : 'settings');
     this.importance.show(this.name, this.answer);
     this.all = (isTrials ? columnsOfTrials : columnsOfSettings)(this.answer, this.rows);
     this.columns = this.all.filter(({name}, place) => place === 0 || !this.hidden.includes(name));
@@ -115,7 +115,7 @@ export class Sweep {
 
   /** The settings by these keys with all of their trials; without a finished one they have no mean, and come last. */
   settings(keys) {
-    const {trials, repeated, groups, objectives} = this.answer;
+    const {trials, repeated, groups, metrics} = this.answer;
     const known = new Map((trials ?? []).map((trial) => [trial.trial, trial]));
     const means = new Map(groups.map((group) => [group.trials[0], group]));
     return repeated.map((all, key) => {
@@ -125,7 +125,7 @@ export class Sweep {
       const tests = Object.entries(group.tests).map(([name, {mean}]) => [name, mean]);
       return {...group, key, all, title: `setting ${key + 1}, mean of ${group.n}`,
         settings: Object.fromEntries(keys.filter((each) => each in settings).map((each) => [each, settings[each]])),
-        values: Object.fromEntries([[Object.keys(objectives)[0], group.mean], ...tests]),
+        values: Object.fromEntries([[metrics[0], group.mean], ...tests]),
         ids: all.map((trial) => known.get(trial).id).filter(Boolean)};
     });
   }
