@@ -137,7 +137,7 @@ class Decoding:
             Images(pixels_at(rows), torch.from_numpy(table.targets[rows]), [table.names[row] for row in rows])
             for rows in table.splits.values()
         )
-        return Splits(train, val, test, table.class_names)
+        return Splits(train, val, test, table.class_names, files=table)
 
     def decoded(self) -> Tensor | RaggedTable:
         """Return all images, from the cache if there is one. Decodes them unless another process filled the cache.
