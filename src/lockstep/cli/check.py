@@ -33,6 +33,7 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
     """
     config = build.settled(overrides.check(typed, source).configs[0])
     presence.check(config.data)
+    from lockstep.data.images.listing import similar
     from lockstep.data.inspection import inspect
     from lockstep.training.assembly import opened
     from lockstep.training.staging import once_a_node
@@ -70,6 +71,7 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
             ),
             ("leaks", _finding(len(leaks), f"in more than one split{' of a fold' if folds else ''}", is_wrong=True)),
             ("duplicates", _finding(len(twice), "more than once in a split", is_wrong=False)),
+            ("similar", f"classes {alike}: are they one class?" if (alike := similar(images.class_names)) else ""),
             ("other targets", _first("of one image", [each for each in copies if each.has_targets])),
             ("other files", _first("equal once decoded", [each for each in copies if each.has_files])),
         ]

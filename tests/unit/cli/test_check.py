@@ -196,6 +196,12 @@ def test_a_file_that_is_listed_under_two_classes_is_named_with_both(
     assert lines == ["twice: train: deep er/bild ü 01.png (b) = train: deep er/bild ü 01.png (a)"]
 
 
+def test_classes_that_only_look_different_are_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(2):
+        write_image(root / "train" / "Fox" / f"{number}.png", seed=500 + number)
+    assert said(capsys, *FOLDER)[0]["similar"] == "classes 'Fox' = 'fox': are they one class?"
+
+
 def test_a_target_that_cannot_be_learned_is_named_with_its_sample(capsys: pytest.CaptureFixture[str]) -> None:
     rows, lines = said(capsys, "data._target_=tests.support.sources.unlabelled", code=EXIT_FAILED)
     assert rows["targets"] == "2 splits with some that cannot be learned"
