@@ -97,7 +97,8 @@ def overlap(run: RunFolder, table: ImageTable) -> Overlap | None:
     if 2 * len(replaced & compared) > len(compared):
         trained &= compared  # of the others only the sizes are the same
     elif names == _rows(before).keys():
-        basis = "names and contents" if compared else "names (their contents were not recorded)"
+        contents = "most contents" if replaced else "contents"
+        basis = f"names and {contents}" if compared else "names (their contents were not recorded)"
         print(f"{table.setting} is taken for the data of the run: its images have the same {basis}", flush=True)
         return None
     num_trained = len({*before["train"]["names"]})
