@@ -86,6 +86,25 @@ def test_a_folder_with_another_class_or_more_images_and_a_run_without_a_record_a
     assert "its images were not recorded" in capfd.readouterr().err
 
 
+def test_other_pictures_under_the_same_names_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "images"
+    write_classes(root)
+    folder = trained(tmp_path, *FOLDER, f"data.root={root}")
+    write_image(root / "cat" / "3.png", seed=99)
+    assert_refused(folder, tmp_path, capfd, "1 image with other contents, such as cat/3.png")
+
+
+def test_classes_that_only_look_different_are_named_at_the_start(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_classes(tmp_path / "images")
+    for number in range(12):
+        write_image(tmp_path / "images" / "Cat" / f"{number}.png", seed=100 + number)
+    trained(tmp_path, *FOLDER, f"data.root={tmp_path / 'images'}", "silent=false")
+    assert "similar  " in (said := capfd.readouterr().out)
+    assert "classes 'Cat' = 'cat': are they one class?\n" in said
+
+
 def test_data_that_moved_is_found_by_its_new_place_or_from_the_project(tmp_path: Path) -> None:
     project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
     elsewhere.mkdir()

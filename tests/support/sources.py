@@ -47,6 +47,14 @@ def overflowing(*, marked: list[int]) -> Splits:
     return replace(splits, train=replace(splits.train, pixels=pixels))
 
 
+def unlabelled() -> Splits:
+    """Few digits; the third training image and a test image have no class."""
+    splits = few_digits()
+    train, test = splits.train.targets.clone(), splits.test.targets.clone()
+    train[2], test[5] = -1, 10
+    return replace(splits, train=replace(splits.train, targets=train), test=replace(splits.test, targets=test))
+
+
 class Turned(Dataset[Any]):
     """Digits turned at random, three ways: each draws from another of the global random states."""
 

@@ -1,6 +1,5 @@
 """Figures without a display: fonts and colours, a confusion matrix and a grid of images."""
 
-import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -123,4 +122,5 @@ def image_grid(
 
 def short(name: str) -> str:
     """Cut a name to at most 18 letters."""
-    return textwrap.shorten(name, 18, placeholder="…") or name[:18]
+    text = " ".join(name.split())
+    return text if len(text) <= 18 else text[:17].rstrip(" _-") + "…"

@@ -4,15 +4,15 @@ import contextlib
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from lockstep.config import build, compose, overrides, presence
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
-from lockstep.config.target_sections import IMAGE_FOLDER
+from lockstep.config.target_sections import IMAGE_FOLDER, Data, is_ours
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system.hardware import num_visible_gpus
@@ -22,31 +22,39 @@ from lockstep.system.wording import plural, size_text
 if TYPE_CHECKING:
     from lockstep.data.images.decoding import Decoding
     from lockstep.data.images.splits import Splits
-    from lockstep.data.inspection import Inspection
+    from lockstep.data.inspection import Copies, Inspection
 
 
 def check(typed: Sequence[str], source: compose.Source) -> int:
     """Check every image of the data of these overrides, and print the result.
 
-    Returns the exit code, 1 if images are broken or in several splits. Raises ConfigError, FileNotFoundError or
-    ValueError.
+    Returns the exit code, 1 if images are broken or in several splits, or if targets are wrong. Raises ConfigError,
+    FileNotFoundError or ValueError.
     """
     config = build.settled(overrides.check(typed, source).configs[0])
     presence.check(config.data)
+    from lockstep.data.images.listing import similar
     from lockstep.data.inspection import inspect
     from lockstep.training.assembly import opened
     from lockstep.training.staging import once_a_node
 
     progress = Progress("Reading images", "images")
     with contextlib.ExitStack() as held:
-        load = partial(opened, config.seed, config.augment.has_crops)
-        images, decoding = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False, held=held)
+
+        def load(section: Data) -> tuple["Splits", "Decoding | None", list["Splits"]]:
+            # names of a custom function may mean other images in each fold
+            numbers = range(section.folds) if section.folds and is_ours(section.target) else ()
+            folds = [section.model_copy(update={"fold": number}) for number in numbers]
+            found, *others = (opened(config.seed, config.augment.has_crops, each) for each in (section, *folds))
+            return *found, [images for images, _ in others]
+
+        images, decoding, folds = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False, held=held)
         inspection = inspect(images, progress.show)
         progress.end()
-        groups = inspection.duplicates()
-        leaks = [group for group in groups if len({split for split, _ in group}) > 1]
-        twice = [group for group in groups if group not in leaks]
-        broken = inspection.broken
+        copies = inspection.copies(folds)
+        leaks = [each for each in copies if each.is_leak]
+        twice = [each for each in copies if not each.is_leak]
+        broken, unfit = inspection.broken, _unfit_targets(config, inspection)
         is_folder = config.data.target == IMAGE_FOLDER
         rows = [
             *((split, _counts(config, inspection, split)) for split in inspection.seen),
@@ -57,17 +65,23 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
             *_special(config, inspection),
             ("not read", _others(decoding.table.folder) if decoding is not None and is_folder else ""),
             ("broken", _finding(len(broken), "cannot be used", is_wrong=True)),
-            ("leaks", _finding(len(leaks), "in more than one split", is_wrong=True)),
+            (
+                "targets",
+                _finding(len(unfit), "splits with some that cannot be learned", is_wrong=True) if unfit else "",
+            ),
+            ("leaks", _finding(len(leaks), f"in more than one split{' of a fold' if folds else ''}", is_wrong=True)),
             ("duplicates", _finding(len(twice), "more than once in a split", is_wrong=False)),
+            ("similar", f"classes {alike}: are they one class?" if (alike := similar(images.class_names)) else ""),
+            ("other targets", _first("of one image", [each for each in copies if each.has_targets])),
+            ("other files", _first("equal once decoded", [each for each in copies if each.has_files])),
         ]
     show_table(f"Data: {config.data.target.rpartition('.')[2]}", rows)
-    lines = [f"broken: {line}" for line in broken]
-    for name, found in (("leak", leaks), ("twice", twice)):
-        lines += (f"{name}: {' = '.join(f'{split}: {each}' for split, each in group)}" for group in found)
+    lines = [f"broken: {line}" for line in broken] + [f"targets: {line}" for line in unfit]
+    lines += (f"{'leak' if each.is_leak else 'twice'}: {each.text}" for each in (*leaks, *twice))
     out = terminal()
     for line in lines:
         say(out, line)
-    return EXIT_FAILED if broken or leaks else 0
+    return EXIT_FAILED if broken or unfit or leaks else 0
 
 
 def _counts(config: Config, inspection: "Inspection", split: str) -> str:
@@ -78,7 +92,8 @@ def _counts(config: Config, inspection: "Inspection", split: str) -> str:
 
     targets, names = inspection.targets[split], inspection.splits.class_names
     total = plural(len(inspection.seen[split]), "image")
-    if targets.dim() == 1 and not targets.is_floating_point() and len(targets):
+    is_one_number = targets.dim() == 1 and not targets.is_floating_point() and len(targets) > 0
+    if is_one_number and 0 <= targets.min() <= targets.max() < len(names):
         counts = torch.bincount(targets.long(), minlength=len(names)).tolist()
     elif targets.dim() == 2 and targets.shape[1] == len(names) and bool(((targets == 0) | (targets == 1)).all()):
         counts = targets.long().sum(0).tolist()
@@ -89,6 +104,31 @@ def _counts(config: Config, inspection: "Inspection", split: str) -> str:
     else:
         return f"{total}, targets of shape {tuple(targets.shape[1:])}"
     return f"{total} ({described(names, counts, config.data.balance if split == 'train' else 0)})"
+
+
+def _unfit_targets(config: Config, inspection: "Inspection") -> list[str]:
+    """Return an error for each split with numbers that are no classes; other targets and tasks need the network."""
+    import torch
+
+    from lockstep.tasks.builtin import Classification
+    from lockstep.training.trial import refuse_unfit
+
+    if (
+        config.has_own_module
+        or config.task.target != "lockstep.tasks.Classification"
+        or config.task.arguments()["loss"] is not None
+    ):
+        return []
+    task, found = Classification(loss=None, label_smoothing=0, class_weights=None), list[str]()
+    for split, targets in inspection.targets.items():
+        if targets.is_floating_point():
+            continue
+        outputs = torch.empty(0, len(inspection.splits.class_names), *targets.shape[1:])
+        try:
+            refuse_unfit(config, task, outputs, split, targets, inspection.labelled[split])
+        except ConfigError as error:
+            found += error.errors
+    return found
 
 
 def _sizes(inspection: "Inspection") -> str:
@@ -179,6 +219,11 @@ def _steps(config: Config, num_images: int) -> str:
     )
     size, epochs = plural(config.global_batch_size, "image"), plural(trainer.max_epochs, "epoch")
     return f"{batches.num_steps:,} an epoch of {size} each, {epochs}"
+
+
+def _first(what: str, copies: Sequence["Copies"]) -> str:
+    """Count copies, and name the images of the first; empty without any."""
+    return f"{len(copies):,} {what}; first {' = '.join(copies[0].names[:3])}" if copies else ""
 
 
 def _finding(count: int, what: str, *, is_wrong: bool) -> Text:

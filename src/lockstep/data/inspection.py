@@ -2,11 +2,11 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,21 +20,33 @@ from lockstep.system.hardware import num_cores
 
 
 class Seen(NamedTuple):
-    """One image: a digest of its file or pixels, its size (H, W) before it is scaled, its errors, and its `SPECIAL`."""
+    """One image: digests of its pixels and its file, its size (H, W) before it is scaled, errors, and `SPECIAL`."""
 
     digest: bytes
     size: tuple[int, int] | None
     errors: tuple[str, ...] = ()
     special: tuple[str, ...] = ()
+    file: bytes = b""
+
+
+class Copies(NamedTuple):
+    """Images with the same pixels: their names with their splits, and in what they differ."""
+
+    names: list[str]
+    text: str
+    is_leak: bool
+    has_targets: bool
+    has_files: bool
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """All images of a source, and their targets, by split. Samples that cannot be made have no target."""
+    """All images of a source, and targets of those `labelled`, by split. Samples that cannot be made have no target."""
 
     splits: Splits
     seen: dict[str, list[Seen]]
     targets: dict[str, Tensor]
+    labelled: dict[str, list[str]]
 
     @property
     def broken(self) -> list[str]:
@@ -51,14 +63,46 @@ class Inspection:
                     found.setdefault(kind, []).append(name)
         return found
 
-    def duplicates(self) -> list[list[tuple[str, str]]]:
-        """Group identical readable images, each as (split, name)."""
-        groups: dict[bytes, list[tuple[str, str]]] = {}
+    def copies(self, folds: Sequence[Splits]) -> list[Copies]:
+        """Group readable images with the same pixels. They leak if they are in several splits in any of the `folds`."""
+        groups: dict[bytes, list[tuple[str, bytes]]] = {}
         for split, images in self.splits.parts.items():
             for each, name in zip(self.seen[split], images.names, strict=True):
                 if not each.errors:
-                    groups.setdefault(each.digest, []).append((split, name))
-        return [group for group in groups.values() if len(group) > 1]
+                    groups.setdefault(each.digest, []).append((name, each.file))
+        repeated = [group for group in groups.values() if len(group) > 1]
+        wanted = {name for group in repeated for name, _ in group}
+        placed = {"": _places(self.splits, wanted)}
+        placed |= {f" (data.fold={number})": _places(fold, wanted) for number, fold in enumerate(folds)}
+        return [_copies(group, placed) for group in repeated]
+
+
+def _copies(group: Sequence[tuple[str, bytes]], placed: dict[str, dict[str, list[tuple[str, str]]]]) -> Copies:
+    names = list(dict.fromkeys(name for name, _ in group))
+    found = {
+        where: [(split, name, target) for name in names for split, target in places[name]]
+        for where, places in placed.items()
+    }
+    leaks = [where for where, images in found.items() if len({split for split, *_ in images}) > 1]
+    where = leaks[0] if leaks else ""
+    has_targets = len({target for *_, target in found[where]}) > 1
+    texts = [f"{split}: {name}{f' ({target})' if has_targets else ''}" for split, name, target in found[where]]
+    return Copies(names, " = ".join(texts) + where, bool(leaks), has_targets, len({file for _, file in group}) > 1)
+
+
+def _places(splits: Splits, wanted: Collection[str]) -> dict[str, list[tuple[str, str]]]:
+    """Return the split and the target, as text, of each time that an image is listed."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for split, images in splits.parts.items():
+        targets = images.targets if images.classes is None else images.classes
+        is_class = images.classes is not None
+        for position, name in enumerate(images.names):
+            if name in wanted:
+                # those of a Dataset may be in its samples alone
+                target: Any = targets[position].tolist() if len(targets) else None
+                is_named = is_class and 0 <= target < len(splits.class_names)
+                found.setdefault(name, []).append((split, splits.class_names[target] if is_named else str(target)))
+    return found
 
 
 def inspect(splits: Splits, show: Callable[[int, int], None]) -> Inspection:
@@ -67,12 +111,14 @@ def inspect(splits: Splits, show: Callable[[int, int], None]) -> Inspection:
     `show` gets the number of images done, and of all.
     """
     total = sum(map(len, splits.parts.values()))
-    inspection = Inspection(splits, {}, {})
+    inspection = Inspection(splits, {}, {}, {})
     num_done = 0
     for split, images in splits.parts.items():
         seen, targets = inspection.seen.setdefault(split, []), [images.targets[:0]]
-        for each, target in _inspected(images):
+        labelled = inspection.labelled.setdefault(split, [])
+        for name, (each, target) in zip(images.names, _inspected(images), strict=True):
             seen.append(each)
+            labelled += [str(name)] * len(target)
             targets.append(target)
             num_done += 1
             show(num_done, total)
@@ -99,14 +145,20 @@ def _inspected(images: Images) -> Iterator[tuple[Seen, Tensor]]:
 def _inspect_file(images: ImageFiles, position: int) -> Seen:
     path = os.fsdecode(images.files[position])
     try:
-        digest = hashlib.blake2b(Path(path).read_bytes(), digest_size=16).digest()
+        file = hashlib.blake2b(Path(path).read_bytes(), digest_size=16).digest()
     except OSError as error:
         return Seen(b"", None, (f"image {path} cannot be read ({error.strerror}): fix or delete it.",))
     try:
-        _, size, special = images.decode(position)
+        pixels, size, special = images.decode(position)
     except ImageError as error:
-        return Seen(digest, None, tuple(error.errors))
-    return Seen(digest, size, (), special)
+        return Seen(b"", None, tuple(error.errors))
+    return Seen(_digest(pixels), size, (), special, file)
+
+
+def _digest(pixels: Tensor) -> bytes:
+    code = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=16)
+    code.update(pixels.contiguous().numpy().data)
+    return code.digest()
 
 
 def _inspect_pixels(images: Images, position: Tensor) -> tuple[Seen, Tensor]:
@@ -118,5 +170,4 @@ def _inspect_pixels(images: Images, position: Tensor) -> tuple[Seen, Tensor]:
             inputs, target = pixels[position], images.targets[position]
     except ImageError as error:
         return Seen(b"", None, tuple(error.errors)), images.targets[:0]
-    digest = hashlib.blake2b(inputs.contiguous().numpy().tobytes(), digest_size=16).digest()
-    return Seen(digest, size_of(inputs)), target
+    return Seen(_digest(inputs), size_of(inputs)), target

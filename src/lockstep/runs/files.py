@@ -27,7 +27,7 @@ FORMULA = re.compile(
 )
 MARKED = re.compile(f"{FORMULA.pattern}'", re.IGNORECASE)
 LARGEST = 2**26  # bytes of a text: a metrics.csv of 500,000 epochs
-LARGEST_UNPACKED = 2**30  # bytes of images.json.gz: those of ImageNet-21k, 14 million images, take 0.6 GB
+LARGEST_UNPACKED = 2**30  # bytes of images.json.gz: those of ImageNet-21k, 14 million images, take 0.7 GB
 DEEPEST = 100  # levels of JSON
 PRIVATE = ("config.yaml", "settings.yaml", "job.json", "sweep.json")  # may contain secrets, which a resume needs
 

@@ -45,7 +45,7 @@ def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> Ima
         data_record.compare(session, images, run)
     if session.folder == run:
         data_record.keep(session, images, run)
-    return served(session, images)
+    return served(session, replace(images, files=None))  # for the record alone: they are large
 
 
 def served(session: Session, images: Splits) -> ImageData:

@@ -29,12 +29,12 @@ def find(here: Session, run: RunFolder, form: ImageFormat, split: str | None) ->
     def load(section: Data) -> Found | None:
         assembly.refuse_unfit_arguments(section)
         files = files_of(section, is_cut=False)
-        trained = data_record.trained_on(run, files.table.names)
-        if trained is None:
+        shared = data_record.overlap(run, files.table)
+        if shared is None:
             return None
-        again = sorted(trained.intersection(files.table.names))
-        if split is None and 2 * len(again) > len(trained):
-            text = f"the data has the names of {len(again)} of {len(trained)} training images, such as {again[0]}"
+        again = shared.trained
+        if split is None and 2 * len(again) > shared.num_trained:
+            text = f"the data has the names of {len(again)} of {shared.num_trained} training images, such as {again[0]}"
             hint = "restore it, or add changed_data=accept, if it is that of the run; if not, add --split all or test"
             raise ValueError(f"{text}: {hint}")
         if split in ("val", "test") and split not in files.table.splits:
@@ -48,6 +48,8 @@ def find(here: Session, run: RunFolder, form: ImageFormat, split: str | None) ->
         if (shape := tuple(images.test.pixels.shape[1:])) != tuple(form.image_shape):
             raise ValueError(f"{table.setting} has images of shape {shape}, and the network takes {form.image_shape}")
         notes = {"data": f"not that of the run: {'all of its images' if chosen == 'all' else f'its {chosen} images'}"}
+        if shared.replaced:
+            notes["other contents"] = f"than the images of the run with the same names: {several(shared.replaced, 1)}"
         if absent := images.absent_classes("test"):
             notes["no image"] = f"of {several(absent, 10)}"
         if again:

@@ -14,6 +14,7 @@ from lockstep.config import errors, measured
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import OF_FILES
 from lockstep.data import balance
+from lockstep.data.images.listing import similar
 from lockstep.data.images.views import VIEW_KEYS, View
 from lockstep.data.module import ImageData
 from lockstep.models.classifier import Classifier
@@ -103,6 +104,8 @@ def show_header(
         rows.append(("classes", balance.described(data.class_names, data.class_counts, config.data.balance)))
     if config.data.target in OF_FILES:
         rows.append(("images", f"photographs {_views(config)}"))
+    if alike := similar(data.class_names):
+        rows.append(("similar", f"classes {alike}: are they one class?"))
     absent = {split: data.splits.absent_classes(split) for split in ("val", "test")}
     rows += [(f"no {split}", f"image of {errors.several(names)}") for split, names in absent.items() if names]
     rows.append(("network", plural(_num_parameters(module), "parameter")))

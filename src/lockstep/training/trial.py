@@ -78,16 +78,19 @@ def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs:
         listed = parts[split].classes if is_counted else None
         if listed is not None and not torch.equal(listed[batch.indices], batch.targets):
             raise errors.ConfigError(["data.train: its `targets` are not those of its samples: correct or remove them"])
-        _refuse(config, module.task, outputs, split, batch.targets, names)
+        refuse_unfit(config, module.task, outputs, split, batch.targets, names)
 
     for split, images in parts.items():
         if isinstance(images.pixels, Samples):
             data.look_at_batch = check
         else:
-            _refuse(config, module.task, outputs, split, images.targets, images.names)
+            refuse_unfit(config, module.task, outputs, split, images.targets, images.names)
 
 
-def _refuse(config: Config, task: Task, outputs: Tensor, split: str, targets: Tensor, names: Sequence[str]) -> None:
+def refuse_unfit(
+    config: Config, task: Task, outputs: Tensor, split: str, targets: Tensor, names: Sequence[str]
+) -> None:
+    """Raise ConfigError with the first of the `targets` that the task cannot learn with outputs like these (0, ...)."""
     good = torch.cat([task.fits(part, outputs) for part in targets.split(CHUNK)])
     bad = (~good).nonzero().flatten().tolist()
     if not bad:

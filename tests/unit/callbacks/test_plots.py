@@ -39,6 +39,20 @@ def test_every_picture_can_be_drawn_for_any_classes(names: list[str]) -> None:
     assert pixels.shape[1] <= 12 * 60  # inches
 
 
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [
+        ("n02099601_golden_retriever", "n02099601_golden…"),
+        ("a very long name of a class", "a very long name…"),
+        ("eighteen_letters_1", "eighteen_letters_1"),
+        ("two\nlines", "two lines"),
+        ("日本" * 12, "日本" * 8 + "日…"),
+    ],
+)
+def test_a_long_name_is_cut_also_without_blanks(name: str, cut: str) -> None:
+    assert plots.short(name) == cut
+
+
 def test_a_matrix_shows_its_counts_and_of_many_classes_the_least_accurate() -> None:
     counts = np.array([[41, 0], [3, 1017]])
     assert sorted(texts(plots.confusion_matrix(counts, ["a", "b"], "title"))) == ["1,017", "3", "41"]

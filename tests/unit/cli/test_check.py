@@ -9,9 +9,12 @@ from PIL import Image
 
 from lockstep.cli import main
 from lockstep.cli.check import check
-from lockstep.config import compose
+from lockstep.config import compose, validation
+from lockstep.config.compose import composed
 from lockstep.config.errors import ConfigError
+from lockstep.config.target_sections import Data
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED
+from lockstep.training import staging
 from tests.support.image_files import write_image, write_list, write_listed
 
 
@@ -71,7 +74,7 @@ def test_broken_files_leaks_and_duplicates_are_named_each(root: Path, capsys: py
     assert lines == [
         "broken: image images/train/hen/1.png cannot be read (not an image): replace or delete it.",
         "broken: image images/train/hen/2.png cannot be read (not an image): replace or delete it.",
-        "leak: train: train/fox/3.png = test: test/hen/copy.png",
+        "leak: train: train/fox/3.png (fox) = test: test/hen/copy.png (hen)",
         "twice: train: train/fox/4.png = train: train/fox/5.png",
     ]
 
@@ -138,6 +141,75 @@ def test_a_list_is_looked_at_by_its_files(tmp_path: Path, capsys: pytest.Capture
     rows, lines = said(capsys, *options, code=EXIT_FAILED)
     assert rows["leaks"] == "1 in more than one split"
     assert lines == ["leak: train: deep er/bild ü 00.png = test: deep er/bild ü 00.png"]
+
+
+def test_files_that_are_equal_once_decoded_are_found(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Image.open(root / "train" / "fox" / "3.png") as image:
+        image.save(root / "test" / "hen" / "copy.bmp")
+    shutil.copy(root / "train" / "fox" / "4.png", root / "train" / "fox" / "5.png")
+    rows, lines = said(capsys, *FOLDER, code=EXIT_FAILED)
+    assert (rows["leaks"], rows["duplicates"]) == ("1 in more than one split", "1 more than once in a split")
+    assert rows["other files"] == "1 equal once decoded; first train/fox/3.png = test/hen/copy.bmp"
+    assert lines[0] == "leak: train: train/fox/3.png (fox) = test: test/hen/copy.bmp (hen)"
+    Image.new("RGB", (40_000, 1)).save(root / "val" / "hen" / "wide.png")
+    rows, lines = said(capsys, *FOLDER, "data.image_size=224", code=EXIT_FAILED)
+    assert rows["broken"] == "1 cannot be used"
+    assert "val/hen/wide.png cannot be read (1x40000 scaled to 224x8960000 (HxW), to cover 224x224" in lines[0]
+
+
+def test_copies_in_two_folds_leak_whichever_fold_is_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for label, name in enumerate(("fox", "hen")):
+        for number in range(9):
+            write_image(tmp_path / "images" / name / f"{number}.png", seed=10 * label + number)
+    options = (*FOLDER, "data.folds=3")
+    assert said(capsys, *options, "data.fold=1")[0]["leaks"] == "none"
+    for number in range(9):
+        shutil.copy(tmp_path / "images" / "fox" / f"{number}.png", tmp_path / "images" / "fox" / f"{number}c.png")
+    found = []
+    for fold in range(3):
+        rows, lines = said(capsys, *options, f"data.fold={fold}", code=EXIT_FAILED)
+        leaks = [line for line in lines if line.startswith("leak: ")]
+        assert rows["leaks"].startswith(f"{len(leaks)} in more than one split")
+        found.append({number for number in range(9) for line in leaks if f"fox/{number}.png" in line})
+    parts = [staging.files_of(section_of(fold)).table for fold in range(3)]
+    folds = {table.names[row]: fold for fold, table in enumerate(parts) for row in table.splits["test"]}
+    apart = {number for number in range(9) if folds[f"fox/{number}.png"] != folds[f"fox/{number}c.png"]}
+    assert apart
+    assert apart <= found[0]
+    assert found[0] == found[1] == found[2]
+
+
+def section_of(fold: int) -> Data:
+    return validation.checked(composed([*FOLDER, "data.folds=3", f"data.fold={fold}"])).data
+
+
+def test_a_file_that_is_listed_under_two_classes_is_named_with_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_listed(tmp_path)
+    cells = [(f"deep er/bild ü {i:02d}.png", "ab"[i % 2], ("train", "val", "test")[i // 6]) for i in range(18)]
+    cells.append((cells[1][0], "a", "train"))
+    write_list(file, [dict(zip(("path", "label", "split"), row, strict=True)) for row in cells])
+    rows, lines = said(capsys, "data=list", "data.file=list.csv", "data.split_column=split", "data.image_size=8")
+    assert rows["duplicates"] == "1 more than once in a split"
+    assert rows["other targets"] == "1 of one image; first deep er/bild ü 01.png"
+    assert lines == ["twice: train: deep er/bild ü 01.png (b) = train: deep er/bild ü 01.png (a)"]
+
+
+def test_classes_that_only_look_different_are_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(2):
+        write_image(root / "train" / "Fox" / f"{number}.png", seed=500 + number)
+    assert said(capsys, *FOLDER)[0]["similar"] == "classes 'Fox' = 'fox': are they one class?"
+
+
+def test_a_target_that_cannot_be_learned_is_named_with_its_sample(capsys: pytest.CaptureFixture[str]) -> None:
+    rows, lines = said(capsys, "data._target_=tests.support.sources.unlabelled", code=EXIT_FAILED)
+    assert rows["targets"] == "2 splits with some that cannot be learned"
+    takes = "targets: task._target_=lockstep.tasks.Classification takes class numbers int64 from 0 to 9, and"
+    hint = "correct them, or use another task=..."
+    assert lines[0].startswith(f"{takes} train has -1 in digits/")
+    assert lines[0].endswith(f" (1 of 70 samples): {hint}")
+    assert lines[1].startswith(f"{takes} test has 10 in digits/")
 
 
 def test_tensors_are_compared_by_their_pixels(capsys: pytest.CaptureFixture[str]) -> None:

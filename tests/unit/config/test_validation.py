@@ -723,3 +723,9 @@ def test_a_saved_configuration_that_does_not_fit_is_reported_with_its_path(saved
         saved.write_text(text)
         with pytest.raises(ConfigError, match=reason):
             storage.load(saved)
+
+
+def test_a_trial_of_a_search_is_evaluated_and_resumed_as_any_run() -> None:
+    trial = overrides.plan(["search=tpe", "optimizer.lr=interval(0.01,1)"], is_multirun=True).configs[0]
+    (again,) = overrides.plan(["trainer.max_epochs=9"], saved=trial).configs
+    assert (again.search, again.trainer.max_epochs) == (trial.search, 9)

@@ -59,6 +59,21 @@ def test_names_that_were_marked_as_texts_for_a_spreadsheet_are_found(tmp_path: P
     assert set(splits.class_names) == set(texts)
 
 
+def test_blanks_at_the_ends_of_classes_are_ignored_with_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(4):
+        write_image(tmp_path / f"x{number}.png", seed=number)
+    file = tmp_path / "list.csv"
+    file.write_text("path,label,split\nx0.png,cat,train\nx1.png, dog,train\nx2.png,cat ,val\nx3.png,dog,test\n")
+    splits = read(file, split_column="split")
+    assert splits.class_names == ("cat", "dog")
+    assert [part.targets.tolist() for part in splits.parts.values()] == [[0, 1], [0], [1]]
+    line = f"data.file={file}, column label: blanks at the ends of class names are ignored: ' dog', 'cat '\n"
+    read(file, split_column="split")
+    assert capsys.readouterr().out.count(line) == 1
+
+
 def test_several_columns_are_labels_that_hold_or_not_and_numbers_stay(tmp_path: Path) -> None:
     file = write_listed(tmp_path)
     write_list(file, [{"path": f"deep er/bild ü {i:02d}.png", "wet": i % 2, "kg": i / 4} for i in range(20)])
@@ -153,6 +168,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         [rf"row {row}, column label: '\w' is not a finite number\.$" for row in range(2, 6)],
     ),
     "class": (PLAIN.replace("x3.png,b", "x3.png,c"), {}, [r"row 5, column label: no row for train has the class 'c'"]),
+    "blank class": (PLAIN.replace("x2.png,a", "x2.png, "), {}, [r"row 4, column label: the cell is empty"]),
     "one class": (PLAIN.replace(",b,", ",a,"), {}, [r"list\.csv has one class only, a, in column label"]),
     "cells": (PLAIN + "x4.png,a\n", {}, [r"list\.csv, row 6 has 2 cells, but the first line has 3"]),
     "rows": ("path,label,split\n", {}, [r"list\.csv has no rows"]),

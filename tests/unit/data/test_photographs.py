@@ -83,6 +83,20 @@ def transparent(path: Path) -> NDArray[np.uint8]:
     return np.array(Image.alpha_composite(Image.new("RGBA", layer.size, "grey"), layer).convert("RGB"))
 
 
+def without_alpha(path: Path) -> NDArray[np.uint8]:
+    """Four bytes a pixel, whose fourth means nothing: viewers show it opaque."""
+    image = PLAIN.copy()
+    image.putalpha(0)
+    if path.suffix == ".bmp":
+        masks = struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
+        head = struct.pack("<IiiHHIIiiII", 108, SIDE, SIDE, 1, 32, 3, 4 * SIDE * SIDE, 0, 0, 0, 0) + masks + bytes(52)
+        rows = np.flipud(np.array(image))[..., [2, 1, 0, 3]].tobytes()
+        path.write_bytes(b"BM" + struct.pack("<IHHI", 122 + len(rows), 0, 0, 122) + head + rows)
+    else:
+        image.save(path)
+    return NOISE
+
+
 def animated(path: Path) -> NDArray[np.uint8]:
     PLAIN.save(path, save_all=True, append_images=[PLAIN.rotate(90)], lossless=True)
     return NOISE
@@ -97,6 +111,8 @@ KINDS: dict[str, tuple[str, Callable[[Path], NDArray[np.uint8]]]] = {
     "16 bits of each colour": ("a.png", deep_colour),
     "palette": ("a.gif", palette),
     "transparent": ("a.png", transparent),
+    "all alpha 0": ("a.png", without_alpha),
+    "all alpha 0 of BMP": ("a.bmp", without_alpha),
     "animated": ("a.webp", animated),
 }
 
@@ -173,18 +189,26 @@ def test_every_kind_is_tried() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-@pytest.mark.parametrize("kind", ["truncated", "huge", "32 bits"])
+@pytest.mark.parametrize("kind", ["truncated", "huge", "wide", "32 bits"])
 def test_a_photograph_that_cannot_be_used_is_refused_everywhere(
     folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = folder / "a.tif"
-    Image.new("I" if kind == "32 bits" else "RGB", (SIDE, SIDE)).save(path)
+    size = (40_000, 1) if kind == "wide" else (SIDE, SIDE)
+    Image.new("I" if kind == "32 bits" else "RGB", size).save(path)
     if kind == "truncated":
         path.write_bytes(path.read_bytes()[:-40])
     elif kind == "huge":
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE - 1)
         write_image(folder / "b.png", height=4, width=4)
-    reason = {"truncated": "truncated", "huge": "are more than 143 pixels", "32 bits": "32-bit pixels"}[kind]
+    elif kind == "wide":
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 12 * 480_000 - 1)
+    reason = {
+        "truncated": "truncated",
+        "huge": "are more than 143 pixels",
+        "wide": r"1x40000 scaled to 12x480000 \(HxW\), to cover 12x12, is more than 5,759,999 pixels",
+        "32 bits": "32-bit pixels",
+    }[kind]
     for where, pixels in everywhere(path).items():
         if where == "loaded from Pillow" and kind == "huge":
             continue  # who has the pixels in memory has chosen to read them

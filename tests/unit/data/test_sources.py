@@ -19,7 +19,7 @@ from torchvision.transforms.v2 import functional as F
 
 from lockstep.data.images import decoding
 from lockstep.data.images.decode import DecodedImage, ImageError, decode
-from lockstep.data.images.listing import IMAGE_SUFFIXES, class_folders, list_classes, list_images
+from lockstep.data.images.listing import IMAGE_SUFFIXES, class_folders, list_classes, list_images, similar
 from lockstep.data.images.splits import Images, Splits, cut_by_name, read_runs, whole
 from lockstep.data.images.views import View
 from lockstep.data.sources.builtin import cifar10, digits, fashion_mnist, synthetic
@@ -577,6 +577,35 @@ def test_classes_that_are_numbers_are_in_the_order_of_lists(tmp_path: Path) -> N
     rows = [{"path": str(path.relative_to(tmp_path)), "label": path.parent.name} for path in tmp_path.rglob("*.png")]
     listed = image_list(file=str(write_list(tmp_path / "list.csv", rows)), **LIST)
     assert listed.class_names == splits.class_names
+
+
+def test_folders_whose_names_differ_in_blanks_at_their_ends_are_one_class(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_classes(tmp_path, dict.fromkeys(("cat", "cat ", " dog"), 4))
+    splits = read(tmp_path)
+    assert splits.class_names == ("cat", "dog")
+    assert torch.cat([part.targets for part in splits.parts.values()]).bincount().tolist() == [8, 4]
+    assert "blanks at the ends of class names are ignored: ' dog', 'cat '\n" in capsys.readouterr().out
+    write_classes(tmp_path / "one", dict.fromkeys(("cat", "cat "), 4))
+    with pytest.raises(ValueError, match="has one class only, cat"):
+        read(tmp_path / "one")
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (("Cat", "cat", "dog"), "'Cat' = 'cat'"),
+        (("golden retriever", "goldenretriever", "golden  Retriever"), None),
+        (("caf\u00e9", "cafe\u0301"), "'caf\u00e9' = 'cafe\u0301'"),
+        (("1", "01", "1.0", "10", "-1", "1e1"), "'1' = '01' = '1.0'"),
+        (("0", "-0", "inf", "infinity", "nan", "n01", "n1", "9" * 41, "0" + "9" * 41), "'0' = '-0'"),
+        (("crane", "crane"), ""),
+        (("STRASSE", "straße", "a", "A"), "'STRASSE' = 'straße'; 'a' = 'A'"),
+    ],
+)
+def test_names_of_classes_that_only_look_different_are_found(names: tuple[str, ...], found: str | None) -> None:
+    assert similar(names) == (" = ".join(map(repr, names)) if found is None else found)
 
 
 def test_images_of_two_sizes_need_an_image_size(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 import copy
 import gzip
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from lockstep.data.images import listing
 from lockstep.data.images.splits import Images, Splits
 from lockstep.runs.folder import RunFolder
 from lockstep.training import data_record
@@ -91,10 +94,79 @@ def test_numbers_as_targets_and_images_that_are_listed_twice_are_compared() -> N
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no gzip", b"\x1f\x8b\x08", gzip.compress(b"{}", mtime=0), gzip.compress(b"[1]", mtime=0)]
+    "content",
+    [
+        *(b"", b"no gzip", b"\x1f\x8b\x08", gzip.compress(b"{}", mtime=0), gzip.compress(b"[1]", mtime=0)),
+        gzip.compress(json.dumps(RECORD | {"contents": {"sizes": [1], "hashes": {}}}).encode(), mtime=0),
+        gzip.compress(json.dumps(RECORD | {"contents": {"sizes": [], "hashes": []}}).encode(), mtime=0),
+    ],
 )
 def test_a_damaged_record_is_named_with_the_way_out(tmp_path: Any, content: bytes) -> None:
     run = RunFolder(tmp_path)
     run.images.write_bytes(content)
     with pytest.raises(ValueError, match=r"images\.json\.gz cannot be read .*delete it, and add changed_data=accept"):
         data_record._read(run)
+
+
+def written(root: Path, contents: dict[str, bytes]) -> Splits:
+    """Images of the files `contents` below `root`, the last of them in the test split."""
+    for name, content in contents.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    table = listing.list_classes(str(root))
+    half, names = len(table.names) // 2, table.names
+    parts = [images(part, [0] * len(part)) for part in (names[:half], names[half:-1], names[-1:])]
+    return Splits(*parts, class_names=table.class_names, files=table)
+
+
+def large(number: int) -> bytes:
+    """The same size, start and end for every number: files without compression, of pictures with a white border."""
+    return bytes(8192) + number.to_bytes(2) * 8192 + bytes(8192)
+
+
+NAMES = [f"{label}/{number}.bmp" for label in ("cat", "dog") for number in range(6)]
+
+
+def test_files_of_other_contents_are_named_and_not_those_of_a_copy_or_of_an_old_record(tmp_path: Path) -> None:
+    contents = {name: large(number) for number, name in enumerate(NAMES)}
+    before = data_record.record_of(written(tmp_path / "a", contents))
+    again = data_record.record_of(written(tmp_path / "copy", contents))
+    assert data_record.differences(before, again) == []
+    same_size = data_record.record_of(written(tmp_path / "b", contents | {"cat/1.bmp": large(99)}))
+    assert data_record.differences(before, same_size) == ["1 image with other contents, such as cat/1.bmp"]
+    longer = data_record.record_of(written(tmp_path / "c", {name: b"1" + each for name, each in contents.items()}))
+    assert data_record.differences(before, longer) == ["12 images with other contents, such as cat/0.bmp"]
+    del before["contents"]
+    assert data_record.differences(before, longer) == []
+
+
+def test_the_cost_of_a_record_does_not_grow_with_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = {f"{label}/{number}.png": bytes([number % 256]) for label in "ab" for number in range(700)}
+    opened = list[str]()
+    monkeypatch.setattr(data_record, "_hash", lambda path, size: opened.append(path) or "")
+    data_record.record_of(written(tmp_path / "images", contents))
+    assert len(opened) == 1000
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_names_of_a_run_with_other_contents_are_other_images(
+    tmp_path: Path, is_recorded: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder(tmp_path)
+    contents = {name: large(number) for number, name in enumerate(NAMES)}
+    record = data_record.record_of(written(tmp_path / "a", contents))
+    if not is_recorded:
+        del record["contents"]
+    data_record._write(run, record)
+    others = written(tmp_path / "b", {name: large(number + 99) for number, name in enumerate(NAMES)}).files
+    one = written(tmp_path / "c", contents | {"cat/1.bmp": large(99)}).files
+    part = written(tmp_path / "d", dict(list(contents.items())[2:])).files
+    assert others is not None
+    assert one is not None
+    assert part is not None
+    found = data_record.overlap(run, others)
+    assert found == (data_record.Overlap(6, [], sorted(NAMES)) if is_recorded else None)
+    assert data_record.overlap(run, one) is None  # a change of the data of the run
+    basis = "names and most contents" if is_recorded else "names (their contents were not recorded)"
+    assert f"is taken for the data of the run: its images have the same {basis}\n" in capsys.readouterr().out
+    assert data_record.overlap(run, part) == data_record.Overlap(6, NAMES[2:6], [])

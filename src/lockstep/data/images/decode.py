@@ -32,6 +32,7 @@ SPECIAL = {
     "16 bits": "cut to 8",
     "palette": "converted to the colours",
     "transparent": "laid on {background}",
+    "all alpha 0": "taken without their alpha",
     "animated": "of which the first frame is used",
 }
 # factor and divisor from a transparent colour that Pillow 13 leaves as the PNG stores it, to that of the pixels
@@ -71,7 +72,9 @@ class DecodedImage(NamedTuple):
 
 
 def decode(path: str, channels: int, view: View) -> DecodedImage:
-    """Decode one image file: upright, transparent pixels laid on a background, 16 bits cut to 8. Raises ImageError.
+    """Decode one image file: upright, transparent pixels laid on a background, 16 bits cut to 8.
+
+    Raises ImageError, also for an image that would be too large once it is scaled.
 
     By Pillow, because torchvision's decoders are deprecated since 0.29; the RGB pixels are the same. The decoder of a
     JPEG shrinks it by 2, 4 or 8 if it stays twice as large as `view` scales it, at least.
@@ -84,7 +87,9 @@ def decode(path: str, channels: int, view: View) -> DecodedImage:
             size = _shrunk(file, view)
             pixels, special = pixels_of(file, channels, view.background)
             special = (*special, "animated") if _is_animated(file) else special
-            return DecodedImage(pixels, size or size_of(pixels), special)
+            size = size or size_of(pixels)
+            view.scaled_size(*size)
+            return DecodedImage(pixels, size, special)
     except Exception as error:  # decoders raise any exception
         text = " ".join(str(error).split()) or type(error).__name__
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else text
@@ -113,7 +118,7 @@ def pixels_of(image: Image.Image, channels: int, background: str) -> tuple[Tenso
     image.load()  # sets mode and EXIF
     if image.mode == "I" and image.format == "PPM":  # Pillow reads PGM of 9 to 16 bits as 32
         image = image.convert("I;16")
-    turn, mode, is_transparent = _turn(image), image.mode, False
+    turn, mode, alpha = _turn(image), image.mode, (255, 255)
     if mode.startswith("I;16"):
         image = _cut_to_eight_bits(image)
     elif mode in ("I", "F"):
@@ -124,8 +129,9 @@ def pixels_of(image: Image.Image, channels: int, background: str) -> tuple[Tenso
         image.info["transparency"] = tuple(colour.tolist()) if colour.ndim else int(colour)
     if image.has_transparency_data:
         layer = image.convert("RGBA")
-        is_transparent = layer.getchannel("A").getextrema() != (255, 255)
-        image = Image.new("RGB", layer.size, background)
+        alpha = layer.getchannel("A").getextrema()
+        # of BMPs of 32 bits, whose fourth byte means nothing: viewers show them opaque
+        image = layer.convert("RGB") if alpha == (0, 0) else Image.new("RGB", layer.size, background)
         image.paste(layer, mask=layer)
     wanted = "L" if channels == 1 else "RGB"
     image = image if image.mode == wanted else image.convert(wanted)
@@ -135,7 +141,8 @@ def pixels_of(image: Image.Image, channels: int, background: str) -> tuple[Tenso
         "CMYK": mode == "CMYK",
         "16 bits": mode.startswith("I;16") or re.search(r";16[BLN]", stored) is not None,
         "palette": mode in ("P", "PA"),
-        "transparent": is_transparent,
+        "transparent": alpha not in ((0, 0), (255, 255)),
+        "all alpha 0": alpha == (0, 0),
     }
     tensor = torch.from_numpy(pixels).view(*pixels.shape[:2], channels).permute(2, 0, 1)
     return tensor, tuple(name for name, is_there in found.items() if is_there)

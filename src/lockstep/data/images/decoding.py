@@ -36,7 +36,7 @@ from lockstep.runs.files import atomic_file, is_own_folder, read_json, remove_le
 from lockstep.system.hardware import available_bytes, num_cores
 from lockstep.system.wording import plural, size_text
 
-FORMAT = 3  # increased when the same files give other pixels
+FORMAT = 4  # increased when the same files give other pixels
 HINT = "set data.cache to a folder of your own, or data.cache=null to decode into memory in every run."
 
 
@@ -137,7 +137,7 @@ class Decoding:
             Images(pixels_at(rows), torch.from_numpy(table.targets[rows]), [table.names[row] for row in rows])
             for rows in table.splits.values()
         )
-        return Splits(train, val, test, table.class_names)
+        return Splits(train, val, test, table.class_names, files=table)
 
     def decoded(self) -> Tensor | RaggedTable:
         """Return all images, from the cache if there is one. Decodes them unless another process filled the cache.

@@ -1,12 +1,16 @@
 """The image files of a folder, with their classes and states. No torch."""
 
+import functools
 import hashlib
 import itertools
 import math
 import os
+import re
 import stat
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +70,14 @@ def list_classes(root: str, least: int = 2) -> ImageTable:
     labels: list[int] = []
     splits: dict[str, NDArray[np.int64]] = {}
     empty: list[str] = []
-    numbers = {path.name: number for number, path in enumerate(split_folders["train"])}
+    class_names = without_blanks(f"data.root={root}", [path.name for path in split_folders["train"]])
+    numbers = {name: number for number, name in enumerate(sorted({*class_names}, key=class_order))}
     for split, folders in split_folders.items():
         first = len(files)
         for class_folder in folders:
             found = _images_below(class_folder, folder)
             files |= found
-            labels += [numbers[class_folder.name]] * len(found)
+            labels += [numbers[stripped(class_folder.name)]] * len(found)
             if split == "train" and not found:
                 empty.append(str(class_folder))
         if split != "train" and len(files) == first:
@@ -121,6 +126,34 @@ def list_images(folder: Path) -> list[str]:
 def class_order(name: str) -> tuple[float, str]:
     """Sort key of class names: whole numbers by value, then texts."""
     return (int(name), name) if name.removeprefix("-").isdecimal() else (math.inf, name)
+
+
+def stripped(name: str) -> str:
+    return name.strip() or name
+
+
+def without_blanks(setting: str, names: Sequence[str]) -> list[str]:
+    """Strip the ends of class names, and print which had blanks."""
+    changed = [repr(name) for name in dict.fromkeys(names) if name != stripped(name)]
+    if changed:
+        _print_once(f"{setting}: blanks at the ends of class names are ignored: {', '.join(changed[:3])}")
+    return list(map(stripped, names))
+
+
+@functools.cache
+def _print_once(line: str) -> None:
+    print(line, flush=True)  # a source is listed again for a copy, and for each fold of a check
+
+
+def similar(names: Sequence[str]) -> str:
+    """List names that differ only in case, blanks, the form of Unicode or that of a number; empty without any."""
+    groups: dict[str, dict[str, None]] = {}
+    for name in names:
+        text = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+        key = "".join(text.split())
+        key = str(Fraction(key)) if re.fullmatch(r"[-+]?\d{1,40}(\.\d{0,40})?", key) else key
+        groups.setdefault(key, {})[name] = None
+    return "; ".join(" = ".join(map(repr, group)) for group in groups.values() if len(group) > 1)
 
 
 def existing(root: str, setting: str) -> Path:
@@ -221,7 +254,7 @@ def class_folders(root: str, least: int = 2) -> tuple[Path, dict[str, list[Path]
     folder = existing(root, f"data.root={root}")
     split_folders = _split_folders(root, folder)
     classes = {split: _subfolders(path) for split, path in split_folders.items()}
-    names = {split: [path.name for path in paths] for split, paths in classes.items()}
+    names = {split: [*dict.fromkeys(stripped(path.name) for path in paths)] for split, paths in classes.items()}
     if lacking := [str(split_folders[split]) for split, paths in classes.items() if not paths]:
         raise FileNotFoundError(
             f"data.root={root} has no class folders in {', '.join(lacking)}: looked for train/, val/ or test/ with one "

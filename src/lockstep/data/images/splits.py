@@ -22,6 +22,7 @@ from torch import Tensor
 from typing_extensions import TypeIs
 
 from lockstep.data.images.files import ImageFiles
+from lockstep.data.images.listing import ImageTable
 from lockstep.data.images.samples import Samples
 from lockstep.data.images.statistics import Statistics
 from lockstep.distributed.rng import generator
@@ -160,6 +161,7 @@ class Splits:
 
     `class_names[label]` is the name of a class; if targets are numbers or several labels, there is a name for each.
     Images are normalized by `statistics`; None computes them from all training images, which must be a tensor then.
+    `files` are the image files of a folder or list.
     """
 
     train: Images
@@ -167,6 +169,7 @@ class Splits:
     test: Images
     class_names: tuple[str, ...]
     statistics: Statistics | None = None
+    files: ImageTable | None = None
 
     @property
     def parts(self) -> dict[str, Images]:

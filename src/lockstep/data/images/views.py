@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from PIL import ImageColor
+from PIL import Image, ImageColor
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -81,7 +81,10 @@ class View:
         return height, width
 
     def scaled_size(self, height: int, width: int) -> tuple[int, int]:
-        """Return the size (H, W) to which an image is scaled."""
+        """Return the size (H, W) to which an image is scaled. Raises ValueError for one of too many pixels.
+
+        Those of 1x40,000, scaled to 224 x 8,960,000 before the centre is cropped, need gigabytes.
+        """
         if self.size is None:
             return height, width
         new_height, new_width = self.bounds
@@ -89,8 +92,14 @@ class View:
             ratio = min(new_height / height, new_width / width)
             return max(1, round(height * ratio)), max(1, round(width * ratio))
         if new_height * width > new_width * height:
-            return new_height, width * new_height // height
-        return height * new_width // width, new_width
+            size = new_height, width * new_height // height
+        else:
+            size = height * new_width // width, new_width
+        limit = max(Image.MAX_IMAGE_PIXELS or math.inf, height * width, new_height * new_width)
+        if math.prod(size) > limit:
+            scaled = f"{size[0]}x{size[1]} (HxW), to cover {new_height}x{new_width}"
+            raise ValueError(f"{height}x{width} scaled to {scaled}, is more than {limit:,} pixels")
+        return size
 
     def scaled(self, images: Tensor, size: tuple[int, int] | None = None) -> Tensor:
         """Scale images (..., C, H, W), which have been shrunk from `size`, before they are cropped or padded."""

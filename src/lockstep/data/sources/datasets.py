@@ -71,9 +71,9 @@ def dataset(
         samples = Samples(given[source], rows[name], f"data.{source}", name != "train", no_inputs, no_targets, known)
         return Images(samples, no_targets, tuple(f"{source}/{row}" for row in rows[name].tolist()))
 
-    parts = {name: images(name) for name in ("train", "val", "test")}
+    samples = [images(name) for name in ("train", "val", "test")]
     names = _class_names(train, class_names)
-    return Splits(**parts, class_names=names, statistics=_statistics(parts["train"].pixels, mean, std))
+    return Splits(*samples, class_names=names, statistics=_statistics(samples[0].pixels, mean, std))
 
 
 def seeded(splits: Splits, seed: int) -> Splits:

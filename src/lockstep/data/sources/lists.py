@@ -15,7 +15,15 @@ from typing_extensions import Doc
 
 from lockstep.data.images.decode import shortened
 from lockstep.data.images.decoding import Decoding
-from lockstep.data.images.listing import SPLIT_FOLDERS, ImageTable, class_order, digest_of, existing, states_of
+from lockstep.data.images.listing import (
+    SPLIT_FOLDERS,
+    ImageTable,
+    class_order,
+    digest_of,
+    existing,
+    states_of,
+    without_blanks,
+)
 from lockstep.data.images.splits import Fold, Splits
 from lockstep.data.images.views import View
 from lockstep.data.sources.folders import with_all_splits
@@ -149,7 +157,7 @@ def _read(path: Path, setting: str, settings: dict[str, str]) -> _Cells:
             cells.line(row, name, "the cell is empty, fill it in or remove the row")
             for name in settings
             for row, cell in enumerate(columns[name])
-            if cell is None or cell == ""
+            if cell is None or not str(cell).strip()
         ]
     )
     return cells
@@ -202,7 +210,7 @@ def _classes(cells: _Cells, column: str, train: NDArray[np.int64]) -> tuple[NDAr
     problem = "is not a class, write a text or a whole number, or set data.targets=numbers"
     others = [(row, cell) for row, cell in enumerate(named) if not isinstance(cell, str | int)]
     _refuse([cells.line(row, column, f"{cell!r} {problem}") for row, cell in others])
-    texts = [str(cell) for cell in named]
+    texts = without_blanks(f"{cells.setting}, column {column}", list(map(str, named)))
     names = sorted({texts[row] for row in train}, key=class_order)
     if len(names) < 2:
         raise ValueError(f"{cells.setting} has one class only, {names[0]}, in column {column}: add the other classes.")
