@@ -801,7 +801,7 @@ def test_a_broken_record_hides_no_other_job(tmp_path: Path, capsys: pytest.Captu
         *({"cluster": []}, {"cluster": None}, {"cluster": {"setup": {}}}, {"cluster": {"setup": [1]}}),
         *({"pid": "1"}, {"pid": -1}, {"pid": 0}, {"pid": 2**31}, {"log": 3}, {"code": None}, {"cwd": ["/"]}),
         *({"id": ["17"]}, {"id": "9" * 5000}, {"id": "17\n"}, {"submitted": "now"}, {"submitted": float("nan")}),
-        *({"submitted": 10**400}, {"submitted": -1}, {"num_nodes": True}, {"num_nodes": 1.5}, {"inode": 10**30}),
+        *({"submitted": 10**400}, {"submitted": -1}, {"num_nodes": True}, {"num_nodes": 1.5}, {"gpus_per_node": 10**30}),
         *({"earlier": [1]}, {"earlier": "17"}, {"earlier": None}, {"command": [[]]}, {"is_head": 1}, {"more\n": 1}),
     ],
     ids=lambda changes: str(changes)[:40],
