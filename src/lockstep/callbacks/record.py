@@ -67,8 +67,8 @@ class Record(L.Callback):
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Drop rows of epochs that are trained again, and start the epoch: a resume inside one does not."""
-        if trainer.is_global_zero and (rows := self._folder.read_metrics()):
-            self._folder.write_metrics([row for row in rows if int(row["epoch"]) <= trainer.current_epoch])
+        if trainer.is_global_zero and (note := self._folder.keep_metrics(trainer.current_epoch)):
+            print(note, file=sys.stderr, flush=True)
         if pl_module.device.type == "cuda":  # the host is some steps ahead of it
             self.pace = Pace(num_warm_up=1 + MOST_PENDING * micro_batches(pl_module))
         self.on_train_epoch_start(trainer, pl_module)

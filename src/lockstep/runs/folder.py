@@ -211,6 +211,10 @@ class RunFolder:
         """Read metrics.csv, a row per epoch, without an incomplete last line."""
         return files.read_rows(self.metrics)
 
+    def keep_metrics(self, epoch: int) -> str:
+        """Drop the rows of metrics.csv after `epoch`. Returns a line to print if it is damaged, else an empty one."""
+        return files.keep_rows(self.metrics, "epoch", lambda number, _: number <= epoch)
+
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:
         files.write_rows(self.metrics, rows)
 
