@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # temporary names of `atomic_file`
+LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # what `temporary_name` returns
 # in front of text that a spreadsheet would run as a formula (OWASP, "CSV injection"), quoted or not, also if it takes ;
 # or a tab for the separator; no number matches
 FORMULA = re.compile(
@@ -49,7 +49,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
     A reader gets the old content or the new one, also after a power cut. The folder of `path` must be no link.
     """
-    temporary = f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}"
+    temporary = temporary_name(path)
     mode = 0o600 if path.name in PRIVATE else 0o644
     try:
         with parent_of(path) as folder:
@@ -69,6 +69,10 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         if error.filename in (None, temporary):  # a full disk does not name the file
             error.filename, error.filename2 = str(path), None
         raise
+
+
+def temporary_name(path: Path) -> str:
+    return f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}"
 
 
 def remove(path: Path) -> None:

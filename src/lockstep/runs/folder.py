@@ -9,7 +9,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -272,6 +272,30 @@ class RunFolder:
     def ended(self) -> list[Path]:
         """The files that record how a run ended, besides its status."""
         return [self.failure, self.summary, *self.pictures.glob("test_*")]
+
+    @contextlib.contextmanager
+    def end_kept(self) -> Iterator[None]:
+        """Rename the files that record how the run ended, and restore them if the block leaves no newer state.
+
+        Needs no space on a full disk.
+        """
+        before = self._newest()
+        kept = {path: path.with_name(files.temporary_name(path)) for path in self.ended if path.exists()}
+        try:
+            for path, temporary in kept.items():
+                path.rename(temporary)
+            yield
+        finally:
+            is_over = self._newest() != before or self.summary.exists()
+            for path, temporary in kept.items():
+                if is_over or path.exists():
+                    files.remove(temporary)
+                else:
+                    temporary.rename(path)
+
+    def _newest(self) -> int:
+        """Return when the newest checkpoint was written, 0 without one."""
+        return max((path.lstat().st_mtime_ns for path in self.checkpoints.glob("*.ckpt")), default=0)
 
     def forget_end(self) -> None:
         """Clear STOP, failure.txt, summary.json and pictures of the test before a resume."""
