@@ -45,6 +45,7 @@ class Record(L.Callback):
     ) -> None:
         self._folder = folder
         self._facts = {**facts, "host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}
+        self._started = time.monotonic()  # a clock may be set back
         self._monitor = monitor
         self._note = note
         self._state = "starting"
@@ -204,7 +205,7 @@ class Record(L.Callback):
             percent=round(100 * step / total_steps, 1) if total_steps else None,
             learning_rate=trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None,
             epoch_s=_rounded(self.epoch_times_s[-1] if self.epoch_times_s else None, 3),
-            elapsed_s=_rounded(time.time() - self._facts["started"]),
+            elapsed_s=_rounded(now - self._started),
             epoch_remaining_s=_rounded(self.pace.epoch_left_s(now)) if state == "training" else None,
             remaining_s=_rounded(self.left_s(trainer)),
             images_per_s=_rounded(self.images_per_s),

@@ -279,23 +279,23 @@ class RunFolder:
 
         Needs no space on a full disk.
         """
-        before = self._newest()
+        before = self._saved()
         kept = {path: path.with_name(files.temporary_name(path)) for path in self.ended if path.exists()}
         try:
             for path, temporary in kept.items():
                 path.rename(temporary)
             yield
         finally:
-            is_over = self._newest() != before or self.summary.exists()
+            is_over = self._saved() != before or self.summary.exists()
             for path, temporary in kept.items():
                 if is_over or path.exists():
                     files.remove(temporary)
                 else:
                     temporary.rename(path)
 
-    def _newest(self) -> int:
-        """Return when the newest checkpoint was written, 0 without one."""
-        return max((path.lstat().st_mtime_ns for path in self.checkpoints.glob("*.ckpt")), default=0)
+    def _saved(self) -> dict[Path, int]:
+        """Return when each checkpoint was written."""
+        return {path: path.lstat().st_mtime_ns for path in self.checkpoints.glob("*.ckpt")}
 
     def forget_end(self) -> None:
         """Clear STOP, failure.txt, summary.json and pictures of the test before a resume."""
