@@ -129,6 +129,20 @@ def test_data_that_moved_is_found_by_its_new_place_or_from_the_project(tmp_path:
     assert RunFolder(Path(run)).read_summary()["epochs"] == 2
 
 
+def test_a_run_without_a_checkpoint_is_compared_too(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_classes(tmp_path / "images")
+    folder = trained(tmp_path, *FOLDER, f"data.root={tmp_path / 'images'}")
+    shutil.rmtree(folder.checkpoints)  # killed in the first epoch
+    assert train(folder) == 0
+    shutil.rmtree(folder.checkpoints)
+    write_image(tmp_path / "images" / "cat" / "new.png", seed=99)
+    assert train(folder) == EXIT_CONFIG
+    assert "1 image added, such as cat/new.png. Restore the data, or add changed_data=accept" in capfd.readouterr().err
+    folder.failure.unlink()
+    folder.images.unlink()  # killed before it was written
+    assert train(folder) == 0
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_resume_that_is_refused_leaves_the_run_as_it_was(tmp_path: Path, devices: int) -> None:
     write_classes(tmp_path / "images")

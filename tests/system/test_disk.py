@@ -14,7 +14,7 @@ import pytest
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from lockstep.training import refusals
 from tests.support import commands
-from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ
+from tests.support.harness import PATIENCE_S, ROOT, SMALL, WATCHED, command, environ
 from tests.support.image_files import write_folder
 
 TOOL = [str(Path(sys.executable).parent / "lockstep")]
@@ -128,6 +128,44 @@ def test_a_run_on_a_full_disk_says_so_with_its_sizes(tmp_path: Path) -> None:
     assert line.startswith("the disk is full: outputs/")
     assert "has 0.0 MiB free" in line or "has 0.1 MiB free" in line
     assert end.startswith("The run failed: ")
+
+
+@pytest.mark.full
+@pytest.mark.processes
+def test_a_finished_run_stays_finished_if_more_epochs_find_no_room(tmp_path: Path) -> None:
+    assert run(tmp_path, command(*TINY, WATCHED[0])).returncode == 0
+    folder = RunFolder((tmp_path / "outputs" / "latest").resolve())
+    ended = {path: path.read_bytes() for path in folder.ended if path.exists()}
+    assert {folder.summary, folder.confusion("test")} <= ended.keys()
+    more = command(f"resume={folder.path}", "trainer.max_epochs=2")
+    done = run(tmp_path, more, preexec_fn=limited)
+    assert done.returncode == EXIT_FAILED, done.stdout + done.stderr
+    assert "cannot be written: File too large. Fix that, then resume" in done.stderr
+    assert {path: path.read_bytes() for path in folder.ended if path != folder.failure} == ended
+    assert run(tmp_path, more).returncode == 0
+    assert folder.read_summary()["epochs"] == 2
+    assert not folder.failure.exists()
+    assert not list(folder.path.glob(".*.json.*"))
+
+
+@pytest.mark.full
+@pytest.mark.processes
+def test_a_full_disk_refuses_to_resume_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "outputs").mkdir()
+    script = f"""
+"$@" hydra.run.dir=outputs/r {" ".join(TINY)} >&2 || exit 9
+dd if=/dev/zero of=outputs/fill bs=1k 2> /dev/null
+cp outputs/r/summary.json before
+"$@" resume=outputs/r trainer.max_epochs=2 2> errors
+echo $? $(cmp before outputs/r/summary.json)
+"""
+    done = run(tmp_path, mounted(tmp_path / "outputs", "2m", ["sh", "-c", script, "-", *command()]))
+    assert done.stdout == "2\n", done.stderr
+    line, end = (tmp_path / "errors").read_text().splitlines()
+    assert line.startswith("config error: outputs/r/")
+    assert "cannot be written (No space left on device)" in line
+    assert "hydra.run.dir" not in line
+    assert end.startswith("1 error; nothing was started")
 
 
 @pytest.mark.full

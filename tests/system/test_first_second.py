@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.launch import worker
-from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from tests.support.harness import PATIENCE_S, SMALL, command, environ, wait_until, write_run
 from tests.support.trainings import is_alive
 
@@ -99,6 +99,18 @@ def test_an_error_waits_for_nothing_that_is_imported(tmp_path: Path) -> None:
     done = subprocess.run(words, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True, timeout=300)
     assert done.returncode == EXIT_CONFIG
     assert "config error: unknown key optimizer.lrr" in done.stderr
+
+
+@pytest.mark.parametrize("words", [command(), [TOOL, "verify"]])
+def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "torch.py").write_text("raise ImportError('failed to map segment from shared object')")
+    variables = {**environ(), "PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(words, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True, timeout=300)
+    line, *end = done.stderr.splitlines()
+    assert done.returncode == EXIT_FAILED
+    assert line.startswith("The process that imports torch for the workers has died, perhaps out of memory")
+    assert [text.partition(":")[0] for text in end] == (["The run failed"] if "verify" not in words else [])
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,27 @@ def test_a_signal_is_forwarded_and_the_exit_code_is_that_of_the_workers(tmp_path
         assert parent.code() == (75 if number == signal.SIGTERM else 130)
 
 
+def test_a_signal_at_the_exit_of_a_worker_changes_nothing(tmp_path: Path) -> None:
+    with started(tmp_path, "is_late") as parent:
+        _, errors = parent.process.communicate(timeout=PATIENCE_S)
+        assert (parent.process.returncode, errors) == (75, "")
+
+
+def test_a_signal_at_the_exit_of_a_command_changes_nothing(tmp_path: Path) -> None:
+    program = """
+import atexit, os, signal
+from lockstep.cli import entry
+from lockstep.system.process import leave
+entry.begin()
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+leave(lambda: 75)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert (done.returncode, done.stderr) == (75, "")
+
+
 def test_a_worker_that_receives_no_signal_is_killed_after_a_second_ctrl_c(tmp_path: Path) -> None:
     with started(tmp_path, "ignores") as parent:
         parent.process.send_signal(signal.SIGINT)

@@ -176,6 +176,22 @@ def test_a_study_whose_file_is_cut_off_learns_from_the_ledger_what_was_trained(t
         assert values == pytest.approx([rate(trial.settings) for trial in again.ledger.trials])
 
 
+@pytest.mark.parametrize("line", ['{"op_code"', "5", "{}", "\0"])
+def test_a_study_whose_file_has_a_broken_line_continues_without_that_file(tmp_path: Path, line: str) -> None:
+    space, search = "optimizer.lr=interval(0.01,1)", search_of("search.num_trials=4", "search.sampler.seed=null")
+    Fake(tmp_path / "s", search, space, rate).run(most=3, at_once=1)
+    file = tmp_path / "s" / "study.journal"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines[:4], line, *lines[4:], ""]))
+    with pytest.raises(ConfigError, match=r"s/study\.journal cannot be read: remove it, and the same command adds"):
+        Fake(tmp_path / "s", search, space, rate)
+    file.unlink()
+    again = Fake(tmp_path / "s", search, space, rate)
+    assert [trial.number for trial in again.run(at_once=1)] == [3]
+    values = [trial.value for trial in again.study.trials]
+    assert values == pytest.approx([rate(trial.settings) for trial in again.ledger.trials])
+
+
 def test_what_failed_is_tried_again_before_anything_is_drawn_so_there_is_no_trial_too_many(tmp_path: Path) -> None:
     space, search = "optimizer.lr=interval(0.01,1)", search_of("search.num_trials=6")
     first = Fake(tmp_path / "s", search, space, lambda drawn: None)

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.benchmark.environments import Environment
+from lockstep.runs import discovery
 from lockstep.runs.files import read_json
 from lockstep.runs.folder import RunFolder
 from lockstep.system.terminal import duration, printable
@@ -30,8 +31,8 @@ def record(environment: Environment, folder: RunFolder, state: str, reason: str)
     The speed is that of whole epochs; without one, `is_extrapolated`: from the images per second of the steps so far.
     """
     assert environment.config is not None
-    status, epochs = folder.read_status(), folder.read_metrics()
-    whole = [float(row["images_per_s"]) for row in epochs if row["images_per_s"]]
+    status, epochs = folder.read_status(), discovery.read_rows(folder)
+    whole = [row["images_per_s"] for row in epochs if row.get("images_per_s")]
     rates = whole or [rate for rate in [status.get("images_per_s")] if rate]
     images = status.get("train_images")
     return {

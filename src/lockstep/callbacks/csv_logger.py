@@ -1,5 +1,7 @@
 """Metrics in a CSV file that a resumed run continues."""
 
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +39,8 @@ class ResumableCSVLogger(CSVLogger):
 class _Writer(ExperimentWriter):
     def __init__(self, log_dir: str, purge_step: int) -> None:
         super().__init__(log_dir)
-        path = Path(self.metrics_file_path)
-        if path.exists():
-            files.write_rows(path, [row for row in files.read_rows(path) if _is_kept(row, purge_step)])
+        if note := files.keep_rows(Path(self.metrics_file_path), "step", partial(_is_kept, purge_step)):
+            print(note, file=sys.stderr, flush=True)
 
     @override
     def _check_log_dir_exists(self) -> None:
@@ -52,6 +53,6 @@ class _Writer(ExperimentWriter):
         self.metrics = []
 
 
-def _is_kept(row: dict[str, Any], purge_step: int) -> bool:
+def _is_kept(purge_step: int, step: int, row: dict[str, str]) -> bool:
     is_test = any(value for name, value in row.items() if name.partition("/")[0].endswith("test"))
-    return int(row["step"]) < purge_step - is_test
+    return step < purge_step - is_test

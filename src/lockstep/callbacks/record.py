@@ -46,6 +46,7 @@ class Record(L.Callback):
     ) -> None:
         self._folder = folder
         self._facts = {**facts, "host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}
+        self._started = time.monotonic()  # a clock may be set back
         self._monitor = monitor
         self._note = note
         self._state = "starting"
@@ -68,8 +69,8 @@ class Record(L.Callback):
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Drop rows of epochs that are trained again, and start the epoch: a resume inside one does not."""
-        if trainer.is_global_zero and (rows := self._folder.read_metrics()):
-            self._folder.write_metrics([row for row in rows if int(row["epoch"]) <= trainer.current_epoch])
+        if trainer.is_global_zero and (note := self._folder.keep_metrics(trainer.current_epoch)):
+            print(note, file=sys.stderr, flush=True)
         if pl_module.device.type == "cuda":  # the host is some steps ahead of it
             self.pace = Pace(num_warm_up=1 + MOST_PENDING * micro_batches(pl_module))
         self.on_train_epoch_start(trainer, pl_module)
@@ -205,7 +206,7 @@ class Record(L.Callback):
             percent=round(100 * step / total_steps, 1) if total_steps else None,
             learning_rate=trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None,
             epoch_s=_rounded(self.epoch_times_s[-1] if self.epoch_times_s else None, 3),
-            elapsed_s=_rounded(time.time() - self._facts["started"]),
+            elapsed_s=_rounded(now - self._started),
             epoch_remaining_s=_rounded(self.pace.epoch_left_s(now)) if state == "training" else None,
             remaining_s=_rounded(self.left_s(trainer)),
             images_per_s=_rounded(self.images_per_s),

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from lockstep.runs.folder import EXIT_CONFIG
 from lockstep.system import output
 from lockstep.system.launcher import outer_world
 from lockstep.system.signals import STOP_SIGNALS, report_end
@@ -35,9 +36,13 @@ def as_usual() -> None:
 def start_training() -> None:
     """Start importing torch in the fork server, unless the command line contains --help.
 
-    A process of torchrun or srun computes itself.
+    A process of torchrun or srun computes itself. Exits with one line for wrong variables of a launcher.
     """
-    world = outer_world(os.environ)
+    try:
+        world = outer_world(os.environ)
+    except ValueError as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_CONFIG) from error
     is_help = any(word.startswith("-") and word not in ("-m", "--multirun") for word in sys.argv[1:])
     if not is_help and (world is None or world.world_size == 1):
         from lockstep.system import processes  # imports multiprocessing

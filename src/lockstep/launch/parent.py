@@ -26,6 +26,7 @@ from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXI
 from lockstep.system import processes
 from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import outer_world
+from lockstep.system.process import ServerDied
 from lockstep.system.signals import LEAVE, SignalFlag, SignalList, blocked, is_main_thread, report_end, restored
 
 POLL_S = 0.05
@@ -112,7 +113,7 @@ class Workers:
                     given = listener if self._is_parallel and rank == 0 else None
                     work = partial(_work, self._job, first, given, is_parallel=self._is_parallel)
                     self._processes.append(start(work, variables, log=log))
-        except processes.ServerDied as error:
+        except ServerDied as error:
             self.kill()
             self._has_server = False
             self._folder.record_failure(f"{error}\n")

@@ -99,8 +99,9 @@ def _restore_rejected(
     if isinstance(error, ConfigError):
         folder.failure.unlink(missing_ok=True)
         for path, content in contents.items():
-            with files.atomic_file(path) as file:
-                file.write(content)
+            if path.read_bytes() != content:
+                with contextlib.suppress(OSError), files.atomic_file(path) as file:  # the disk may have become full
+                    file.write(content)
 
 
 def save(folder: RunFolder, config: Config, typed: Sequence[str]) -> None:
@@ -126,8 +127,10 @@ def resume(
     def make(held: contextlib.ExitStack) -> RunFolder:
         presence.check(config.data)
         held.enter_context(locked(folder))
-        ended = (folder.config, folder.status_file, *folder.ended)
-        held.push(partial(_restore_rejected, folder, {path: path.read_bytes() for path in ended if path.is_file()}))
+        folder.remove_leftovers()
+        held.enter_context(folder.end_kept())
+        written = (folder.config, folder.status_file)
+        held.push(partial(_restore_rejected, folder, {path: path.read_bytes() for path in written if path.is_file()}))
         _prepare_resume(folder)
         storage.save(config, folder.config)
         project.record(folder)
@@ -164,6 +167,7 @@ def train_prepared(folder: RunFolder, *, has_test: bool, is_worker: bool = False
                 break
             except BlockingIOError:
                 time.sleep(LOCKED_EVERY_S)
+        folder.remove_leftovers()
         _prepare_resume(folder)
         return folder
 
@@ -173,7 +177,6 @@ def train_prepared(folder: RunFolder, *, has_test: bool, is_worker: bool = False
 def _prepare_resume(folder: RunFolder) -> None:
     """Prepare a locked run for resuming. Raises ConfigError, with nothing changed, if every checkpoint is damaged."""
     checkpoints.chosen(folder, folder.last_checkpoint)
-    folder.remove_leftovers()
     folder.forget_end()
     folder.update_status(state="starting", reason="", host=socket.gethostname(), pid=os.getpid())
 
@@ -208,10 +211,10 @@ def _train(
 
             meet(config, world, known)  # before, a signal ends this process, which may wait for others
             held.enter_context(flag.installed())
-            folder = shared_folder(lambda: _prepared(make, held), config, world, known)
+            folder = shared_folder(lambda: _prepared(make, held, known), config, world, known)
         else:
             held.enter_context(flag.installed())
-            folder = _prepared(make, held)
+            folder = _prepared(make, held, known)
         if note and not config.silent and (world is None or world.rank == 0):
             print(note, flush=True)
         run = shown(folder.path)
@@ -252,14 +255,18 @@ def meet(config: Config, world: World, known: RunFolder | None) -> None:
         raise SystemExit(EXIT_FAILED) from error
 
 
-def _prepared(make: Callable[[contextlib.ExitStack], RunFolder], held: contextlib.ExitStack) -> RunFolder:
+def _prepared(
+    make: Callable[[contextlib.ExitStack], RunFolder], held: contextlib.ExitStack, known: RunFolder | None
+) -> RunFolder:
     """Prepare the run folder. Raises ConfigError for an OSError."""
     try:
         return make(held)
     except OSError as error:
         where = shown(Path(error.filename)) if isinstance(error.filename, str) else "the run folder"
-        message = f"{where} cannot be written ({error.strerror or error}): "
-        raise ConfigError([message + "check its permissions, or choose another one by hydra.run.dir=..."]) from error
+        fix = "check its permissions and its disk" + (
+            ", or choose another one by hydra.run.dir=..." if known is None else ""
+        )
+        raise ConfigError([f"{where} cannot be written ({error.strerror or error}): {fix}"]) from error
 
 
 @contextlib.contextmanager

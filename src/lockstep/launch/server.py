@@ -32,5 +32,8 @@ gc.disable()  # see gc.freeze: forks share the memory of the imports
 
 from lockstep.launch.worker import import_training  # noqa: E402  # takes seconds
 
-import_training()
+try:
+    import_training()
+except BaseException:  # multiprocessing ignores an ImportError, and no fork could import torch again
+    os._exit(1)  # the command, which is alive, removes the folder of sockets
 gc.freeze()

@@ -1,6 +1,5 @@
 """A process that computes: its signals, its task, and the record of its end."""
 
-import atexit
 import gc
 import os
 import resource
@@ -31,7 +30,7 @@ from lockstep.system.launcher import World
 from lockstep.system.lazy_imports import lazy
 from lockstep.system.process import close_files
 from lockstep.system.redaction import redacted
-from lockstep.system.signals import Ended, SignalFlag, report_end, restored
+from lockstep.system.signals import Ended, SignalFlag, report_end, restored, run_exit_functions
 from lockstep.training.refusals import Refused, explained
 
 # of a training, by its state: a later signal does not change them
@@ -100,7 +99,7 @@ def main(
     except BaseException:
         traceback.print_exc()
     finally:
-        atexit._run_exitfuncs()
+        run_exit_functions()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # threads of a broken process group must not keep a failed worker alive

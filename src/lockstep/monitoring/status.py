@@ -37,7 +37,7 @@ def _progress(facts: dict[str, Any]) -> Rows:
         if is_live and "epoch_remaining_s" in facts
         else ""
     )
-    since = max(0.0, time.time() - facts["updated"]) if is_live and "updated" in facts else 0.0
+    since = _since(facts["updated"]) if is_live and "updated" in facts else 0.0
     used = f"{duration(facts['elapsed_s'] + since)}{' so far' if is_live else ''}" if "elapsed_s" in facts else ""
     left = f", about {duration(facts['remaining_s'])} left" if is_live and "remaining_s" in facts else ""
     speed = [f"{facts['images_per_s']:,.0f} images/s"] if facts.get("images_per_s") else []
@@ -65,10 +65,15 @@ def _bar(percent: float) -> Text:
     return Text.assemble(*((text, style or "") for text, style, _ in bar), f"  {number}")
 
 
+def _since(moment: float) -> float:
+    """Return the seconds since a moment, 0 if a clock was set back."""
+    return max(0.0, time.time() - moment)
+
+
 def _silence(facts: dict[str, Any]) -> str:
     if facts["state"] != "no signal":
         return ""
-    ago = f" for {duration(time.time() - facts['updated'])}" if "updated" in facts else ""
+    ago = f" for {duration(_since(facts['updated']))}" if "updated" in facts else ""
     return f"its process is gone, or {facts.get('host', 'its machine')} has been silent{ago}"
 
 
@@ -76,7 +81,7 @@ def _process(facts: dict[str, Any], folder: RunFolder) -> Rows:
     device, updated = facts.get("device", ""), facts.get("updated")
     process = f"pid {facts['pid']}" if "pid" in facts else ""
     process += f" on {facts['host']}" if process and "host" in facts else ""
-    ago = f", {duration(max(0.0, time.time() - updated))} ago" if updated else ""
+    ago = f", {duration(_since(updated))} ago" if updated else ""
     return [
         ("workers", f"{facts['workers']} x {device}" if facts.get("workers", 1) > 1 else device),
         ("loads", facts.get("loads", "")),

@@ -200,16 +200,17 @@ def _state_before_status(folder: RunFolder) -> str:
 def read_rows(folder: RunFolder) -> list[dict[str, float]]:
     """Read the finite numbers of metrics.csv, a row per epoch; empty without a readable file."""
     try:
-        rows = folder.read_metrics()
+        cells = folder.read_metrics()
     except (OSError, ValueError):
         return []
-    return [{name: value for name, text in row.items() if (value := _number(text)) is not None} for row in rows]
+    rows = [{name: value for name, text in row.items() if (value := _number(text)) is not None} for row in cells]
+    return [row for row in rows if "epoch" in row]
 
 
 def _number(text: str) -> float | None:
     try:
         value = from_json(text)
-    except (TypeError, ValueError):
+    except ValueError:
         return None
     return value if is_number(value) else None
 

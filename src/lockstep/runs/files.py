@@ -6,6 +6,7 @@ import errno
 import fcntl
 import gzip
 import io
+import itertools
 import json
 import math
 import os
@@ -15,11 +16,11 @@ import shutil
 import stat
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # temporary names of `atomic_file`
+LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # what `temporary_name` returns
 # in front of text that a spreadsheet would run as a formula (OWASP, "CSV injection"), quoted or not, also if it takes ;
 # or a tab for the separator; no number matches
 FORMULA = re.compile(
@@ -48,7 +49,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
     A reader gets the old content or the new one, also after a power cut. The folder of `path` must be no link.
     """
-    temporary = f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}"
+    temporary = temporary_name(path)
     mode = 0o600 if path.name in PRIVATE else 0o644
     try:
         with parent_of(path) as folder:
@@ -68,6 +69,10 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         if error.filename in (None, temporary):  # a full disk does not name the file
             error.filename, error.filename2 = str(path), None
         raise
+
+
+def temporary_name(path: Path) -> str:
+    return f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}"
 
 
 def remove(path: Path) -> None:
@@ -202,17 +207,48 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Read the rows of a CSV file by column, without an incomplete last line; none if there is no file.
+    """Read the rows of a CSV file by column, one a line; none if there is no file. Raises what `read_bytes` raises.
 
-    Raises OSError, and ValueError for what is no CSV.
+    A spreadsheet may have saved it. Lines of another number of cells are left out, such as an incomplete last one.
     """
     try:
-        text = read_text(path)
-        return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
+        return _parsed(read_bytes(path))
     except FileNotFoundError:
         return []
-    except csv.Error as error:  # a cell of more letters than `csv` takes
-        raise ValueError(f"{path} cannot be read: {error}.") from error
+
+
+def _parsed(content: bytes) -> list[dict[str, str]]:
+    text = content[: content.rfind(b"\n") + 1].decode(errors="replace").removeprefix("\ufeff")
+    lines = [line for line in text.splitlines() if len(line) < csv.field_size_limit()]
+    separator = "," if "," in "".join(lines[:1]) else ";"
+    columns, *rows = (next(csv.reader([line], delimiter=separator), []) for line in lines or [""])
+    return [dict(zip(columns, row, strict=True)) for row in rows if len(row) == len(columns)]
+
+
+def keep_rows(path: Path, column: str, is_kept: Callable[[int, dict[str, str]], bool]) -> str:
+    """Rewrite a CSV file of `append_rows`, if it exists, with the rows that `is_kept` selects.
+
+    `is_kept` receives the whole number in `column`, and the row. A file that another program wrote or damaged is
+    renamed first. Returns a line to print on that, else an empty one.
+    """
+    try:
+        content = read_bytes(path)
+        rows = _parsed(content)
+        is_whole = _formatted(rows).encode() == content[: content.rfind(b"\n") + 1] or content.count(b"\n") < 2
+    except FileNotFoundError:
+        return ""
+    except ValueError:  # too large
+        rows, is_whole = [], False
+    numbered = [(int(row[column]), row) for row in rows if row.get(column, "").isdecimal()]
+    is_whole &= len(numbered) == len(rows)
+    note = ""
+    if not is_whole:
+        names = (f"{path.name}.damaged{number or ''}" for number in itertools.count())
+        aside = next(each for each in map(path.with_name, names) if not os.path.lexists(each))
+        path.rename(aside)
+        note = f"{path} was damaged or changed: kept as {aside.name}, continued with its {len(numbered)} readable rows"
+    write_rows(path, [row for number, row in numbered if is_kept(number, row)])
+    return note
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
@@ -230,17 +266,22 @@ def uncell(text: str) -> str:
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Replace a CSV file; its columns are those of all rows, in order of appearance."""
+    write_atomically(path, _formatted(rows))
+
+
+def _formatted(rows: list[dict[str, Any]]) -> str:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_atomically(path, text.getvalue())
+    return text.getvalue()
 
 
 def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Append rows to a CSV file, which is rewritten if they have a new column."""
     with io.TextIOWrapper(open_to_append(path), newline="") as file:
+        _cut_half_line(file.buffer)
         file.seek(0)
         columns = next(csv.reader(file), [])
         if all(name in columns for row in rows for name in row):
@@ -249,6 +290,14 @@ def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
             os.fsync(file.fileno())
             return
     write_rows(path, [*read_rows(path), *rows])
+
+
+def _cut_half_line(file: BinaryIO) -> None:
+    """Cut what follows the last newline, such as half a row from a full disk."""
+    file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+    if file.read() not in (b"", b"\n"):
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def is_own_folder(path: Path) -> bool:

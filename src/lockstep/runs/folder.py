@@ -9,7 +9,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -211,6 +211,10 @@ class RunFolder:
         """Read metrics.csv, a row per epoch, without an incomplete last line."""
         return files.read_rows(self.metrics)
 
+    def keep_metrics(self, epoch: int) -> str:
+        """Drop the rows of metrics.csv after `epoch`. Returns a line to print if it is damaged, else an empty one."""
+        return files.keep_rows(self.metrics, "epoch", lambda number, _: number <= epoch)
+
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:
         files.write_rows(self.metrics, rows)
 
@@ -268,6 +272,30 @@ class RunFolder:
     def ended(self) -> list[Path]:
         """The files that record how a run ended, besides its status."""
         return [self.failure, self.summary, *self.pictures.glob("test_*")]
+
+    @contextlib.contextmanager
+    def end_kept(self) -> Iterator[None]:
+        """Rename the files that record how the run ended, and restore them if the block leaves no newer state.
+
+        Needs no space on a full disk.
+        """
+        before = self._saved()
+        kept = {path: path.with_name(files.temporary_name(path)) for path in self.ended if path.exists()}
+        try:
+            for path, temporary in kept.items():
+                path.rename(temporary)
+            yield
+        finally:
+            is_over = self._saved() != before or self.summary.exists()
+            for path, temporary in kept.items():
+                if is_over or path.exists():
+                    files.remove(temporary)
+                else:
+                    temporary.rename(path)
+
+    def _saved(self) -> dict[Path, int]:
+        """Return when each checkpoint was written."""
+        return {path: path.lstat().st_mtime_ns for path in self.checkpoints.glob("*.ckpt")}
 
     def forget_end(self) -> None:
         """Clear STOP, failure.txt, summary.json and pictures of the test before a resume."""

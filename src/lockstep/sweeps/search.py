@@ -74,8 +74,9 @@ def study_in(
         # Optuna's own choice of a lock is a link, which no folder of a run contains
         storage = JournalStorage(JournalFileBackend(str(file), JournalFileOpenLock(str(file))))
         study = optuna.create_study(storage=storage, study_name="study", direction=direction, load_if_exists=True)
-    except (KeyError, OSError, ValueError) as error:
-        raise ConfigError([f"{shown(file)} cannot be read: choose another sweep.name"]) from error
+    except (KeyError, OSError, TypeError, ValueError) as error:
+        fix = "remove it, and the same command adds the trials there are to a new one"
+        raise ConfigError([f"{shown(file)} cannot be read: {fix}"]) from error
     if study.directions != [direction]:
         raise ConfigError([f"{shown(ledger.path)} optimizes something else: choose another sweep.name"])
     points = by_point(ledger, space)

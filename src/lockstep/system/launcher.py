@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
+# variables that are set by a launcher, and read by torch, Lightning and its metrics, too
+NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "SLURM_PROCID", "SLURM_LOCALID")
 PROJECT = "LOCKSTEP_PROJECT"  # variable of the command of a job: the copy of its project
 
 
@@ -34,7 +36,10 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
 
     A SLURM batch script or srun step counts also with a single task; a shell inside an allocation does not.
     `address` and `step` are None and "" where MASTER_ADDR is set: then the variables of torch have the address.
+    Raises ValueError for a variable that is set to no whole number.
     """
+    if wrong := [f"{name}={environ[name]}" for name in NUMBERS if not environ.get(name, "0").isdecimal()]:
+        raise ValueError(f"{', '.join(wrong)} in the environment must be a whole number: unset it, or use torchrun")
 
     def number(*names: str, default: int = 0) -> int:
         return next((int(environ[name]) for name in names if environ.get(name)), default)

@@ -1,6 +1,5 @@
 """The exit of a command."""
 
-import atexit
 import contextlib
 import os
 import signal
@@ -13,6 +12,10 @@ from lockstep.system import output, signals
 
 OTHERS = 0o022  # of a mode: writing by the group and by all
 _umask = threading.Lock()
+
+
+class ServerDied(RuntimeError):
+    """The process that imports torch ended before it could start another one. Its text is printed."""
 
 
 def close_files() -> int:
@@ -47,10 +50,13 @@ def leave(command: Callable[[], int]) -> NoReturn:
             if not isinstance(exiting.code, int):  # a text, which Python prints
                 raise
             code = exiting.code
-        atexit._run_exitfuncs()
+        signals.run_exit_functions()
     except KeyboardInterrupt:
         signals.report_end(signal.SIGINT)
         code = 128 + signal.SIGINT
+    except ServerDied as error:
+        print(error, file=sys.stderr)
+        code = 1
     except signals.Ended as ended:
         signals.report_end(ended.args[0], "; ".join(getattr(ended, "__notes__", ())))
         code = 128 + ended.args[0]

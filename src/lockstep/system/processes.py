@@ -8,6 +8,7 @@ that server. Only `share_server` and `_stop_server` use private parts of multipr
 import atexit
 import contextlib
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from typing_extensions import override
 
 from lockstep.system import signals
 from lockstep.system.launcher import outer_world
+from lockstep.system.process import ServerDied
 
 Result = TypeVar("Result")
 
@@ -40,10 +42,6 @@ _is_started = False  # True once this process has started a server
 is_safe_path = bool(sys.flags.safe_path)
 
 
-class ServerDied(RuntimeError):
-    """The server ended before it could start a process."""
-
-
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
     """Hide the script of this process, which multiprocessing would run again in every process it starts.
@@ -58,17 +56,21 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
+def _died() -> ServerDied:
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    limit = "" if most == resource.RLIM_INFINITY else f" (ulimit -v allows {most / 2**30:.1f} GiB)"
+    text = f"The process that imports torch for the workers has died, perhaps out of memory{limit}"
+    return ServerDied(f"{text}: try python -c 'import torch, lightning'.")
+
+
 class _Process(ForkServerProcess):
     @override
     def start(self) -> None:
         try:
             with _without_main(), signals.blocked():
                 super().start()
-        except EOFError as error:
-            raise ServerDied(
-                "The process that imports torch for the workers has died, perhaps out of memory: "
-                "try python -c 'import torch, lightning'."
-            ) from error
+        except (EOFError, FileNotFoundError, ConnectionError) as error:
+            raise _died() from error
 
 
 class _Context(ForkServerContext):

@@ -1,5 +1,6 @@
 """Signals as a flag: a handler that does more can deadlock. `callbacks/stop.py` makes it one decision of all ranks."""
 
+import atexit
 import contextlib
 import os
 import signal
@@ -94,6 +95,13 @@ def blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def run_exit_functions() -> None:
+    """Run the registered exit functions of a process whose exit code is decided: it ignores signals from now on."""
+    for number in (*STOP_SIGNALS, LEAVE):
+        signal.signal(number, signal.SIG_IGN)
+    atexit._run_exitfuncs()
 
 
 def is_main_thread() -> bool:

@@ -37,12 +37,12 @@ from lockstep.training.staging import files_of, fold_of, once_a_node
 def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> ImageData:
     """Load the data of a run, with this rank's shard. Every rank must call it.
 
-    Raises ConfigError if it cannot be read, or, unless the run is new, is not the data it was trained with.
+    Raises ConfigError if it cannot be read, or is not the data with which the run was begun. `is_new`: it has no
+    checkpoint, and may have no record of its data.
     """
     images = splits(session, is_once=session.folder != run)  # an evaluation writes to another folder
     refuse_unfit_images(session.config, images)
-    if not is_new:
-        data_record.compare(session, images, run)
+    data_record.compare(session, images, run, is_new=is_new)
     if session.folder == run:
         data_record.keep(session, images, run)
     return served(session, replace(images, files=None))  # for the record alone: they are large

@@ -36,16 +36,19 @@ def keep(here: Session, images: Splits, run: RunFolder) -> None:
     together(lambda: _write(run, record_of(images)) if here.rank == 0 else None)
 
 
-def compare(here: Session, images: Splits, run: RunFolder) -> None:
+def compare(here: Session, images: Splits, run: RunFolder, *, is_new: bool = False) -> None:
     """Check that images are those of the run; with changed_data=accept, print the changes instead.
 
-    Every rank must call it. Raises ConfigError.
+    A run that `is_new` may have no record. Every rank must call it. Raises ConfigError.
     """
 
     def work() -> None:
         if here.rank != 0:
             return
-        before, now = _read(run), record_of(images)
+        before = _read(run)
+        if before is None and is_new:
+            return
+        now = record_of(images)
         changes = ["its images were not recorded"] if before is None else differences(before, now)
         if not changes:
             return

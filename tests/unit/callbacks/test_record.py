@@ -1,5 +1,6 @@
 """The speed in the record of a run."""
 
+import itertools
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,8 @@ import torch
 
 from lockstep.callbacks.record import Record
 from lockstep.runs.folder import RunFolder
+from tests.support.exact import train
+from tests.support.harness import SMALL, write_run
 
 AT_WORK_S = 0.2  # of the GPU after the host has launched the last step
 
@@ -39,3 +42,12 @@ def test_the_images_of_an_epoch_count_when_the_gpu_has_computed_them(
         assert record.images_per_s <= 100 / AT_WORK_S
     else:
         assert record.images_per_s is None, "the first batch compiles, and is only launched"
+
+
+@pytest.mark.full
+def test_a_clock_that_is_set_back_makes_no_time_negative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = itertools.count(2e9, -3600)
+    monkeypatch.setattr(f"{Record.__module__}.time", SimpleNamespace(time=times.__next__, monotonic=time.monotonic))
+    folder = write_run(tmp_path / "run", [*SMALL, "trainer.max_epochs=1", "model.width=2"])
+    assert train(folder) == 0
+    assert 0 <= folder.read_status()["elapsed_s"] < 3600

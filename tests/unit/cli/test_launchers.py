@@ -68,6 +68,24 @@ def test_several_processes_are_refused_in_a_line(
     assert capsys.readouterr().err.startswith(line)
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [{"LOCAL_RANK": ""}, {**TORCHRUN, "RANK": "x"}, {**TORCHRUN, "WORLD_SIZE": "2.5"}, {"SLURM_PROCID": ""}],
+)
+def test_a_rank_that_is_no_number_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], started: list[str], variables: dict[str, str]
+) -> None:
+    (wrong,) = (f"{name}={text}" for name, text in variables.items() if not text.isdecimal())
+    line = f"lockstep: {wrong} in the environment must be a whole number: unset it, or use torchrun\n"
+    for name in COMMANDS:
+        assert code_of(monkeypatch, name, variables) == 2
+        assert capsys.readouterr().err == line
+    monkeypatch.setattr(sys, "argv", ["lockstep", "train"])
+    with pytest.raises(SystemExit, match="2"):
+        main._command()
+    assert (started, capsys.readouterr().err) == ([], line)
+
+
 @pytest.mark.parametrize("variables", [TORCHRUN, STEP])
 def test_several_processes_compute_together(
     monkeypatch: pytest.MonkeyPatch, started: list[str], variables: dict[str, str]

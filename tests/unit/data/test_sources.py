@@ -25,7 +25,7 @@ from lockstep.data.images.views import View
 from lockstep.data.sources.builtin import cifar10, digits, fashion_mnist, synthetic
 from lockstep.data.sources.folders import image_folder, unlabelled_folder
 from lockstep.data.sources.lists import image_list
-from tests.support.image_files import SETTINGS, write_list
+from tests.support.image_files import SETTINGS, write_image, write_list
 
 REPOSITORY = Path(__file__).parents[3]
 TEST_DATA = Path(os.environ.get("LOCKSTEP_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
@@ -720,3 +720,11 @@ def test_synthetic_images_are_classified_by_the_nearest_mean_of_training_and_dif
     train, test = (whole(part.pixels).flatten(1).double() for part in (splits.train, splits.test))
     means = torch.stack([train[splits.train.targets == label].mean(0) for label in range(5)])
     assert (torch.cdist(test, means).argmin(1) == splits.test.targets).double().mean() > 0.95
+
+
+def test_a_class_whose_name_is_no_utf_8_has_a_name_for_every_file(tmp_path: Path) -> None:
+    for label in (b"cat", b"caf\xe9"):
+        write_image(tmp_path / os.fsdecode(label) / "0.png")
+    table = list_classes(str(tmp_path))
+    assert table.class_names == ("caf\\xe9", "cat")
+    assert table.names == [os.fsdecode(b"caf\xe9/0.png"), "cat/0.png"]

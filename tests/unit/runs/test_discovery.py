@@ -283,7 +283,7 @@ def test_the_test_of_a_finished_run_is_read_from_its_summary(tmp_path: Path) -> 
 
 def test_cells_that_no_number_has_are_left_out(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", state="finished")
-    folder.metrics.write_text(f"epoch,x,y\n1,{'[' * 100_000},0.5\n2\n")
+    folder.metrics.write_text(f"epoch,x,y\n1,{'[' * 100_000},0.5\n2,,\n")
     assert read_rows(folder) == [{"epoch": 1, "y": 0.5}, {"epoch": 2}]
     folder.metrics.write_text(f"epoch,x\n1,{'1' * 131_073}\n")
     assert read_rows(folder) == []

@@ -77,11 +77,53 @@ def test_a_file_beyond_every_need_is_not_read(tmp_path: Path, monkeypatch: pytes
         files.read_json(path)
 
 
-def test_a_cell_that_csv_does_not_take_is_an_error_with_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
-    path.write_text(f"epoch,x\n1,{'a' * 131_073}\n")
-    with pytest.raises(ValueError, match=r"metrics\.csv cannot be read: field larger than field limit"):
-        files.read_rows(path)
+ROWS = "epoch,step,val/loss\n1,20,0.5\n2,40,0.25\n"
+DAMAGES: dict[str, tuple[bytes, int]] = {  # and how many rows can be read
+    "a spreadsheet's": (b"\xef\xbb\xbf" + ROWS.replace(",", ";").replace("\n", "\r\n").encode(), 2),
+    "another one's": (
+        "".join(f'"{line.replace(",", chr(34) + "," + chr(34))}"\n' for line in ROWS.splitlines()).encode(),
+        2,
+    ),
+    "a cell that csv does not take": (ROWS.replace("20", "2" * 131_073).encode(), 1),
+    "a row in another": (ROWS.replace("1,20,0.5\n", "1,20,01,20,0.5\n").encode(), 1),
+    "half a header": (ROWS[8:].encode(), 0),
+    "no number": (ROWS.replace("2,40", "x,40").encode(), 1),
+    "no UTF-8": (ROWS.replace("0.5", "\xff").encode("latin-1"), 2),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_a_damaged_table_is_kept_and_continued_with_what_can_be_read(tmp_path: Path, what: str) -> None:
+    path, (content, num_rows) = tmp_path / "metrics.csv", DAMAGES[what]
+    (tmp_path / "metrics.csv.damaged").write_text("an earlier one")
+    path.write_bytes(content)
+    note = files.keep_rows(path, "epoch", lambda epoch, row: epoch < 3)
+    assert note == (
+        f"{path} was damaged or changed: kept as metrics.csv.damaged1, continued with its {num_rows} readable rows"
+    )
+    assert (tmp_path / "metrics.csv.damaged1").read_bytes() == content
+    assert (tmp_path / "metrics.csv.damaged").read_text() == "an earlier one"
+    files.append_rows(path, [{"epoch": 3, "step": 60, "val/loss": 0.125}])
+    rows = files.read_rows(path)
+    assert len(rows) == num_rows + 1
+    assert rows[-1] == {"epoch": "3", "step": "60", "val/loss": "0.125"}
+    assert all(row["val/loss"] in ("0.5", "0.25", "\ufffd") for row in rows[:-1])
+    assert files.keep_rows(path, "epoch", lambda epoch, row: True) == ""
+
+
+@pytest.mark.parametrize("half", ["", "1", "1,20,0.2"])
+def test_half_a_row_is_not_glued_to_the_next(tmp_path: Path, half: str) -> None:
+    path, header = tmp_path / "metrics.csv", ROWS[: ROWS.index("\n") + 1]
+    row = {"epoch": 1, "step": 20, "val/loss": 0.5}
+    path.write_text(header + half)
+    files.append_rows(path, [row])
+    assert path.read_text() == f"{header}1,20,0.5\n"
+    path.write_text(header + half)
+    assert files.keep_rows(path, "epoch", lambda epoch, row: True) == ""
+    path.write_text(header[:4])
+    files.append_rows(path, [row])
+    assert path.read_text() == f"{header}1,20,0.5\n"
+    assert [each.name for each in tmp_path.iterdir()] == ["metrics.csv"]
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])

@@ -282,6 +282,25 @@ def test_a_new_column_keeps_the_rows_before_it(folder: RunFolder) -> None:
     assert (folder.path / "metrics.csv").read_text() == "epoch,val/loss\n1,\n2,0.5\n3,\n"
 
 
+def test_the_end_of_a_run_is_restored_without_writing_unless_a_newer_state_is_saved(folder: RunFolder) -> None:
+    folder.checkpoints.mkdir()
+    folder.last_checkpoint.touch()
+    folder.pictures.mkdir()
+    for path in (folder.summary, folder.confusion("test")):
+        path.write_text("{}")
+    inodes = {path: path.stat().st_ino for path in folder.ended if path.exists()}
+    with folder.end_kept():
+        folder.forget_end()
+        assert not any(path.exists() for path in folder.ended)
+        folder.record_failure("a new one")
+    assert {path: path.stat().st_ino for path in folder.ended if path != folder.failure} == inodes
+    assert folder.failed_by() == "a new one"
+    with folder.end_kept():
+        os.utime(folder.last_checkpoint, ns=(5, 5))
+    assert not any(path.exists() for path in folder.ended)
+    assert [path.name for path in folder.path.rglob(".*")] == []
+
+
 def test_the_first_reason_to_stop_stays_until_it_is_cleared(folder: RunFolder) -> None:
     folder.request_stop("first")
     folder.request_stop("second")

@@ -92,9 +92,9 @@ def list_classes(root: str, least: int = 2) -> ImageTable:
     digest, origin = digest_of(names, states), str(folder.resolve())
     if (copied := copying.record_of(folder, names, states[:, :2].tolist())) is not None:
         digest, origin = copied.digest, copied.source
-    return ImageTable(
-        f"data.root={root}", folder, names, states, digest, origin, np.array(labels), tuple(numbers), splits
-    )
+    # a name that is no UTF-8 becomes text that fonts, JSON and ONNX take: caf\xe9
+    classes = tuple(os.fsencode(name).decode(errors="backslashreplace") for name in numbers)
+    return ImageTable(f"data.root={root}", folder, names, states, digest, origin, np.array(labels), classes, splits)
 
 
 def states_of(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], list[int]]:
