@@ -211,12 +211,14 @@ def test_an_evaluation_reads_only_the_images_of_its_split(tmp_path: Path) -> Non
         for path in (tmp_path / "root" / split).rglob("*.png"):
             path.write_bytes(b"broken")
     for devices in ("1", "2"):
-        done = lockstep(tmp_path, "eval", str(folder.path), "--devices", devices)
-        assert (done.returncode, done.stderr) == (0, "")
+        where = ("--devices", devices, "changed_data=accept")  # other contents
+        done = lockstep(tmp_path, "eval", str(folder.path), *where)
+        assert done.returncode == 0, done.stderr
         assert f"accuracy  {folder.read_summary()['test_accuracy']:.6f}" in done.stdout
-        done = lockstep(tmp_path, "predict", str(folder.path), "test", "--output", "out.csv", "--devices", devices)
-        assert (done.returncode, done.stderr) == (0, "")
-    assert lockstep(tmp_path, "eval", str(folder.path), "--split", "val").returncode == EXIT_CONFIG
+        done = lockstep(tmp_path, "predict", str(folder.path), "test", "--output", "out.csv", *where)
+        assert done.returncode == 0, done.stderr
+    done = lockstep(tmp_path, "eval", str(folder.path), "--split", "val", "changed_data=accept")
+    assert (done.returncode, "cannot be read" in done.stderr) == (EXIT_CONFIG, True), done.stderr
 
 
 @pytest.fixture

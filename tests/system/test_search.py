@@ -460,7 +460,7 @@ def test_a_study_of_several_objectives_of_an_earlier_version_is_refused(tmp_path
 
 def test_a_study_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "study.journal").write_text("no journal\nat all\n")
-    with pytest.raises(ConfigError, match=r"study\.journal cannot be read: choose another sweep\.name"):
+    with pytest.raises(ConfigError, match=r"study\.journal cannot be read: remove it"):
         study_in(Ledger.opened(tmp_path, None, ()), {}, search_of(), ACCURACY)
 
 
