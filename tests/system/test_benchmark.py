@@ -428,7 +428,7 @@ def test_a_failure_and_ctrl_c_lose_nothing_that_was_measured(tmp_path: Path) -> 
     assert by_name["later"] == {
         "name": "later", "device": "cpu", "state": "skipped", "reason": "not started before the interruption"
     }  # fmt: skip
-    assert (path / "best.ckpt").resolve() == RunFolder(path / "works").best_checkpoint
+    assert (path / "best.ckpt").read_bytes() == RunFolder(path / "works").best_checkpoint.read_bytes()
     assert (path / "report.pdf").exists()
     assert "fails: failed: ZeroDivisionError" in log
     assert (path / "epoch_time.png").exists()
@@ -448,7 +448,7 @@ def test_without_a_whole_epoch_the_last_checkpoint_is_validated_and_kept(tmp_pat
     assert cpu["is_extrapolated"]
     assert cpu["epoch_s"]["median"] == pytest.approx(cpu["train_images"] / cpu["images_per_s"]["median"])
     assert benchmark["kept"]["val_accuracy"] == cpu["val_accuracy"] is not None
-    assert (path / "best.ckpt").samefile(RunFolder(path / "cpu").last_checkpoint)
+    assert (path / "best.ckpt").read_bytes() == RunFolder(path / "cpu").last_checkpoint.read_bytes()
 
 
 def _own_network(target: str) -> Sequence[str]:

@@ -134,7 +134,7 @@ def test_a_job_of_somebody_else_is_not_requeued(theirs: RunFolder, tmp_path: Pat
     theirs.update_status(state="stopped", exit_code=75)
     (theirs.path / "summary.json").unlink()
     theirs.note(inode=0)  # a copy
-    refused(tmp_path, ("jobs", "requeue", "theirs"), "theirs: was not made here")
+    refused(tmp_path, ("jobs", "requeue", "theirs"), "theirs was not made here")
     done = typed(tmp_path, "jobs", "requeue", "theirs", "--trust")
     assert done.returncode == 0, done.stderr
     wait_until(lambda: (tmp_path / "ran").exists(), "the job has begun")

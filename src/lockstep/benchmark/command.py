@@ -26,7 +26,7 @@ from lockstep.config import compose, errors, overrides, presence, project, saved
 from lockstep.config.schema import BenchmarkConfig, Config
 from lockstep.launch.parent import Workers
 from lockstep.launch.worker import Job
-from lockstep.runs import naming
+from lockstep.runs import gate, naming
 from lockstep.runs.files import read_json, write_json
 from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder
 from lockstep.runs.naming import shown
@@ -66,10 +66,9 @@ def run(texts: Sequence[str], source: compose.Source) -> int:
             raise errors.ConfigError([f"{shown(chosen)} already contains a benchmark: {hint}"])
     except errors.ConfigError as error:
         errors.exit_with(error)
-    path = naming.create_path(Path("outputs").resolve(), NAME, datetime.now()) if chosen is None else chosen
-    path.mkdir(parents=True, exist_ok=True)
+    path = chosen or naming.create_path(Path("outputs").resolve(), NAME, datetime.now())
     try:
-        return Benchmark(path, config, chosen_environments, texts).run()
+        return Benchmark(gate.open_new(path).path, config, chosen_environments, texts).run()
     except KeyboardInterrupt:
         print(f"Interrupted; the results so far are in {shown(path)}", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -208,12 +207,12 @@ class Benchmark:
         return code
 
     def _kept(self) -> dict[str, Any] | None:
-        """Link to the most accurate network and test it; None if there is none."""
+        """Copy the most accurate network and test it; None if there is none."""
         best = results.most_accurate(self._records)
         if best is None:
             return None
         folder = RunFolder(self._path / best["name"])
-        (self._path / BEST).symlink_to(folder.best_checkpoint.relative_to(self._path))
+        shutil.copyfile(folder.best_checkpoint, self._path / BEST)
         environment = next(environment for environment in self._environments if environment.name == best["name"])
         kept = {
             "environment": best["name"],

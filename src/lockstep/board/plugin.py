@@ -156,7 +156,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
         if state not in LIVE_STATES:
             raise Refusal(409, f"{run.name} is not running: {state}.")
         try:
-            gate.need_own(run.folder)
+            gate.need_made_here(run.folder, "stop it where it was started")
             run.folder.request_stop("Training tab of TensorBoard")
         except OSError as error:
             raise Refusal(403, f"{run.name} cannot be stopped from here: {error.strerror}.") from error
@@ -173,7 +173,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
             if asked.get("noted", 0) != discovery.modified(run.folder.notes) / 1e9:
                 raise Refusal(409, f"Not saved: notes.json of {run.name} was changed elsewhere, or cannot be read.")
             try:
-                gate.need_own(run.folder)
+                gate.need_made_here(run.folder, "copy what you need from it")
                 write_json(run.folder.notes, {"note": note, "tags": tags})
             except OSError as error:
                 raise Refusal(403, f"No note can be written for {run.name}: {error.strerror}.") from error

@@ -1,6 +1,7 @@
 """The command `lockstep`; `lockstep --help` lists its subcommands."""
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ import lockstep
 from lockstep.cli import data, entry
 from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG, SWEEP, RunFolder
-from lockstep.runs.naming import quoted
+from lockstep.runs.naming import quoted, shown
 from lockstep.system import launcher
 from lockstep.system.process import leave
 
@@ -68,7 +69,8 @@ def _command() -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        print(f"lockstep: {error.filename}: {error.strerror}", file=sys.stderr)
+        separator = " " if error.errno == errno.EPERM else ": "  # a sentence of runs/gate.py
+        print(f"lockstep: {shown(Path(error.filename))}{separator}{error.strerror}", file=sys.stderr)
     return EXIT_CONFIG
 
 

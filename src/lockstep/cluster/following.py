@@ -2,8 +2,6 @@
 
 import argparse
 import codecs
-import os
-import stat
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -72,12 +70,10 @@ def _code(job: Job) -> int:
 def _print_from(log: Path, position: int) -> int:
     """Print the log from this byte on, without terminal commands. Returns the new position, of a whole character.
 
-    Raises ValueError if the log is no file.
+    Raises ValueError for what is no file.
     """
     try:
         with open(log, "rb", opener=no_link) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ValueError(f"{log} is not a file.")
             file.seek(position)
             content = file.read()
     except FileNotFoundError:  # the job has not begun

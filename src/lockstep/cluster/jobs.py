@@ -167,7 +167,7 @@ def cancel(jobs: Sequence[Job]) -> None:
     Raises ValueError if SLURM refuses, PermissionError for a record that this user did not write here.
     """
     for job in jobs:
-        gate.need_own(job.folder)
+        gate.need_made_here(job.folder, "cancel it where it was submitted")
     if submitted := [job.id for job in jobs if job.record.engine == "slurm"]:
         scheduler.cancel(submitted)
     for job in jobs:

@@ -9,19 +9,21 @@ from lockstep.runs import gate, naming
 from lockstep.runs.folder import EXIT_CONFIG, LIVE_STATES, SWEEP, RunFolder
 from lockstep.runs.naming import shown
 
+STOP_IT = "to stop it all the same, create a file STOP in it"
+
 
 def stop(run: str, reason: str) -> int:
     """Request a checkpoint and the end of a run or a sweep. Returns the exit code. Raises ValueError."""
     live: list[Job] = []
     if (Path(run) / SWEEP).is_file():
         folder = RunFolder(Path(run).resolve())
-        gate.need_own(folder)
+        gate.need_made_here(folder, STOP_IT)
         live = [job for job in jobs.look(jobs.recorded([folder.path])) if job.is_live]
         is_running, state = bool(live) or folder.is_locked() is not False, ""
         name, its = f"the sweep in {shown(folder.path)}", "each trial"
     else:
         folder = naming.find(run)
-        gate.need_own(folder)
+        gate.need_made_here(folder, STOP_IT)
         state = folder.read_status().get("state", "starting" if folder.is_locked() else "not started")
         name, its, is_running = shown(folder.path), "it", state in LIVE_STATES
     if not is_running:

@@ -66,9 +66,7 @@ def _new_folder(chosen: Path | None, name: str) -> Iterator[RunFolder]:
     """Create the folder of a job: `chosen`, or a new one below outputs/. Removes it if nothing is submitted."""
     if chosen is not None:
         _need_empty(chosen)
-        gate.need_private(chosen.resolve().parent)
-        chosen.mkdir(parents=True, exist_ok=True)
-    folder = RunFolder((chosen or naming.create_path(Path("outputs"), name, datetime.now())).resolve())
+    folder = gate.open_new(chosen or naming.create_path(Path("outputs"), name, datetime.now()))
     try:
         yield folder
     except BaseException:

@@ -1,4 +1,4 @@
-"""Refuses targets and commands in the saved configuration of a run of another user."""
+"""Refuses targets, commands and variables in the saved configuration of a run that nobody vouches for."""
 
 import ast
 import importlib
@@ -62,8 +62,10 @@ def check(
         texts = (text.lstrip("+~").partition("=") for text in typed)  # a {...} is merged with what is there
         is_typed = any(f"{key}.".startswith(f"{name}.") and new.lstrip()[:1] != "{" for name, _, new in texts)
         if not is_typed and not (is_target and _is_known(value, run)) and known().get(key) != value:
+            if is_path:
+                name = f"{key}={value} of {naming.shown(run.path)}".encode("unicode_escape").decode()
+                raise ConfigError([f"{name} contains a variable of this machine: set {key}=..., or add --trust"])
             what, where = (f"{key}={shown(value)}", "a known library") if is_target else (key, "the command line")
-            what += f"={value}" if is_path else ""
             error = f"{what.encode('unicode_escape').decode()} of {naming.shown(run.path)} is of neither {where}"
             raise ConfigError([f"{error} nor the project in the current folder: {naming.TRUST}"])
 

@@ -65,9 +65,7 @@ def start(
         if chosen is None:
             folder = RunFolder(naming.create_path(outputs, config.run_name, datetime.now()))
         else:
-            gate.need_private(chosen.resolve().parent)
-            chosen.mkdir(0o755, parents=True, exist_ok=True)
-            folder = RunFolder(chosen.resolve())
+            folder = gate.open_new(chosen)
         kept = os.listdir(folder.path)
         held.enter_context(locked(folder))
         if folder.config.exists():

@@ -345,6 +345,7 @@ class RunFolder:
             elif self.path / entry.name not in last:
                 os.unlink(entry.path)
         for path in last:
-            path.unlink(missing_ok=True)
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
         if not kept:
             self.path.rmdir()

@@ -17,7 +17,19 @@ from lockstep.runs.files import owner
 from lockstep.runs.folder import WANDB, RunFolder
 
 
-def need_own(folder: RunFolder, fix: str = "use it where it was made", *, is_trusted: bool = False) -> None:
+def open_new(path: Path) -> RunFolder:
+    """Create the folder of a new run, sweep, job or benchmark, or use one that is there.
+
+    Refuses one in which, or in whose parent, another user can write, and one that contains more than files and folders.
+    """
+    path = path.resolve()
+    need_private(path)
+    path.mkdir(0o755, parents=True, exist_ok=True)
+    need_plain(path)
+    return RunFolder(path)
+
+
+def need_own(folder: RunFolder, fix: str, *, is_trusted: bool = False) -> None:
     """Refuse to write into a folder that contains more than files and folders, or that this user did not make here.
 
     The latter is accepted of a folder that `is_trusted`.
@@ -37,7 +49,7 @@ def origin(folder: RunFolder) -> str:
     """Return where a folder comes from that this user did not make here."""
     if folder.path.stat().st_uid != os.geteuid():
         return f"belongs to {owner(folder.path)}"
-    return "was not made here, but copied or unpacked, or by an earlier version"
+    return "was not made here: it was copied, unpacked, or made by an earlier version"
 
 
 def need_readable(folder: RunFolder) -> None:
@@ -70,24 +82,26 @@ def need_plain(path: Path) -> None:
         raise _refusal(entry.path, f"{what}, which no run contains: replace it by a copy, or remove it")
 
 
-def _entries(path: str | Path) -> Iterator[os.DirEntry[str]]:
+def _entries(path: Path) -> Iterator[os.DirEntry[str]]:
     """Yield all entries below a folder whose files may come and go meanwhile."""
-    with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):
-                entry.stat(follow_symlinks=False)  # which the entry keeps
-                yield entry
-            if entry.is_dir(follow_symlinks=False):
-                yield from _entries(entry.path)
+    pending = [os.fspath(path)]
+    while pending:
+        with contextlib.suppress(FileNotFoundError), os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    entry.stat(follow_symlinks=False)  # which the entry keeps
+                    yield entry
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
 
 
 def need_private(path: Path) -> None:
-    """Refuse a folder, or its nearest parent that exists, in which another user could replace a new run."""
-    path = path.absolute()
-    while not path.exists():
-        path = path.parent
-    if reason := exposure(path):
-        raise _refusal(path, reason)
+    """Refuse a folder, and its parent, in which another user could replace a new run; those that exist are checked."""
+    for each in (path, path.parent):
+        while not each.exists():
+            each = each.parent
+        if reason := exposure(each):
+            raise _refusal(each, reason)
 
 
 def exposure(path: Path) -> str:
@@ -102,12 +116,12 @@ def exposure(path: Path) -> str:
 def _exposure(path: Path) -> str:
     state = path.stat()
     if state.st_uid not in (0, os.geteuid()):
-        return "belongs to another user, who could replace a run in it: name a folder of yours with hydra.run.dir=..."
+        return f"belongs to {owner(path)}, who could replace a run in it: name a folder of yours, or run as its owner"
     if state.st_mode & stat.S_ISVTX or not state.st_mode & 0o022:
         return ""
     if not state.st_mode & stat.S_IWOTH and _is_private(state.st_gid):
         return ""
-    return f"can be written by other users, who could replace a run in it: chmod go-w {path}"
+    return f"can be written by other users, who could replace a run in it: chmod go-w {path}, or name another folder"
 
 
 def _is_private(group: int) -> bool:

@@ -12,12 +12,13 @@ from pathlib import Path
 from lockstep.cluster import submission
 from lockstep.cluster.jobs import Job
 from lockstep.config import build, project, storage
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, of_file
 from lockstep.config.key_scopes import FREE_IN_A_RESUMED_SWEEP, scope
 from lockstep.config.resume import with_settled
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
 from lockstep.launch import runner
+from lockstep.runs import gate
 from lockstep.runs.folder import EXIT_FAILED, JOURNAL, LIVE_STATES, SWEEP, RunFolder
 from lockstep.runs.naming import quoted, shown
 from lockstep.sweeps import array, devices, job_pool, out_of_fold, views
@@ -252,9 +253,11 @@ def opened(path: Path, name: str | None, command: Sequence[str]) -> Iterator[Led
     Raises ConfigError if it cannot be read, was not made here, or another process holds it.
     """
     folder = RunFolder(path.resolve())
-    folder.path.mkdir(parents=True, exist_ok=True)
-    if not any((folder.path / name).exists() for name in (SWEEP, JOURNAL)):
-        folder.claim()
+    if not any((folder.path / name).exists() for name in (SWEEP, JOURNAL, folder.facts_file.name)):
+        try:
+            gate.open_new(folder.path).claim()
+        except PermissionError as error:
+            raise ConfigError([of_file(error)]) from error
     need_own(folder)
     with contextlib.ExitStack() as held:
         try:

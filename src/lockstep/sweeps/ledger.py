@@ -152,7 +152,7 @@ def need_own(folder: RunFolder, *, is_trusted: bool = False) -> None:
                 each.claim()
             gate.need_made_here(each, naming.ADOPT)
     except PermissionError as error:
-        raise ConfigError([f"{of_file(error)}, or choose another sweep.name"]) from error
+        raise ConfigError([of_file(error)]) from error
     except (OSError, ValueError) as error:
         what = f"{naming.shown(folder.path / SWEEP)} cannot be read ({error})"
         raise ConfigError([f"{what}: choose another sweep.name"]) from error

@@ -66,7 +66,7 @@ def open_folder(path: Path, inputs: Mapping[str, str], held: contextlib.ExitStac
 def _need_own(folder: RunFolder) -> None:
     """Raise ValueError unless a prediction of this user made the folder, and all that is in it."""
     try:
-        gate.need_own(folder)
+        gate.need_own(folder, "")
         folder.read_inputs()
     except (PermissionError, KeyError) as error:
         what = f"{shown(folder.path)} is not a folder of this prediction"

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from lockstep.config.errors import of_file
 from lockstep.runs import gate
 from lockstep.runs.naming import shown
 
@@ -71,9 +72,9 @@ def unwritable(path: Path) -> str | None:
 def exposed(chosen: str | None) -> str | None:
     """Return why another user could replace a new folder, the `chosen` one or one below outputs/; None if none can."""
     try:
-        gate.need_private(Path("outputs") if chosen is None else Path(chosen).resolve().parent)
+        gate.need_private(Path(chosen or "outputs").resolve())
     except PermissionError as error:
-        return f"{shown(Path(error.filename))} {error.strerror}"
+        return of_file(error)
     return None
 
 

@@ -23,14 +23,14 @@ def run(tmp_path: Path) -> RunFolder:
 def test_a_moved_folder_is_ones_own_and_a_copy_is_a_strangers(run: RunFolder) -> None:
     moved, copy = RunFolder(run.path.with_name("moved")), RunFolder(run.path.with_name("copy"))
     run.path.rename(moved.path)
-    gate.need_own(moved)
+    gate.need_own(moved, "")
     shutil.copytree(moved.path, copy.path)
     with pytest.raises(PermissionError, match="was not made here"):
-        gate.need_own(copy)
-    gate.need_own(copy, is_trusted=True)
+        gate.need_own(copy, "")
+    gate.need_own(copy, "", is_trusted=True)
     gate.need_readable(copy)
     copy.claim()
-    gate.need_own(copy)
+    gate.need_own(copy, "")
 
 
 def test_a_link_to_ones_own_folder_and_a_damaged_record_are_not_ones_own(run: RunFolder) -> None:
@@ -52,7 +52,7 @@ PLANTED: dict[str, Callable[[Path], None]] = {
 def test_an_entry_that_no_run_contains_is_named(run: RunFolder, what: str) -> None:
     gate.need_plain(run.path)
     PLANTED[what](run.checkpoints / "odd.ckpt")
-    for check in (lambda: gate.need_own(run), lambda: gate.need_own(run, is_trusted=True)):
+    for check in (lambda: gate.need_own(run, ""), lambda: gate.need_own(run, "", is_trusted=True)):
         with pytest.raises(PermissionError, match=what) as caught:
             check()
     assert str(caught.value.filename).startswith(str(run.checkpoints))
@@ -67,27 +67,37 @@ def test_links_that_wandb_makes_are_accepted_and_a_link_in_its_place_is_not(run:
     (wandb / "run-1").mkdir(parents=True)
     (wandb / "latest-run").symlink_to("run-1")
     (wandb / "run-1" / "debug-core.log").symlink_to("/home/me/.cache/wandb/logs/core.log")
-    gate.need_own(run)
+    gate.need_own(run, "")
     wandb.rename(run.path.with_name("other"))
     wandb.symlink_to(run.path.with_name("other"))
     with pytest.raises(PermissionError, match="is a link"):
-        gate.need_own(run)
+        gate.need_own(run, "")
 
 
+@pytest.mark.parametrize("which", ["itself", "parent"])
 @pytest.mark.parametrize(
     ("mode", "cwd_mode", "is_refused"),
     [(0o755, 0o755, False), (0o777, 0o755, True), (0o1777, 0o755, False), (0o777, 0o777, False)],
 )
 def test_a_folder_that_others_can_write_holds_no_new_run_unless_the_project_is_theirs_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, cwd_mode: int, is_refused: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, cwd_mode: int, is_refused: bool, which: str
 ) -> None:
     outputs, project = tmp_path / "outputs", tmp_path / "project"
     for path, its in ((outputs, mode), (project, cwd_mode)):
         path.mkdir()
         path.chmod(its)
     monkeypatch.chdir(project)
+    new = outputs if which == "itself" else outputs / "run"
     if not is_refused:
-        gate.need_private(outputs / "new" / "run")
+        assert gate.open_new(new).path.is_dir()
         return
     with pytest.raises(PermissionError, match=f"chmod go-w {outputs}"):
-        gate.need_private(outputs / "new" / "run")
+        gate.open_new(new)
+    assert list(outputs.iterdir()) == []
+
+
+def test_a_new_run_begins_next_to_no_link(tmp_path: Path) -> None:
+    assert gate.open_new(tmp_path / "new").path == tmp_path / "new"
+    (tmp_path / "new" / "validation").symlink_to(tmp_path)
+    with pytest.raises(PermissionError, match="is a link"):
+        gate.open_new(tmp_path / "new")
