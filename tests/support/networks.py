@@ -156,6 +156,7 @@ class PartlyUsed(Plain):
 
     def forward(self, x: Tensor) -> Tensor:
         outputs, corner, means = super().forward(x), x[:, 0, 0, 0], x.mean((2, 3))
+        self.never.bias.requires_grad_(False)  # frozen when DDP already waits for it
         self.num_batches += self.training
         if self.num_batches % 2:
             outputs = outputs + self.sometimes(means)

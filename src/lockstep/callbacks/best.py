@@ -80,8 +80,5 @@ def _loss_of(trainer: L.Trainer) -> float | None:
     return None if loss is None else loss.item()
 
 
-# what is built in place of Lightning's, by its target
-INSTEAD = {
-    f"lightning.pytorch.callbacks.{kind.__name__}": f"{__name__}.{kind.__name__}"
-    for kind in (ModelCheckpoint, EarlyStopping)
-}
+# the target that is built in place of one of Lightning's classes
+REPLACED = {kind.__base__: f"{__name__}.{kind.__name__}" for kind in (ModelCheckpoint, EarlyStopping)}

@@ -55,6 +55,9 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
         leaks = [each for each in copies if each.is_leak]
         twice = [each for each in copies if not each.is_leak]
         broken, unfit = inspection.broken, _unfit_targets(config, inspection)
+        wrong_targets = Text(
+            f"{plural(len(unfit), 'split')} with some that cannot be learned" * bool(unfit), style="red"
+        )
         is_folder = config.data.target == IMAGE_FOLDER
         rows = [
             *((split, _counts(config, inspection, split)) for split in inspection.seen),
@@ -65,10 +68,7 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
             *_special(config, inspection),
             ("not read", _others(decoding.table.folder) if decoding is not None and is_folder else ""),
             ("broken", _finding(len(broken), "cannot be used", is_wrong=True)),
-            (
-                "targets",
-                _finding(len(unfit), "splits with some that cannot be learned", is_wrong=True) if unfit else "",
-            ),
+            ("targets", wrong_targets),
             ("leaks", _finding(len(leaks), f"in more than one split{' of a fold' if folds else ''}", is_wrong=True)),
             ("duplicates", _finding(len(twice), "more than once in a split", is_wrong=False)),
             ("similar", f"classes {alike}: are they one class?" if (alike := similar(images.class_names)) else ""),

@@ -42,21 +42,28 @@ class _Unused:
         self._num_passes = 0
 
     def complete(self) -> None:
+        if not self._model.require_backward_grad_sync:
+            return
         self._num_passes += 1
         missing = {at: self._parameters[at] for at in internals.unreached(self._model)}
-        if not missing:
+        store = internals.store()
+        if not missing or store is None:
             return
         unused = {at for at, parameter in missing.items() if parameter.grad is None}  # in no micro-batch
-        store = internals.store()
         # of two keys: when a rank publishes in a pass, all have read those of the pass before the last one
         keys = [f"{self._key} {rank} {self._num_passes % 2}" for rank in range(dist.get_world_size())]
         own = keys[dist.get_rank()]
         store.set(own, json.dumps([self._num_passes, sorted(unused)]))
         store.get(own)  # only an answer shows that the store has it
-        views = [parameter.view_as(parameter) for parameter in missing.values()]
-        torch.autograd.backward(views, [torch.zeros_like(view) for view in views])
-        if views[0].device.type == "cuda":
-            torch.cuda.synchronize(views[0].device)  # until then other ranks may not have published
+        parameters = list(missing.values())
+        frozen = [parameter for parameter in parameters if not parameter.requires_grad]  # by the training
+        for parameter in frozen:
+            parameter.requires_grad_()
+        torch.autograd.backward(parameters, [torch.zeros_like(parameter) for parameter in parameters])
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        if parameters[0].device.type == "cuda":
+            torch.cuda.synchronize(parameters[0].device)  # until then other ranks may not have published
         for key in keys:
             num_passes, published = json.loads(store.get(key)) if store.check([key]) else (0, [])
             unused &= {*published} if num_passes == self._num_passes else set()

@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import socket
 import ssl
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -96,8 +95,7 @@ def torchvision(
     origin = replace(origin, image_size=size, mean=repeated(mean, in_channels), std=repeated(std, in_channels))
 
     def download() -> State:
-        with _socket_timeout():
-            return models.get_model(name, weights="DEFAULT", progress=False).state_dict()  # with the names of today
+        return models.get_model(name, weights="DEFAULT", progress=False).state_dict()  # with the names of today
 
     return _prepared(net, origin, pretrained, download, head_only=head_only)
 
@@ -131,21 +129,10 @@ def timm(
     origin = Origin(settings["input_size"][-1], mean, std, first=first, head=head)
 
     def download() -> State:
-        with _socket_timeout(), _offline_without_network():
+        with _offline_without_network():
             return library.create_model(name, pretrained=True).state_dict()
 
     return _prepared(net, origin, pretrained, download, head_only=head_only)
-
-
-@contextlib.contextmanager
-def _socket_timeout() -> Iterator[None]:
-    """Limit the wait for each answer of a server, for which torch.hub has no limit."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(ANSWER_S)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
 
 
 @contextlib.contextmanager
@@ -158,7 +145,7 @@ def _offline_without_network() -> Iterator[None]:
 
     before, reason = constants.HF_HUB_OFFLINE, None
     try:
-        request.urlopen(request.Request(constants.ENDPOINT, method="HEAD")).close()
+        request.urlopen(request.Request(constants.ENDPOINT, method="HEAD"), timeout=ANSWER_S).close()
     except HTTPError:
         pass  # an answer
     except OSError as error:
@@ -310,8 +297,7 @@ def _read(path: str) -> State:
         found = re.search(r"GLOBAL (\S+) was not an allowed", str(error))
         if found is None:
             raise
-        hint = "save its tensors alone, torch.save(torch.load(FILE, weights_only=False)['state_dict'], 'weights.pth')"
-        raise ValueError(f"it has a {found[1]}, which could run code: if you trust it, {hint}") from error
+        raise ValueError(f"it has a {found[1]}, which could run code: save its tensors alone") from error
     for key in ("state_dict", "model", "state_dict_ema"):
         saved = saved.get(key, saved)
     return {re.sub(r"^module\.", "", name): value for name, value in saved.items()}

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lockstep.callbacks.best import INSTEAD
+from lockstep.callbacks.best import REPLACED
 from lockstep.callbacks.console import Console
 from lockstep.callbacks.own_module import metrics_of, steps_done
 from lockstep.callbacks.record import Record
@@ -191,8 +191,10 @@ def built_callbacks(config: Config) -> list[Callback]:
     for name, section in config.callbacks.items():
         if section is None:
             continue
-        target = INSTEAD.get(section.target, section.target)
-        built.append(build.build(section.model_copy(update={"target": target})))
+        callback = build.build(section)
+        if target := REPLACED.get(type(callback)):
+            callback = build.build(section.model_copy(update={"target": target}))
+        built.append(callback)
         lightnings = (kind.__name__ for kind in type(built[-1]).__mro__ if kind.__module__.startswith("lightning."))
         if (kind := next(lightnings, "")) in rules.INSTEAD:
             raise ConfigError([rules.unfit_callback(f"callbacks.{name}", section.target, kind)])
