@@ -16,10 +16,23 @@ from typing_extensions import override
 from lockstep.runs.ranking import LOSS, rank
 
 
-class ModelCheckpoint(callbacks.ModelCheckpoint):
-    """Keeps the best epoch, of equal ones the last; without any usable value the last one of all."""
+class _WithLoss(L.Callback):
+    """Saves the validation loss of the best epoch."""
 
     _best_loss: float | None = None
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "best_loss": self._best_loss}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._best_loss = state_dict.get("best_loss")  # earlier versions have none: then the next of equal ones wins
+
+
+class ModelCheckpoint(_WithLoss, callbacks.ModelCheckpoint):
+    """Keeps the best epoch, of equal ones the last; without any usable value the last one of all."""
 
     @override
     def check_monitor_top_k(self, trainer: L.Trainer, current: Tensor | None = None) -> bool:
@@ -38,20 +51,9 @@ class ModelCheckpoint(callbacks.ModelCheckpoint):
             self._best_loss = loss
         return is_better
 
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "best_loss": self._best_loss}
 
-    @override
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._best_loss = state_dict.get("best_loss")  # earlier versions have none: then the next of equal ones wins
-
-
-class EarlyStopping(callbacks.EarlyStopping):
+class EarlyStopping(_WithLoss, callbacks.EarlyStopping):
     """Waits for the epochs that become best.ckpt: with min_delta=0 an equal value with a lower loss is better, too."""
-
-    _best_loss: float | None = None
 
     @override
     def _run_early_stopping_check(self, trainer: L.Trainer) -> None:
@@ -65,15 +67,6 @@ class EarlyStopping(callbacks.EarlyStopping):
         if not self.wait_count:
             self._best_loss = loss
 
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "best_loss": self._best_loss}
-
-    @override
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._best_loss = state_dict.get("best_loss")
-
 
 def _loss_of(trainer: L.Trainer) -> float | None:
     loss = trainer.callback_metrics.get(LOSS)
@@ -81,4 +74,6 @@ def _loss_of(trainer: L.Trainer) -> float | None:
 
 
 # the target that is built in place of one of Lightning's classes
-REPLACED = {kind.__base__: f"{__name__}.{kind.__name__}" for kind in (ModelCheckpoint, EarlyStopping)}
+REPLACED = {
+    getattr(callbacks, kind.__name__): f"{__name__}.{kind.__name__}" for kind in (ModelCheckpoint, EarlyStopping)
+}
