@@ -10,6 +10,7 @@ from pathlib import Path
 from lockstep.cluster.slurm import exports, interpreter
 from lockstep.config.errors import ConfigError
 from lockstep.config.sections import Cluster
+from lockstep.runs.files import open_to_append
 from lockstep.runs.folder import RunFolder
 
 
@@ -31,7 +32,7 @@ def start(cluster: Cluster, folder: RunFolder, *, code: Path, cwd: Path) -> tupl
     lock = os.open(folder.job_lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # shared with the process, until it ends
-        with open(log, "ab") as file:
+        with open_to_append(log) as file:
             process = subprocess.Popen(
                 ["bash", "-c", script(cluster, folder, code, job_id)],
                 cwd=cwd,

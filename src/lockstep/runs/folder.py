@@ -32,6 +32,7 @@ CURVES = {"train": "", "val": "validation", "test": "test"}
 WANDB = "wandb"  # files of Weights & Biases
 CODE = "code"  # the source that a job runs; its config.yaml files belong to no run
 JOB = "job.json"  # the record of a job
+JOB_FILES = "job"  # its script and output, a log for every rank
 SWEEP = "sweep.json"  # next to the run folders of a sweep
 JOURNAL = "study.journal"  # Optuna's storage of a search, there too
 
@@ -76,7 +77,7 @@ class RunFolder:
     stop_flag = _File("STOP")  # a request to stop; contains the reason
     lock_file = _File(".lock")  # locked by the process that trains the run; created by the first training
     job_file = _File(JOB)  # the record of the last job, and the only one
-    job_files = _File("job")  # script and output of a job, a log for every rank
+    job_files = _File(JOB_FILES)
     job_config = _File("job/settings.yaml")  # settings and resources of the job of a command
     job_lock = _File(".job")  # locked by a background job on this machine, from its start to its end
     code = _File(CODE)  # the source of the project when a job was submitted

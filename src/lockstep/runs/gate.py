@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.runs.files import owner
-from lockstep.runs.folder import WANDB, RunFolder
+from lockstep.runs.folder import JOB_FILES, WANDB, RunFolder
 
 
 def open_new(path: Path) -> RunFolder:
@@ -61,13 +61,14 @@ def need_readable(folder: RunFolder) -> None:
 def need_plain(path: Path) -> None:
     """Refuse links, hard links, pipes and devices below a folder, and what another user than its owner put there.
 
-    Weights & Biases makes links, to its logs in the home folder, too: below its folder they are accepted.
+    Weights & Biases and submitit make links, the former to its logs in the home folder, too: they are accepted below
+    the folders of these two.
     """
-    user, of_wandb = path.stat().st_uid, os.path.join(path, WANDB, "")
+    user, linked = path.stat().st_uid, tuple(os.path.join(path, name, "") for name in (WANDB, JOB_FILES))
     for entry in _entries(path):
         state = entry.stat(follow_symlinks=False)
         is_file = stat.S_ISREG(state.st_mode)
-        if entry.is_symlink() and entry.path.startswith(of_wandb):
+        if entry.is_symlink() and entry.path.startswith(linked):
             continue
         if entry.is_symlink():
             what = "is a link"

@@ -62,14 +62,17 @@ def test_an_entry_that_no_run_contains_is_named(run: RunFolder, what: str) -> No
         gate.need_readable(run)
 
 
-def test_links_that_wandb_makes_are_accepted_and_a_link_in_its_place_is_not(run: RunFolder) -> None:
-    wandb = run.path / "wandb"
-    (wandb / "run-1").mkdir(parents=True)
-    (wandb / "latest-run").symlink_to("run-1")
-    (wandb / "run-1" / "debug-core.log").symlink_to("/home/me/.cache/wandb/logs/core.log")
+@pytest.mark.parametrize("name", ["wandb", "job"])
+def test_links_that_libraries_make_are_accepted_and_a_link_in_place_of_their_folder_is_not(
+    run: RunFolder, name: str
+) -> None:
+    folder = run.path / name
+    (folder / "run-1").mkdir(parents=True)
+    (folder / "latest-run").symlink_to("run-1")
+    (folder / "run-1" / "debug-core.log").symlink_to("/home/me/.cache/wandb/logs/core.log")
     gate.need_own(run, "")
-    wandb.rename(run.path.with_name("other"))
-    wandb.symlink_to(run.path.with_name("other"))
+    folder.rename(run.path.with_name("other"))
+    folder.symlink_to(run.path.with_name("other"))
     with pytest.raises(PermissionError, match="is a link"):
         gate.need_own(run, "")
 
