@@ -41,11 +41,13 @@ def run(project: Path) -> int:
         resumed = _saved_run(arguments, source)
         if resumed is None and not _is_checked(arguments, source):
             return 0
-        sys.argv.append(f"--config-name={compose.primary(source)}")
+        name = compose.primary(source)
+        if any(word.startswith(("--config-name", "-cn")) for word in sys.argv):
+            sys.argv.append(f"--config-name={name}")  # the last one is used
     except errors.ConfigError as error:
         errors.exit_with(error)
 
-    @hydra.main(version_base="1.3", config_path=str(source.conf), config_name=source.name)
+    @hydra.main(version_base="1.3", config_path=str(source.conf), config_name=name)
     def task(cfg: Any) -> None:
         train(cfg, source, resumed)
 

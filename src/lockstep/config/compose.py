@@ -27,6 +27,7 @@ CONF = next(path for path in (_PACKAGE / "conf", _PACKAGE.parents[1] / "conf") i
 
 
 LAST = ("experiment", "debug")  # groups whose options override those of config.yaml, and its values
+AROUND = " and its experiment"  # end of the name of a stored configuration
 
 
 class Source(NamedTuple):
@@ -98,7 +99,7 @@ def primary(source: Source) -> str:
             last[name] = option
         else:
             kept.append(entry)
-    inner, outer = f"defaults of {source.name}", f"{source.name} and its experiment"
+    inner, outer = f"defaults of {source.name}", f"{source.name}{AROUND}"
     around: dict[str, Any] = {"defaults": ["_self_", inner, *({group: option} for group, option in last.items())]}
     with open_dict(tree):
         tree.defaults = kept

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lockstep.cluster import submission
 from lockstep.cluster.jobs import Job
+from lockstep.config.compose import AROUND
 from lockstep.config.schema import Config
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.runs.naming import hydra_text, quoted
@@ -26,7 +27,7 @@ def script(path: Path, config: Config, num_trials: int) -> str:
 def in_background(path: Path, config: Config) -> None:
     """Start this command without `cluster` in the background, with `path` as its folder. Raises ConfigError."""
     submission.refuse_live(RunFolder(path.resolve()))
-    words = [word for word in sys.argv[1:] if group_of(word) != "cluster"]
+    words = [word for word in sys.argv[1:] if group_of(word) != "cluster" and not word.endswith(AROUND)]
     words = ["train", *words, "cluster=none", f"hydra.sweep.dir={hydra_text(str(path.resolve()))}"]
     submission.submit_command(
         RunFolder(path.resolve()), submission.with_ignored(words), config, name=_name(config), is_head=True
