@@ -40,6 +40,7 @@ OWN = "model._target_=my_package.networks.Net"
 def write_package(folder: Path, hidden: int = 3) -> None:
     package = folder / "my_package"
     package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").touch()  # a folder without is data
     (package / "networks.py").write_text(NETWORK)
     (package / "sizes.py").write_text(f"HIDDEN = {hidden}\n")
 
