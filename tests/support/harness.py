@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -180,11 +180,11 @@ def difference(one: RunFolder, other: RunFolder) -> float:
     return math.nan if any(map(math.isnan, found)) else max(found)
 
 
-def wait_until(condition: Any, what: str = "condition") -> None:
-    """Poll until `condition()` holds; fail after PATIENCE_S."""
+def wait_until(condition: Any, what: str = "condition", log: Callable[[], str] = str) -> None:
+    """Poll until `condition()` holds; fail after PATIENCE_S, with what `log` returns then."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:g} s"
+        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:g} s\n{log()}"
         time.sleep(0.02)
 
 

@@ -59,7 +59,7 @@ class Submitted:
         return path.read_text() if path.exists() else ""
 
     def wait_for_step(self, step: int) -> None:
-        wait_until(lambda: self.folder.read_status().get("step", 0) >= step, f"step {step}: {self.log}")
+        wait_until(lambda: self.folder.read_status().get("step", 0) >= step, f"step {step}", lambda: self.log)
 
     def wait(self, *, state: str = "COMPLETED") -> None:
         """Wait for the end of the job."""

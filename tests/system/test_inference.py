@@ -267,9 +267,9 @@ def test_a_job_that_slurm_has_cut_continues_and_a_cancelled_one_when_it_is_reque
     output, hold = shell.cwd / "out.csv", shell.cwd / "hold"
     hold.touch()
     job = submitted(shell, *words(trained, photos, output), "trainer.num_nodes=2", "trainer.devices=1")
-    wait_until(lambda: num_chunks(output) == 4, "both workers wait in the third chunk")
+    wait_until(lambda: num_chunks(output) == 4, "both workers wait in the third chunk", lambda: job.log)
     shell.slurm.run("scancel", "--signal=USR1", job.id)  # as SLURM warns of the time limit
-    wait_until(lambda: num_chunks(output) == 8, "both wait again")
+    wait_until(lambda: num_chunks(output) == 8, "both wait again", lambda: job.log)
     shell.jobs("cancel", job.id)
     job.wait(state="CANCELLED")
     assert not output.exists()

@@ -1119,7 +1119,11 @@ def test_a_command_in_the_background_has_state_result_and_exit_code_and_is_stopp
         f"the command exited with code 2 on {socket.gethostname()}, see the log",
     )
     trained = RunFolder(tmp_path / "run")
-    wait_until(lambda: trained.read_status().get("step", 0) >= 1, "the first step")
+    wait_until(
+        lambda: trained.read_status().get("step", 0) >= 1,
+        "the first step",
+        lambda: Path(train.read_job()["log"]).read_text(),
+    )
     assert found(train).state == "running"
     (train.path / "results.json").write_text('{"verdict": "half"}')
     assert found(train).result is None  # before its end

@@ -31,7 +31,7 @@ def test_the_states_of_forgotten_jobs_come_from_the_database(forgetful: Slurm, t
     ]
     through, killed, never = begun
     forgetful.run("scancel", never.id)
-    wait_until(lambda: killed.folder.read_status().get("state") == "training", f"training: {killed.log}")
+    wait_until(lambda: killed.folder.read_status().get("state") == "training", "training", lambda: killed.log)
     os.kill(killed.folder.read_status()["pid"], signal.SIGKILL)  # as where memory is out
     wait_until(lambda: not forgetful.run("squeue", "--noheader", "--states=all").stdout, "no job any more")
     lines = shell.jobs("list").stdout.splitlines()

@@ -201,7 +201,7 @@ def test_an_interrupted_job_reports_what_it_measured_and_is_not_resumed(
     shell.slurm.run(*words(*JOB, "benchmark.environments.cpu=null", later, "benchmark.budget_s=500"), cwd=shell.cwd)
     job = Submitted(shell, folder_of(shell.cwd), "")
     run = RunFolder(job.folder.path / "parallel-cpu")
-    wait_until(lambda: run.read_status().get("epoch", 0) > 1, f"the second epoch: {job.log}")
+    wait_until(lambda: run.read_status().get("epoch", 0) > 1, "the second epoch", lambda: job.log)
     (shell.jobs if interruption == ["cancel"] else shell.slurm.run)(*interruption, job.id)
     job.wait(state=state)
     shell.jobs("wait", job.id, code=EXIT_STOPPED)
