@@ -61,6 +61,11 @@ class Compiled(Protocol):
     def eagerly(self) -> AbstractContextManager[None]: ...
 
 
+Graphed = Callable[[Tensor, Shard], Tensor]
+Compiler = Callable[[nn.Module, Sequence[ExactDropout], Layout], Compiled]
+Grapher = Callable[..., Graphed]
+
+
 class Classifier(L.LightningModule):
     """Trains any network, from inputs (B, ...) to the outputs that the losses of its task take.
 
@@ -92,8 +97,8 @@ class Classifier(L.LightningModule):
         gradient_clip_norm: float | None,
         autocast: dtype | None,
         layout: Layout,
-        compiler: Callable[[nn.Module, Sequence[ExactDropout], Layout], Compiled] | None,
-        grapher: Callable[..., Callable[[Tensor, Shard], Tensor]] | None,
+        compiler: Compiler | None,
+        grapher: Grapher | None,
         has_flip_test: bool,
         seed: int,
         log_every_n_steps: int,
@@ -123,7 +128,7 @@ class Classifier(L.LightningModule):
         self.scores = nn.ModuleDict({split: Scores(measured) for split in ("val", *self.test_splits)})
         self._compiled = compiler and compiler(net, self.dropouts, layout)
         self.grapher = grapher
-        self._graphed: Callable[[Tensor, Shard], Tensor] | None = None
+        self._graphed: Graphed | None = None
         self.counts = EpochCounts(task.scored)
         self._weight_sum: Tensor | None = None  # of this rank's samples of the global batch, if they have weights
         self.metrics: dict[str, float] = {}
