@@ -35,8 +35,9 @@ RINGS = {
         *("distributed", "tasks", "callbacks.own_module", "callbacks.stop"),
         *("data.balance", "data.loader", "data.sampler", "data.transforms"),
         *("data.images.image_error", "data.images.samples", "data.images.splits", "data.images.statistics"),
-        *("models.classifier", "models.counts", "models.loss_scale", "models.parameter_groups", "models.schedules"),
-        *("models.step", "system.internals", "system.kinds", "system.signals", "system.trainer_internals"),
+        *("models.classifier", "models.counts", "models.loss_scale", "models.parameter_groups", "models.passes"),
+        *("models.schedules", "models.step"),
+        *("system.internals", "system.kinds", "system.signals", "system.trainer_internals"),
     ),
     "run": ("callbacks", "cli", "config", "data", "launch", "models", "runs", "system", "training"),
     "features": (
