@@ -1,6 +1,6 @@
-"""The layers of the package, and the picture of them in docs/architecture.md.
+"""The layers and rings of the package, and the picture of them in docs/architecture.md.
 
-`python -m tests.support.architecture > docs/images/architecture.svg` draws it; tests check layers and picture.
+`python -m tests.support.architecture > docs/images/architecture.svg` draws it; tests check layers, rings and picture.
 """
 
 import ast
@@ -29,6 +29,30 @@ LAYERS = (
     ("cli", "python", "testing"),
     ("__main__",),
 )
+# innermost first; a module imports from its own ring and from inner ones. The longest name that begins its own decides
+RINGS = {
+    "promise": (
+        *("distributed", "tasks", "callbacks.own_module", "callbacks.stop"),
+        *("data.balance", "data.loader", "data.sampler", "data.transforms"),
+        *("data.images.image_error", "data.images.samples", "data.images.splits", "data.images.statistics"),
+        *("models.classifier", "models.counts", "models.loss_scale", "models.parameter_groups", "models.passes"),
+        *("models.schedules", "models.step"),
+        *("system.internals", "system.kinds", "system.signals", "system.trainer_internals"),
+    ),
+    "run": ("callbacks", "cli", "config", "data", "launch", "models", "runs", "system", "training"),
+    "features": (
+        *("__main__", "benchmark", "board", "cluster", "monitoring", "python", "starter", "sweeps"),
+        *("testing", "verify"),
+        *("callbacks.average", "callbacks.best", "callbacks.csv_logger", "callbacks.pictures", "callbacks.plots"),
+        *("callbacks.wandb_logger", "cli.check", "cli.data", "cli.declarations", "cli.export", "cli.fetch", "cli.help"),
+        *("cli.inference", "cli.machine", "cli.main", "cli.model", "data.images.crops", "data.images.ragged"),
+        *("data.inspection", "data.sources.datasets", "data.sources.lists", "data.transfer", "launch.notification"),
+        *("models.layers", "models.libraries", "models.outcomes", "runs.discovery", "runs.gate", "runs.ranking"),
+        *("runs.verified", "training.chunks", "training.evaluate", "training.explanations", "training.export"),
+        *("training.folds", "training.initial_weights", "training.loads", "training.other_images", "training.predict"),
+        *("training.report", "training.verification"),
+    ),
+}
 
 
 def sources() -> dict[str, Path]:
@@ -45,9 +69,32 @@ def sources() -> dict[str, Path]:
 MODULES = sources()
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Full names of all modules that a file imports, also inside functions."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def part_of(name: str) -> str:
+    return name.split(".")[0]
+
+
+def lazy_names() -> dict[str, str]:
+    """Modules of the public names, which are imported on first use: lockstep.data.digits is in data.sources.builtin."""
+    return {
+        f"lockstep.{package}.{alias.name}": f"lockstep.{package}.{node.module}"
+        for package in {part_of(name) for name in MODULES} - {""}
+        if (stub := PACKAGE / package / "__init__.pyi").is_file()
+        for node in ast.parse(stub.read_text()).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+LAZY = lazy_names()
+
+
+def imports(path: Path, *, for_types: bool = True) -> Iterator[str]:
+    """Full names of all modules that a file imports, also inside functions; with `for_types` also for type checkers."""
+    tree = ast.parse(path.read_text())
+    for node in () if for_types else ast.walk(tree):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            node.body.clear()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -55,11 +102,8 @@ def imports(path: Path) -> Iterator[str]:
             assert node.module is not None
             # `from lockstep.config import rules` names a module, `from lockstep.config.rules import METRICS` does not
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from {name if name.removeprefix("lockstep.") in MODULES else node.module for name in inner}
-
-
-def part_of(name: str) -> str:
-    return name.split(".")[0]
+            known = (name if name.removeprefix("lockstep.") in MODULES else LAZY.get(name) for name in inner)
+            yield from {name or node.module for name in known}
 
 
 def own_imports(path: Path) -> set[str]:
@@ -71,17 +115,46 @@ def layer_of(part: str) -> int:
     return next(number for number, parts in enumerate(LAYERS) if part in parts)
 
 
-WIDTH, MARGIN, GAP, LINE, HEAD = 1060, 24, 12, 17, 40  # pixels
+def ring_of(module: str) -> str:
+    fitting = {name: ring for ring, names in RINGS.items() for name in names if f"{module}.".startswith(f"{name}.")}
+    return fitting[max(fitting, key=len)]
+
+
+def outward_imports(ring: str) -> set[str]:
+    """The imports of a ring that point to an outer one, as `module -> module`."""
+    inner = [*RINGS][: [*RINGS].index(ring) + 1]
+    return {
+        f"{module} -> {name}"
+        for module, path in MODULES.items()
+        if module and ring_of(module) == ring
+        for other in imports(path, for_types=False)
+        if (name := other.removeprefix("lockstep.")) in MODULES and ring_of(name) not in inner
+    }
+
+
+WIDTH, MARGIN, GAP, LINE, HEAD, SQUARE = 1060, 24, 12, 17, 40, 9  # pixels
+MEANINGS = {
+    "promise": "N workers compute what one would",
+    "run": "one training, from its folder to its end",
+    "features": "what a training can do without",
+}
+RULE = "A square is a module. Imports point to lower layers, and from features to run to promise."
 STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #424a53 }
   .name { font: 600 15px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill: #1f2328 }
   .page { fill: #ffffff; stroke: #d1d9e0 }
-  .package { fill: #eef4fb; stroke: #7f9fc4 }
+  .package { fill: #f6f8fa; stroke: #afb8c1 }
+  .promise { fill: #0a5bc4 }
+  .run { fill: #6ea8e8 }
+  .features { fill: #e0a458 }
   @media (prefers-color-scheme: dark) {
     text { fill: #c3ccd5 }
     .name { fill: #f0f6fc }
     .page { fill: #0d1117; stroke: #3d444d }
-    .package { fill: #17253a; stroke: #4a6a94 }
+    .package { fill: #161b22; stroke: #484f58 }
+    .promise { fill: #58a6ff }
+    .run { fill: #2f5f98 }
+    .features { fill: #b07a35 }
   }"""
 
 
@@ -91,9 +164,26 @@ def purpose(package: str) -> str:
     return " ".join(text.replace("`", "").split("\n\n")[0].split()).split(". ")[0].rstrip(".")
 
 
+def squares(package: str, right: int, top: int) -> Iterator[str]:
+    """A square for each module of a package in the colour of its ring, inner rings first; they end at `right`."""
+    names = [name for name in MODULES if part_of(name) == package and MODULES[name].name != "__init__.py"]
+    names.sort(key=lambda name: [*RINGS].index(ring_of(name)))
+    for number, name in enumerate(names):
+        left = right - SQUARE * (len(names) - number)
+        yield f'<rect class="{ring_of(name)}" x="{left}" y="{top}" width="{SQUARE - 2}" height="{SQUARE - 2}"/>'
+
+
+def legend() -> Iterator[str]:
+    for number, (ring, meaning) in enumerate(MEANINGS.items()):
+        left = MARGIN + number * (WIDTH - 2 * MARGIN) // len(MEANINGS)
+        yield f'<rect class="{ring}" x="{left}" y="{MARGIN}" width="11" height="11"/>'
+        yield f'<text x="{left + 18}" y="{MARGIN + 10}">{ring}: {meaning}</text>'
+    yield f'<text x="{MARGIN}" y="{MARGIN + 34}">{RULE}</text>'
+
+
 def drawing() -> str:
     """A row of boxes for each layer, the highest first, as SVG: light or dark as the page around it."""
-    parts, top = [], MARGIN
+    parts, top = [*legend()], MARGIN + HEAD + LINE
     for names in reversed(LAYERS[:-1]):  # __main__ is no package
         width = (WIDTH - 2 * MARGIN - GAP * (len(names) - 1)) // len(names)
         texts = [textwrap.wrap(purpose(name), (width - 24) // 7) for name in names]
@@ -102,6 +192,7 @@ def drawing() -> str:
             left = MARGIN + number * (width + GAP)
             parts.append(f'<rect class="package" x="{left}" y="{top}" width="{width}" height="{height}" rx="7"/>')
             parts.append(f'<text class="name" x="{left + 12}" y="{top + 24}">{name}</text>')
+            parts += squares(name, left + width - 10, top + 15)
             for row, line in enumerate(lines):
                 parts.append(f'<text x="{left + 12}" y="{top + 45 + LINE * row}">{escape(line)}</text>')
         top += height + GAP
@@ -110,7 +201,7 @@ def drawing() -> str:
     return "\n".join(
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',
-            "<title>The packages of Lockstep in layers: each imports from lower ones only</title>",
+            "<title>The packages of Lockstep in layers, and their modules in three rings</title>",
             f"<style>{STYLE}\n</style>",
             f'<rect class="page" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
             *parts,

@@ -20,9 +20,10 @@ from lockstep.distributed.partition import Shard
 from lockstep.distributed.rng import drawing_layer, replace_dropout, seed_of
 from lockstep.models import layout
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.models.layout import Layout
+from lockstep.models.graphs import GraphedModule
 from lockstep.models.libraries import origin_of, with_ends
 from lockstep.models.parameter_groups import ParameterRule, rule_of
+from lockstep.models.passes import Layout
 from lockstep.models.schedules import Schedule
 from lockstep.system.terminal import say, terminal
 from lockstep.tasks import reduction
@@ -76,8 +77,8 @@ def classifier(
             gradient_clip_norm=config.trainer.gradient_clip_norm,
             autocast=AUTOCAST.get(session.precision),
             layout=_layout(session, net, is_trained=is_trained),
-            is_compiled=config.compile,
-            is_graphed=_is_graphed(session),
+            compiler=layout.CompiledNetwork if config.compile else None,
+            grapher=GraphedModule if _is_graphed(session) else None,
             has_flip_test=config.flip_test,
             seed=config.seed,
             log_every_n_steps=config.trainer.log_every_n_steps,

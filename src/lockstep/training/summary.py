@@ -117,7 +117,7 @@ def show_header(
     rows += [("batch", _batch(here, data)), ("precision", f"{here.precision} ({here.precision_reason})")]
     if isinstance(module, Classifier):
         rows.append(("layout", f"{module.layout.name} ({module.layout.reason})"))
-        rows += [("steps", "replayed as CUDA graphs")] if module.is_graphed and 0 not in here.loads else []
+        rows += [("steps", "replayed as CUDA graphs")] if module.grapher and 0 not in here.loads else []
     else:
         rows.append(("exact", _verified(here, module)))
     name = config.module.target if config.has_own_module else config.model.target

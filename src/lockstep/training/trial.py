@@ -13,7 +13,7 @@ from lockstep.data.images.samples import Samples
 from lockstep.data.module import ImageData
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
-from lockstep.models.layout import Layout
+from lockstep.models.passes import Layout
 from lockstep.system.wording import plural
 from lockstep.tasks.scores import MetricError, Scores
 from lockstep.tasks.task import Task, checked_losses
