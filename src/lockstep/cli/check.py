@@ -35,7 +35,7 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
     presence.check(config.data)
     from lockstep.data.images.listing import similar
     from lockstep.data.inspection import inspect
-    from lockstep.training.assembly import opened
+    from lockstep.training.image_files import opened
     from lockstep.training.staging import once_a_node
 
     progress = Progress("Reading images", "images")

@@ -11,15 +11,12 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from lockstep.config import build, errors, signatures
+from lockstep.config import build, errors, features, signatures
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import OF_FILES, Data, is_ours
-from lockstep.data.images.crops import RandomCrop
-from lockstep.data.images.decoding import Decoding
-from lockstep.data.images.splits import Splits, is_streamed
+from lockstep.data.images.splits import Fold, Images, Splits, is_streamed
 from lockstep.data.images.statistics import unchanged
 from lockstep.data.module import Batching, ImageData
-from lockstep.data.sources.datasets import seeded
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed import gradients
 from lockstep.distributed.batch_norm import ExactBatchNorm
@@ -31,7 +28,7 @@ from lockstep.training import data_record, networks, own_module
 from lockstep.training.checkpoint_io import AtomicCheckpointIO
 from lockstep.training.precision import lightning_precision
 from lockstep.training.session import Session
-from lockstep.training.staging import files_of, fold_of, once_a_node
+from lockstep.training.staging import once_a_node
 
 
 def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> ImageData:
@@ -52,6 +49,7 @@ def served(session: Session, images: Splits) -> ImageData:
     """Serve this rank's shard of images."""
     config, trainer = session.config, session.config.trainer
     crop = config.augment.random_resized_crop
+    crops = [of(scale=crop.scale, ratio=crop.ratio, seed=config.seed) for of in features.used("crop", config)]
     augment = config.augment.model_dump(exclude={"random_resized_crop"})
     return ImageData(
         images,
@@ -67,7 +65,7 @@ def served(session: Session, images: Splits) -> ImageData:
             balance=config.data.balance,
         ),
         augment=partial(Augment, **augment),
-        crop=RandomCrop(scale=crop.scale, ratio=crop.ratio, seed=config.seed) if crop.scale is not None else None,
+        crop=crops[0] if crops else None,
         memory=config.data.memory,
         num_workers=_num_workers(session, images),
         seed=config.seed,
@@ -128,12 +126,18 @@ def refuse_unfit_arguments(section: Data) -> None:
         raise errors.ConfigError(found)
 
 
-def opened(seed: int, has_crops: bool, section: Data) -> tuple[Splits, Decoding | None]:
-    """Return the images of a source; those of files are not decoded, and kept whole with `has_crops`."""
-    if section.target in OF_FILES:
-        decoding = files_of(section, has_crops=has_crops)
-        return decoding.listed(), decoding
-    return seeded(source(section), seed), None
+def fold_of(section: Data) -> Fold | None:
+    return None if section.folds is None else Fold(section.fold, section.folds)
+
+
+def seeded(splits: Splits, seed: int) -> Splits:
+    """Set the seed of a run in pixels that draw; others are unchanged."""
+
+    def part(images: Images) -> Images:
+        pixels: Any = images.pixels
+        return replace(images, pixels=replace(pixels, seed=seed)) if hasattr(pixels, "seed") else images
+
+    return replace(splits, **{name: part(images) for name, images in splits.parts.items()})
 
 
 def refuse_unfit_images(config: Config, images: Splits) -> None:

@@ -5,8 +5,8 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -47,6 +47,7 @@ class Session:
     precision_reason: str
     environment: ClusterEnvironment
     held: contextlib.ExitStack  # closed at the end, also after an error
+    remarks: Mapping[str, str] = field(default_factory=dict)  # about rows of the header of the run
 
     @property
     def is_distributed(self) -> bool:

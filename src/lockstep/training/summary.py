@@ -90,9 +90,7 @@ def device_name(here: Session) -> str:
     return f"CPU, {plural(torch.get_num_threads(), 'thread')} each"
 
 
-def show_header(
-    here: Session, data: ImageData, module: L.LightningModule, *, is_resumed: bool, measured_loads: str
-) -> None:
+def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is_resumed: bool) -> None:
     """Print data, network, workers, batch, precision and folder of a run, unless it is silent."""
     config, count, device = here.config, here.world_size, device_name(here)
     if config.silent:
@@ -113,7 +111,7 @@ def show_header(
     if here.device.type == "cpu" and here.num_local > 1 and num_cores() <= FEW_CORES:
         rows.append(("", REHEARSAL))
     if isinstance(config.trainer.loads, list):
-        rows.append(("loads", ", ".join(filter(None, (errors.shown(config.trainer.loads), measured_loads)))))
+        rows.append(("loads", ", ".join(filter(None, (errors.shown(config.trainer.loads), here.remarks.get("loads"))))))
     rows += [("batch", _batch(here, data)), ("precision", f"{here.precision} ({here.precision_reason})")]
     if isinstance(module, Classifier):
         rows.append(("layout", f"{module.layout.name} ({module.layout.reason})"))

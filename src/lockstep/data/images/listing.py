@@ -21,10 +21,6 @@ from lockstep.data.transfer import copying
 from lockstep.data.transfer.copying import is_skipped
 
 # folders below data.root with the files of a downloaded data set
-FOLDERS = {
-    "lockstep.data.fashion_mnist": "FashionMNIST/raw",
-    "lockstep.data.cifar10": "cifar-10-batches-py",
-}
 IMAGE_SUFFIXES = (
     *(".apng", ".avif", ".bmp", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".jpx"),
     *(".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),

@@ -12,9 +12,9 @@ from annotated_types import Ge
 from torch import Tensor
 from typing_extensions import Doc
 
-from lockstep.data.images.listing import FOLDERS
 from lockstep.data.images.splits import Fold, Images, Splits, cut_splits
 from lockstep.data.images.views import resize
+from lockstep.data.sources import FOLDERS
 from lockstep.distributed.rng import generator
 from lockstep.system.kinds import Channels, FilesRoot, Positive, PositiveFraction, Seed, SplitSeed
 
