@@ -6,7 +6,7 @@ Its module is imported then. Only this table names them; the core calls what `us
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lockstep.config.target_sections import IMAGE_LIST, LIBRARIES
+from lockstep.config.target_sections import IMAGE_LIST, LIBRARIES, OF_FILES
 from lockstep.system.functions import named_function
 
 
@@ -19,6 +19,10 @@ class Feature(NamedTuple):
     moment: str
     function: str
     is_used: Callable[[Any], object]
+
+
+def _has_own_module(config: Any) -> bool:
+    return config.has_own_module
 
 
 def _has_known_weights(config: Any) -> bool:
@@ -52,6 +56,11 @@ FEATURES = (
     Feature("killed", "lockstep.config.copies:remove_unused", lambda data: data.copy_remove),
     # random parts of training images, made where these are read: (scale, ratio, seed)
     Feature("crop", "lockstep.data.images.crops:RandomCrop", lambda config: config.augment.has_crops),
+    # a custom module in place of ours: (session, image format, total steps) -> module, its companion callback
+    Feature("module", "lockstep.training.own_module:made", _has_own_module),
+    # rows of the header of a run: (config) -> name, text; and of its module: (config, module)
+    Feature("data row", "lockstep.training.image_files:header_row", lambda config: config.data.target in OF_FILES),
+    Feature("module row", "lockstep.training.own_module:header_row", _has_own_module),
     # the weights of a new run: (session, module, image format)
     Feature("weights", "lockstep.training.initial_weights:load", lambda config: config.init_from is not None),
     # the shards of the workers, before the first step: (session, data, module) -> session

@@ -14,7 +14,6 @@ from lockstep.config.key_scopes import NOT_OF_A_TRAINING, scope
 from lockstep.config.schema import Config
 from lockstep.config.sections import Augment
 from lockstep.config.target_sections import OF_FILES
-from lockstep.config.validation import schema_errors
 from lockstep.runs.files import read_text, write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.system.trees import from_yaml
@@ -57,6 +56,8 @@ def load(path: Path) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
+        from lockstep.config.validation import schema_errors  # a valid configuration needs no rules and no Hydra
+
         errors = dict(schema_errors(tree, error, {}))
         before = other_version(RunFolder(path.parent))
         hint = [f"{path.parent} was trained by {before}: use that version"] if before else []

@@ -18,13 +18,12 @@ from lockstep.data.images.splits import Fold, Images, Splits, is_streamed
 from lockstep.data.images.statistics import unchanged
 from lockstep.data.module import Batching, ImageData
 from lockstep.data.transforms.augment import Augment
-from lockstep.distributed import gradients
 from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.models.classifier import ImageFormat
 from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
 from lockstep.system.hardware import num_cores
-from lockstep.training import data_record, networks, own_module
+from lockstep.training import data_record, networks
 from lockstep.training.checkpoint_io import AtomicCheckpointIO
 from lockstep.training.precision import lightning_precision
 from lockstep.training.session import Session
@@ -178,12 +177,14 @@ def image_format(data: ImageData) -> ImageFormat:
     return ImageFormat(data.class_names, data.image_shape, data.mean, data.std, is_float)
 
 
-def module_to_evaluate(session: Session, data: ImageData) -> tuple[L.LightningModule, list[Callback]]:
+def build_module(
+    session: Session, images: ImageFormat, total_steps: int = 1, *, is_trained: bool = False
+) -> tuple[L.LightningModule, list[Callback]]:
     """Build the module of the run without its trained weights, and the callbacks that must come first."""
-    if session.config.has_own_module:
-        module, companion = own_module.made(session, image_format(data), total_steps=1)
-        return module, [companion]
-    return networks.classifier(session, image_format(data), total_steps=1), []
+    for custom in features.used("module", session.config):
+        made, companion = custom(session, images, total_steps)
+        return made, [companion]
+    return networks.classifier(session, images, total_steps=total_steps, is_trained=is_trained), []
 
 
 def lightning_trainer(
@@ -193,6 +194,8 @@ def lightning_trainer(
     config = session.config
     strategy: Any = "auto"
     if session.is_distributed:
+        from lockstep.distributed import gradients
+
         strategy = internals.OneStream(
             on_wrapped=partial(gradients.choose, is_bfloat16=config.strategy.gradient_dtype == "bfloat16"),
             # here, because `devices` below rejects a GPU that two workers call by the same number

@@ -1,5 +1,6 @@
 """The image files of a folder or list, not decoded, for copies, other images and commands that look at them."""
 
+from lockstep.config.schema import Config
 from lockstep.config.target_sections import IMAGE_FOLDER, OF_FILES, Data
 from lockstep.data.images.decoding import Decoding
 from lockstep.data.images.listing import list_classes
@@ -31,3 +32,11 @@ def opened(seed: int, has_crops: bool, section: Data) -> tuple[Splits, Decoding 
         decoding = files_of(section, has_crops=has_crops)
         return decoding.listed(), decoding
     return seeded(source(section), seed), None
+
+
+def header_row(config: Config) -> tuple[str, str]:
+    """Return the row of a header about how photographs are seen in an evaluation, and in training if that differs."""
+    view = View.of(*(config.data.arguments()[name] for name in VIEW_KEYS))
+    scale = config.augment.random_resized_crop.scale
+    parts = f"; in training parts of {100 * scale[0]:g} to {100 * scale[1]:g} % of the area" if scale else ""
+    return "images", f"photographs {view.text}{parts}"

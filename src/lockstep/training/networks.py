@@ -21,7 +21,7 @@ from lockstep.distributed.rng import drawing_layer, replace_dropout, seed_of
 from lockstep.models import layout
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.layout import Layout
-from lockstep.models.libraries import origin_of, with_ends
+from lockstep.models.origin import origin_of, with_ends
 from lockstep.models.parameter_groups import ParameterRule, rule_of
 from lockstep.models.schedules import Schedule
 from lockstep.system.terminal import say, terminal

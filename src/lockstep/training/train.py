@@ -30,7 +30,7 @@ from lockstep.runs.folder import EXIT_STOPPED, PRUNED, RunFolder
 from lockstep.system import internals, provenance
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
-from lockstep.training import assembly, networks, own_module, session, trial
+from lockstep.training import assembly, networks, session, trial
 from lockstep.training.session import Session
 from lockstep.training.staging import together
 from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize, tested
@@ -121,7 +121,7 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
         has_best = folder.best_checkpoint.exists()
         checkpoint = session.checkpoint(here, folder.best_checkpoint if has_best else folder.last_checkpoint).path
         data = assembly.image_data(here, folder)
-        module, first = assembly.module_to_evaluate(here, data)
+        module, first = assembly.build_module(here, assembly.image_format(data))
         callbacks = [each for each in built_callbacks(config) if not isinstance(each, ModelCheckpoint)]
         trainer = assembly.lightning_trainer(
             here,
@@ -158,11 +158,8 @@ def prepared(here: Session, *, is_new: bool) -> tuple[Session, ImageData, L.Ligh
     here = _with_class_weights(here, data)
     config = here.config
     image_format, total_steps = assembly.image_format(data), config.trainer.max_epochs * data.steps_per_epoch
-    if config.has_own_module:
-        module, companion = own_module.made(here, image_format, total_steps=total_steps)
-        first: list[Callback] = [companion]
-    else:
-        module, first = networks.classifier(here, image_format, total_steps=total_steps, is_trained=True), []
+    module, first = assembly.build_module(here, image_format, total_steps, is_trained=True)
+    if isinstance(module, Classifier):
         data.augment = dataclasses.replace(data.augment, moved_targets=module.task.moved_targets)
         trial.try_out(here, data, module)
     if is_new:

@@ -19,12 +19,13 @@ from torchvision.transforms.v2 import functional as F
 
 from lockstep.data.images import decoding
 from lockstep.data.images.decode import DecodedImage, ImageError, decode
-from lockstep.data.images.listing import IMAGE_SUFFIXES, class_folders, list_classes, list_images, similar
+from lockstep.data.images.listing import IMAGE_SUFFIXES, class_folders, list_classes, list_images
 from lockstep.data.images.splits import Images, Splits, cut_by_name, read_runs, whole
 from lockstep.data.images.views import View
 from lockstep.data.sources.builtin import cifar10, digits, fashion_mnist, synthetic
 from lockstep.data.sources.folders import image_folder, unlabelled_folder
 from lockstep.data.sources.lists import image_list
+from lockstep.system.wording import similar
 from tests.support.image_files import SETTINGS, write_image, write_list
 
 REPOSITORY = Path(__file__).parents[3]
