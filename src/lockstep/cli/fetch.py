@@ -24,7 +24,7 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
     section = data.model_copy(update={**changes, **({"download": True} if "download" in data.arguments() else {})})
     presence.check(section)
     presence.check_weights(config)
-    from lockstep.training import networks
+    from lockstep.training import pretrained
     from lockstep.training.image_files import opened
     from lockstep.training.staging import once_a_node
 
@@ -37,7 +37,7 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
     with contextlib.ExitStack() as held:
         text, root, *shape = once_a_node(section, load, rank=0, local_rank=0, is_silent=False, held=held)
     file, weights = config.model.arguments().get("pretrained"), ""
-    if networks.fetch_weights(config, *shape):
+    if pretrained.fetch_weights(config, *shape):
         weights = file if isinstance(file, str) else "in the cache of the library, which TORCH_HOME or HF_HOME moves"
     rows = [("data", text), ("weights", weights), ("for jobs", f"data.root={root}" if is_url else "")]
     show_table(f"Data: {section.target.rpartition('.')[2]}", rows)

@@ -3,17 +3,17 @@
 Its module is imported then. Only this table names them; the core calls what `used` returns.
 """
 
+import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lockstep.config.target_sections import IMAGE_LIST, LIBRARIES, OF_FILES
-from lockstep.system.functions import named_function
 
 
 class Feature(NamedTuple):
     """A feature at a moment: its function, as module:function, and whether it is used.
 
-    It is used by a configuration; at moments that have only its section `data`, by that.
+    It is used by a configuration, or by the part of a run that the moment has: the section `data`, the module.
     """
 
     moment: str
@@ -23,6 +23,10 @@ class Feature(NamedTuple):
 
 def _has_own_module(config: Any) -> bool:
     return config.has_own_module
+
+
+def _net(module: Any) -> Any:
+    return getattr(module, "net", None)
 
 
 def _has_known_weights(config: Any) -> bool:
@@ -63,6 +67,8 @@ FEATURES = (
     Feature("module row", "lockstep.training.own_module:header_row", _has_own_module),
     # the weights of a new run: (session, module, image format)
     Feature("weights", "lockstep.training.initial_weights:load", lambda config: config.init_from is not None),
+    # or else those that its network has from elsewhere: the same, used by a module
+    Feature("pretrained", "lockstep.training.pretrained:load", lambda module: hasattr(_net(module), "origin")),
     # the shards of the workers, before the first step: (session, data, module) -> session
     Feature("shards", "lockstep.training.loads:measured", lambda config: config.trainer.loads == "auto"),
     # after a test: (session, data, module)
@@ -73,5 +79,11 @@ FEATURES = (
 
 
 def used(moment: str, by: Any) -> list[Callable[..., Any]]:
-    """Return the functions of the features that a configuration, or its section `data`, uses at a moment."""
+    """Return the functions of the features that a configuration, or a part of a run, uses at a moment."""
     return [named_function(each.function) for each in FEATURES if each.moment == moment and each.is_used(by)]
+
+
+def named_function(name: str) -> Callable[..., Any]:
+    """Import the module of "module:function" and return the function."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 import lockstep
 from lockstep.config.errors import ConfigError, one_line
-from lockstep.config.key_scopes import NOT_OF_A_TRAINING, scope
 from lockstep.config.schema import Config
 from lockstep.config.sections import Augment
 from lockstep.config.target_sections import OF_FILES
@@ -33,6 +32,8 @@ def fingerprint(config: Config) -> str:
 
     Notifications are not part of it, nor network interfaces, whose names may differ between machines.
     """
+    from lockstep.config.key_scopes import NOT_OF_A_TRAINING, scope
+
     tree = {key: value for key, value in to_tree(config).items() if scope(key) not in NOT_OF_A_TRAINING}
     tree["strategy"] = {k: v for k, v in tree["strategy"].items() if k not in ("interface", "variables")}
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]

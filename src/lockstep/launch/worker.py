@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
 
 from lockstep.config.errors import PREFIX, ConfigError
+from lockstep.config.features import named_function
 from lockstep.runs import vitals
 from lockstep.runs.files import open_to_append
 from lockstep.runs.folder import (
@@ -27,7 +28,6 @@ from lockstep.runs.folder import (
     RunFolder,
 )
 from lockstep.system import output, processes
-from lockstep.system.functions import named_function
 from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World, outer_world
 from lockstep.system.lazy_imports import lazy

@@ -5,12 +5,14 @@ import torch
 from lockstep.config import storage
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
-from lockstep.distributed.collectives import gather_objects
+from lockstep.distributed.collectives import gather_objects, is_distributed
 from lockstep.system.launcher import World
 
 
 def agree(config: Config, world_size: int) -> None:
     """Check that all ranks have the same configuration and world size. Raises ConfigError on all ranks."""
+    if not is_distributed():
+        return
     mine = (storage.fingerprint(config), world_size)
     for rank, other in enumerate(gather_objects(mine)):
         if other != mine:

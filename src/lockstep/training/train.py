@@ -30,7 +30,7 @@ from lockstep.runs.folder import EXIT_STOPPED, PRUNED, RunFolder
 from lockstep.system import internals, provenance
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
-from lockstep.training import assembly, networks, session, trial
+from lockstep.training import assembly, session, trial
 from lockstep.training.session import Session
 from lockstep.training.staging import together
 from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize, tested
@@ -163,11 +163,8 @@ def prepared(here: Session, *, is_new: bool) -> tuple[Session, ImageData, L.Ligh
         data.augment = dataclasses.replace(data.augment, moved_targets=module.task.moved_targets)
         trial.try_out(here, data, module)
     if is_new:
-        loads = features.used("weights", config)
-        for load in loads:
+        for load in features.used("weights", config) or features.used("pretrained", module):
             load(here, module, image_format)
-        if not loads and isinstance(module, Classifier):
-            networks.load_pretrained(here, module.net)
     return here, data, module, first
 
 
