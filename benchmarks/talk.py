@@ -17,6 +17,7 @@ from torch.multiprocessing.spawn import spawn
 from benchmarks.step import threads
 from benchmarks.table import Row, alternate, ratios, row
 from lockstep.distributed import batch_norm, collectives
+from lockstep.system.hardware import num_cores
 
 LENGTH = 129  # mean and M2 of 64 channels, and a count
 NUM_MESSAGES = 400  # of a round; a tenth of them before is not counted
@@ -37,7 +38,7 @@ def _times(talk: Callable[[Tensor], object]) -> list[float]:
 def _talk(rank: int, num_ranks: int, folder: str, num_rounds: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
-    collectives.connect(TIMEOUT)
+    collectives.connect(TIMEOUT, num_cores())
     assert collectives.shares_memory()
     microseconds: dict[str, list[float]] = {}
     for number in range(num_rounds):

@@ -9,6 +9,7 @@ from torch import nn
 
 from lockstep.distributed.partition import Shard
 from lockstep.distributed.rng import ExactDropout
+from lockstep.models.layout import CompiledNetwork
 from tests.support.compiler import needs_compiler
 from tests.support.harness import difference, own_network, train_all, write_run
 from tests.support.modules import classifier
@@ -27,7 +28,7 @@ OWN = [
 def test_one_graph_for_training_and_one_for_evaluation_whatever_the_batches() -> None:
     from torch._dynamo.utils import counters
 
-    module = classifier(nn.Sequential(nn.Flatten(), nn.Linear(9, 4)), is_compiled=True)
+    module = classifier(nn.Sequential(nn.Flatten(), nn.Linear(9, 4)), compiler=CompiledNetwork)
     pixels = torch.arange(8 * 9).to(torch.uint8).view(8, 1, 3, 3)
     counters.clear()
     expected = [module.net._call_impl((pixels[:size] - 127.5) / 63.75) for size in range(9)]
@@ -45,7 +46,7 @@ def test_one_graph_for_training_and_one_for_evaluation_whatever_the_batches() ->
 def test_a_dropout_is_not_compiled_anew_for_every_share() -> None:
     from torch._dynamo.utils import counters
 
-    module = classifier(Plain(in_channels=1, num_classes=4, hidden=4), is_compiled=True)
+    module = classifier(Plain(in_channels=1, num_classes=4, hidden=4), compiler=CompiledNetwork)
     counters.clear()
     num_graphs = []
     for micro_step in range(3):
@@ -64,7 +65,7 @@ def test_a_dropout_that_drops_nothing_breaks_no_graph() -> None:
 
     net = Plain(in_channels=1, num_classes=4, hidden=4)
     net.dropout.p = 0.0
-    module = classifier(net, is_compiled=True)
+    module = classifier(net, compiler=CompiledNetwork)
     torch.compiler.reset()  # the code of another network of this class is called again
     counters.clear()
     for micro_step in range(3):

@@ -16,8 +16,9 @@ import torch
 from PIL import Image
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from lockstep.distributed.collectives import FailedElsewhere
 from lockstep.launch import worker
-from lockstep.runs.folder import FailedElsewhere, RunFolder
+from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from tests.support import commands

@@ -156,7 +156,8 @@ def gradient(how, is_compiled):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 8, 1, stride=2), nn.AdaptiveAvgPool2d(1))
     net = nn.Sequential(net, nn.Flatten(), nn.Linear(8, 4)).to(dtype)
-    module = classifier(net, layout=layout.chosen(how, None), is_compiled=is_compiled).to(dtype)
+    compiler = layout.CompiledNetwork if is_compiled else None
+    module = classifier(net, layout=layout.chosen(how, None), compiler=compiler).to(dtype)
     module(torch.arange(16 * 784).remainder(251).to(torch.uint8).view(16, 1, 28, 28)).square().sum().backward()
     return net[0][1].weight.grad.double()
 

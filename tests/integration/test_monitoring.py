@@ -18,6 +18,7 @@ from lockstep.callbacks import curves, plots
 from lockstep.callbacks.events import split_and_tag
 from lockstep.launch import worker
 from lockstep.models.classifier import Classifier
+from lockstep.models.layout import CompiledNetwork
 from lockstep.runs.discovery import read_confusion
 from lockstep.runs.folder import RunFolder
 from tests.support.boards import full_board, told
@@ -224,7 +225,7 @@ def test_a_network_that_cannot_be_drawn_is_trained_without_its_picture(
 def test_a_compiled_network_with_dropout_is_drawn(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(9, 4))
     with SummaryWriter(tmp_path) as writer:
-        curves._add_graph(writer, classifier(net, is_compiled=True))
+        curves._add_graph(writer, classifier(net, compiler=CompiledNetwork))
     assert EventAccumulator(str(tmp_path)).Reload().Graph().node
 
 

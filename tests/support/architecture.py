@@ -1,6 +1,6 @@
-"""The layers of the package, and the picture of them in docs/architecture.md.
+"""The layers and rings of the package, and the picture of them in docs/architecture.md.
 
-`python -m tests.support.architecture > docs/images/architecture.svg` draws it; tests check layers and picture.
+`python -m tests.support.architecture > docs/images/architecture.svg` draws it; tests check layers, rings and picture.
 """
 
 import ast
@@ -29,6 +29,32 @@ LAYERS = (
     ("cli", "python", "testing"),
     ("__main__",),
 )
+# innermost first; a module imports from its own ring and from inner ones. The longest name that begins its own decides
+RINGS = {
+    "promise": (
+        *("distributed", "tasks", "callbacks.own_module", "callbacks.stop"),
+        *("data.balance", "data.loader", "data.sampler", "data.transforms"),
+        *("data.images.image_error", "data.images.samples", "data.images.splits", "data.images.statistics"),
+        *("models.classifier", "models.counts", "models.loss_scale", "models.parameter_groups", "models.schedules"),
+        *("models.step", "system.internals", "system.kinds", "system.signals", "system.trainer_internals"),
+    ),
+    "run": ("callbacks", "config", "data", "launch", "models", "runs", "system", "training"),
+    # commands too: they know the features that they start
+    "features": (
+        *("__main__", "benchmark", "board", "cli", "cluster", "monitoring", "python", "starter", "sweeps"),
+        *("testing", "verify"),
+        *("callbacks.average", "callbacks.csv_logger", "callbacks.pictures", "callbacks.plots"),
+        *("callbacks.wandb_logger", "config.copies", "config.presence", "config.pretrained"),
+        *("data.images.crops", "data.images.decode", "data.images.decoding", "data.images.files"),
+        *("data.images.listing", "data.images.ragged", "data.inspection", "data.sources.datasets"),
+        *("data.sources.folders", "data.sources.lists", "data.transfer", "launch.notification"),
+        *("models.graphs", "models.layers", "models.libraries", "models.outcomes", "runs.verified", "training.chunks"),
+        *("training.copies", "training.evaluate", "training.explanations", "training.export", "training.folds"),
+        *("training.image_files", "training.initial_weights", "training.loads", "training.other_images"),
+        *("training.own_module", "training.predict", "training.pretrained", "training.report"),
+        *("training.verification",),
+    ),
+}
 
 
 def sources() -> dict[str, Path]:
@@ -45,9 +71,32 @@ def sources() -> dict[str, Path]:
 MODULES = sources()
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Full names of all modules that a file imports, also inside functions."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def part_of(name: str) -> str:
+    return name.split(".")[0]
+
+
+def lazy_names() -> dict[str, str]:
+    """Modules of the public names, which are imported on first use: lockstep.data.digits is in data.sources.builtin."""
+    return {
+        f"lockstep.{package}.{alias.name}": f"lockstep.{package}.{node.module}"
+        for package in {part_of(name) for name in MODULES} - {""}
+        if (stub := PACKAGE / package / "__init__.pyi").is_file()
+        for node in ast.parse(stub.read_text()).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+LAZY = lazy_names()
+
+
+def imports(path: Path, *, for_types: bool = True) -> Iterator[str]:
+    """Full names of all modules that a file imports, also inside functions; with `for_types` also for type checkers."""
+    tree = ast.parse(path.read_text())
+    for node in () if for_types else ast.walk(tree):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            node.body.clear()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -55,11 +104,8 @@ def imports(path: Path) -> Iterator[str]:
             assert node.module is not None
             # `from lockstep.config import rules` names a module, `from lockstep.config.rules import METRICS` does not
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from {name if name.removeprefix("lockstep.") in MODULES else node.module for name in inner}
-
-
-def part_of(name: str) -> str:
-    return name.split(".")[0]
+            known = (name if name.removeprefix("lockstep.") in MODULES else LAZY.get(name) for name in inner)
+            yield from {name or node.module for name in known}
 
 
 def own_imports(path: Path) -> set[str]:
@@ -69,6 +115,23 @@ def own_imports(path: Path) -> set[str]:
 
 def layer_of(part: str) -> int:
     return next(number for number, parts in enumerate(LAYERS) if part in parts)
+
+
+def ring_of(module: str) -> str:
+    fitting = {name: ring for ring, names in RINGS.items() for name in names if f"{module}.".startswith(f"{name}.")}
+    return fitting[max(fitting, key=len)]
+
+
+def outward_imports(ring: str) -> set[str]:
+    """The imports of a ring that point to an outer one, as `module -> module`."""
+    inner = [*RINGS][: [*RINGS].index(ring) + 1]
+    return {
+        f"{module} -> {name}"
+        for module, path in MODULES.items()
+        if module and ring_of(module) == ring
+        for other in imports(path, for_types=False)
+        if (name := other.removeprefix("lockstep.")) in MODULES and ring_of(name) not in inner
+    }
 
 
 WIDTH, MARGIN, GAP, LINE, HEAD = 1060, 24, 12, 17, 40  # pixels

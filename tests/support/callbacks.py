@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import Callback
 
 from lockstep.callbacks import console
 from lockstep.models.classifier import Classifier
+from lockstep.models.graphs import GraphedModule
 from lockstep.runs.files import write_atomically
 
 
@@ -287,7 +288,7 @@ class NotesGraphs(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, Classifier)
-        found = pl_module._graphed._graphs.values() if pl_module._graphed is not None else ()
+        found = pl_module._graphed._graphs.values() if isinstance(pl_module._graphed, GraphedModule) else ()
         if trainer.is_global_zero:
             with open(Path(trainer.default_root_dir, "graphs"), "a") as file:
                 file.write(f"{sum(graphs is not None for graphs in found)}\n")

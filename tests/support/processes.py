@@ -14,6 +14,7 @@ from torch import distributed as dist
 
 from lockstep.distributed import collectives
 from lockstep.system import processes
+from lockstep.system.hardware import num_cores
 
 TIMEOUT = timedelta(seconds=300)
 
@@ -58,7 +59,7 @@ def _call(store: str, rank: int, world_size: int, has_memory: bool, work: bytes)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=TIMEOUT)
     try:
         if has_memory:
-            collectives.connect(TIMEOUT)
+            collectives.connect(TIMEOUT, num_cores())
         result = function(*args)
         dist.barrier()  # no rank exits while another communicates
         return pickle.dumps(result)

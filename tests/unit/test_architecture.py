@@ -1,4 +1,4 @@
-"""Imports point down the layers of tests/support/architecture.py, and commands that must start fast import no torch."""
+"""Imports point down the layers and into the rings of tests/support/architecture.py; fast commands import no torch."""
 
 import ast
 import graphlib
@@ -8,7 +8,15 @@ import subprocess
 import sys
 
 import lockstep
-from tests.support.architecture import LAYERS, MODULES, imports, layer_of, own_imports, part_of
+from tests.support.architecture import (
+    LAYERS,
+    MODULES,
+    imports,
+    layer_of,
+    outward_imports,
+    own_imports,
+    part_of,
+)
 from tests.support.harness import ROOT
 
 STANDARD_ONLY = {name for name in MODULES if part_of(name) == "runs"} | {"distributed.partition"}
@@ -33,6 +41,11 @@ def test_imports_point_down_and_never_in_a_circle() -> None:
         assert {part_of(other) for other in of[name]} - {"lockstep"} <= sys.stdlib_module_names, name
     with_hydra = {part_of(name) for name, found in of.items() if {"hydra", "omegaconf"} & {*map(part_of, found)}}
     assert with_hydra == {"cli", "config"}
+
+
+def test_the_promise_knows_no_run_and_a_run_no_feature() -> None:
+    assert not outward_imports("promise")
+    assert not outward_imports("run")
 
 
 def test_commands_start_without_torch_and_those_that_only_read_runs_without_hydra_too() -> None:

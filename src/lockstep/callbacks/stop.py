@@ -2,20 +2,20 @@
 
 import signal
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
 from lockstep.callbacks.own_module import micro_batches
-from lockstep.callbacks.record import Record
 from lockstep.distributed.collectives import FlagChannel
-from lockstep.runs.folder import RunFolder
-from lockstep.system import internals
+from lockstep.system import trainer_internals
 from lockstep.system.signals import SignalFlag
 
-STOP_FILE = 1000  # above every signal number: the largest request of all ranks is the reason
+REQUESTED = 1000  # above every signal number: the largest request of all ranks is the reason
 TIME_LIMIT = 1001
 LOOK_EVERY_S = 0.2
 
@@ -31,7 +31,10 @@ class Stopped(Exception):
 
 
 class StopTogether(Checkpoint):
-    """Turns a signal on any rank, the STOP file or the time limit into one decision of all ranks.
+    """Turns a signal on any rank, a request on rank 0 or the time limit into one decision of all ranks.
+
+    `requested` returns the text of a request, empty without one. Before the `checkpoint` is written, `stopping` is
+    called with trainer, module and reason.
 
     Stops after an optimizer step that is not the last of its epoch, or after the validation and checkpoints of the
     epoch: a checkpoint in between would skip that validation on resume. A subclass of Checkpoint, because Lightning
@@ -39,11 +42,19 @@ class StopTogether(Checkpoint):
     """
 
     def __init__(
-        self, folder: RunFolder, flag: SignalFlag, record: Record, *, max_time_s: float | None, timeout: timedelta
+        self,
+        flag: SignalFlag,
+        *,
+        requested: Callable[[], str],
+        stopping: Callable[[L.Trainer, L.LightningModule, str], None],
+        checkpoint: Path,
+        max_time_s: float | None,
+        timeout: timedelta,
     ) -> None:
-        self._folder = folder
         self._flag = flag
-        self._record = record
+        self._requested = requested
+        self._stopping = stopping
+        self._checkpoint = checkpoint
         self._max_time_s = max_time_s
         self._timeout = timeout
         self._started = time.monotonic()
@@ -52,14 +63,14 @@ class StopTogether(Checkpoint):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Keep our signal handlers, also during the test; Lightning replaces them after this hook."""
-        internals.keep_signals(trainer)
+        trainer_internals.keep_signals(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Install the handlers of stop signals again, which other code may have replaced."""
         self._started = time.monotonic()
         self._channel = FlagChannel(self._timeout)
         self._flag.install()
-        internals.silence_broadcast(trainer)
+        trainer_internals.silence_broadcast(trainer)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -83,22 +94,22 @@ class StopTogether(Checkpoint):
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + LOOK_EVERY_S
-            if trainer.is_global_zero and self._folder.stop_flag.exists():
-                self._seen = STOP_FILE
+            if trainer.is_global_zero and self._requested():
+                self._seen = REQUESTED
             elif self._max_time_s is not None and now - self._started >= self._max_time_s:
                 self._seen = TIME_LIMIT
         return self._seen or self._flag.received
 
     def _stop(self, trainer: L.Trainer, request: int) -> None:
-        reason = self._reason(request)  # before another rank can finish and remove the stop flag
-        self._record.stopping(trainer, trainer.lightning_module, reason)
-        trainer.save_checkpoint(self._folder.last_checkpoint)
-        name = signal.Signals(request).name if request < STOP_FILE else None
+        reason = self._reason(request)  # before another rank can finish and remove the request
+        self._stopping(trainer, trainer.lightning_module, reason)
+        trainer.save_checkpoint(self._checkpoint)
+        name = signal.Signals(request).name if request < REQUESTED else None
         raise Stopped(reason, name, is_out_of_time=request == TIME_LIMIT)
 
     def _reason(self, request: int) -> str:
-        if request == STOP_FILE:
-            return f"stop flag: {self._folder.stop_reason() or 'no reason given'}"
+        if request == REQUESTED:
+            return self._requested() or "requested"  # if it was removed meanwhile
         if request == TIME_LIMIT:
             limit = "" if self._max_time_s is None else f", trainer.max_time_s={self._max_time_s:g}"  # of another rank
             return f"time limit{limit}"

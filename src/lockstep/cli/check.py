@@ -179,16 +179,16 @@ def _use(inspection: "Inspection", decoding: "Decoding | None") -> str:
 
 
 def _placement(config: Config, images: "Splits", decoding: "Decoding | None") -> str:
-    from lockstep.data.images.decode import ImageError
+    from lockstep.data.images.image_error import ImageError
     from lockstep.data.images.splits import is_streamed, num_bytes
 
     memory = config.data.memory
     gpu = ", on the GPU if they fit there" if num_visible_gpus() and memory in ("auto", "device") else ""
     if decoding is None:
         pixels, total = images.train.pixels, sum(num_bytes(part.pixels) for part in images.parts.values())
-        if not is_streamed(pixels):
-            return f"{size_text(total)} in host memory{gpu}"
-        return f"streamed: made when they are needed ({pixels.reason})"
+        if is_streamed(pixels):
+            return f"streamed: made when they are needed ({pixels.reason})"
+        return f"{size_text(total)} in host memory{gpu}"
     try:
         total = decoding.num_bytes
     except ImageError:

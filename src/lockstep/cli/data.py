@@ -64,7 +64,7 @@ def prepare(root: str, changes: Mapping[str, str | None], source: "Source") -> i
         raise ValueError("data.cache=null keeps nothing: name a folder with --cache.")
     import torch
 
-    from lockstep.data.images.decode import ImageError
+    from lockstep.data.images.image_error import ImageError
     from lockstep.training.image_files import files_of
     from lockstep.training.staging import once_a_node
 

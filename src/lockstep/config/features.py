@@ -62,6 +62,8 @@ FEATURES = (
     Feature("crop", "lockstep.data.images.crops:RandomCrop", lambda config: config.augment.has_crops),
     # a custom module in place of ours: (session, image format, total steps) -> module, its companion callback
     Feature("module", "lockstep.training.own_module:made", _has_own_module),
+    # what replays training passes, if the workers can and the network allows it: (module, dropouts)
+    Feature("grapher", "lockstep.models.graphs:GraphedModule", lambda config: config.trainer.graph),
     # rows of the header of a run: (config) -> name, text; and of its module: (config, module)
     Feature("data row", "lockstep.training.image_files:header_row", lambda config: config.data.target in OF_FILES),
     Feature("module row", "lockstep.training.own_module:header_row", _has_own_module),

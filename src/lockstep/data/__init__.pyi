@@ -1,4 +1,4 @@
-from .images.decode import ImageError as ImageError
+from .images.image_error import ImageError as ImageError
 from .images.splits import Images as Images
 from .images.splits import Splits as Splits
 from .images.statistics import Statistics as Statistics

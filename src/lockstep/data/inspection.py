@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.data.images.decode import ImageError
 from lockstep.data.images.files import ImageFiles
+from lockstep.data.images.image_error import ImageError
 from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Images, Splits
 from lockstep.data.images.views import size_of

@@ -1,19 +1,24 @@
 """From indices to batches: one gather per shard, and a position that checkpoints store."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lockstep.data.images.crops import RandomCrop
-from lockstep.data.images.decode import ImageError
+from lockstep.data.images.image_error import ImageError
 from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Pixels
-from lockstep.data.prefetch import read_ahead, worker_settings
 from lockstep.data.sampler import GlobalBatches, ShardIndices, repeats
 from lockstep.distributed.batch import Batch
+
+T = TypeVar("T")
+# of pixels, positions (n,), epoch, and the positions on which draws depend if that is not these: images (n, C, H, W)
+Crop = Callable[[Pixels, Tensor, int, Tensor | None], Tensor]
 
 NUM_AHEAD = 2  # batches a thread reads ahead
 # more pageable memory than this is not copied asynchronously (CUDA's "API synchronization behavior")
@@ -23,7 +28,7 @@ STAGED_BYTES = 1 << 16
 class ShardDataset(Dataset[Batch | ImageError]):
     """Pixels and their targets, of which one call makes the batch of a whole shard, also of an empty one."""
 
-    def __init__(self, pixels: Pixels, targets: Tensor, crop: RandomCrop | None = None) -> None:
+    def __init__(self, pixels: Pixels, targets: Tensor, crop: Crop | None = None) -> None:
         self.pixels = pixels
         self.targets = targets
         self.crop = crop
@@ -40,7 +45,7 @@ class ShardDataset(Dataset[Batch | ImageError]):
         chosen = sent(indices, self.targets.device)
         # index_select: 3.4 million 32x32 images/s, brackets: 0.4 (one CPU thread, 2026-11-21)
         if self.crop is not None:
-            pixels = self.crop.made(self.pixels, indices, shard.epoch, drawn_by)
+            pixels = self.crop(self.pixels, indices, shard.epoch, drawn_by)
         else:
             pixels = self.pixels.index_select(0, chosen) if isinstance(self.pixels, Tensor) else self.pixels[indices]
         return Batch(pixels, self.targets.index_select(0, chosen), indices, shard)
@@ -75,7 +80,7 @@ class ShardLoader(DataLoader[Batch]):
     """A loader whose position, counted in global batches, is the same on every rank and for any number of ranks.
 
     Lightning saves and restores it by `state_dict` and `load_state_dict`. The position is that of the last batch that
-    was yielded, however many are read ahead: by `num_workers` processes, and by a thread that calls `prepare`.
+    was yielded, however many are read ahead: by processes, which `workers` sets up, and a thread that calls `prepare`.
     """
 
     batch_sampler: GlobalBatches  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -86,11 +91,10 @@ class ShardLoader(DataLoader[Batch]):
         images: ShardDataset,
         batches: GlobalBatches,
         *,
-        num_workers: int = 0,
         prepare: Callable[[Batch], Batch] | None = None,
+        **workers: Any,
     ) -> None:
-        settings = worker_settings(num_workers) if num_workers else {}
-        super().__init__(images, batch_sampler=batches, collate_fn=_unchanged, **settings)  # pyright: ignore[reportArgumentType]
+        super().__init__(images, batch_sampler=batches, collate_fn=_unchanged, **workers)  # pyright: ignore[reportArgumentType]
         self._prepare = prepare
         self._position = (0, 0)
 
@@ -113,6 +117,26 @@ class ShardLoader(DataLoader[Batch]):
             epoch, start = epoch + 1, 0
         self._position = (epoch, start)
         self.batch_sampler.seek(epoch, start)
+
+
+def read_ahead(items: Iterable[T], depth: int, prepare: Callable[[T], T]) -> Iterator[T]:
+    """Yield `prepare(item)` of every item, in order, while a thread prepares up to `depth` further items.
+
+    An exception of an item is raised in its place. The thread ends with the iteration, even if it is stopped early.
+    """
+    source = iter(items)
+    thread = ThreadPoolExecutor(1, "read ahead")
+
+    def next_prepared() -> list[T]:
+        return [prepare(item) for item in islice(source, 1)]
+
+    try:
+        pending = deque(thread.submit(next_prepared) for _ in range(depth))
+        while found := pending.popleft().result():
+            pending.append(thread.submit(next_prepared))
+            yield found[0]
+    finally:
+        thread.shutdown(cancel_futures=True)
 
 
 def sent(value: Tensor, device: torch.device) -> Tensor:

@@ -10,11 +10,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from lockstep.data import balance
-from lockstep.data.images.crops import RandomCrop
 from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Pixels, Splits, is_streamed, num_bytes, whole
 from lockstep.data.images.statistics import Statistics, channel_statistics, unchanged, value_counts
-from lockstep.data.loader import ShardDataset, ShardLoader, fits_on, pinned, sent
+from lockstep.data.loader import Crop, ShardDataset, ShardLoader, fits_on, pinned, sent
+from lockstep.data.prefetch import worker_settings
 from lockstep.data.sampler import GlobalBatches, ShardIndices, positions
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch import Batch
@@ -51,7 +51,7 @@ class ImageData(L.LightningDataModule):
         *,
         batching: Batching,
         augment: Callable[..., Augment],
-        crop: RandomCrop | None,
+        crop: Crop | None,
         memory: str,
         num_workers: int,
         seed: int,
@@ -141,8 +141,8 @@ class ImageData(L.LightningDataModule):
         prepare = None
         if self._device.type == "cuda" and not self.is_on_device:
             prepare = functools.partial(pinned, device=self._device)
-        num_workers = self._num_workers if self._is_made(split) else 0
-        return ShardLoader(self._images[split], self.batches(split), num_workers=num_workers, prepare=prepare)
+        workers = worker_settings(self._num_workers) if self._is_made(split) and self._num_workers else {}
+        return ShardLoader(self._images[split], self.batches(split), prepare=prepare, **workers)
 
     @override
     def train_dataloader(self) -> ShardLoader:

@@ -1,39 +1,13 @@
-"""Reading ahead: worker processes decode images, a thread moves batches to pinned memory, while the last one trains."""
+"""Worker processes of a loader: they make the next batches while the last one trains."""
 
 import os
 import signal
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from multiprocessing.process import parent_process
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any
 
 from lockstep.system import processes
 from lockstep.system.signals import STOP_SIGNALS
-
-T = TypeVar("T")
-
-
-def read_ahead(items: Iterable[T], depth: int, prepare: Callable[[T], T]) -> Iterator[T]:
-    """Yield `prepare(item)` of every item, in order, while a thread prepares up to `depth` further items.
-
-    An exception of an item is raised in its place. The thread ends with the iteration, even if it is stopped early.
-    """
-    source = iter(items)
-    thread = ThreadPoolExecutor(1, "read ahead")
-
-    def next_prepared() -> list[T]:
-        return [prepare(item) for item in islice(source, 1)]
-
-    try:
-        pending = deque(thread.submit(next_prepared) for _ in range(depth))
-        while found := pending.popleft().result():
-            pending.append(thread.submit(next_prepared))
-            yield found[0]
-    finally:
-        thread.shutdown(cancel_futures=True)
 
 
 def worker_settings(num_workers: int) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from types import ModuleType
 from typing import Any, cast
 
 import torch
-from lightning.pytorch.plugins.layer_sync import LayerSync
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
@@ -251,8 +250,8 @@ class SyncBatchNormAct(SyncBatchNorm):
         return self.act(self.drop(super().forward(input)))
 
 
-class ExactBatchNorm(LayerSync):
-    """Lightning plugin: makes every batch norm of the model a SyncBatchNorm during the fit.
+class ExactBatchNorm:
+    """Makes every batch norm of a model a SyncBatchNorm for the time of a training.
 
     The class is swapped in place, so that parameters, names, hooks and checkpoints stay.
     """
@@ -261,7 +260,7 @@ class ExactBatchNorm(LayerSync):
         self._original: dict[nn.Module, type[nn.Module]] = {}
 
     def apply(self, model: nn.Module) -> nn.Module:
-        """Swap in; Lightning calls it before the model is wrapped for several processes."""
+        """Swap in, before DDP wraps the model."""
         for module in model.modules():
             if isinstance(module, BatchNorm) and not isinstance(module, SyncBatchNorm):
                 exact = _exact_class(type(module))
@@ -271,7 +270,7 @@ class ExactBatchNorm(LayerSync):
         return model
 
     def revert(self, model: nn.Module) -> nn.Module:
-        """Swap back; Lightning calls it after the fit."""
+        """Swap back, after the training."""
         for module, original in self._original.items():
             module.__class__ = original
         self._original.clear()

@@ -18,6 +18,10 @@ from lockstep.distributed.shared_memory import Neighbours, RankLost, Segment, ma
 T = TypeVar("T")
 
 
+class FailedElsewhere(RuntimeError):
+    """Ends a rank because another one failed, which is about to report the cause."""
+
+
 def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
@@ -39,10 +43,11 @@ def is_missing_rank(error: BaseException) -> bool:
 _neighbours: Neighbours | None = None
 
 
-def connect(timeout: timedelta) -> None:
+def connect(timeout: timedelta, num_cores: int) -> None:
     """Connect the ranks through shared memory if all are on one machine; rank 0 prints a line if that fails.
 
     Every rank of a process group must call it. The launcher does not matter: the ranks compare their machines here.
+    `num_cores` are those that all ranks of this machine may use: with fewer than ranks, none waits by polling.
     """
     global _neighbours
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -66,7 +71,7 @@ def connect(timeout: timedelta) -> None:
     if descriptor is not None:
         os.close(descriptor)
     if segment is not None and not errors:
-        _neighbours = Neighbours(segment, [pid for pid, _ in met], timeout)
+        _neighbours = Neighbours(segment, [pid for pid, _ in met], timeout, has_cores=num_cores >= world_size)
     elif rank == 0:
         print(f"lockstep: shared memory unavailable, using gloo over TCP: {errors[0]}", file=sys.stderr, flush=True)
 

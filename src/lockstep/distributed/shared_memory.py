@@ -28,13 +28,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.system.hardware import num_cores
-
 LINE = 64  # bytes of a cache line; more than a semaphore of any C library
 FLAG_BYTES = LINE
 ROW_BYTES = 1 << 20  # at most, of a rank; a longer tensor is sent in parts
 MOST_BYTES = 1 << 25  # of all rows together
-SPIN_S = 2e-4  # of polling before a rank sleeps, where each has its own core: about what a wake-up costs
+SPIN_S = 2e-4  # of polling before a rank that has its own core sleeps: about what a wake-up costs
 SLICE_S = 0.1  # between two checks of a sleeping rank that the others are alive
 
 
@@ -158,12 +156,13 @@ class Channel:
         pids: Sequence[int],
         pidfds: Sequence[int],
         timeout_s: float,
+        spin_s: float,
     ) -> None:
         rank, size = segment.rank, segment.num_ranks
         self._segment = segment
         self._pids, self._pidfds = pids, pidfds
         self._timeout_s = timeout_s
-        self._spin_s = SPIN_S if num_cores() >= size else 0.0
+        self._spin_s = spin_s
         self._semaphores = Semaphores()
         start, others = segment.start + offset, [other for other in range(size) if other != rank]
         self._to = [start + (other * size + rank) * LINE for other in others]
@@ -226,13 +225,17 @@ class Channel:
 
 
 class Neighbours:
-    """The ranks of one machine. Every one of them must make the same calls in the same order."""
+    """The ranks of one machine. Every one of them must make the same calls in the same order.
 
-    def __init__(self, segment: Segment, pids: Sequence[int], timeout: timedelta) -> None:
+    `has_cores`: each has its own core, and may poll for some time.
+    """
+
+    def __init__(self, segment: Segment, pids: Sequence[int], timeout: timedelta, *, has_cores: bool) -> None:
         self._segment = segment
         self._pidfds = [os.pidfd_open(pid) for pid in pids]
+        spin_s = SPIN_S if has_cores else 0.0
         self.flags, self._tensors = (
-            Channel(segment, offset, row_bytes, pids, self._pidfds, timeout.total_seconds())
+            Channel(segment, offset, row_bytes, pids, self._pidfds, timeout.total_seconds(), spin_s)
             for offset, row_bytes in segment.channels
         )
 

@@ -18,15 +18,7 @@ from lockstep.config.errors import PREFIX, ConfigError
 from lockstep.config.features import named_function
 from lockstep.runs import vitals
 from lockstep.runs.files import open_to_append
-from lockstep.runs.folder import (
-    EXIT_CONFIG,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_STOPPED,
-    GRACE_S,
-    FailedElsewhere,
-    RunFolder,
-)
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, GRACE_S, RunFolder
 from lockstep.system import output, processes
 from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World, outer_world
@@ -198,8 +190,6 @@ def run(job: Job, world: World | None, flag: SignalFlag) -> int:
         if flag.aborted_by:  # Lightning turns KeyboardInterrupt into sys.exit(1)
             return aborted(job, flag.aborted_by, has_record=rank == 0)
         text = redacted(f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}")
-        if isinstance(error, FailedElsewhere):
-            folder.await_failure(GRACE_S)
         try:
             if lost:
                 folder.record_failure(f"{lost}\nrank {rank} of {world_size} waited for it: {error}\n")
@@ -213,11 +203,13 @@ def run(job: Job, world: World | None, flag: SignalFlag) -> int:
 
 
 def _lost(error: BaseException, folder: RunFolder, world_size: int) -> str:
-    """Describe the ranks that did not join; empty for other errors."""
+    """Describe the ranks that did not join; empty for other errors. If one failed first, wait for its record."""
     if world_size == 1:
         return ""
-    from lockstep.distributed.collectives import is_lost_rank, is_missing_rank
+    from lockstep.distributed.collectives import FailedElsewhere, is_lost_rank, is_missing_rank
 
+    if isinstance(error, FailedElsewhere):
+        folder.await_failure(GRACE_S)
     lost = vitals.silent(folder, world_size) if is_lost_rank(error) else ""
     if not lost and is_missing_rank(error) and not folder.failure.exists():
         return vitals.absent(folder, world_size)

@@ -1,9 +1,9 @@
 """The LightningModule of an image classifier: loss and metrics of the global batch, from any split of it."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import lightning as L
 import torch
@@ -19,10 +19,9 @@ from typing_extensions import override
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.batch_norm import refuse_inexact_norms
 from lockstep.distributed.collectives import sum_over_ranks
-from lockstep.distributed.rng import replace_dropout
+from lockstep.distributed.partition import Shard
+from lockstep.distributed.rng import ExactDropout, replace_dropout
 from lockstep.models.counts import EpochCounts
-from lockstep.models.graphs import GraphedModule
-from lockstep.models.layout import CompiledNetwork, Layout
 from lockstep.models.loss_scale import LossScale
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
 from lockstep.models.schedules import Schedule, replay
@@ -44,13 +43,32 @@ class ImageFormat(NamedTuple):
     is_float: bool = False
 
 
+class Layout(NamedTuple):
+    """The memory format of a network and its images, and why it was chosen."""
+
+    memory_format: torch.memory_format
+    reason: str
+
+    @property
+    def name(self) -> str:
+        return "channels_last" if self.memory_format == torch.channels_last else "contiguous"
+
+
+class Compiled(Protocol):
+    """Calls a compiled network. `eagerly` compiles nothing inside, and forgets the batch sizes seen there."""
+
+    def __call__(self, images: Tensor, /) -> Tensor: ...
+    def eagerly(self) -> AbstractContextManager[None]: ...
+
+
 class Classifier(L.LightningModule):
     """Trains any network, from inputs (B, ...) to the outputs that the losses of its task take.
 
     `measured` are the metrics of an evaluation by name; each pass has copies. `metrics` has the newest global value of
     each. `optimizer` takes parameter groups, made by `rules`. The network must accept an empty batch: a rank's shard
     can be empty. `autocast` is the number format of the network; None: that of its weights. In float16 the loss is
-    scaled. With `is_compiled` torch.compile compiles the network, with `is_graphed` CUDA graphs replay training passes.
+    scaled. `compiler` makes what calls the network, of it, its dropouts and its layout. `grapher` makes what replays
+    training passes, of this module and its dropouts. None: eager calls.
 
     The step uses Lightning's manual optimization: the automatic one has no global count of an accumulated step, and
     costs another 0.3 ms (one CPU thread, 2026-11-21, benchmarks/step.py).
@@ -74,8 +92,8 @@ class Classifier(L.LightningModule):
         gradient_clip_norm: float | None,
         autocast: dtype | None,
         layout: Layout,
-        is_compiled: bool,
-        is_graphed: bool,
+        compiler: Callable[[nn.Module, Sequence[ExactDropout], Layout], Compiled] | None,
+        grapher: Callable[..., Callable[[Tensor, Shard], Tensor]] | None,
         has_flip_test: bool,
         seed: int,
         log_every_n_steps: int,
@@ -103,9 +121,9 @@ class Classifier(L.LightningModule):
         self.test_splits = ("test", "test_flip") if has_flip_test else ("test",)
         self.measured = (*measured, "loss")
         self.scores = nn.ModuleDict({split: Scores(measured) for split in ("val", *self.test_splits)})
-        self._compiled = CompiledNetwork(net, self.dropouts, layout) if is_compiled else None
-        self.is_graphed = is_graphed
-        self._graphed: GraphedModule | None = None
+        self._compiled = compiler and compiler(net, self.dropouts, layout)
+        self.grapher = grapher
+        self._graphed: Callable[[Tensor, Shard], Tensor] | None = None
         self.counts = EpochCounts(task.scored)
         self._weight_sum: Tensor | None = None  # of this rank's samples of the global batch, if they have weights
         self.metrics: dict[str, float] = {}
@@ -135,8 +153,8 @@ class Classifier(L.LightningModule):
         if (scale := self.loss_scale) is not None:
             scale.to(self.device)
         self._step = OptimizerStep(self, self._groups, clip_norm=self._gradient_clip_norm, loss_scale=scale)
-        if self.is_graphed:
-            self._graphed = GraphedModule(self, self.dropouts, accumulates=self.accumulate_grad_batches > 1)
+        if self.grapher is not None:
+            self._graphed = self.grapher(self, self.dropouts, accumulates=self.accumulate_grad_batches > 1)
         self._guard = LossGuard(self.trainer.optimizers[0], self.device, rank=self.global_rank, loss_scale=scale)
 
     @override

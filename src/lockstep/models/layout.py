@@ -7,26 +7,15 @@ is silently wrong. docs/hardware.md has the reproduction.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.distributed import collectives
 from lockstep.distributed.rng import ExactDropout
+from lockstep.models.classifier import Layout
 
 AVX2_NUMBERS, AVX512_NUMBERS = 8, 16  # float32 numbers in a vector register: the channels that the kernel writes
-
-
-class Layout(NamedTuple):
-    """The memory format of a network and its images, and why it was chosen."""
-
-    memory_format: torch.memory_format
-    reason: str
-
-    @property
-    def name(self) -> str:
-        return "channels_last" if self.memory_format == torch.channels_last else "contiguous"
 
 
 def chosen(memory_format: str, faulty: str | None) -> Layout:

@@ -16,11 +16,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lockstep.distributed.batch import Batch
-from lockstep.distributed.collectives import gather_objects, is_distributed
+from lockstep.distributed.collectives import FailedElsewhere, gather_objects, is_distributed
 from lockstep.distributed.partition import Shard
 from lockstep.models.loss_scale import LossScale
 from lockstep.models.parameter_groups import ParameterGroups
-from lockstep.runs.folder import FailedElsewhere
 from lockstep.system import internals
 
 MOST_PENDING = 8  # steps that the host may be ahead of the device

@@ -37,10 +37,6 @@ SWEEP = "sweep.json"  # next to the run folders of a sweep
 JOURNAL = "study.journal"  # Optuna's storage of a search, there too
 
 
-class FailedElsewhere(RuntimeError):
-    """Ends a rank because another one failed, which is about to record the cause."""
-
-
 class _File:
     """A path in the run folder."""
 
@@ -242,6 +238,10 @@ class RunFolder:
             return read_text(self.stop_flag).strip()
         except (OSError, ValueError):
             return ""
+
+    def stop_request(self) -> str:
+        """Return the request to stop and its reason, as text; empty without one."""
+        return f"stop flag: {self.stop_reason() or 'no reason given'}" if self.stop_flag.exists() else ""
 
     def clear_stop(self) -> None:
         files.remove(self.stop_flag)

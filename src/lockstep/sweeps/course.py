@@ -118,8 +118,8 @@ class Course:
         """Return why all trials must stop; empty if they continue."""
         if received:
             return f"signal {signal.Signals(received[0]).name}"
-        if self.ledger.stop_flag.stop_flag.exists():
-            return f"stop flag: {self.ledger.stop_flag.stop_reason() or 'no reason given'}"
+        if request := self.ledger.stop_flag.stop_request():
+            return request
         num_failed = states.count("failed")
         if self.max_failed is not None and num_failed > self.max_failed:
             return f"{plural(num_failed, 'trial')} failed, more than sweep.max_failed={self.max_failed}"

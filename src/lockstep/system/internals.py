@@ -1,60 +1,24 @@
-"""All access to private parts of Lightning and torch, enforced by tests/unit/test_architecture.py.
+"""Access to private parts of torch; `trainer_internals` has those of Lightning.
 
-The exception is callbacks/average.py, for the class that it extends. Every function states why it is needed, and the
-consequence if a later version has moved the part; training continues.
+Every function states why it is needed, and the consequence if a later version has moved the part; training continues.
 """
 
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import lightning as L
 import torch
-from lightning.pytorch.strategies import DDPStrategy
-from torch import Tensor, nn
 from torch import distributed as dist
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from typing_extensions import override
 
 BatchNorm = _BatchNorm  # the base classes have no public name
 InstanceNorm = _InstanceNorm
-
-
-def keep_signals(trainer: L.Trainer) -> None:
-    """Disable the signal handlers of Lightning: that of SIGTERM hangs in a broadcast if only one rank received it.
-
-    Otherwise they are active until the stop callback replaces them at the start of the training.
-    """
-    connector: Any = getattr(trainer, "_signal_connector", None)
-    if hasattr(connector, "register_signal_handlers"):
-        connector.register_signal_handlers = _do_nothing
-
-
-def silence_broadcast(trainer: L.Trainer) -> None:
-    """Disable Lightning's blocking broadcast of a SIGTERM of rank 0 before every batch.
-
-    Otherwise each step has one collective more than the exchange of the stop callback, which does not block.
-    """
-    loop: Any = trainer.fit_loop.epoch_loop
-    if hasattr(loop, "_broadcast_sigterm_tensor"):
-        loop._broadcast_sigterm_tensor = _do_nothing
-
-
-def _do_nothing() -> None:
-    return None
-
-
-def set_global_step(trainer: L.Trainer, step: int) -> None:
-    """Set the step count of a trainer that has trained nothing, for the curves; otherwise its points are at 0."""
-    loop = getattr(trainer.fit_loop.epoch_loop, "manual_optimization", None)
-    progress: Any = getattr(loop, "optim_step_progress", None)
-    if hasattr(progress, "total"):
-        progress.total.completed = step
 
 
 def shared_count() -> Iterator[int]:
@@ -80,7 +44,7 @@ def unreached(model: DistributedDataParallel) -> list[int]:
 
     torch names them only in an error. If it is another one, it is raised, as before the next pass.
     """
-    check = getattr(model.reducer, "_check_reducer_finalized", _do_nothing)
+    check = getattr(model.reducer, "_check_reducer_finalized", lambda: None)
     try:
         check()
     except RuntimeError as error:
@@ -117,39 +81,6 @@ def can_skip_update(optimizer: Optimizer) -> bool:
     Otherwise the loss guard reads every loss before the backward pass, which waits for the GPU.
     """
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-
-
-class OneStream(DDPStrategy):
-    """Wraps the model on the CUDA stream of the training.
-
-    `on_wrapped` is called with the wrapped model; what it returns is called after every averaging backward pass.
-
-    Lightning 2.6 wraps it on a separate stream, for CUDA graphs. Then every gradient waits for an event of that stream
-    in each backward pass, and torch warns about it.
-    """
-
-    def __init__(self, *, on_wrapped: Callable[[DistributedDataParallel], Callable[[], None]], **settings: Any) -> None:
-        super().__init__(**settings)
-        self._on_wrapped = on_wrapped
-        self._complete = _do_nothing
-
-    @override
-    def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
-        settings = getattr(self, "_ddp_kwargs", None)
-        if settings is None:
-            return super()._setup_model(model)
-        return DistributedDataParallel(module=model, device_ids=self.determine_ddp_device_ids(), **settings)
-
-    @override
-    def setup(self, trainer: L.Trainer) -> None:
-        super().setup(trainer)
-        if isinstance(self.model, DistributedDataParallel):
-            self._complete = self._on_wrapped(self.model)
-
-    @override
-    def post_backward(self, closure_loss: Tensor) -> None:
-        super().post_backward(closure_loss)
-        self._complete()
 
 
 def add_summary(writer: Any, summary: Any) -> None:

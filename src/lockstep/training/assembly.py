@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.plugins.layer_sync import LayerSync
 from torch import Tensor
 
 from lockstep.config import build, errors, features, signatures
@@ -21,7 +22,7 @@ from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.models.classifier import ImageFormat
 from lockstep.runs.folder import RunFolder
-from lockstep.system import internals
+from lockstep.system import trainer_internals
 from lockstep.system.hardware import num_cores
 from lockstep.training import data_record, networks
 from lockstep.training.checkpoint_io import AtomicCheckpointIO
@@ -187,6 +188,10 @@ def build_module(
     return networks.classifier(session, images, total_steps=total_steps, is_trained=is_trained), []
 
 
+class _LayerSync(ExactBatchNorm, LayerSync):
+    """The exact batch norms as a plugin of Lightning, which swaps them in before it wraps the model, and back."""
+
+
 def lightning_trainer(
     session: Session, module: L.LightningModule, *, callbacks: Sequence[Callback] = (), **settings: Any
 ) -> L.Trainer:
@@ -196,7 +201,7 @@ def lightning_trainer(
     if session.is_distributed:
         from lockstep.distributed import gradients
 
-        strategy = internals.OneStream(
+        strategy = trainer_internals.OneStream(
             on_wrapped=partial(gradients.choose, is_bfloat16=config.strategy.gradient_dtype == "bfloat16"),
             # here, because `devices` below rejects a GPU that two workers call by the same number
             parallel_devices=[torch.device("cuda", number) for number in session.gpus] or None,
@@ -214,7 +219,7 @@ def lightning_trainer(
         strategy=strategy,
         precision=lightning_precision(session.precision, is_own=config.has_own_module),  # pyright: ignore[reportArgumentType]
         deterministic=config.trainer.deterministic or None,  # False would import torch's compiler
-        plugins=[ExactBatchNorm(), _checkpoint_io(session), session.environment],
+        plugins=[_LayerSync(), _checkpoint_io(session), session.environment],
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
         enable_progress_bar=False,

@@ -23,8 +23,8 @@ from typing_extensions import override
 from lockstep import __version__
 from lockstep.config.errors import ConfigError, one_line
 from lockstep.config.schema import Config
-from lockstep.data.images.decode import ImageError
 from lockstep.data.images.files import ImageFiles
+from lockstep.data.images.image_error import ImageError
 from lockstep.data.images.splits import Images
 from lockstep.data.images.views import View
 from lockstep.models.classifier import Classifier

@@ -11,7 +11,7 @@ from torch import distributed as dist
 from torch import nn
 from torchmetrics.metric import Metric
 
-from lockstep.config import build, signatures
+from lockstep.config import build, features, signatures
 from lockstep.config.errors import ConfigError, one_line
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import is_ours
@@ -19,8 +19,7 @@ from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.partition import Shard
 from lockstep.distributed.rng import drawing_layer, replace_dropout, seed_of
 from lockstep.models import layout
-from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.models.layout import Layout
+from lockstep.models.classifier import Classifier, ImageFormat, Layout
 from lockstep.models.origin import with_ends
 from lockstep.models.parameter_groups import ParameterRule, rule_of
 from lockstep.models.schedules import Schedule
@@ -74,8 +73,8 @@ def classifier(
             gradient_clip_norm=config.trainer.gradient_clip_norm,
             autocast=AUTOCAST.get(session.precision),
             layout=_layout(session, net, is_trained=is_trained),
-            is_compiled=config.compile,
-            is_graphed=_is_graphed(session),
+            compiler=layout.CompiledNetwork if config.compile else None,
+            grapher=next(iter(features.used("grapher", config)), None) if _is_graphed(session) else None,
             has_flip_test=config.flip_test,
             seed=config.seed,
             log_every_n_steps=config.trainer.log_every_n_steps,

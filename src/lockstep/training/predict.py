@@ -15,10 +15,10 @@ from lockstep import __version__
 from lockstep.config import errors, storage, validation
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import OF_FILES
-from lockstep.data.images.files import NUM_PER_RUN
+from lockstep.data.images.files import NUM_PER_RUN, read_runs
 from lockstep.data.images.listing import digest_of
 from lockstep.data.images.samples import Samples
-from lockstep.data.images.splits import Images, read_runs
+from lockstep.data.images.splits import Images
 from lockstep.data.images.views import VIEW_KEYS, View
 from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.data.transfer.file_lock import Progress

@@ -25,6 +25,7 @@ from lockstep.distributed import collectives
 from lockstep.distributed.collectives import gather_objects
 from lockstep.runs.files import write_atomically
 from lockstep.runs.folder import RunFolder
+from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World
 from lockstep.training.ranks import agree, chosen_device
 
@@ -56,7 +57,7 @@ def join(config: Config, world: World, folder: RunFolder | None = None) -> None:
             timeout=timeout,
             device_id=device if backend == "nccl" else None,  # else NCCL guesses, and warns
         )
-        collectives.connect(timeout)  # all have joined: the meeting can end
+        collectives.connect(timeout, num_cores())  # all have joined: the meeting can end
 
 
 def _refuse_mixed(device: torch.device, world: World, store: Store) -> None:

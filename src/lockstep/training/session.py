@@ -18,7 +18,7 @@ from torch import distributed as dist
 from lockstep.config import errors
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
-from lockstep.data.images.decode import ImageError
+from lockstep.data.images.image_error import ImageError
 from lockstep.distributed import collectives
 from lockstep.distributed.collectives import gather_objects
 from lockstep.runs.folder import RunFolder

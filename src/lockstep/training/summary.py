@@ -108,7 +108,7 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     rows += [("batch", _batch(here, data)), ("precision", f"{here.precision} ({here.precision_reason})")]
     if isinstance(module, Classifier):
         rows.append(("layout", f"{module.layout.name} ({module.layout.reason})"))
-        rows += [("steps", "replayed as CUDA graphs")] if module.is_graphed and 0 not in here.loads else []
+        rows += [("steps", "replayed as CUDA graphs")] if module.grapher and 0 not in here.loads else []
     rows += [row_of(config, module) for row_of in features.used("module row", config)]
     name = config.module.target if config.has_own_module else config.model.target
     title = f"Lockstep: {name.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"

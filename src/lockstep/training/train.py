@@ -27,7 +27,7 @@ from lockstep.data.module import ImageData
 from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.models.classifier import Classifier
 from lockstep.runs.folder import EXIT_STOPPED, PRUNED, RunFolder
-from lockstep.system import internals, provenance
+from lockstep.system import provenance, trainer_internals
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.training import assembly, session, trial
@@ -66,7 +66,14 @@ def train(
             first_step="compiling the network" if config.compile else "",
             note=resumed_from.note,
         )
-        stop = StopTogether(folder, flag, record, max_time_s=config.trainer.max_time_s, timeout=here.timeout)
+        stop = StopTogether(
+            flag,
+            requested=folder.stop_request,
+            stopping=record.stopping,
+            checkpoint=folder.last_checkpoint,
+            max_time_s=config.trainer.max_time_s,
+            timeout=here.timeout,
+        )
         names = () if config.has_own_module else measured.names(config)
         console = [] if config.silent else [Console(record, names, is_cell=is_cell)]
         profiler = config.trainer.profiler
@@ -130,7 +137,7 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
             logger=_loggers(here, steps + 1),
             enable_checkpointing=False,
         )
-        internals.set_global_step(trainer, steps)
+        trainer_internals.set_global_step(trainer, steps)
         if is_overridden("test_step", module):
             _test(here, trainer, module, data, checkpoint)
         if here.rank == 0:

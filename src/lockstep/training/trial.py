@@ -11,8 +11,7 @@ from lockstep.config import errors
 from lockstep.config.schema import Config
 from lockstep.data.module import ImageData
 from lockstep.distributed.batch import Batch
-from lockstep.models.classifier import Classifier
-from lockstep.models.layout import Layout
+from lockstep.models.classifier import Classifier, Layout
 from lockstep.system.wording import plural
 from lockstep.tasks.scores import MetricError, Scores
 from lockstep.tasks.task import Task, checked_losses

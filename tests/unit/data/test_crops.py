@@ -19,6 +19,7 @@ from lockstep.data.images.files import ImageFiles
 from lockstep.data.images.ragged import ScaledRows
 from lockstep.data.images.splits import Images, whole
 from lockstep.data.loader import ShardDataset, ShardLoader
+from lockstep.data.prefetch import worker_settings
 from lockstep.data.sources.builtin import digits
 from lockstep.distributed.rng import uniform
 from tests.support.image_files import read, write_image
@@ -43,7 +44,7 @@ def drawn(count: int, epoch: int = 0) -> list[list[float]]:
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_a_crop_is_that_of_torchvision(root: Path, interpolation: str) -> None:
     scaled = read(root, has_crops=True, interpolation=interpolation, image_size=[12, 8], crop_percent=0.8).train
-    crops = CROP.made(scaled.pixels, torch.arange(len(scaled)), 5)
+    crops = CROP(scaled.pixels, torch.arange(len(scaled)), 5)
     assert isinstance(scaled.pixels, ScaledRows)
     for position, (crop, draws) in enumerate(zip(crops, drawn(len(scaled), 5), strict=True)):
         image = scaled.pixels.scaled(position)
@@ -82,12 +83,12 @@ def test_a_shape_that_never_fits_is_the_largest_central_part() -> None:
 
 def test_a_sample_has_its_crop_by_seed_epoch_and_index_alone(root: Path) -> None:
     pixels = read(root, has_crops=True).train.pixels
-    every = CROP.made(pixels, torch.arange(12), 0)
-    assert torch.equal(CROP.made(pixels, torch.tensor([7, 2]), 0), every[[7, 2]])
-    assert CROP.made(pixels, torch.arange(0), 0).shape == (0, 3, 8, 8)
+    every = CROP(pixels, torch.arange(12), 0)
+    assert torch.equal(CROP(pixels, torch.tensor([7, 2]), 0), every[[7, 2]])
+    assert CROP(pixels, torch.arange(0), 0).shape == (0, 3, 8, 8)
     for other in (
-        CROP.made(pixels, torch.arange(12), 1),
-        replace(CROP, seed=4).made(pixels, torch.arange(12), 0),
+        CROP(pixels, torch.arange(12), 1),
+        replace(CROP, seed=4)(pixels, torch.arange(12), 0),
     ):
         assert not torch.equal(other, every)
 
@@ -108,14 +109,14 @@ def test_kept_in_a_file_in_memory_or_as_files_the_pixels_are_the_same(root: Path
         for name, images in found.parts.items():
             assert isinstance(images.pixels, ImageFiles if "memory" in changes else ScaledRows)
             assert torch.equal(whole(images.pixels), whole(cropped.parts[name].pixels))
-        crops.append(CROP.made(found.train.pixels, torch.arange(12), 0))
+        crops.append(CROP(found.train.pixels, torch.arange(12), 0))
     assert all(torch.equal(crop, crops[0]) for crop in crops)
 
 
 def test_a_tensor_is_cropped_in_its_own_size() -> None:
     images = digits(val_fraction=0.1, test_fraction=0.2, split_seed=0).train.pixels
     assert isinstance(images, torch.Tensor)
-    crops = CROP.made(images, torch.arange(50), 0)
+    crops = CROP(images, torch.arange(50), 0)
     for image, crop, draws in zip(images, crops, drawn(50), strict=False):
         assert torch.equal(crop, F.resized_crop(image, *CROP.box(draws, 8, 8), [8, 8], antialias=True))
 
@@ -138,7 +139,7 @@ def test_processes_map_the_file_of_this_one_also_when_it_is_deleted(root: Path, 
     for path in tmp_path.glob("cache/*/*.rows"):
         path.unlink()
     expected = batches_of(images)
-    assert all(map(torch.equal, batches_of(images, num_workers=2), expected))
+    assert all(map(torch.equal, batches_of(images, **worker_settings(2)), expected))
 
 
 def test_a_table_is_sent_without_its_pixels(root: Path, tmp_path: Path) -> None:

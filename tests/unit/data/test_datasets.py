@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 from torchvision import tv_tensors
 
-from lockstep.data.images.decode import ImageError
+from lockstep.data.images.image_error import ImageError
 from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Splits
 from lockstep.data.loader import ShardDataset

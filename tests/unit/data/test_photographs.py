@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from lockstep.data.images.decode import SPECIAL, ImageError, decode
+from lockstep.data.images.decode import SPECIAL, decode
+from lockstep.data.images.image_error import ImageError
 from lockstep.data.images.splits import whole
 from lockstep.data.images.views import View
 from lockstep.data.sources.folders import unlabelled_folder

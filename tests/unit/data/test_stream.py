@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.data.images.decode import ImageError
-from lockstep.data.loader import ShardDataset, ShardLoader
-from lockstep.data.prefetch import read_ahead
+from lockstep.data.images.image_error import ImageError
+from lockstep.data.loader import ShardDataset, ShardLoader, read_ahead
+from lockstep.data.prefetch import worker_settings
 from lockstep.data.sampler import GlobalBatches
 from lockstep.distributed.batch import Batch
 from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until
@@ -83,7 +83,7 @@ def streamed(tmp_path_factory: pytest.TempPathFactory) -> ShardDataset:
 
 
 def streaming(images: ShardDataset, rank: int = 0, loads: list[int] | None = None) -> ShardLoader:
-    return ShardLoader(images, batches_of(images, rank, loads), num_workers=2)
+    return ShardLoader(images, batches_of(images, rank, loads), **worker_settings(2))
 
 
 def batches_of(images: ShardDataset, rank: int, loads: list[int] | None) -> GlobalBatches:
@@ -154,12 +154,13 @@ UNGUARDED = """
 from pathlib import Path
 
 from lockstep.data.loader import ShardLoader, ShardDataset
+from lockstep.data.prefetch import worker_settings
 from tests.support.image_files import read
 from tests.support.plans import Plan
 
 images = read(Path({root!r}), memory="stream").train
 batches = Plan(num_samples=len(images.targets), micro_batch_size=7).of(0, None)
-print(len(list(ShardLoader(ShardDataset(images.pixels, images.targets), batches, num_workers=1))), "batches")
+print(len(list(ShardLoader(ShardDataset(images.pixels, images.targets), batches, **worker_settings(1)))), "batches")
 """
 
 

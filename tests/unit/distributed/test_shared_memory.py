@@ -21,6 +21,7 @@ from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.distributed.collectives import FlagChannel, add_up, all_gather, is_lost_rank
 from lockstep.distributed.shared_memory import Neighbours, RankLost, Segment
 from lockstep.models.resnet import ResNet18
+from lockstep.system.hardware import num_cores
 from tests.support.commands import Command
 from tests.support.harness import PATIENCE_S, ROOT, wait_until
 from tests.support.processes import TIMEOUT, Ranks, started
@@ -120,7 +121,7 @@ def as_on_machines(names: str, function: Callable[..., Any], *args: Any) -> Any:
     here = names[dist.get_rank()], "", 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collectives, "machine", lambda: here)
-        collectives.connect(TIMEOUT)
+        collectives.connect(TIMEOUT, num_cores())
     return collectives.shares_memory(), function(*args)
 
 
@@ -228,7 +229,7 @@ def refused_memory(refusing_rank: int) -> tuple[bool, str, float]:
         if dist.get_rank() == refusing_rank:
             patch.setattr(Segment, name, refuse)
         patch.setattr(sys.stderr, "write", text.append)
-        collectives.connect(TIMEOUT)
+        collectives.connect(TIMEOUT, num_cores())
     total = torch.ones(3)
     add_up(total)
     return collectives.shares_memory(), "".join(text), total[0].item()
@@ -262,7 +263,7 @@ def pair(pid: int, timeout: timedelta) -> tuple[Neighbours, Segment]:
     segment, descriptor = Segment.make(2)
     other = Segment.open(os.getpid(), descriptor, 1, 2)
     os.close(descriptor)
-    return Neighbours(segment, (os.getpid(), pid), timeout), other
+    return Neighbours(segment, (os.getpid(), pid), timeout, has_cores=False), other
 
 
 @pytest.fixture
@@ -301,7 +302,7 @@ def test_a_row_that_is_posted_just_after_a_wait_has_ended_still_counts(
     other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     neighbours, segment = pair(other.pid, timedelta(seconds=10 * PATIENCE_S))
-    theirs = Neighbours(segment, (os.getpid(), os.getpid()), SHORT)
+    theirs = Neighbours(segment, (os.getpid(), os.getpid()), SHORT, has_cores=False)
     theirs._tensors.rows(1, torch.float32).by_rank[1].fill_(3.0)
 
     def ended_in_vain(address: int, most_s: float) -> bool:
@@ -319,7 +320,7 @@ def test_a_row_that_is_posted_just_after_a_wait_has_ended_still_counts(
 
 def test_a_row_that_a_rank_posted_before_it_died_still_counts(other: subprocess.Popen[bytes]) -> None:
     neighbours, segment = pair(other.pid, timedelta(seconds=10 * PATIENCE_S))
-    theirs = Neighbours(segment, (os.getpid(), os.getpid()), SHORT)
+    theirs = Neighbours(segment, (os.getpid(), os.getpid()), SHORT, has_cores=False)
     theirs._tensors.rows(1, torch.float32).by_rank[1].fill_(3.0)
     theirs._tensors.post()
     other.kill()
@@ -361,7 +362,7 @@ from torch import distributed as dist
 from datetime import timedelta
 rank, path = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{path}/store", rank=rank, world_size=2)
-collectives.connect(timedelta(seconds=600))
+collectives.connect(timedelta(seconds=600), 1)
 assert collectives.shares_memory()
 open(f"{path}/{rank}", "w").close()
 time.sleep(600)

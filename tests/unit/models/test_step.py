@@ -14,9 +14,9 @@ from torch.autograd import grad
 
 from lockstep.data.loader import ShardDataset, ShardLoader
 from lockstep.data.sampler import GlobalBatches
+from lockstep.distributed.collectives import FailedElsewhere
 from lockstep.models.classifier import Classifier
 from lockstep.models.step import MOST_PENDING, LossGuard, NonFiniteLoss
-from lockstep.runs.folder import FailedElsewhere
 from tests.support.modules import batch_of, classifier
 from tests.support.processes import Ranks, started
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.data.images.decode import ImageError
+from lockstep.data.images.image_error import ImageError
 from lockstep.runs import files
 from lockstep.runs.folder import RunFolder
 from lockstep.training import chunks

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from lockstep.data.images.files import ImageFiles
 from lockstep.data.images.ragged import ScaledRows
-from lockstep.data.images.samples import Samples
-from lockstep.data.images.splits import Pixels
+from lockstep.data.images.splits import Pixels, Rows
 from lockstep.data.images.views import resize, size_of
 from lockstep.distributed.rng import uniform
 
@@ -29,9 +28,9 @@ class RandomCrop:
     ratio: Sequence[float]
     seed: int
 
-    def made(self, pixels: Pixels, positions: Tensor, epoch: int, drawn_by: Tensor | None = None) -> Tensor:
+    def __call__(self, pixels: Pixels, positions: Tensor, epoch: int, drawn_by: Tensor | None = None) -> Tensor:
         """Crop the scaled images at `positions`, uint8 (n, C, H, W), by draws that depend on these or on `drawn_by`."""
-        assert not isinstance(pixels, Samples), "a Dataset crops in its own transforms"
+        assert isinstance(pixels, Tensor | Rows | ImageFiles), "a Dataset crops in its own transforms"
         interpolation = pixels.view.interpolation if isinstance(pixels, ImageFiles | ScaledRows) else "bilinear"
         crops = torch.empty(len(positions), *pixels.shape[1:], dtype=torch.uint8)
         drawn_by = positions if drawn_by is None else drawn_by

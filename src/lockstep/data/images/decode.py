@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 from torch import Tensor
 
+from lockstep.data.images.image_error import ImageError
 from lockstep.data.images.views import View, size_of
 
 # Pillow has 43 parsers, of PostScript among others: no file reaches the rest
@@ -37,27 +37,6 @@ SPECIAL = {
 }
 # factor and divisor from a transparent colour that Pillow 13 leaves as the PNG stores it, to that of the pixels
 TRANSPARENT_SCALES = {"L;2": (85, 1), "L;4": (17, 1), "RGB;16B": (1, 256)}
-
-
-class ImageError(ValueError):
-    """Image files that cannot be used: `errors` has one line per file, the message the first ten.
-
-    `positions` are those of the files in the list that was read, if it was read completely.
-    """
-
-    def __init__(self, errors: Sequence[str], positions: Sequence[int] = ()) -> None:
-        super().__init__(errors, positions)
-        self.errors = list(errors)
-        self.positions = positions
-
-    def __str__(self) -> str:
-        return shortened(self.errors)
-
-
-def shortened(lines: Sequence[str]) -> str:
-    """Keep ten of the lines, and count the others."""
-    more = [f"... and {len(lines) - 10} more"] if len(lines) > 10 else []
-    return "\n".join([*lines[:10], *more])
 
 
 class DecodedImage(NamedTuple):

@@ -2,11 +2,12 @@
 
 import contextlib
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from itertools import islice
 
 import numpy as np
 import torch
@@ -14,7 +15,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from lockstep.data.images.decode import FORMATS, DecodedImage, ImageError, decode, upright_size
+from lockstep.data.images.decode import FORMATS, DecodedImage, decode, upright_size
+from lockstep.data.images.image_error import ImageError
+from lockstep.data.images.splits import Pixels
 from lockstep.data.images.views import View, size_of
 from lockstep.system.hardware import num_cores
 
@@ -36,15 +39,19 @@ class ImageFiles:
     channels: int
     mean_bytes: float
     reason: str = ""
-    dtype: ClassVar[torch.dtype] = torch.uint8
+    dtype = torch.uint8
+    is_streamed = True
 
     def __len__(self) -> int:
         return len(self.files)
 
-    @cached_property
+    @property
     def shape(self) -> tuple[int, int, int, int]:
-        height, width = self.view.size or size_of(decode(self.first, self.channels, self.view).pixels)
-        return len(self), self.channels, height, width
+        return len(self), self.channels, *self._size
+
+    @cached_property
+    def _size(self) -> tuple[int, int]:
+        return self.view.size or size_of(decode(self.first, self.channels, self.view).pixels)
 
     def decode(self, position: int) -> DecodedImage:
         """Decode one image before it is scaled. Raises ImageError, also if its size is wrong."""
@@ -143,3 +150,21 @@ def decode_all(
     if errors:
         positions = sorted(errors)
         raise ImageError([errors[position] for position in positions], positions)
+
+
+def read_runs(pixels: Pixels, runs: Iterable[Tensor], most: int) -> Iterator[tuple[Tensor, Tensor, dict[int, str]]]:
+    """Yield positions (n,), pixels (n, C, H, W) and errors by position of each run, in order.
+
+    Up to `most` threads decode files, each a run, while the caller uses the one before. Raises ImageError for others.
+    """
+    if not isinstance(pixels, ImageFiles):
+        yield from ((run, pixels[run], {}) for run in runs)
+        return
+    source, pending = iter(runs), deque[tuple[Tensor, Future[tuple[Tensor, dict[int, str]]]]]()
+    with pixels.threads(most) as threads:
+        while True:
+            pending.extend((run, threads.submit(pixels.read, run)) for run in islice(source, most - len(pending)))
+            if not pending:
+                return
+            run, reading = pending.popleft()
+            yield run, *reading.result()

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.data.images.decode import ImageError
 from lockstep.data.images.files import ImageFiles, Store
+from lockstep.data.images.image_error import ImageError
 from lockstep.data.images.splits import Rows
 from lockstep.data.images.views import View, size_of
 

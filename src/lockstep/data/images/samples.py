@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lockstep.data.images.decode import ImageError
+from lockstep.data.images.image_error import ImageError
 from lockstep.distributed.rng import seed_of
 
 
@@ -37,6 +37,7 @@ class Samples:
     no_targets: Tensor
     labels: Tensor | None = None
     seed: int = 0
+    is_streamed = True
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -1,33 +1,52 @@
 """Images with their targets, and the splits of a data set.
 
-Pixels are a tensor (N, C, H, W), or an object that reads or makes them. `pixels[positions]` with int64 (n,), n >= 0,
-returns (n, C, H, W) in host memory, the same in every process. `head(n)` are the first n images, `reason` is a text on
-where the pixels are.
+Pixels are a tensor (N, C, H, W), or an object that reads or makes them.
 """
 
 import hashlib
 import math
 import os
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from typing_extensions import TypeIs
 
-from lockstep.data.images.files import ImageFiles
-from lockstep.data.images.listing import ImageTable
 from lockstep.data.images.samples import Samples
 from lockstep.data.images.statistics import Statistics
 from lockstep.distributed.rng import generator
 
+if TYPE_CHECKING:
+    from lockstep.data.images.listing import ImageTable
+
 CHUNK = 4096  # images copied in one go
+
+
+class LazyPixels(Protocol):
+    """Pixels outside a tensor.
+
+    `pixels[positions]` with int64 (n,), n >= 0, returns (n, C, H, W) in host memory, the same in every process.
+    `head(n)` are the first n images, `reason` is a text on where the pixels are. `is_streamed`: worker processes make
+    the images when they are needed.
+    """
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def is_streamed(self) -> bool: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, positions: Tensor, /) -> Tensor: ...
+    def head(self, count: int, /) -> "LazyPixels": ...
+
+
+Pixels = Tensor | LazyPixels
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +56,8 @@ class Rows:
     table: Tensor
     rows: Tensor
     reason: str
-    dtype: ClassVar[torch.dtype] = torch.uint8
+    dtype = torch.uint8
+    is_streamed = False
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -58,12 +78,9 @@ class Rows:
         return replace(self, rows=self.rows[:count])
 
 
-Pixels = Tensor | Rows | ImageFiles | Samples
-
-
-def is_streamed(pixels: Pixels) -> TypeIs[ImageFiles | Samples]:
+def is_streamed(pixels: Pixels) -> TypeGuard[LazyPixels]:
     """Return whether worker processes make the images when they are needed."""
-    return isinstance(pixels, ImageFiles | Samples)
+    return not isinstance(pixels, Tensor) and pixels.is_streamed
 
 
 def num_bytes(pixels: Pixels) -> int:
@@ -79,24 +96,6 @@ def whole(pixels: Pixels, device: str | torch.device = "cpu") -> Tensor:
     for positions in torch.arange(len(images)).split(CHUNK):
         images[positions[0] : positions[-1] + 1] = pixels[positions].to(device)
     return images
-
-
-def read_runs(pixels: Pixels, runs: Iterable[Tensor], most: int) -> Iterator[tuple[Tensor, Tensor, dict[int, str]]]:
-    """Yield positions (n,), pixels (n, C, H, W) and errors by position of each run, in order.
-
-    Up to `most` threads decode files, each a run, while the caller uses the one before. Raises ImageError for others.
-    """
-    if not isinstance(pixels, ImageFiles):
-        yield from ((run, pixels[run], {}) for run in runs)
-        return
-    source, pending = iter(runs), deque[tuple[Tensor, Future[tuple[Tensor, dict[int, str]]]]]()
-    with pixels.threads(most) as threads:
-        while True:
-            pending.extend((run, threads.submit(pixels.read, run)) for run in islice(source, most - len(pending)))
-            if not pending:
-                return
-            run, reading = pending.popleft()
-            yield run, *reading.result()
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +116,7 @@ class Images:
 
     def __post_init__(self) -> None:
         problem = ""
-        if not isinstance(self.pixels, Pixels):
+        if not isinstance(self.pixels, Tensor) and not hasattr(self.pixels, "is_streamed"):
             name = type(self.pixels).__name__
             problem = f"({name}) are not a tensor: give one, or a torch Dataset to data=dataset (docs/own-data.md)"
         elif self.dtype != torch.uint8 and not self.dtype.is_floating_point:
@@ -169,7 +168,7 @@ class Splits:
     test: Images
     class_names: tuple[str, ...]
     statistics: Statistics | None = None
-    files: ImageTable | None = None
+    files: "ImageTable | None" = None
 
     @property
     def parts(self) -> dict[str, Images]:

@@ -13,8 +13,8 @@ from annotated_types import MinLen
 from numpy.typing import NDArray
 from typing_extensions import Doc
 
-from lockstep.data.images.decode import shortened
 from lockstep.data.images.decoding import Decoding
+from lockstep.data.images.image_error import shortened
 from lockstep.data.images.listing import (
     SPLIT_FOLDERS,
     ImageTable,
