@@ -121,7 +121,7 @@ def lockstep(task: Task, **changes: Any) -> float:
         folder = RunFolder(Path(root))
         storage.save(validation.check_tree({**lockstep_tree(task), **changes}), folder.config)
         with contextlib.redirect_stdout(io.StringIO()):
-            code = worker.run_here(worker.Job("train", root, {"command": "", "has_test": True}), None)
+            code = worker.run_here(worker.Job(worker.TRAIN, root, {"command": "", "has_test": True}), None)
         assert code == 0
         rows = list(csv.DictReader((folder.path / "metrics.csv").open()))
     return task.batch_size / float(rows[-1]["images_per_s"])

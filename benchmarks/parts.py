@@ -68,11 +68,11 @@ def _measured(folder: Path) -> dict[str, float]:
         with part("import lightning"):
             import lightning  # noqa: F401
         with part("import lockstep.training.train"):
-            worker.task_function("train")
+            worker.task_function(worker.TRAIN)
         with part("import TensorBoard"):
             import torch.utils.tensorboard.summary  # noqa: F401
     begin = time.process_time()
-    code = worker.run_here(worker.Job("train", str(folder), {"command": "", "has_test": False}), None)
+    code = worker.run_here(worker.Job(worker.TRAIN, str(folder), {"command": "", "has_test": False}), None)
     assert code == 0, RunFolder(folder).failure.read_text()
     seconds["data, network of 11 million parameters, first step"] = float(step.read_text()) - begin
     with part("import torchvision by a module of the user's own"):

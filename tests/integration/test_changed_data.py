@@ -36,7 +36,11 @@ def evaluated(folder: RunFolder, tmp_path: Path, *typed: str) -> int:
     saved = storage.load(folder.config)
     (config,) = overrides.check(typed, saved=saved).configs
     options = {"config": storage.to_tree(config), "run": str(folder.path), "split": "test"}
-    job = worker.Job("evaluate", str(tmp_path / "eval"), {**options, "checkpoint": str(folder.last_checkpoint)})
+    job = worker.Job(
+        "lockstep.training.evaluate:evaluate",
+        str(tmp_path / "eval"),
+        {**options, "checkpoint": str(folder.last_checkpoint)},
+    )
     shutil.rmtree(tmp_path / "eval", ignore_errors=True)
     (tmp_path / "eval").mkdir()
     return worker.run_here(job, None)
@@ -59,7 +63,9 @@ def assert_refused(folder: RunFolder, tmp_path: Path, capfd: pytest.CaptureFixtu
     assert_names_the_changes()
     assert train(folder) == EXIT_CONFIG  # a resume
     assert_names_the_changes()
-    assert worker.run_here(worker.Job("test", str(folder.path), {}), None) == EXIT_CONFIG  # of a sweep's best trial
+    assert (
+        worker.run_here(worker.Job(worker.TEST, str(folder.path), {}), None) == EXIT_CONFIG
+    )  # of a sweep's best trial
     assert_names_the_changes()
     assert evaluated(folder, tmp_path, "changed_data=accept") == 0
     assert_names_the_changes()

@@ -230,7 +230,7 @@ def test_a_rank_that_fails_because_of_another_lets_that_one_record_the_cause(
 
     monkeypatch.setattr(worker, "task_function", lambda task: told)
     place = World("torchrun", rank=0, local_rank=0, node_rank=0, world_size=2)
-    assert worker.run_here(worker.Job("train", str(tmp_path), {}), place) == 1
+    assert worker.run_here(worker.Job(worker.TRAIN, str(tmp_path), {}), place) == 1
     assert RunFolder(tmp_path).failure.read_text() == "rank 1 failed: the cause\n"
     assert "something is wrong on rank 1" in RunFolder(tmp_path).rank_log(0).read_text()
 
@@ -249,7 +249,7 @@ def test_a_second_ctrl_c_changes_no_recorded_end(
 
     monkeypatch.setattr(worker, "task_function", lambda task: train)
     world = World("torchrun", rank=rank, local_rank=rank, node_rank=0, world_size=2)
-    assert worker.run_here(worker.Job("train", str(tmp_path), {}), world) == code
+    assert worker.run_here(worker.Job(worker.TRAIN, str(tmp_path), {}), world) == code
     status = RunFolder(tmp_path).read_status()
     expected = (
         ("failed", "aborted by a second Ctrl-C") if (state, rank) == ("training", 0) else (state, "signal SIGINT")
@@ -272,7 +272,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_before_its_step(tmp_path: Path
 
 def test_torchrun_trains_the_same_weights_in_one_folder(tmp_path: Path) -> None:
     alone = write_run(tmp_path / "alone", SMALL)
-    assert worker.run_here(worker.Job("train", str(alone.path), {"command": "", "has_test": True}), None) == 0
+    assert worker.run_here(worker.Job(worker.TRAIN, str(alone.path), {"command": "", "has_test": True}), None) == 0
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [*torchrun, str(ROOT / "train.py"), *SMALL], cwd=tmp_path, env=environ(), capture_output=True, text=True

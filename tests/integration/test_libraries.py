@@ -17,7 +17,8 @@ from torchvision import models
 from lockstep.config.overrides import plan
 from lockstep.models import timm as of_timm
 from lockstep.models import torchvision as of_torchvision
-from lockstep.models.libraries import adapted, with_ends
+from lockstep.models.libraries import adapted
+from lockstep.models.origin import with_ends
 from lockstep.models.parameter_groups import ParameterGroups
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from lockstep.training.networks import _parameter_rules

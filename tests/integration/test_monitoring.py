@@ -199,7 +199,7 @@ def test_a_failure_of_a_picture_does_not_fail_the_training(tmp_path: Path, monke
     (folder.pictures / "test_worst_mistakes.png").write_text("of an earlier session")
     monkeypatch.setattr(plots, "confusion_matrix", fail)
     with pytest.warns(UserWarning, match="pictures of the test split are incomplete: OSError"):
-        assert worker.run_here(worker.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
+        assert worker.run_here(worker.Job(worker.TRAIN, str(folder.path), {"command": "", "has_test": True}), None) == 0
     assert folder.read_status()["state"] == "finished"
     assert "test_accuracy" in folder.read_summary()
     assert {path.stem for path in folder.pictures.iterdir()} == {"test_confusion_matrix"}
@@ -239,7 +239,7 @@ def test_a_failure_of_the_test_is_recorded(tmp_path: Path, monkeypatch: pytest.M
 
     folder = write_run(tmp_path / "run", [*SMALL, WATCHED[1], "trainer.max_epochs=1"])
     monkeypatch.setattr(Classifier, "_evaluate", fail)
-    assert worker.run_here(worker.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 1
+    assert worker.run_here(worker.Job(worker.TRAIN, str(folder.path), {"command": "", "has_test": True}), None) == 1
     assert folder.failure.read_text().splitlines()[-1] == "RuntimeError: out of memory"
 
 

@@ -34,7 +34,7 @@ def two() -> Iterator[nodes.Nodes]:
 
 def trained_alone(path: Path, *overrides: str) -> RunFolder:
     folder = write_run(path, overrides)
-    assert worker.run_here(worker.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
+    assert worker.run_here(worker.Job(worker.TRAIN, str(folder.path), {"command": "", "has_test": True}), None) == 0
     return folder
 
 

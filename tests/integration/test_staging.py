@@ -17,9 +17,9 @@ from lockstep.config import compose, overrides, storage, validation
 from lockstep.config.errors import ConfigError
 from lockstep.config.target_sections import Data
 from lockstep.data.images.listing import list_classes
-from lockstep.data.sources import builtin
+from lockstep.data.sources import FOLDERS
 from lockstep.launch import parent, worker
-from lockstep.training import staging
+from lockstep.training import copies, staging
 from tests.support.copies import contents, make, section, shown
 from tests.support.harness import difference, train_all, wait_until, write_run
 from tests.support.image_files import write_folder, write_image
@@ -182,7 +182,7 @@ def test_waiting_ranks_exchange_messages_so_that_no_collective_times_out(ranks: 
 
 def _stage_changing(root: str, home: str) -> Any:
     """The source gets another image after the first node has listed it."""
-    find, listed = staging._source, Path(home) / "listed"
+    find, listed = copies._source, Path(home) / "listed"
 
     def changing(*args: Any) -> Any:
         if dist.get_rank() == 1:
@@ -192,11 +192,11 @@ def _stage_changing(root: str, home: str) -> Any:
         listed.touch()
         return found
 
-    staging._source = changing
+    copies._source = changing
     try:
         return _stage(root, "scratch", 1, home)
     finally:
-        staging._source = find
+        copies._source = find
 
 
 @pytest.mark.processes
@@ -253,9 +253,9 @@ def test_a_download_goes_once_into_the_root_all_nodes_share_and_is_copied_from_t
 
 
 def test_the_folders_of_downloads_are_those_of_torchvision() -> None:
-    assert builtin.FOLDERS["lockstep.data.cifar10"] == CIFAR10.base_folder
+    assert FOLDERS["lockstep.data.cifar10"] == CIFAR10.base_folder
     raw = FashionMNIST.raw_folder.fget(type("FashionMNIST", (), {"root": ""})())  # pyright: ignore[reportOptionalCall]
-    assert raw == builtin.FOLDERS["lockstep.data.fashion_mnist"]
+    assert raw == FOLDERS["lockstep.data.fashion_mnist"]
 
 
 def test_a_resume_may_copy_elsewhere_but_not_read_something_else() -> None:
@@ -285,9 +285,9 @@ def test_workers_that_were_killed_leave_no_copy_behind(tmp_path: Path, monkeypat
     monkeypatch.setattr(parent, "_work", _dies)
     config = storage.to_tree(storage.load(removed.config))
     for job, is_left in (
-        (worker.Job("train", str(kept.path), {}), True),
-        (worker.Job("train", str(removed.path), {}), False),
-        (worker.Job("evaluate", str(tmp_path), {"config": config}), False),
+        (worker.Job(worker.TRAIN, str(kept.path), {}), True),
+        (worker.Job(worker.TRAIN, str(removed.path), {}), False),
+        (worker.Job("lockstep.training.evaluate:evaluate", str(tmp_path), {"config": config}), False),
     ):
         make(images, scratch)
         assert parent.run(job, 2) == worker.EXIT_FAILED
@@ -298,7 +298,7 @@ def test_a_copy_that_cannot_be_made_ends_a_run_as_an_error_of_its_settings(tmp_p
     images = write_folder(tmp_path / "images", count=6)
     (tmp_path / "scratch").write_text("no folder")
     folder = write_run(tmp_path / "run", recipe(images, tmp_path / "scratch"))
-    job = worker.Job("train", str(folder.path), {"command": "none", "has_test": True})
+    job = worker.Job(worker.TRAIN, str(folder.path), {"command": "none", "has_test": True})
     assert worker.run_here(job, None) == worker.EXIT_CONFIG
     (error,) = worker.refused(job)
     assert error.startswith(f"data.copy_to={tmp_path / 'scratch'}: {images} cannot be copied")

@@ -9,7 +9,7 @@ from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 
 def train(folder: RunFolder) -> int:
     """Train and test a run. Returns the exit code."""
-    return worker.run_here(worker.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
+    return worker.run_here(worker.Job(worker.TRAIN, str(folder.path), {"command": "none", "has_test": True}), None)
 
 
 def train_until(folder: RunFolder, step: int) -> int:

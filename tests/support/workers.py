@@ -11,11 +11,10 @@ from lockstep.system.signals import SignalFlag
 
 PROGRAM = """
 import sys
-from lockstep.launch import parent
-from lockstep.launch.worker import Job
+from lockstep.launch import parent, worker
 from tests.support import workers
-parent._work = workers.{work}
-sys.exit(parent.run(Job("train", ".", {{}}), {num_workers}, is_parallel={num_workers} > 1))
+worker.take_job = workers.{work}
+sys.exit(parent.run(worker.Job(worker.TRAIN, ".", {{}}), {num_workers}, is_parallel={num_workers} > 1))
 """
 
 

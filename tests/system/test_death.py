@@ -127,7 +127,7 @@ def test_an_evaluation_whose_torch_dies_reports_it(tmp_path: Path) -> None:
 
 
 def test_a_death_that_cannot_be_written_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parent.Workers(worker.Job("train", str(tmp_path / "gone"), {}), 2, is_parallel=True)._record_death(
+    parent.Workers(worker.Job(worker.TRAIN, str(tmp_path / "gone"), {}), 2, is_parallel=True)._record_death(
         1, -signal.SIGBUS
     )
     assert capsys.readouterr().err == f"rank 1 of 2 was ended by SIGBUS on {HOST}\n"
@@ -135,7 +135,7 @@ def test_a_death_that_cannot_be_written_is_printed(tmp_path: Path, capsys: pytes
 
 def test_a_failure_without_a_text_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     RunFolder(tmp_path).failure.touch()  # by a version that wrote in place, and was killed
-    worker.show_failure(worker.Job("train", str(tmp_path), {}))
+    worker.show_failure(worker.Job(worker.TRAIN, str(tmp_path), {}))
     assert capsys.readouterr().err.splitlines()[0] == "a worker failed without an error message"
 
 

@@ -976,7 +976,7 @@ def lockstep_jobs(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.processes
 def test_a_job_in_the_background_outlives_its_terminal_and_is_cancelled_and_goes_on_exactly(tmp_path: Path) -> None:
     alone = write_run(tmp_path / "alone", TINY)
-    assert worker.run_here(worker.Job("train", str(alone.path), {"command": "", "has_test": True}), None) == 0
+    assert worker.run_here(worker.Job(worker.TRAIN, str(alone.path), {"command": "", "has_test": True}), None) == 0
     slow = "+callbacks.slow={_target_:tests.support.callbacks.SlowAtFirst,step_s:1}"
     words = ["train", *TINY, slow, "trainer.devices=1", "cluster=local", f"hydra.run.dir={tmp_path}/run"]
     folder = RunFolder(tmp_path / "run")

@@ -29,7 +29,7 @@ def _nodes_have_networks(slurm: Slurm) -> None:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run of one process without SLURM."""
     folder = write_run(tmp_path_factory.mktemp("alone") / "run", SMALL)
-    assert worker.run_here(worker.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
+    assert worker.run_here(worker.Job(worker.TRAIN, str(folder.path), {"command": "", "has_test": True}), None) == 0
     return folder
 
 
@@ -61,7 +61,7 @@ def test_three_tasks_on_two_nodes_are_three_workers_with_loads_by_their_speed(
     loads = yaml.safe_load(latest(tmp_path).config.read_text())["trainer"]["loads"]
     assert 7 / 16 <= loads[0] / sum(loads) <= 12 / 16  # 9.6 of 16 images
     one = write_run(tmp_path / "one", uneven)
-    assert worker.run_here(worker.Job("train", str(one.path), {"command": "", "has_test": True}), None) == 0
+    assert worker.run_here(worker.Job(worker.TRAIN, str(one.path), {"command": "", "has_test": True}), None) == 0
     largest = difference(one, latest(tmp_path))
     figure(f"largest difference {largest:.1e}")
     assert largest <= 1e-12

@@ -67,7 +67,7 @@ def test_a_killed_sweep_goes_on_with_what_is_missing_and_touches_nothing_that_is
     assert {path: path.stat().st_mtime_ns for path in folders[0].path.rglob("*")} == before
     assert [trial["state"] for trial in table_of(tmp_path)["trials"]] == ["finished"] * 3
     uncut = write_run(tmp_path / "uncut", [*recipe, "seed=1"])
-    assert worker.run_here(worker.Job("train", str(uncut.path), {"command": "", "has_test": False}), None) == 0
+    assert worker.run_here(worker.Job(worker.TRAIN, str(uncut.path), {"command": "", "has_test": False}), None) == 0
     assert difference(uncut, folders[1]) <= 1e-12
     again = run(tmp_path, *overrides)
     assert (again.returncode, "All 3 trials" in again.stdout) == (0, True)
@@ -100,7 +100,7 @@ def test_a_sweep_that_is_asked_to_stop_saves_every_trial_and_goes_on_exactly(tmp
     done = run(tmp_path, *overrides)
     assert done.returncode == 0, done.stdout + done.stderr
     uncut = write_run(tmp_path / "uncut", [*recipe, "seed=1"])
-    assert worker.run_here(worker.Job("train", str(uncut.path), {"command": "", "has_test": False}), None) == 0
+    assert worker.run_here(worker.Job(worker.TRAIN, str(uncut.path), {"command": "", "has_test": False}), None) == 0
     assert difference(uncut, folders[1]) <= 1e-12
 
 

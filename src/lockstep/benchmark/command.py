@@ -25,7 +25,7 @@ from lockstep.benchmark.environments import Environment, Machines, available, en
 from lockstep.config import compose, errors, overrides, presence, project, saved_run, storage
 from lockstep.config.schema import BenchmarkConfig, Config
 from lockstep.launch.parent import Workers
-from lockstep.launch.worker import Job
+from lockstep.launch.worker import TRAIN, Job
 from lockstep.runs import gate, naming
 from lockstep.runs.files import read_json, write_json
 from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder
@@ -38,6 +38,7 @@ from lockstep.system.wording import plural
 POLL_S = 0.25
 START_S = 15.0  # a guess of the time to start an environment, for the time left
 BEST = "best.ckpt"
+EVALUATE = "lockstep.training.evaluate:evaluate"
 FILES = (BEST, "epoch_time.png", "report.pdf", BENCHMARK)
 LOG = "terminal.log"  # the output of rank 0, in the folder of an environment
 NAME = "benchmark"
@@ -150,7 +151,7 @@ class Benchmark:
         head = f"[{number}/{count}] {environment.name}"
         self._deadline_s = time.monotonic() + (count - number + 1) * (self._settings.budget_s + START_S)
         command = naming.resume_command(folder.path)
-        code = self._do(Job("train", str(folder.path), {"command": command, "has_test": True}), environment, head)
+        code = self._do(Job(TRAIN, str(folder.path), {"command": command, "has_test": True}), environment, head)
         is_trained = code in (0, EXIT_STOPPED) and folder.last_checkpoint.exists() and not self._flag.received
         if is_trained and results.accuracy(folder) is None:
             if not folder.best_checkpoint.exists():
@@ -176,7 +177,7 @@ class Benchmark:
             "checkpoint": str(folder.best_checkpoint),
         }
         here = replace(environment, num_workers=environment.num_local, num_nodes=1)
-        return self._do(Job("evaluate", str(folder.path), options), here, head)
+        return self._do(Job(EVALUATE, str(folder.path), options), here, head)
 
     def _do(self, job: Job, environment: Environment, head: str) -> int:
         """Do a job in its own processes and show its progress. Returns its exit code."""
@@ -271,7 +272,7 @@ def exit_code(records: Sequence[results.Record], received: int) -> int:
 
 
 def _progress(folder: RunFolder, job: Job) -> str:
-    if job.task != "train":
+    if job.task != TRAIN:
         return "evaluating"
     status = folder.read_status()
     parts = [status.get("state", "starting")]

@@ -38,6 +38,7 @@ class ResumableWandbLogger(WandbLogger):
         prefix: str = "",
         log_model: bool | Literal["all"] = False,
         rank: int = 0,
+        held: contextlib.ExitStack | None = None,
     ) -> None:
         folder = RunFolder(Path(save_dir))
         is_trial = (folder.path.parent / SWEEP).is_file()
@@ -60,6 +61,8 @@ class ResumableWandbLogger(WandbLogger):
         self._is_lost = False
         if rank == 0:
             self._begin()
+            if held is not None:
+                held.push(lambda kind, *_: self.end(is_well=kind is None))
 
     def _begin(self) -> None:
         """Start the session, and with it the process that sends metrics."""

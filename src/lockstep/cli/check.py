@@ -17,7 +17,7 @@ from lockstep.data.transfer.file_lock import Progress
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system.hardware import num_visible_gpus
 from lockstep.system.terminal import say, show_table, terminal
-from lockstep.system.wording import plural, size_text
+from lockstep.system.wording import plural, similar, size_text
 
 if TYPE_CHECKING:
     from lockstep.data.images.decoding import Decoding
@@ -33,9 +33,8 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
     """
     config = build.settled(overrides.check(typed, source).configs[0])
     presence.check(config.data)
-    from lockstep.data.images.listing import similar
     from lockstep.data.inspection import inspect
-    from lockstep.training.assembly import opened
+    from lockstep.training.image_files import opened
     from lockstep.training.staging import once_a_node
 
     progress = Progress("Reading images", "images")

@@ -65,7 +65,8 @@ def prepare(root: str, changes: Mapping[str, str | None], source: "Source") -> i
     import torch
 
     from lockstep.data.images.image_error import ImageError
-    from lockstep.training.staging import files_of, once_a_node
+    from lockstep.training.image_files import files_of
+    from lockstep.training.staging import once_a_node
 
     with contextlib.ExitStack() as held:
         # keeps the copy of a URL for the training, too

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from lockstep.config import compose, overrides, places, presence
 from lockstep.config.errors import ConfigError
 from lockstep.config.target_sections import Data
-from lockstep.data.transfer import remote
 from lockstep.system.terminal import show_table
 from lockstep.system.wording import plural
 
@@ -17,16 +16,16 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
     Returns the exit code. Raises ConfigError, FileNotFoundError or ValueError.
     """
     config = overrides.check(typed, source).configs[0]
-    data, is_url = config.data, remote.is_url(config.data.root or "")
+    data, is_url = config.data, config.data.is_remote
     if is_url and places.VARIABLE.search(data.copy_to or ""):
         raise ConfigError([f"data.copy_to={data.copy_to} is on the job's machine: remove it to use data.cache here"])
     # the nodes copy what is here
     changes = {"copy_remove": False, "copy_to": data.copy_to if is_url else None}
     section = data.model_copy(update={**changes, **({"download": True} if "download" in data.arguments() else {})})
     presence.check(section)
-    presence.check_weights(config.model)
-    from lockstep.training import networks
-    from lockstep.training.assembly import opened
+    presence.check_weights(config)
+    from lockstep.training import pretrained
+    from lockstep.training.image_files import opened
     from lockstep.training.staging import once_a_node
 
     def load(local: Data) -> tuple[str, str | None, int, int]:
@@ -38,7 +37,7 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
     with contextlib.ExitStack() as held:
         text, root, *shape = once_a_node(section, load, rank=0, local_rank=0, is_silent=False, held=held)
     file, weights = config.model.arguments().get("pretrained"), ""
-    if networks.fetch_weights(config, *shape):
+    if pretrained.fetch_weights(config, *shape):
         weights = file if isinstance(file, str) else "in the cache of the library, which TORCH_HOME or HF_HOME moves"
     rows = [("data", text), ("weights", weights), ("for jobs", f"data.root={root}" if is_url else "")]
     show_table(f"Data: {section.target.rpartition('.')[2]}", rows)

@@ -21,6 +21,8 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import outer_world
 from lockstep.training import checkpoints, refusals
 
+# functions of the workers
+TASKS = {"evaluate": "lockstep.training.evaluate:evaluate", "predict": "lockstep.training.predict:predict"}
 # options that the command of a job repeats
 VALUES = ("split", "output", "pictures", "explain", "top_k", "checkpoint", "devices", "strategy", "job")
 
@@ -50,7 +52,7 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
         if reads_data and not given.get("may_differ"):
             presence.check(config.data)
         given |= {"config": storage.to_tree(config), "checkpoint": str(checkpoint), "run": str(folder.path)}
-        return _compute(arguments.task, given, config, arguments.job)
+        return _compute(TASKS[arguments.task], given, config, arguments.job)
     except errors.ConfigError as error:
         errors.exit_with(error)
 
@@ -147,7 +149,7 @@ def _compute(task: str, given: dict[str, Any], config: Config, job: Path | None)
         if (error := refusals.unwritable(outputs)) is not None:
             raise errors.ConfigError([error])
         outputs.mkdir(exist_ok=True)
-        return RunFolder(Path(tempfile.mkdtemp(prefix=f".{task}-", dir=outputs)))
+        return RunFolder(Path(tempfile.mkdtemp(prefix=f".{task.rpartition(':')[2]}-", dir=outputs)))
 
     runner.meet(config, world, known)
     folder = known or shared_folder(make, config, world)

@@ -20,7 +20,7 @@ def show(typed: Sequence[str], source: compose.Source, *, depth: int, is_json: b
     presence.check(config.data)
     import_training()
     from lockstep.models.layers import layers_of
-    from lockstep.training.assembly import opened
+    from lockstep.training.image_files import opened
     from lockstep.training.staging import once_a_node
 
     with contextlib.ExitStack() as held:

@@ -201,13 +201,13 @@ def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
     from hydra import compose
     from hydra.core.hydra_config import HydraConfig
 
-    from lockstep.config import errors, overrides
+    from lockstep.config import build, errors, overrides
     from lockstep.launch import runner
 
     hydra = HydraConfig.get()
     typed = list(hydra.overrides.task)
     chosen = None if hydra.runtime.output_dir == os.getcwd() else Path(hydra.runtime.output_dir)
-    first = partial(_set_hydra, HydraConfig.instance().cfg)
+    first = partial(build.use_hydra, HydraConfig.instance().cfg)
     is_submitted = (cfg if resumed is None else resumed.config).cluster.name != "none"
     try:
         if resumed is not None:
@@ -230,12 +230,3 @@ def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
         errors.exit_with(error)
     if code:
         raise SystemExit(code)
-
-
-def _set_hydra(cfg: Any) -> None:
-    """Set Hydra's configuration and logging in a worker, for custom parts of a training."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.core.utils import configure_log
-
-    HydraConfig.instance().set_config(cfg)
-    configure_log(cfg.hydra.job_logging, cfg.hydra.verbose)

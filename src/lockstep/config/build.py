@@ -2,16 +2,14 @@
 
 import contextlib
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, Literal
 
-from lockstep.config import measured, signatures
+from lockstep.config import features, measured
 from lockstep.config.errors import ConfigError, one_line
 from lockstep.config.schema import Config
 from lockstep.config.storage import to_tree
 from lockstep.config.target_sections import Open, Target
 from lockstep.config.workers import resolve_workers
-from lockstep.system import processes
 
 SPECIAL = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")  # keys of Hydra
 
@@ -36,28 +34,12 @@ def settled(config: Config) -> Config:
     view, given = {"crop_percent": 1.0, "interpolation": "bilinear"}, config.data.arguments()
     if measured.AUTO not in [given.get(name) for name in view]:
         return config
-    target, model = config.model.target, config.model.arguments()
-    if target in signatures.LIBRARIES and model.get("pretrained") and not config.has_own_module:
-        view |= _pretrained_view(target, str(model.get("name")))
+    for view_of in features.used("view", config):
+        view |= view_of(config)
     if given["fit"] == "letterbox" or given["image_size"] is None:
         view["crop_percent"] = 1.0  # nothing is cropped
     settled_view = {name: value for name, value in view.items() if given[name] == measured.AUTO}
     return config.model_copy(update={"data": config.data.model_copy(update=settled_view)})
-
-
-@cache
-def _pretrained_view(target: str, name: str) -> dict[str, Any]:
-    return processes.call(_view, target, name)
-
-
-def _view(target: str, name: str) -> dict[str, Any]:
-    """Ask the library; without an answer for a name that it does not have, which the second round reports."""
-    from lockstep.models import libraries
-
-    try:
-        return libraries.pretrained_view(target, name)
-    except (RuntimeError, ValueError):
-        return {}
 
 
 def _scaled(config: Config) -> Config:
@@ -121,3 +103,12 @@ def _bound(target: str) -> Any:
         if error.__cause__ is None:
             raise
         raise error.__cause__ from None
+
+
+def use_hydra(cfg: Any) -> None:
+    """Set Hydra's configuration and logging in a worker, for custom parts of a training."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.core.utils import configure_log
+
+    HydraConfig.instance().set_config(cfg)
+    configure_log(cfg.hydra.job_logging, cfg.hydra.verbose)

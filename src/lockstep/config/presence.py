@@ -5,9 +5,15 @@ from pathlib import Path
 
 from lockstep.config import places, signatures
 from lockstep.config.errors import ConfigError
-from lockstep.config.target_sections import IMAGE_FOLDER, IMAGE_LIST, Data, Target, is_ours
-from lockstep.data.images.listing import FOLDERS, class_folders, existing
+from lockstep.config.schema import Config
+from lockstep.config.target_sections import IMAGE_FOLDER, IMAGE_LIST, Data, is_ours
+from lockstep.data.images.listing import class_folders, existing
+from lockstep.data.sources import FOLDERS
 from lockstep.data.transfer import remote
+
+
+def check_data(config: Config) -> None:
+    check(config.data)
 
 
 def check(section: Data) -> None:
@@ -21,7 +27,7 @@ def check(section: Data) -> None:
             _imported(section.check)(**section.arguments())
         elif section.target in OF_SOURCES:
             root = section.root
-            if root is not None and remote.is_url(root):
+            if root is not None and section.is_remote:
                 remote.check(root)
                 root = None
             OF_SOURCES[section.target](section, root)
@@ -33,8 +39,9 @@ def check(section: Data) -> None:
         raise ConfigError([f"data.root={section.root} cannot be read ({error}): check its permissions"]) from error
 
 
-def check_weights(section: Target) -> None:
+def check_weights(config: Config) -> None:
     """Raise ConfigError if the file with the initial weights of a new run does not exist."""
+    section = config.model
     pretrained = section.arguments().get("pretrained")
     if is_ours(section.target) and isinstance(pretrained, str) and not Path(pretrained).is_file():
         raise ConfigError([f"model.pretrained={pretrained} is not a file: correct the path, or use true or false"])

@@ -1,47 +1,24 @@
 """Rules between keys. A new rule is added to `_rules`.
 
-Those about the number of workers are in workers.py, those of a cluster in slurm_rules.py.
+Those about the number of workers are in workers.py, of callbacks in callback_rules.py, of a cluster in slurm_rules.py.
 """
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 
-from lockstep.config import measured, signatures, slurm_rules
+from lockstep.config import callback_rules, features, measured, signatures, slurm_rules
 from lockstep.config.errors import shown
 from lockstep.config.schema import BenchmarkConfig, Config
-from lockstep.config.target_sections import IMAGE_LIST, Open, is_ours
 from lockstep.config.workers import resolve_workers
-from lockstep.data.transfer import remote
 from lockstep.system.trees import at
-
-# Lightning's callbacks that need its automatic optimization, another loop or a single worker, and what to use instead
-_FREEZING = "freeze by parameters.NAME.frozen_epochs"
-_PROGRESS = "remove it, Lockstep shows the progress"
-INSTEAD = {
-    "BackboneFinetuning": _FREEZING,
-    "BaseFinetuning": _FREEZING,
-    "BasePredictionWriter": "use lockstep predict",
-    "BatchSizeFinder": "set global_batch_size",
-    "GradientAccumulationScheduler": "set trainer.accumulate_grad_batches",
-    "LearningRateFinder": "compare values of optimizer.lr in a sweep, -m optimizer.lr=0.01,0.1",
-    "ModelPruning": "prune the network of a finished run",
-    "ProgressBar": _PROGRESS,
-    "RichProgressBar": _PROGRESS,
-    "SpikeDetection": "remove it, a loss that is not finite ends the run",
-    "StochasticWeightAveraging": "use callbacks=ema",
-    "TQDMProgressBar": _PROGRESS,
-}
-# callbacks with a state, and the settings by which Lightning distinguishes two of them, with its defaults
-STATEFUL = ("AveragedWeights", "EMAWeightAveraging", "EarlyStopping", "ModelCheckpoint", "Timer", "WeightAveraging")
-STATE_KEYS = {"monitor": None, "mode": "min", "every_n_train_steps": None, "every_n_epochs": 1}
 
 
 def conflicts(config: Config) -> list[str]:
     """Return the errors between keys, each of which is valid."""
     rules: tuple[Callable[[Config], Iterable[str]], ...] = (
-        _module_rules, _task_rules, _data_rules, _augment_rules, _file_rules, _package_rules, _batch_rules,
-        _optimizer_rules, _callback_rules, _notify_rules, _benchmark_rules,
-        slurm_rules.errors,
+        _module_rules, _task_rules, _data_rules, _augment_rules, _package_rules, _batch_rules,
+        _optimizer_rules, callback_rules.errors, _notify_rules, _benchmark_rules,
+        slurm_rules.errors, *features.used("rules", config),
     )  # fmt: skip
     # each environment of a benchmark has its own workers, and its job its own request
     workers = () if isinstance(config, BenchmarkConfig) else resolve_workers(config).errors
@@ -167,75 +144,6 @@ def _augment_rules(config: Config) -> Iterator[str]:
     num_ops = config.augment.rand_augment.num_ops
     if config.augment.trivial and num_ops:
         yield f"augment.trivial=true and augment.rand_augment.num_ops={num_ops} are the same operations: use one"
-
-
-def _file_rules(config: Config) -> Iterator[str]:
-    data = config.data
-    if data.root is None and data.target != IMAGE_LIST:
-        for key, value in (("copy_to", data.copy_to), ("copy_remove", data.copy_remove)):
-            if value:
-                yield f"data.{key}={shown(value)} is for a copy of data.root, which is not set: remove it"
-        return
-    root = data.root or ""  # a list is in its own folder
-    is_url = remote.is_url(root)
-    if is_url and is_ours(data.target):
-        yield from remote.errors(root)
-        if data.copy_to is None and data.arguments().get("cache") is None:
-            yield f"data.root={root} is a URL: choose a folder for its files, data.copy_to=data/cache"
-    if data.copy_remove and data.copy_to is None and not is_url:
-        yield "data.copy_remove=true has no copy to remove: set data.copy_to, or remove it"
-
-
-def _callback_rules(config: Config) -> Iterator[str]:
-    states: dict[tuple[str, ...], str] = {}
-    for name, callback in config.callbacks.items():
-        if callback is None:
-            continue
-        key, arguments, kind = f"callbacks.{name}", callback.arguments(), callback.target.rpartition(".")[2]
-        if callback.target.startswith("lightning.") and kind in INSTEAD:
-            yield unfit_callback(key, callback.target, kind)
-            continue
-        if kind in STATEFUL:
-            state = (kind, *(str(arguments.get(name, default)) for name, default in STATE_KEYS.items()))
-            if (other := states.setdefault(state, key)) != key:
-                yield f"{key} is a second {kind} that Lightning cannot distinguish from {other}: change {other} instead"
-                continue
-        yield from _monitor_rules(config, key, callback)
-        if kind in ("DeviceStatsMonitor", "LearningRateMonitor") and not any(config.logger.values()):
-            yield f"{key} needs a logger: set {key}=null, or choose logger=tensorboard"
-        if arguments.get("train_time_interval") is not None:
-            # Lightning 2.6 skips it in manual optimization, which the step here is
-            yield f"{key}.train_time_interval has no effect: use {key}.every_n_train_steps"
-
-
-def _monitor_rules(config: Config, key: str, callback: Open) -> Iterator[str]:
-    monitor, mode = (callback.arguments().get(name) for name in ("monitor", "mode"))
-    known, trainer = measured.names(config), config.trainer
-    if monitor is not None and monitor not in known and not _may_log(config):
-        yield f"{key}.monitor={monitor} is not measured: choose from {', '.join(known)}"
-        return
-    better = measured.direction(monitor, measured.targets(config))
-    if mode == measured.AUTO and better is None:
-        yield f"{key}.mode=auto: the direction of {monitor} is not known: set {key}.mode=min or max"
-    elif better and mode not in (None, better):
-        yield f"{key}.mode={mode} selects the worst {monitor} as the best: set {key}.mode={better}"
-    if str(monitor).startswith("val/") and trainer.check_val_every_n_epoch > trainer.max_epochs:
-        yield (
-            f"trainer.check_val_every_n_epoch={trainer.check_val_every_n_epoch} is above "
-            f"trainer.max_epochs={trainer.max_epochs}: {key} needs {monitor}, which is then never measured"
-        )
-
-
-def unfit_callback(key: str, target: str, kind: str) -> str:
-    """Describe a callback that is a `kind` of `INSTEAD`."""
-    return f"{key}._target_={target}: {kind} does not work in Lockstep's training: {INSTEAD[kind]}"
-
-
-def _may_log(config: Config) -> bool:
-    """Return whether a custom task, module or callback may log metrics that are not known before."""
-    own = [section.target for section in config.callbacks.values() if section is not None]
-    targets = (config.task.target, config.module.target, *own)
-    return any(not target.startswith(("lockstep.", "lightning.")) for target in targets)
 
 
 def _notify_rules(config: Config) -> Iterator[str]:

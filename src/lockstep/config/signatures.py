@@ -15,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lockstep.config.errors import mismatch, near, one_line, question
 from lockstep.config.schema import METRICS, NAMED, fields, kind, section
-from lockstep.config.target_sections import CLASSIFIER, OF_FILES, Target
+from lockstep.config.target_sections import CLASSIFIER, LIBRARIES, OF_FILES, Target
 from lockstep.config.targets import targets, unknown_key
 from lockstep.system.kinds import LARGEST
 from lockstep.system.trees import at
@@ -26,7 +26,6 @@ BY_KEYWORD = {"model": ("in_channels", "num_classes"), "logger": ("save_dir",)}
 TOTAL_STEPS = "total_steps"  # to schedules with this parameter
 OF_MODULES = ("net", "optimizer", "image_shape", "num_classes", TOTAL_STEPS)  # to custom modules with these parameters
 OF_METRICS = ("task", "num_classes", "num_labels")  # by the task, as torchmetrics names them
-LIBRARIES = {"lockstep.models.torchvision": "torchvision.models", "lockstep.models.timm": "timm"}  # of networks
 Errors = Iterator[tuple[str, str]]  # (key, error)
 
 

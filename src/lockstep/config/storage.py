@@ -10,11 +10,9 @@ from pydantic import ValidationError
 
 import lockstep
 from lockstep.config.errors import ConfigError, one_line
-from lockstep.config.key_scopes import NOT_OF_A_TRAINING, scope
 from lockstep.config.schema import Config
 from lockstep.config.sections import Augment
 from lockstep.config.target_sections import OF_FILES
-from lockstep.config.validation import schema_errors
 from lockstep.runs.files import read_text, write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.system.trees import from_yaml
@@ -34,6 +32,8 @@ def fingerprint(config: Config) -> str:
 
     Notifications are not part of it, nor network interfaces, whose names may differ between machines.
     """
+    from lockstep.config.key_scopes import NOT_OF_A_TRAINING, scope
+
     tree = {key: value for key, value in to_tree(config).items() if scope(key) not in NOT_OF_A_TRAINING}
     tree["strategy"] = {k: v for k, v in tree["strategy"].items() if k not in ("interface", "variables")}
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
@@ -57,6 +57,8 @@ def load(path: Path) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
+        from lockstep.config.validation import schema_errors  # a valid configuration needs no rules and no Hydra
+
         errors = dict(schema_errors(tree, error, {}))
         before = other_version(RunFolder(path.parent))
         hint = [f"{path.parent} was trained by {before}: use that version"] if before else []

@@ -1,5 +1,6 @@
 """Sections with a `_target_`, whose signature defines the other keys (signatures.py)."""
 
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le
@@ -9,7 +10,13 @@ from lockstep.config.sections import Dotted, Scope, Section
 from lockstep.system.kinds import Count, NonNegative, PathText, Positive, PositiveFloat, Probability
 
 CLASSIFIER = "lockstep.models.Classifier"
+LIBRARIES = {"lockstep.models.torchvision": "torchvision.models", "lockstep.models.timm": "timm"}  # of networks
 OF_FILES = IMAGE_FOLDER, IMAGE_LIST = ("lockstep.data.image_folder", "lockstep.data.image_list")
+
+
+def is_url(root: str) -> bool:
+    """Return whether a path is a URL, or a chain of them."""
+    return re.match(r"[A-Za-z][\w+.-]*(://|::.*:)", root) is not None
 
 
 def is_ours(target: object) -> bool:
@@ -115,6 +122,17 @@ class Data(Target):
         """Folder or URL of the files, None for a source without files."""
         root = self.arguments().get("root")
         return root if isinstance(root, str) else None
+
+    @property
+    def is_remote(self) -> bool:
+        return is_url(self.root or "")
+
+    @property
+    def is_copied(self) -> bool:
+        """True if machines read a copy of the files, not the files themselves."""
+        has_cache = self.target in OF_FILES and self.arguments().get("cache") is not None
+        has_files = self.root is not None or self.target == IMAGE_LIST
+        return has_files and (self.copy_to is not None or (self.is_remote and has_cache))
 
 
 class Search(Section):

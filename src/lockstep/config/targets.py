@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lockstep.config.errors import near, question
-from lockstep.config.foreign_names import hint
 from lockstep.config.schema import CALLED, NAMED, fields, root, section
 from lockstep.config.target_sections import is_ours
 from lockstep.system.trees import at, leaves
@@ -17,6 +16,8 @@ def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups, names
 
     `names` are the legal ones, if the schema does not have them.
     """
+    from lockstep.config.foreign_names import hint
+
     key = ".".join(path)
     parent = at(tree, path[:-1])
     target = parent.get("_target_") if isinstance(parent, dict) else None

@@ -5,7 +5,6 @@ import shutil
 import socket
 from dataclasses import dataclass, field, replace
 
-from lockstep.config import slurm_rules
 from lockstep.config.errors import shown
 from lockstep.config.schema import Config
 from lockstep.system import hardware, launcher
@@ -37,6 +36,8 @@ class Workers:
 def resolve_workers(config: Config) -> Workers:
     """Return the workers of a configuration on this machine; of a SLURM job those of the nodes that it requests."""
     if config.cluster.name == "slurm":
+        from lockstep.config import slurm_rules
+
         num_local, errors = slurm_rules.num_workers(config)
         num_nodes, gpus = config.trainer.num_nodes, tuple(range(slurm_rules.num_gpus(config)))
         workers = Workers(num_local * num_nodes, num_local, num_nodes, gpus)

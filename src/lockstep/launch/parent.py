@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -19,15 +18,14 @@ from pathlib import Path
 from types import FrameType
 
 from lockstep.launch import worker
-from lockstep.launch.worker import UNSAVED, Job
+from lockstep.launch.worker import Job
 from lockstep.runs import vitals
 from lockstep.runs.files import no_link, write_atomically
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, GRACE_S, RunFolder
 from lockstep.system import processes
 from lockstep.system.hardware import num_cores
-from lockstep.system.launcher import outer_world
 from lockstep.system.process import ServerDied
-from lockstep.system.signals import LEAVE, SignalFlag, SignalList, blocked, is_main_thread, report_end, restored
+from lockstep.system.signals import LEAVE, SignalList, blocked, is_main_thread, report_end, restored
 
 POLL_S = 0.05
 
@@ -111,7 +109,7 @@ class Workers:
                         variables |= _rank_variables(rank, self._num_workers, listener.getsockname()[1])
                         variables.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // self._num_workers)))
                     given = listener if self._is_parallel and rank == 0 else None
-                    work = partial(_work, self._job, first, given, is_parallel=self._is_parallel)
+                    work = partial(worker.take_job, self._job, first, given, is_parallel=self._is_parallel)
                     self._processes.append(start(work, variables, log=log))
         except ServerDied as error:
             self.kill()
@@ -140,7 +138,7 @@ class Workers:
             if number == LEAVE or (number == signal.SIGINT and signal.SIGINT in self._forwarded):
                 self._aborted_by = self._aborted_by or ("a second Ctrl-C" if number == signal.SIGINT else LEAVE.name)
             self._forwarded.append(number)
-            if self._aborted_by or self._job.task in UNSAVED:
+            if self._aborted_by or self._job.is_unsaved:
                 self._deadline_s = min(self._deadline_s, time.monotonic() + GRACE_S)
             self._send(LEAVE if self._aborted_by else number)
 
@@ -188,7 +186,7 @@ class Workers:
             _remove_copy(job)
         if self._aborted_by and (min(codes) < 0 or EXIT_INTERRUPTED in codes):
             return worker.aborted(job, self._aborted_by, has_record=True)
-        if received and job.task in UNSAVED:
+        if received and job.is_unsaved:
             code = worker.code_of(job, received)
             if {code, -signal.SIGKILL} & {*codes}:
                 report_end(received, worker.continuation(job))
@@ -233,23 +231,14 @@ def _rank_variables(rank: int, num_workers: int, port: int) -> dict[str, str]:
     return {name: str(value) for name, value in variables.items()}
 
 
-def _work(job: Job, first: Callable[[], None] | None, listener: socket.socket | None, *, is_parallel: bool) -> int:
-    """Do the job in a worker; rank 0 opens the store on `listener`."""
-    if first is not None:
-        first()
-    world = outer_world(os.environ) if is_parallel else None
-    if world is not None and listener is not None:
-        world = replace(world, listener=listener.detach())
-    return worker.run(job, world, SignalFlag(has_parent=True, ends=job.task in UNSAVED))
-
-
 def _remove_copy(job: Job) -> None:
     """Remove the data copy of killed workers (data.copy_remove)."""
-    from lockstep.config import places, storage, validation
+    from lockstep.config import features, storage, validation
 
     tree = job.options.get("config")
     folder = RunFolder(Path(job.folder))
     if not tree and not folder.config.exists():
         return  # the run folder is gone
     config = validation.check_tree(tree) if tree else storage.load(folder.config)
-    places.remove_unused(config.data)
+    for remove in features.used("killed", config.data):
+        remove(config.data)

@@ -15,11 +15,11 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from lockstep.config import build, presence, project, saved_run, storage, workers
+from lockstep.config import build, features, project, saved_run, storage, workers
 from lockstep.config.errors import PREFIX, ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
-from lockstep.launch import notification, parent, worker
+from lockstep.launch import parent, worker
 from lockstep.launch.worker import Job
 from lockstep.runs import files, gate, naming
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder
@@ -59,8 +59,7 @@ def start(
     latest = naming.latest(outputs)
 
     def make(held: contextlib.ExitStack) -> RunFolder:
-        presence.check(config.data)
-        presence.check_weights(config.model)
+        check_files(config, is_new=True)
         checkpoints.named(config.init_from)
         if chosen is None:
             folder = RunFolder(naming.create_path(outputs, config.run_name, datetime.now()))
@@ -77,6 +76,13 @@ def start(
         return folder
 
     return _train(make, scaled, note=note, stop_signals=stop_signals, first=first)
+
+
+def check_files(config: Config, *, is_new: bool = False) -> None:
+    """Raise ConfigError for files of the data, and of a new run, that do not exist."""
+    for moment in ("files", "new files") if is_new else ("files",):
+        for check in features.used(moment, config):
+            check(config)
 
 
 def _remove_rejected(
@@ -123,7 +129,7 @@ def resume(
     """Resume a run in its folder, otherwise as `start`. Returns the folder and the exit code."""
 
     def make(held: contextlib.ExitStack) -> RunFolder:
-        presence.check(config.data)
+        check_files(config)
         held.enter_context(locked(folder))
         folder.remove_leftovers()
         held.enter_context(folder.end_kept())
@@ -158,7 +164,7 @@ def train_prepared(folder: RunFolder, *, has_test: bool, is_worker: bool = False
         time.sleep(LOCKED_EVERY_S)
 
     def make(held: contextlib.ExitStack) -> RunFolder:
-        presence.check(config.data)
+        check_files(config)
         while True:
             try:
                 held.enter_context(folder.lock())
@@ -217,7 +223,7 @@ def _train(
             print(note, flush=True)
         run = shown(folder.path)
         options = {"command": resume_command(folder.path), "has_test": has_test, "is_cell": is_cell()}
-        job = Job("train", str(folder.path), options)
+        job = Job(worker.TRAIN, str(folder.path), options)
         if isinstance(flag, SignalList):
             if is_parallel and not config.silent:
                 print(f"Starting {plural(num_workers, 'worker')} for {run} ...", flush=True)
@@ -228,7 +234,8 @@ def _train(
             raise ConfigError(errors)
     # the run is unlocked: the notified command may resume it
     if (world is None or world.rank == 0) and code != EXIT_INTERRUPTED:
-        notification.send(config, folder, code)
+        for report in features.used("end", config):
+            report(config, folder, code)
     return folder, code
 
 
@@ -307,7 +314,7 @@ def test(folder: RunFolder, *, is_worker: bool) -> int:
     config = storage.load(folder.config)
     project.use(folder, config)
     num_workers = resolve_workers(config).world_size
-    job = Job("test", str(folder.path), {})
+    job = Job(worker.TEST, str(folder.path), {})
     with locked(folder):
         if is_worker and num_workers == 1:
             return worker.run_here(job, None, SignalFlag(has_parent=True))

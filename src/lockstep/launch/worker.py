@@ -3,22 +3,25 @@
 import gc
 import os
 import resource
+import socket
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
 
 from lockstep.config.errors import PREFIX, ConfigError
+from lockstep.config.features import named_function
 from lockstep.runs import vitals
 from lockstep.runs.files import open_to_append
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, GRACE_S, RunFolder
 from lockstep.system import output, processes
 from lockstep.system.hardware import num_cores
-from lockstep.system.launcher import World
+from lockstep.system.launcher import World, outer_world
 from lockstep.system.lazy_imports import lazy
 from lockstep.system.process import close_files
 from lockstep.system.redaction import redacted
@@ -27,26 +30,28 @@ from lockstep.training.refusals import Refused, explained
 
 # of a training, by its state: a later signal does not change them
 ENDS = {"finished": 0, "stopped": EXIT_STOPPED, "pruned": EXIT_STOPPED}
-UNSAVED = ("evaluate", "predict", "verify")  # tasks that end at the first signal: they have nothing more to save
+TRAIN, TEST = "lockstep.training.train:train", "lockstep.training.train:test"
 
 
 class Job(NamedTuple):
-    """A task on a run folder, with plain options."""
+    """A task on a run folder: the name of its function, as module:function, and its plain options."""
 
     task: str
     folder: str
     options: dict[str, Any]
 
+    @property
+    def is_unsaved(self) -> bool:
+        """True if the task ends at the first signal: it has nothing more to save."""
+        return self.task not in (TRAIN, TEST)
+
 
 def import_training() -> None:
-    """Import torch, Lightning, all tasks and the modules of the default training."""
+    """Import torch, Lightning and the modules of the default training."""
     with lazy():
         import lockstep.data.loader
-        import lockstep.training.evaluate
-        import lockstep.training.predict
-        import lockstep.training.train
-        import lockstep.training.verification  # noqa: F401
-        from lockstep.callbacks import Curves, Pictures, SplitTensorBoardLogger  # noqa: F401
+        import lockstep.training.train  # noqa: F401
+        from lockstep.callbacks import Curves, SplitTensorBoardLogger  # noqa: F401
         from lockstep.data import digits  # noqa: F401
         from lockstep.models import ResNet18  # noqa: F401
         from lockstep.tasks import Classification  # noqa: F401
@@ -54,16 +59,8 @@ def import_training() -> None:
 
 def task_function(task: str) -> Callable[..., int]:
     import_training()
-    from lockstep.training import evaluate, predict, train, verification
-
-    functions: dict[str, Callable[..., int]] = {
-        "train": train.train,
-        "test": train.test,
-        "evaluate": evaluate.evaluate,
-        "verify": verification.verify,
-        "predict": predict.predict,
-    }
-    return functions[task]
+    with lazy():
+        return named_function(task)
 
 
 def main(
@@ -134,25 +131,35 @@ def _take_variables(environ: Mapping[str, str]) -> None:
             torch.set_num_threads(int(threads))
 
 
+def take_job(job: Job, first: Callable[[], None] | None, listener: socket.socket | None, *, is_parallel: bool) -> int:
+    """Do the job in a worker, after `first`; rank 0 opens the store on `listener`."""
+    if first is not None:
+        first()
+    world = outer_world(os.environ) if is_parallel else None
+    if world is not None and listener is not None:
+        world = replace(world, listener=listener.detach())
+    return run(job, world, SignalFlag(has_parent=True, ends=job.is_unsaved))
+
+
 def run_here(job: Job, world: World | None, flag: SignalFlag | None = None) -> int:
     """Do the job in this process. Returns the exit code. `flag` has the signals received before."""
-    flag = flag or SignalFlag(ends=job.task in UNSAVED)
+    flag = flag or SignalFlag(ends=job.is_unsaved)
     with restored():
         code = run(job, world, flag)
         if code in (EXIT_FAILED, EXIT_CONFIG) and (world is not None or not refused(job)):
             show_failure(job)
-        elif flag.received and job.task in UNSAVED and code == code_of(job, flag.received):
+        elif flag.received and job.is_unsaved and code == code_of(job, flag.received):
             report_end(flag.received, continuation(job))
         return code
 
 
 def code_of(job: Job, number: int) -> int:
-    """Return the exit code of a task of UNSAVED that a signal ended."""
+    """Return the exit code of a task that a signal ended."""
     return EXIT_STOPPED if continuation(job) else 128 + number
 
 
 def continuation(job: Job) -> str:
-    """Return what continues a task of UNSAVED: rows of images are kept while they are written."""
+    """Return what continues a task that a signal ended: rows of images are kept while they are written."""
     return "the same command continues" if job.options.get("output") else ""
 
 
@@ -222,7 +229,7 @@ def _prepare_libraries() -> None:
 
 def aborted(job: Job, by: str, *, has_record: bool) -> int:
     """Return the exit code of an aborted task; with `has_record` update the status of a training."""
-    if job.task != "train":
+    if job.task != TRAIN:
         return EXIT_INTERRUPTED
     folder = RunFolder(Path(job.folder))
     state = folder.read_status().get("state")
@@ -237,7 +244,7 @@ def refused(job: Job) -> list[str]:
     """Return the configuration errors because of which a training did not begin or resume; empty for other tasks."""
     folder = RunFolder(Path(job.folder))
     has_begun = folder.read_status().get("state", "starting") != "starting"
-    if job.task != "train" or has_begun or not folder.failure.exists():
+    if job.task != TRAIN or has_begun or not folder.failure.exists():
         return []
     lines = folder.failure.read_text("utf-8").splitlines()
     return [line.removeprefix(PREFIX) for line in lines] if lines and lines[0].startswith(PREFIX) else []
@@ -249,10 +256,10 @@ def show_failure(job: Job, out: TextIO | None = None) -> None:
     failure = folder.failure.read_text("utf-8").rstrip() if folder.failure.exists() else ""
     text = failure or "a worker failed without an error message"
     try:
-        if job.task == "train":
+        if job.task == TRAIN:
             folder.update_status(state="failed", reason=folder.failed_by() or text)
     except OSError as error:
         text = failure or explained(error, folder.path, "the command") or text
     print(text, file=out or sys.stderr)
-    if job.task == "train":
+    if job.task == TRAIN:
         print(f"The run failed: {folder.path}", file=out or sys.stderr, flush=True)

@@ -5,7 +5,7 @@ import re
 import ssl
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Annotated, Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Doc, override
 
+from lockstep.models.origin import Origin, with_ends
 from lockstep.system import internals
 from lockstep.system.kinds import Dropout, DropPath, HeadOnly, Pretrained
 
@@ -23,38 +24,6 @@ State = Mapping[str, Tensor]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation of its channels
 ANSWER_S = 15.0
 AUXILIARY = ("googlenet", "inception_v3")  # have several outputs in training
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Weights and normalization that a network has from elsewhere; read from its attribute `origin`.
-
-    `load` loads the weights that a new run starts with; rank 0 calls it, once, and any Exception means that they are
-    not available. `mean` and `std`, of each channel of images in [0, 1], normalize images in place of the statistics of
-    the data. `image_size` is the side in pixels of the images the network was made for. `first` and `head` name the
-    layers that take the images and return the outputs: the first convolution and the last layer with that many outputs,
-    if they are empty.
-    """
-
-    image_size: int | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    load: Callable[[], None] | None = None
-    first: tuple[str, ...] = ()
-    head: tuple[str, ...] = ()
-
-
-def origin_of(net: nn.Module) -> Origin:
-    found = getattr(net, "origin", None)
-    return found if isinstance(found, Origin) else Origin()
-
-
-def with_ends(net: nn.Module, num_outputs: int) -> Origin:
-    """Return the origin of a network with `num_outputs`, with the names of its first layers and of its head."""
-    origin = origin_of(net)
-    first = [path for path, layer in net.named_modules() if isinstance(layer, nn.Conv2d)][:1]
-    head = [path for path, layer in net.named_modules() if _num_outputs(layer) == num_outputs][-1:]
-    return replace(origin, first=origin.first or tuple(first), head=origin.head or tuple(head))
 
 
 def torchvision(
@@ -202,12 +171,6 @@ class _TakesEmpty(nn.Module):
 
 def _without_none(rates: Mapping[str, float | None]) -> dict[str, Any]:
     return {name: rate for name, rate in rates.items() if rate is not None}
-
-
-def _num_outputs(layer: nn.Module) -> int | None:
-    if isinstance(layer, nn.Linear):
-        return layer.out_features
-    return layer.out_channels if isinstance(layer, nn.Conv2d) else None
 
 
 def _listed(value: str | Sequence[str] | None) -> tuple[str, ...]:

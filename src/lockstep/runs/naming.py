@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from lockstep.runs import gate
 from lockstep.runs.folder import CODE, SWEEP, RunFolder
 
 NO_TEXTS = ("null", "true", "false", "nan", "inf")  # to Hydra
@@ -24,6 +23,8 @@ def create_path(root: Path, name: str, now: datetime) -> Path:
 
     Raises PermissionError if another user could replace the new folder.
     """
+    from lockstep.runs import gate  # not imported by workers, which only show names
+
     root.mkdir(parents=True, exist_ok=True)
     gate.need_private(root)
     for path in _paths(root, name, now):
@@ -42,6 +43,8 @@ def free_path(root: Path, name: str, now: datetime) -> Path:
 
 
 def _paths(root: Path, name: str, now: datetime) -> Iterator[Path]:
+    from lockstep.runs import gate
+
     day = root / f"{now:%Y-%m-%d}"
     if day.exists() and (gate.exposure(day) or not os.access(day, os.W_OK)):  # of another user
         day = day.with_name(f"{day.name}_{os.geteuid()}")

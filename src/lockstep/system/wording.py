@@ -1,4 +1,9 @@
-"""Numbers as texts. Imports nothing, so that every module can use it."""
+"""Numbers and names as texts. Imports nothing of ours, so that every module can use it."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from fractions import Fraction
 
 
 def plural(count: int, one: str, many: str = "") -> str:
@@ -12,3 +17,14 @@ def size_text(num_bytes: int) -> str:
     while value >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]
     return f"{value:,.0f} bytes" if units[0] == "bytes" else f"{value:,.1f} {units[0]}"
+
+
+def similar(names: Sequence[str]) -> str:
+    """List names that differ only in case, blanks, the form of Unicode or that of a number; empty without any."""
+    groups: dict[str, dict[str, None]] = {}
+    for name in names:
+        text = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+        key = "".join(text.split())
+        key = str(Fraction(key)) if re.fullmatch(r"[-+]?\d{1,40}(\.\d{0,40})?", key) else key
+        groups.setdefault(key, {})[name] = None
+    return "; ".join(" = ".join(map(repr, group)) for group in groups.values() if len(group) > 1)

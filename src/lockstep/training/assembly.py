@@ -12,27 +12,23 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.layer_sync import LayerSync
 from torch import Tensor
 
-from lockstep.config import build, errors, signatures
+from lockstep.config import build, errors, features, signatures
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import OF_FILES, Data, is_ours
-from lockstep.data.images.crops import RandomCrop
-from lockstep.data.images.decoding import Decoding
-from lockstep.data.images.splits import Splits, is_streamed
+from lockstep.data.images.splits import Fold, Images, Splits, is_streamed
 from lockstep.data.images.statistics import unchanged
 from lockstep.data.module import Batching, ImageData
-from lockstep.data.sources.datasets import seeded
 from lockstep.data.transforms.augment import Augment
-from lockstep.distributed import gradients
 from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.models.classifier import ImageFormat
 from lockstep.runs.folder import RunFolder
 from lockstep.system import trainer_internals
 from lockstep.system.hardware import num_cores
-from lockstep.training import data_record, networks, own_module
+from lockstep.training import data_record, networks
 from lockstep.training.checkpoint_io import AtomicCheckpointIO
 from lockstep.training.precision import lightning_precision
 from lockstep.training.session import Session
-from lockstep.training.staging import files_of, fold_of, once_a_node
+from lockstep.training.staging import once_a_node
 
 
 def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> ImageData:
@@ -53,6 +49,7 @@ def served(session: Session, images: Splits) -> ImageData:
     """Serve this rank's shard of images."""
     config, trainer = session.config, session.config.trainer
     crop = config.augment.random_resized_crop
+    crops = [of(scale=crop.scale, ratio=crop.ratio, seed=config.seed) for of in features.used("crop", config)]
     augment = config.augment.model_dump(exclude={"random_resized_crop"})
     return ImageData(
         images,
@@ -68,7 +65,7 @@ def served(session: Session, images: Splits) -> ImageData:
             balance=config.data.balance,
         ),
         augment=partial(Augment, **augment),
-        crop=RandomCrop(scale=crop.scale, ratio=crop.ratio, seed=config.seed) if crop.scale is not None else None,
+        crop=crops[0] if crops else None,
         memory=config.data.memory,
         num_workers=_num_workers(session, images),
         seed=config.seed,
@@ -129,12 +126,18 @@ def refuse_unfit_arguments(section: Data) -> None:
         raise errors.ConfigError(found)
 
 
-def opened(seed: int, has_crops: bool, section: Data) -> tuple[Splits, Decoding | None]:
-    """Return the images of a source; those of files are not decoded, and kept whole with `has_crops`."""
-    if section.target in OF_FILES:
-        decoding = files_of(section, has_crops=has_crops)
-        return decoding.listed(), decoding
-    return seeded(source(section), seed), None
+def fold_of(section: Data) -> Fold | None:
+    return None if section.folds is None else Fold(section.fold, section.folds)
+
+
+def seeded(splits: Splits, seed: int) -> Splits:
+    """Set the seed of a run in pixels that draw; others are unchanged."""
+
+    def part(images: Images) -> Images:
+        pixels: Any = images.pixels
+        return replace(images, pixels=replace(pixels, seed=seed)) if hasattr(pixels, "seed") else images
+
+    return replace(splits, **{name: part(images) for name, images in splits.parts.items()})
 
 
 def refuse_unfit_images(config: Config, images: Splits) -> None:
@@ -175,12 +178,14 @@ def image_format(data: ImageData) -> ImageFormat:
     return ImageFormat(data.class_names, data.image_shape, data.mean, data.std, is_float)
 
 
-def module_to_evaluate(session: Session, data: ImageData) -> tuple[L.LightningModule, list[Callback]]:
+def build_module(
+    session: Session, images: ImageFormat, total_steps: int = 1, *, is_trained: bool = False
+) -> tuple[L.LightningModule, list[Callback]]:
     """Build the module of the run without its trained weights, and the callbacks that must come first."""
-    if session.config.has_own_module:
-        module, companion = own_module.made(session, image_format(data), total_steps=1)
-        return module, [companion]
-    return networks.classifier(session, image_format(data), total_steps=1), []
+    for custom in features.used("module", session.config):
+        made, companion = custom(session, images, total_steps)
+        return made, [companion]
+    return networks.classifier(session, images, total_steps=total_steps, is_trained=is_trained), []
 
 
 class _LayerSync(ExactBatchNorm, LayerSync):
@@ -194,6 +199,8 @@ def lightning_trainer(
     config = session.config
     strategy: Any = "auto"
     if session.is_distributed:
+        from lockstep.distributed import gradients
+
         strategy = trainer_internals.OneStream(
             on_wrapped=partial(gradients.choose, is_bfloat16=config.strategy.gradient_dtype == "bfloat16"),
             # here, because `devices` below rejects a GPU that two workers call by the same number

@@ -12,10 +12,9 @@ import os
 import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.config.errors import several
-from lockstep.data.images.listing import SPLIT_FOLDERS, ImageTable
 from lockstep.data.images.splits import Splits
 from lockstep.runs.files import atomic_file, read_json
 from lockstep.runs.folder import RunFolder
@@ -24,9 +23,13 @@ from lockstep.system.wording import plural
 from lockstep.training.session import Session
 from lockstep.training.staging import together
 
+if TYPE_CHECKING:
+    from lockstep.data.images.listing import ImageTable
+
 Record = dict[str, Any]  # class_names, names and targets of each split, and contents, if images are files
 Contents = tuple[dict[str, int], dict[str, str]]  # bytes of files, and hashes of some, by name
 NUM_HASHED = 1000  # files: of other images, each differs; sizes show the single ones that were replaced
+SPLITS = ("train", "val", "test")
 PART = 4096  # bytes at the start, in the middle and at the end of a file: a page of a disk each
 NUM_THREADS = 16  # which wait for a network
 
@@ -85,7 +88,7 @@ def record_of(images: Splits) -> Record:
     return record
 
 
-def overlap(run: RunFolder, table: ImageTable) -> Overlap | None:
+def overlap(run: RunFolder, table: "ImageTable") -> Overlap | None:
     """Compare images with those of a run, by name and contents.
 
     Returns None if they are its own, which may have changed and are left to `compare`: all names are the same, and at
@@ -144,7 +147,7 @@ def _rows(record: Record) -> dict[str, tuple[str, Any]]:
     return rows
 
 
-def _contents_of(table: ImageTable) -> Contents:
+def _contents_of(table: "ImageTable") -> Contents:
     """Read parts of NUM_HASHED files, the same of a data set and most of a part of it; those that can be read."""
     sizes = dict(zip(table.names, table.states[:, 0].tolist(), strict=True))
     chosen = heapq.nsmallest(NUM_HASHED, sizes, key=lambda name: (zlib.crc32(os.fsencode(name)), name))
@@ -163,7 +166,7 @@ def _hash(path: str, size: int) -> str | None:
 def _contents(record: Record) -> Contents:
     """Return the contents in a record; empty for images without files, and in records of earlier versions."""
     contents = record.get("contents", {"sizes": [], "hashes": {}})
-    names = [name for split in SPLIT_FOLDERS for name in record[split]["names"]]
+    names = [name for split in SPLITS for name in record[split]["names"]]
     return dict(zip(names, contents["sizes"], strict=bool(contents["sizes"]))), contents["hashes"]
 
 

@@ -63,7 +63,7 @@ def evaluate(
         else:
             data, chosen, notes = assembly.image_data(here, RunFolder(Path(run))), split or "test", {}
         part = "val" if chosen == "val" else "test"
-        module, callbacks = assembly.module_to_evaluate(here, data)
+        module, callbacks = assembly.build_module(here, assembly.image_format(data))
         collector = Collector()
         if isinstance(module, Classifier) and isinstance(module.task, Classification):
             collector.outcomes = Outcomes(len(data.class_names))

@@ -33,7 +33,8 @@ from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from lockstep.runs.naming import shown
 from lockstep.system.terminal import show_table
 from lockstep.system.wording import plural, size_text
-from lockstep.training import assembly, predict, session
+from lockstep.training import predict, session
+from lockstep.training.image_files import opened
 from lockstep.training.staging import once_a_node
 
 # float32 rounds to 6e-8, and sums of another order to 1e-5 in deep networks; a wrong operator differs by 1e-2 and more
@@ -95,7 +96,7 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path) -> in
     """
     predict.refuse_own_module(config, "lockstep export")
     with session.opened(run, config, None) as here, warnings.catch_warnings(), torch.no_grad():
-        load = partial(assembly.opened, config.seed, False)
+        load = partial(opened, config.seed, False)
         images = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False, held=here.held)[0].test
         module = predict.loaded(here, checkpoint)
         form, view = module.image_format, predict.view_of(config, module.image_format)

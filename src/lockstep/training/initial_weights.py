@@ -9,7 +9,8 @@ from torch import Tensor
 
 from lockstep.config.errors import ConfigError, several
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.models.libraries import State, fitted, repeated, with_ends
+from lockstep.models.libraries import State, fitted, repeated
+from lockstep.models.origin import with_ends
 from lockstep.runs.naming import shown
 from lockstep.system.terminal import say, terminal
 from lockstep.system.wording import plural

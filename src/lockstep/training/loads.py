@@ -21,11 +21,13 @@ SHORTEST_S = 0.1  # of a timed part: longer than the time slices in which proces
 EQUAL = 0.95  # of the highest speed: two measurements of one machine differ as much
 
 
-def measured(here: Session, data: ImageData, module: Classifier) -> tuple[Session, str]:
-    """Replace loads=auto in the session, the data and config.yaml; return a text about the measurement, too.
+def measured(here: Session, data: ImageData, module: Classifier) -> Session:
+    """Replace loads=auto in the session, the data and config.yaml, for several workers.
 
     Every rank must call it. Network, random numbers and data are left as they were.
     """
+    if here.world_size == 1:
+        return here
     speeds = gather_objects(_images_per_s(here, data, module))
     trainer = here.config.trainer.model_copy(
         update={"loads": proportional(data.batches("train").micro_batch_size, speeds)}
@@ -36,7 +38,7 @@ def measured(here: Session, data: ImageData, module: Classifier) -> tuple[Sessio
         storage.save(here.config, here.folder.config)
     idle = ", ".join(str(rank) for rank, load in enumerate(here.loads) if not load)
     text = f"measured: {' : '.join(f'{speed:,.0f}' for speed in speeds)} images/s"
-    return here, f"{text}; too slow to help: rank {idle}" if idle else text
+    return replace(here, remarks={"loads": f"{text}; too slow to help: rank {idle}" if idle else text})
 
 
 def proportional(size: int, speeds: Sequence[float]) -> list[int]:

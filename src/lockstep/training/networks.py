@@ -4,15 +4,15 @@ import contextlib
 import copy
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import distributed as dist
 from torch import nn
 from torchmetrics.metric import Metric
 
-from lockstep.config import build, signatures
-from lockstep.config.errors import ConfigError, one_line, shown
+from lockstep.config import build, features, signatures
+from lockstep.config.errors import ConfigError, one_line
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import is_ours
 from lockstep.distributed.collectives import gather_objects
@@ -20,16 +20,13 @@ from lockstep.distributed.partition import Shard
 from lockstep.distributed.rng import drawing_layer, replace_dropout, seed_of
 from lockstep.models import layout
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.models.graphs import GraphedModule
-from lockstep.models.libraries import origin_of, with_ends
+from lockstep.models.origin import with_ends
 from lockstep.models.parameter_groups import ParameterRule, rule_of
 from lockstep.models.passes import Layout
 from lockstep.models.schedules import Schedule
-from lockstep.system.terminal import say, terminal
 from lockstep.tasks import reduction
 from lockstep.tasks.task import Task
 from lockstep.training.session import Session
-from lockstep.training.staging import together
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 MUCH_SMALLER = 4  # times smaller than the images a network was made for: its last maps have few pixels left
@@ -78,48 +75,13 @@ def classifier(
             autocast=AUTOCAST.get(session.precision),
             layout=_layout(session, net, is_trained=is_trained),
             compiler=layout.CompiledNetwork if config.compile else None,
-            grapher=GraphedModule if _is_graphed(session) else None,
+            grapher=next(iter(features.used("grapher", config)), None) if _is_graphed(session) else None,
             has_flip_test=config.flip_test,
             seed=config.seed,
             log_every_n_steps=config.trainer.log_every_n_steps,
         )
     # Lightning widens to float64 only after it has loaded a checkpoint, which would round that to float32
     return module.double() if session.precision == "float64" else module
-
-
-def load_pretrained(session: Session, net: nn.Module) -> None:
-    """Load the pretrained weights of the network of a new run on rank 0; DDP broadcasts the parameters.
-
-    Every rank must call it. Raises ConfigError on all ranks if the weights are not available.
-    """
-    load = origin_of(net).load
-    if load is not None:
-        together(lambda: _loaded(session.config, load) if session.rank == 0 else None)
-        if session.rank == 0 and not session.config.silent:
-            _print_view(session.config)
-        statistics = gather_objects(dict(net.named_buffers()) if session.rank == 0 else {})[0]
-        net.load_state_dict(statistics, strict=False)  # those of batch norm: DDP broadcasts no buffers here
-
-
-def fetch_weights(config: Config, in_channels: int, num_classes: int) -> bool:
-    """Load the pretrained weights of the network into the cache of its library. Returns False without any."""
-    with build.answering(config, "model"):
-        load = origin_of(build.build(config.model, in_channels=in_channels, num_classes=num_classes)).load
-    if load is not None:
-        _loaded(config, load)
-    return load is not None
-
-
-def _loaded(config: Config, load: Callable[[], None]) -> None:
-    try:
-        with torch.random.fork_rng(devices=[]):
-            load()
-    except Exception as error:  # of a library or of custom code
-        pretrained = config.model.arguments().get("pretrained")
-        key = f"_target_={config.model.target}" if pretrained is None else f"pretrained={shown(pretrained)}"
-        text = f"{type(error).__name__}: {one_line(error)}"
-        hint = "use a file of weights for this network, model.pretrained=weights.pth, or model.pretrained=false"
-        raise ValueError(f"model.{key}: cannot load the weights ({text}): {hint}") from error
 
 
 def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, int]) -> None:
@@ -139,16 +101,6 @@ def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, in
             error = f"model._target_={config.model.target}: the layer {layer} draws random numbers by a function"
             hint = "switch that off, or use a layer: nn.Dropout, nn.Dropout2d"
             raise ConfigError([f"{error}, so that they depend on the worker: {hint}"])
-
-
-def _print_view(config: Config) -> None:
-    """Print how images are prepared for weights of a file, which may have been trained on others."""
-    model, data = config.model.arguments(), config.data.arguments()
-    if is_ours(config.model.target) and isinstance(model.get("pretrained"), str):
-        view = [f"data.{key}={shown(data[key])}" for key in ("crop_percent", "interpolation") if key in data]
-        library = f"{config.model.target.rpartition('.')[2]}'s own weights of {model['name']}"
-        text = " ".join(["images are normalized as for", library, *(["and seen with", *view] if view else [])])
-        say(terminal(), f"model.pretrained={model['pretrained']}: {text}")
 
 
 def _print_small_images(session: Session, expected: int, side: int) -> None:

@@ -13,8 +13,9 @@ from lockstep.data.images.statistics import unchanged
 from lockstep.models.classifier import ImageFormat
 from lockstep.runs.folder import RunFolder
 from lockstep.training import assembly, data_record
+from lockstep.training.image_files import files_of
 from lockstep.training.session import Session
-from lockstep.training.staging import files_of, once_a_node
+from lockstep.training.staging import once_a_node
 
 Found = tuple[Splits, str, dict[str, str]]  # images, the name of the part to evaluate, and remarks
 

@@ -18,13 +18,14 @@ from lockstep.config.schema import Config
 from lockstep.distributed.batch_norm import refuse_inexact_norms
 from lockstep.distributed.rng import replace_dropout, seed_of
 from lockstep.models.classifier import ImageFormat
+from lockstep.runs import verified
 from lockstep.tasks import reduction
 from lockstep.training.session import Session
 
 LIBRARIES = ("builtins", "lightning", "lockstep", "timm", "torch", "torchmetrics", "torchvision")
 
 
-def made(session: Session, images: ImageFormat, *, total_steps: int) -> tuple[L.LightningModule, Companion]:
+def made(session: Session, images: ImageFormat, total_steps: int) -> tuple[L.LightningModule, Companion]:
     """Build the custom LightningModule, with those standard arguments that it takes, and its companion.
 
     Every rank must call it. Raises ConfigError if it cannot be built, or its norms or draws cannot be exact.
@@ -68,3 +69,9 @@ def digest(config: Config, module: L.LightningModule) -> str:
     for path in sorted({inspect.getsourcefile(each) or "" for each in own}):
         found.update(Path(path).read_bytes() if path else b"")
     return found.hexdigest()
+
+
+def header_row(config: Config, module: L.LightningModule) -> tuple[str, str]:
+    """Return the row of a header about the date on which `lockstep verify` found a custom module exact, if it did."""
+    known = verified.recalled(digest(config, module))
+    return "exact", known or "not verified: run lockstep verify with these settings"

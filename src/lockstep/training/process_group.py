@@ -17,7 +17,7 @@ from torch import distributed as dist
 from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from typing_extensions import override
 
-from lockstep.config import storage, workers
+from lockstep.config import workers
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
@@ -27,6 +27,7 @@ from lockstep.runs.files import write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World
+from lockstep.training.ranks import agree, chosen_device
 
 PATIENCE_S = 5.0  # after which torch's own limit should have ended a wait
 
@@ -101,29 +102,6 @@ def shared_folder(
     if errors:
         raise ConfigError(errors)
     return RunFolder(Path(path))
-
-
-def agree(config: Config, world_size: int) -> None:
-    """Check that all ranks have the same configuration and world size. Raises ConfigError on all ranks."""
-    mine = (storage.fingerprint(config), world_size)
-    for rank, other in enumerate(gather_objects(mine)):
-        if other != mine:
-            error = f"rank {rank} has another configuration or world size, {other}, than this process, {mine}: "
-            raise ConfigError([error + "start every process with the same command and the same files"])
-
-
-def chosen_device(config: Config, gpus: tuple[int, ...], world: World) -> torch.device:
-    """Return the device of this process, made torch's current one."""
-    if not gpus:
-        return torch.device("cpu")
-    number = gpus[world.local_rank]
-    if torch.cuda.device_count() <= number:
-        raise RuntimeError(
-            f"trainer.devices={config.trainer.devices}: torch {torch.__version__} finds {torch.cuda.device_count()} "
-            "GPUs here; is it a build without CUDA, or the driver too old? strategy=cpu trains without GPUs."
-        )
-    torch.cuda.set_device(number)
-    return torch.device("cuda", number)
 
 
 class JoinedEnvironment(LightningEnvironment):

@@ -8,7 +8,6 @@ import tempfile
 from pathlib import Path
 
 from lockstep.config.errors import of_file
-from lockstep.runs import gate
 from lockstep.runs.naming import shown
 
 # parts of the errors, other than torch.OutOfMemoryError, by which torch reports missing memory
@@ -71,6 +70,8 @@ def unwritable(path: Path) -> str | None:
 
 def exposed(chosen: str | None) -> str | None:
     """Return why another user could replace a new folder, the `chosen` one or one below outputs/; None if none can."""
+    from lockstep.runs import gate
+
     try:
         gate.need_private(Path(chosen or "outputs").resolve())
     except PermissionError as error:

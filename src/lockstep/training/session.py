@@ -5,8 +5,8 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from lockstep.tasks.scores import MetricError
 from lockstep.training import checkpoints, refusals
 from lockstep.training.checkpoints import Chosen
 from lockstep.training.precision import chosen_precision, set_tf32
-from lockstep.training.process_group import JoinedEnvironment, agree, chosen_device, join
+from lockstep.training.ranks import agree, chosen_device
 from lockstep.training.staging import together
 
 
@@ -47,6 +47,7 @@ class Session:
     precision_reason: str
     environment: ClusterEnvironment
     held: contextlib.ExitStack  # closed at the end, also after an error
+    remarks: Mapping[str, str] = field(default_factory=dict)  # about rows of the header of the run
 
     @property
     def is_distributed(self) -> bool:
@@ -72,9 +73,12 @@ def opened(folder: RunFolder, config: Config, world: World | None) -> Iterator[S
     disks by Refused.
     """
     workers = resolve_workers(config)
+    environment = LightningEnvironment()
     if world is not None:
+        from lockstep.training.process_group import JoinedEnvironment, join  # a single worker needs none
+
         join(config, world, folder)
-    environment = JoinedEnvironment(world) if world is not None else LightningEnvironment()
+        environment = JoinedEnvironment(world)
     world = world or World("", rank=0, local_rank=0, node_rank=0, world_size=1)
     device = chosen_device(config, workers.gpus, world)
     agree(config, world.world_size)

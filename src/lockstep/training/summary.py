@@ -10,20 +10,14 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lockstep.callbacks.own_module import metrics_of, skipped_steps, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped
-from lockstep.config import errors, measured
-from lockstep.config.schema import Config
-from lockstep.config.target_sections import OF_FILES
+from lockstep.config import errors, features, measured
 from lockstep.data import balance
-from lockstep.data.images.listing import similar
-from lockstep.data.images.views import VIEW_KEYS, View
 from lockstep.data.module import ImageData
 from lockstep.models.classifier import Classifier
-from lockstep.runs import verified
 from lockstep.runs.naming import quoted, shown
 from lockstep.system.hardware import num_cores
 from lockstep.system.terminal import duration, measure, show_table
-from lockstep.system.wording import plural
-from lockstep.training import own_module
+from lockstep.system.wording import plural, similar
 from lockstep.training.session import Session
 
 FEW_CORES = 8
@@ -69,7 +63,7 @@ def summarize(
         "parameters": _num_parameters(module),
         **facts(here, data),
         "val_images": data.batches("val").num_epoch_samples,
-        **({"exact": _verified(here, module)} if here.config.has_own_module else {}),
+        **dict(row_of(here.config, module) for row_of in features.used("module row", here.config)),
         "best_checkpoint": str(here.folder.best_checkpoint) if here.folder.best_checkpoint.exists() else None,
     }
 
@@ -90,9 +84,7 @@ def device_name(here: Session) -> str:
     return f"CPU, {plural(torch.get_num_threads(), 'thread')} each"
 
 
-def show_header(
-    here: Session, data: ImageData, module: L.LightningModule, *, is_resumed: bool, measured_loads: str
-) -> None:
+def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is_resumed: bool) -> None:
     """Print data, network, workers, batch, precision and folder of a run, unless it is silent."""
     config, count, device = here.config, here.world_size, device_name(here)
     if config.silent:
@@ -102,8 +94,7 @@ def show_header(
     rows = [("data", f"{used} images of {shape}, {_classes(module, data)}, {data.placement}")]
     if data.class_counts is not None:
         rows.append(("classes", balance.described(data.class_names, data.class_counts, config.data.balance)))
-    if config.data.target in OF_FILES:
-        rows.append(("images", f"photographs {_views(config)}"))
+    rows += [row_of(config) for row_of in features.used("data row", config)]
     if alike := similar(data.class_names):
         rows.append(("similar", f"classes {alike}: are they one class?"))
     absent = {split: data.splits.absent_classes(split) for split in ("val", "test")}
@@ -113,30 +104,15 @@ def show_header(
     if here.device.type == "cpu" and here.num_local > 1 and num_cores() <= FEW_CORES:
         rows.append(("", REHEARSAL))
     if isinstance(config.trainer.loads, list):
-        rows.append(("loads", ", ".join(filter(None, (errors.shown(config.trainer.loads), measured_loads)))))
+        rows.append(("loads", ", ".join(filter(None, (errors.shown(config.trainer.loads), here.remarks.get("loads"))))))
     rows += [("batch", _batch(here, data)), ("precision", f"{here.precision} ({here.precision_reason})")]
     if isinstance(module, Classifier):
         rows.append(("layout", f"{module.layout.name} ({module.layout.reason})"))
         rows += [("steps", "replayed as CUDA graphs")] if module.grapher and 0 not in here.loads else []
-    else:
-        rows.append(("exact", _verified(here, module)))
+    rows += [row_of(config, module) for row_of in features.used("module row", config)]
     name = config.module.target if config.has_own_module else config.model.target
     title = f"Lockstep: {name.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
     show_table(title + (", resumed" if is_resumed else ""), [*rows, ("run folder", shown(here.folder.path))])
-
-
-def _views(config: Config) -> str:
-    """Describe how photographs are seen in an evaluation, and in training if that differs."""
-    view = View.of(*(config.data.arguments()[name] for name in VIEW_KEYS))
-    scale = config.augment.random_resized_crop.scale
-    parts = f"; in training parts of {100 * scale[0]:g} to {100 * scale[1]:g} % of the area" if scale else ""
-    return f"{view.text}{parts}"
-
-
-def _verified(here: Session, module: L.LightningModule) -> str:
-    """Return the date on which `lockstep verify` found a custom module exact, if it did."""
-    known = verified.recalled(own_module.digest(here.config, module))
-    return known or "not verified: run lockstep verify with these settings"
 
 
 def _batch(here: Session, data: ImageData) -> str:

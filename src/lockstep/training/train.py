@@ -19,8 +19,7 @@ from lockstep.callbacks.own_module import metrics_of, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.relocation import Relocation
 from lockstep.callbacks.stop import Stopped, StopTogether
-from lockstep.callbacks.wandb_logger import ResumableWandbLogger
-from lockstep.config import build, measured, project, rules, signatures, storage
+from lockstep.config import build, callback_rules, features, measured, project, signatures, storage
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import Open
@@ -31,7 +30,7 @@ from lockstep.runs.folder import EXIT_STOPPED, PRUNED, RunFolder
 from lockstep.system import provenance, trainer_internals
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
-from lockstep.training import assembly, folds, initial_weights, loads, networks, own_module, session, trial
+from lockstep.training import assembly, session, trial
 from lockstep.training.session import Session
 from lockstep.training.staging import together
 from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize, tested
@@ -52,13 +51,11 @@ def train(
     with session.opened(folder, config, world) as here:
         resumed_from = session.checkpoint(here, folder.last_checkpoint)
         here, data, module, first = prepared(here, is_new=resumed_from.path is None)
-        text = ""
-        if config.trainer.loads == "auto" and here.world_size > 1:
-            assert isinstance(module, Classifier), "refused for custom modules"
-            here, text = loads.measured(here, data, module)
+        for measured_shards in features.used("shards", config):
+            here = measured_shards(here, data, module)
         if here.rank == 0:
             folder.note(environment=provenance.describe(project.root()))
-            show_header(here, data, module, is_resumed=resumed_from.path is not None, measured_loads=text)
+            show_header(here, data, module, is_resumed=resumed_from.path is not None)
         callbacks = built_callbacks(config)
         checkpoint = _prepared_checkpoint(callbacks, folder)
         timer = next((callback for callback in callbacks if isinstance(callback, Timer)), None)
@@ -113,8 +110,7 @@ def train(
         if has_test and is_overridden("test_step", module):
             has_best = checkpoint is not None and folder.best_checkpoint.exists()
             best = session.checkpoint(here, folder.best_checkpoint).path if has_best else None
-            trainer.test(module, data, ckpt_path=best, weights_only=True, verbose=False)
-            folds.write(here, data, module)
+            _test(here, trainer, module, data, best)
         if here.rank == 0:
             summary = summarize(here, trainer, module, data, checkpoint, record, used)
             folder.write_summary(summary)
@@ -132,7 +128,7 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
         has_best = folder.best_checkpoint.exists()
         checkpoint = session.checkpoint(here, folder.best_checkpoint if has_best else folder.last_checkpoint).path
         data = assembly.image_data(here, folder)
-        module, first = assembly.module_to_evaluate(here, data)
+        module, first = assembly.build_module(here, assembly.image_format(data))
         callbacks = [each for each in built_callbacks(config) if not isinstance(each, ModelCheckpoint)]
         trainer = assembly.lightning_trainer(
             here,
@@ -143,13 +139,20 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
         )
         trainer_internals.set_global_step(trainer, steps)
         if is_overridden("test_step", module):
-            trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
-            folds.write(here, data, module)
+            _test(here, trainer, module, data, checkpoint)
         if here.rank == 0:
             metrics = metrics_of(trainer, module)
             folder.write_summary(folder.read_summary() | tested(module, data, metrics))
             folder.update_status(metrics=folder.read_status().get("metrics", {}) | metrics)
     return 0
+
+
+def _test(
+    here: Session, trainer: L.Trainer, module: L.LightningModule, data: ImageData, checkpoint: Path | None
+) -> None:
+    trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
+    for write in features.used("tested", here.config):
+        write(here, data, module)
 
 
 def prepared(here: Session, *, is_new: bool) -> tuple[Session, ImageData, L.LightningModule, list[Callback]]:
@@ -162,17 +165,13 @@ def prepared(here: Session, *, is_new: bool) -> tuple[Session, ImageData, L.Ligh
     here = _with_class_weights(here, data)
     config = here.config
     image_format, total_steps = assembly.image_format(data), config.trainer.max_epochs * data.steps_per_epoch
-    if config.has_own_module:
-        module, companion = own_module.made(here, image_format, total_steps=total_steps)
-        first: list[Callback] = [companion]
-    else:
-        module, first = networks.classifier(here, image_format, total_steps=total_steps, is_trained=True), []
+    module, first = assembly.build_module(here, image_format, total_steps, is_trained=True)
+    if isinstance(module, Classifier):
         data.augment = dataclasses.replace(data.augment, moved_targets=module.task.moved_targets)
         trial.try_out(here, data, module)
-        if is_new and config.init_from is None:
-            networks.load_pretrained(here, module.net)
-    if is_new and config.init_from is not None:
-        initial_weights.load(here, module, image_format)
+    if is_new:
+        for load in features.used("weights", config) or features.used("pretrained", module):
+            load(here, module, image_format)
     return here, data, module, first
 
 
@@ -203,8 +202,8 @@ def built_callbacks(config: Config) -> list[Callback]:
             callback = build.build(section.model_copy(update={"target": target}))
         built.append(callback)
         lightnings = (kind.__name__ for kind in type(built[-1]).__mro__ if kind.__module__.startswith("lightning."))
-        if (kind := next(lightnings, "")) in rules.INSTEAD:
-            raise ConfigError([rules.unfit_callback(f"callbacks.{name}", section.target, kind)])
+        if (kind := next(lightnings, "")) in callback_rules.INSTEAD:
+            raise ConfigError([callback_rules.unfit_callback(f"callbacks.{name}", section.target, kind)])
     return built
 
 
@@ -224,21 +223,16 @@ def _loggers(here: Session, purge_step: int) -> list[Logger]:
     rank must call it. Raises ConfigError on all ranks if one cannot start.
     """
     sections = [section for section in here.config.logger.values() if section is not None]
-    loggers = together(lambda: [_logger(here, section, purge_step) for section in sections])
-    for logger in loggers:
-        if isinstance(logger, ResumableWandbLogger) and here.rank == 0:
-            here.held.push(lambda kind, *_, logger=logger: logger.end(is_well=kind is None))
-    return loggers
+    return together(lambda: [_logger(here, section, purge_step) for section in sections])
 
 
 def _logger(here: Session, section: Open, purge_step: int) -> Logger:
-    supplied: dict[str, Any] = {"save_dir": str(here.folder.path)}
-    if section.target.endswith(("TensorBoardLogger", ".ResumableCSVLogger")):
-        # also of a new run: TensorBoard does not count the first session mark as a restart, and purges nothing
+    known: dict[str, Any] = {"rank": here.rank, "held": here.held}
+    supplied = {name: value for name, value in known.items() if signatures.takes(section.target, name)}
+    # also of a new run: TensorBoard does not count the first session mark as a restart, and purges nothing
+    if section.target.endswith(".TensorBoardLogger") or signatures.takes(section.target, "purge_step"):
         supplied["purge_step"] = purge_step
-    elif section.target.endswith(".ResumableWandbLogger"):
-        supplied["rank"] = here.rank
-    return build.build(section, **supplied)
+    return build.build(section, save_dir=str(here.folder.path), **supplied)
 
 
 def _next_step(checkpoint: Path | None, *, is_own: bool) -> int:

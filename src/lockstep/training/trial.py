@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lockstep.config import errors
 from lockstep.config.schema import Config
-from lockstep.data.images.samples import Samples
 from lockstep.data.module import ImageData
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
@@ -81,7 +80,7 @@ def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs:
         refuse_unfit(config, module.task, outputs, split, batch.targets, names)
 
     for split, images in parts.items():
-        if isinstance(images.pixels, Samples):
+        if len(images.targets) < images.pixels.shape[0]:  # of a Dataset
             data.look_at_batch = check
         else:
             refuse_unfit(config, module.task, outputs, split, images.targets, images.names)

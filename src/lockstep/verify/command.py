@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 NUM_STEPS, NUM_EPOCHS, NUM_EVALUATED = 3, 2, 2  # optimizer steps of an epoch, epochs, batches of an evaluation
 CUT_AFTER = 2  # in the middle of an epoch
 LOG = "terminal.log"
+VERIFY = "lockstep.training.verification:verify"
 
 
 class Part(NamedTuple):
@@ -131,7 +132,7 @@ class Verification:
         code = 0
         for number, part in enumerate(variant.parts):
             storage.save(self._of(part), folder.config)
-            job = Job("verify", str(folder.path), {"cut_after": part.cut_after, "part": number})
+            job = Job(VERIFY, str(folder.path), {"cut_after": part.cut_after, "part": number})
             code = parent.run(job, len(part.loads), self._signals, log=folder.path / LOG)
             if code:
                 break

@@ -14,7 +14,7 @@ from lockstep.config.compose import composed
 from lockstep.config.errors import ConfigError
 from lockstep.config.target_sections import Data
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED
-from lockstep.training import staging
+from lockstep.training.image_files import files_of
 from tests.support.image_files import write_image, write_list, write_listed
 
 
@@ -171,7 +171,7 @@ def test_copies_in_two_folds_leak_whichever_fold_is_tested(tmp_path: Path, capsy
         leaks = [line for line in lines if line.startswith("leak: ")]
         assert rows["leaks"].startswith(f"{len(leaks)} in more than one split")
         found.append({number for number in range(9) for line in leaks if f"fox/{number}.png" in line})
-    parts = [staging.files_of(section_of(fold)).table for fold in range(3)]
+    parts = [files_of(section_of(fold)).table for fold in range(3)]
     folds = {table.names[row]: fold for fold, table in enumerate(parts) for row in table.splits["test"]}
     apart = {number for number in range(9) if folds[f"fox/{number}.png"] != folds[f"fox/{number}c.png"]}
     assert apart

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lockstep.config import build, storage
+from lockstep.config import build, pretrained, storage
 from lockstep.config.compose import composed
 from lockstep.config.errors import ConfigError
 from lockstep.config.target_sections import Open
@@ -95,15 +95,15 @@ def test_auto_is_the_view_of_pretrained_weights(
         asked.append(arguments[1])
         return function(*arguments)
 
-    monkeypatch.setattr(build.processes, "call", call)
-    build._pretrained_view.cache_clear()
+    monkeypatch.setattr(pretrained.processes, "call", call)
+    pretrained._pretrained_view.cache_clear()
     config = checked(composed(["data=image_folder", "data.root=x", *texts]))
     settled = build.settled(config)
     view = settled.data.arguments()
     assert (view["crop_percent"], view["interpolation"]) == expected
     assert asked == [settled.model.arguments().get("name")] * any("pretrained" in text for text in texts)
-    monkeypatch.setattr(build.processes, "call", None)  # the numbers stay, whatever the library becomes
-    build._pretrained_view.cache_clear()
+    monkeypatch.setattr(pretrained.processes, "call", None)  # the numbers stay, whatever the library becomes
+    pretrained._pretrained_view.cache_clear()
     assert build.settled(settled) == settled
 
 

@@ -21,7 +21,7 @@ UNKNOWN = [
         "lockstep.load",
         "lockstep.data.lazy_loader",
         "lockstep.launch.notification._run",
-        "src.lockstep.launch.parent._work",
+        "src.lockstep.launch.worker.take_job",
     ),
     *(
         "torchvision.datasets.LSUN",

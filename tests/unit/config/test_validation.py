@@ -10,7 +10,7 @@ import lightning.pytorch.callbacks
 import pytest
 import yaml
 
-from lockstep.config import build, compose, overrides, rules, signatures, storage
+from lockstep.config import build, callback_rules, compose, overrides, signatures, storage
 from lockstep.config.compose import Source, composed
 from lockstep.config.errors import ConfigError
 from lockstep.config.options import groups
@@ -402,8 +402,10 @@ WORKING = {
 
 def test_of_lightnings_callbacks_it_is_known_which_work() -> None:
     (error,) = errors(callback("TQDMProgressBar"))
-    assert error.endswith("TQDMProgressBar does not work in Lockstep's training: " + rules.INSTEAD["TQDMProgressBar"])
-    assert sorted({*WORKING, *rules.INSTEAD, "Timer"}) == sorted(lightning.pytorch.callbacks.__all__)
+    assert error.endswith(
+        "TQDMProgressBar does not work in Lockstep's training: " + callback_rules.INSTEAD["TQDMProgressBar"]
+    )
+    assert sorted({*WORKING, *callback_rules.INSTEAD, "Timer"}) == sorted(lightning.pytorch.callbacks.__all__)
 
 
 @pytest.mark.parametrize("kind", WORKING)

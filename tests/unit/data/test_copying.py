@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.config import places
+from lockstep.config import copies
 from lockstep.config.target_sections import Data
 from lockstep.data.images.decoding import Decoding
 from lockstep.data.images.listing import list_classes
@@ -203,7 +203,7 @@ def test_a_run_waits_for_the_copy_of_another_one_and_copies_after_that_was_kille
         (part,) = shown(scratch)
         assert part.name.endswith("-part")
         assert len(contents(part)) == 5
-    places.remove_unused(section(root, scratch, copy_remove=True))
+    copies.remove_unused(section(root, scratch, copy_remove=True))
     assert shown(scratch) == []
     printed: list[str] = []
     with half_copied(root, scratch) as copier:
@@ -234,7 +234,7 @@ def test_a_copy_that_is_being_made_is_not_removed(
     folder = make(root, scratch)
     (lock,) = scratch.glob(".*.lock")
     with copying.locked(lock, "copies"):
-        places.remove_unused(section(root, scratch, copy_remove=True))
+        copies.remove_unused(section(root, scratch, copy_remove=True))
     assert contents(folder) == contents(root)
     assert "are not removed: " in capsys.readouterr().err
 

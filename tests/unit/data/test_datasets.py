@@ -17,8 +17,9 @@ from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Splits
 from lockstep.data.loader import ShardDataset
 from lockstep.data.sampler import ShardIndices
-from lockstep.data.sources.datasets import dataset, seeded
+from lockstep.data.sources.datasets import dataset
 from lockstep.distributed.partition import Shard
+from lockstep.training.assembly import seeded
 from tests.support.sources import Turned
 
 SETTINGS: dict[str, Any] = {

@@ -15,8 +15,9 @@ import fsspec
 import pytest
 
 from lockstep.cli import data
-from lockstep.config import compose, places, presence, validation
+from lockstep.config import compose, copies, presence, validation
 from lockstep.config.errors import ConfigError
+from lockstep.config.target_sections import is_url
 from lockstep.data.images.decoding import Decoding
 from lockstep.data.images.listing import list_classes
 from lockstep.data.transfer import copying, remote
@@ -285,14 +286,14 @@ def test_no_message_and_no_file_tells_a_secret(tmp_path: Path) -> None:
     for url in (SECRET, f"zip://::{SECRET}"):
         assert "hunter" not in redacted(url)
         assert "hunter" not in remote.name_of(url)
-        copy = places.copy_of(section(url, tmp_path))
+        copy = copies.copy_of(section(url, tmp_path))
         assert "hunter" not in repr(copy)
 
 
 def test_a_url_is_not_a_path_and_has_a_name_for_its_folder() -> None:
     names = {"s3://b/x y/": "x_y", "zip://a::https://h/f.zip?t=1": "f.zip", "memory://": "memory", "s3://b/..": "files"}
     for url, name in names.items():
-        assert remote.is_url(url)
+        assert is_url(url)
         assert remote.name_of(url) == name
         assert copying.stem_of("c", url, name).parent.name == "c"
-    assert not any(map(remote.is_url, ("data/flowers", "/data/a:b", "a::b", "~/x")))
+    assert not any(map(is_url, ("data/flowers", "/data/a:b", "a::b", "~/x")))

@@ -21,12 +21,13 @@ from lockstep.data.images import decoding
 from lockstep.data.images.decode import DecodedImage, decode
 from lockstep.data.images.files import read_runs
 from lockstep.data.images.image_error import ImageError
-from lockstep.data.images.listing import IMAGE_SUFFIXES, class_folders, list_classes, list_images, similar
+from lockstep.data.images.listing import IMAGE_SUFFIXES, class_folders, list_classes, list_images
 from lockstep.data.images.splits import Images, Splits, cut_by_name, whole
 from lockstep.data.images.views import View
 from lockstep.data.sources.builtin import cifar10, digits, fashion_mnist, synthetic
 from lockstep.data.sources.folders import image_folder, unlabelled_folder
 from lockstep.data.sources.lists import image_list
+from lockstep.system.wording import similar
 from tests.support.image_files import SETTINGS, write_image, write_list
 
 REPOSITORY = Path(__file__).parents[3]

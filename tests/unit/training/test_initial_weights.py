@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from lockstep.config.errors import ConfigError
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.models.libraries import Origin, adapted
+from lockstep.models.libraries import adapted
+from lockstep.models.origin import Origin
 from lockstep.tasks import Classification
 from lockstep.training import initial_weights
 from tests.support.modules import classifier

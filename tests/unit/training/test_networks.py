@@ -11,8 +11,9 @@ from lockstep.config import compose, validation
 from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
 from lockstep.config.schema import Config
-from lockstep.models.libraries import Origin
-from lockstep.training.networks import _layout, load_pretrained, refuse_draws
+from lockstep.models.origin import Origin
+from lockstep.training.networks import _layout, refuse_draws
+from lockstep.training.pretrained import load_pretrained
 from tests.support.harness import own_network
 from tests.support.networks import Plain
 

@@ -5,12 +5,9 @@ import hashlib
 import itertools
 import math
 import os
-import re
 import stat
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +18,6 @@ from lockstep.data.transfer import copying
 from lockstep.data.transfer.copying import is_skipped
 
 # folders below data.root with the files of a downloaded data set
-FOLDERS = {
-    "lockstep.data.fashion_mnist": "FashionMNIST/raw",
-    "lockstep.data.cifar10": "cifar-10-batches-py",
-}
 IMAGE_SUFFIXES = (
     *(".apng", ".avif", ".bmp", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".jpx"),
     *(".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
@@ -143,17 +136,6 @@ def without_blanks(setting: str, names: Sequence[str]) -> list[str]:
 @functools.cache
 def _print_once(line: str) -> None:
     print(line, flush=True)  # a source is listed again for a copy, and for each fold of a check
-
-
-def similar(names: Sequence[str]) -> str:
-    """List names that differ only in case, blanks, the form of Unicode or that of a number; empty without any."""
-    groups: dict[str, dict[str, None]] = {}
-    for name in names:
-        text = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
-        key = "".join(text.split())
-        key = str(Fraction(key)) if re.fullmatch(r"[-+]?\d{1,40}(\.\d{0,40})?", key) else key
-        groups.setdefault(key, {})[name] = None
-    return "; ".join(" = ".join(map(repr, group)) for group in groups.values() if len(group) > 1)
 
 
 def existing(root: str, setting: str) -> Path:

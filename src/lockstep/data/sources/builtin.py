@@ -12,9 +12,8 @@ from annotated_types import Ge
 from torch import Tensor
 from typing_extensions import Doc
 
-from lockstep.data.images.listing import FOLDERS
 from lockstep.data.images.splits import Fold, Images, Splits, cut_splits
-from lockstep.data.images.views import resize
+from lockstep.data.sources import FOLDERS
 from lockstep.distributed.rng import generator
 from lockstep.system.kinds import Channels, FilesRoot, Positive, PositiveFraction, Seed, SplitSeed
 
@@ -96,6 +95,8 @@ def synthetic(
     An image (channels, image_size, image_size) is the smooth pattern of its class, with values 0..159, plus uniform
     noise 0..95, which differs between splits. Image i of a split has the label i modulo `num_classes`.
     """
+    from lockstep.data.images.views import resize
+
     coarse = torch.rand(num_classes, channels, 4, 4, generator=generator(seed, "patterns"))
     smooth = resize(coarse, [image_size, image_size])
     patterns = (smooth * 160).clamp(0, 159).to(torch.uint8)

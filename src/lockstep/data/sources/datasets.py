@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from typing import Annotated, Any
 
@@ -74,16 +73,6 @@ def dataset(
     samples = [images(name) for name in ("train", "val", "test")]
     names = _class_names(train, class_names)
     return Splits(*samples, class_names=names, statistics=_statistics(samples[0].pixels, mean, std))
-
-
-def seeded(splits: Splits, seed: int) -> Splits:
-    """Set the seed of a run, from which samples of a Dataset draw; other images are unchanged."""
-
-    def part(images: Images) -> Images:
-        pixels = images.pixels
-        return replace(images, pixels=replace(pixels, seed=seed)) if isinstance(pixels, Samples) else images
-
-    return replace(splits, **{name: part(images) for name, images in splits.parts.items()})
 
 
 def _first_sample(part: Any, setting: str) -> tuple[Tensor, Tensor]:

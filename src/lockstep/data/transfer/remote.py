@@ -28,11 +28,6 @@ PROTOCOLS = (
 )
 
 
-def is_url(root: str) -> bool:
-    """Return whether a path is a URL, or a chain of them."""
-    return re.match(r"[A-Za-z][\w+.-]*(://|::.*:)", root) is not None
-
-
 def without_query(url: str) -> str:
     """Remove queries, which change when a URL is signed again."""
     return "::".join(part.partition("?")[0] for part in url.split("::"))

@@ -1,0 +1,91 @@
+"""The features that the core of a run does not know: a function of each for a moment, and when it is used.
+
+Its module is imported then. Only this table names them; the core calls what `used` returns.
+"""
+
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from lockstep.config.target_sections import IMAGE_LIST, LIBRARIES, OF_FILES
+
+
+class Feature(NamedTuple):
+    """A feature at a moment: its function, as module:function, and whether it is used.
+
+    It is used by a configuration, or by the part of a run that the moment has: the section `data`, the module.
+    """
+
+    moment: str
+    function: str
+    is_used: Callable[[Any], object]
+
+
+def _has_own_module(config: Any) -> bool:
+    return config.has_own_module
+
+
+def _net(module: Any) -> Any:
+    return getattr(module, "net", None)
+
+
+def _has_known_weights(config: Any) -> bool:
+    return config.model.target in LIBRARIES and _pretrained(config) and not config.has_own_module
+
+
+def _pretrained(config: Any) -> Any:
+    return config.model.arguments().get("pretrained")
+
+
+FEATURES = (
+    # errors of a configuration, without reading a file: (config) -> texts
+    Feature(
+        "rules",
+        "lockstep.config.copies:errors",
+        lambda config: config.data.copy_to or config.data.is_remote or config.data.copy_remove,
+    ),
+    # files that must exist before a run starts or resumes: (config), raises ConfigError
+    Feature(
+        "files",
+        "lockstep.config.presence:check_data",
+        lambda config: config.data.check or config.data.root or config.data.target == IMAGE_LIST,
+    ),
+    # and before a new one starts
+    Feature("new files", "lockstep.config.presence:check_weights", _pretrained),
+    # the view of images that a new run keeps in its configuration: (config) -> keys of data
+    Feature("view", "lockstep.config.pretrained:view", _has_known_weights),
+    # the files of data, brought to this machine: (data, is_first, held) -> data there, and a remark for errors
+    Feature("stage", "lockstep.training.copies:stage", lambda data: data.is_copied),
+    # what killed workers leave: (data)
+    Feature("killed", "lockstep.config.copies:remove_unused", lambda data: data.copy_remove),
+    # random parts of training images, made where these are read: (scale, ratio, seed)
+    Feature("crop", "lockstep.data.images.crops:RandomCrop", lambda config: config.augment.has_crops),
+    # a custom module in place of ours: (session, image format, total steps) -> module, its companion callback
+    Feature("module", "lockstep.training.own_module:made", _has_own_module),
+    # what replays training passes, if the workers can and the network allows it: (module, dropouts)
+    Feature("grapher", "lockstep.models.graphs:GraphedModule", lambda config: config.trainer.graph),
+    # rows of the header of a run: (config) -> name, text; and of its module: (config, module)
+    Feature("data row", "lockstep.training.image_files:header_row", lambda config: config.data.target in OF_FILES),
+    Feature("module row", "lockstep.training.own_module:header_row", _has_own_module),
+    # the weights of a new run: (session, module, image format)
+    Feature("weights", "lockstep.training.initial_weights:load", lambda config: config.init_from is not None),
+    # or else those that its network has from elsewhere: the same, used by a module
+    Feature("pretrained", "lockstep.training.pretrained:load", lambda module: hasattr(_net(module), "origin")),
+    # the shards of the workers, before the first step: (session, data, module) -> session
+    Feature("shards", "lockstep.training.loads:measured", lambda config: config.trainer.loads == "auto"),
+    # after a test: (session, data, module)
+    Feature("tested", "lockstep.training.folds:write", lambda config: config.data.folds is not None),
+    # the end of a run, once its folder is unlocked: (config, folder, exit code)
+    Feature("end", "lockstep.launch.notification:send", lambda config: config.notify.command is not None),
+)
+
+
+def used(moment: str, by: Any) -> list[Callable[..., Any]]:
+    """Return the functions of the features that a configuration, or a part of a run, uses at a moment."""
+    return [named_function(each.function) for each in FEATURES if each.moment == moment and each.is_used(by)]
+
+
+def named_function(name: str) -> Callable[..., Any]:
+    """Import the module of "module:function" and return the function."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
