@@ -21,7 +21,7 @@ from lockstep.runs.folder import FailedElsewhere, RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from tests.support import commands
-from tests.support.commands import Command
+from tests.support.commands import Command, latest
 from tests.support.harness import (
     PATIENCE_S,
     ROOT,
@@ -40,10 +40,6 @@ pytestmark = [pytest.mark.full, pytest.mark.processes]
 
 def run(cwd: Path, *overrides: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return commands.run(command(*overrides), cwd, {**environ(), **variables})
-
-
-def latest(cwd: Path) -> RunFolder:
-    return RunFolder((cwd / "outputs" / "latest").resolve())
 
 
 def test_a_silent_run_prints_nothing(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from lockstep.launch import parent, worker
 from lockstep.runs import vitals
 from lockstep.runs.folder import RunFolder
 from tests.support import callbacks, commands
-from tests.support.commands import Command
+from tests.support.commands import Command, latest
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
@@ -35,10 +35,6 @@ def line_of(text: str) -> int:
 def run(cwd: Path, words: Sequence[str], **variables: str) -> subprocess.CompletedProcess[str]:
     more = {"PYTHONPATH": str(ROOT), **variables}
     return commands.run(words, cwd, {**environ(), **more})
-
-
-def latest(cwd: Path) -> RunFolder:
-    return RunFolder((cwd / "outputs" / "latest").resolve())
 
 
 def assert_reported(folder: RunFolder, who: str, number: signal.Signals, stderr: str) -> None:

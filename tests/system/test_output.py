@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.runs.folder import EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import EXIT_STOPPED
+from tests.support.commands import latest
 from tests.support.harness import PATIENCE_S, SMALL, command, environ, wait_until
 from tests.support.image_files import write_image
 from tests.support.screens import on_terminal
@@ -24,10 +25,6 @@ def shell(cwd: Path, line: str, **variables: str) -> subprocess.CompletedProcess
     """What bash makes of a line; the exit code is that of the first failing part of a pipe."""
     words = ["bash", "-o", "pipefail", "-c", line]
     return subprocess.run(words, cwd=cwd, env={**environ(), **variables}, capture_output=True, timeout=PATIENCE_S)
-
-
-def latest(cwd: Path) -> RunFolder:
-    return RunFolder((cwd / "outputs" / "latest").resolve())
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support import commands
+from tests.support.commands import latest
 from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until, without_network
 
 pytestmark = pytest.mark.processes
@@ -81,10 +82,6 @@ def train(project: Path, cwd: Path, *overrides: str) -> str:
     done = run(cwd, project / "train.py", *TINY, OWN, *overrides, python_path=project / "src")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
-
-
-def latest(cwd: Path) -> RunFolder:
-    return RunFolder((cwd / "outputs" / "latest").resolve())
 
 
 @pytest.fixture(scope="module")

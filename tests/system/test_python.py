@@ -14,7 +14,7 @@ import pytest
 
 from lockstep.runs.folder import RunFolder
 from tests.support import guides
-from tests.support.commands import Command, run
+from tests.support.commands import Command, latest, run
 from tests.support.guides import BLOCK, long_blocks, write_project
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, own_network, state, wait_until
 from tests.support.leaks import open_entries
@@ -35,10 +35,6 @@ def said(cwd: Path, text: str) -> Any:
     done = run(write(cwd, text), cwd, VARIABLES)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def latest(cwd: Path) -> RunFolder:
-    return RunFolder((cwd / "outputs" / "latest").resolve())
 
 
 # -- a training is that of the command ---------------------------------------------------------------------------------
