@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from lockstep.training import staging
 from tests.support.copies import contents, make, section, shown
 from tests.support.harness import difference, train_all, wait_until, write_run
 from tests.support.image_files import write_folder, write_image
-from tests.support.processes import Ranks, started
+from tests.support.processes import Ranks
 
 pytestmark = pytest.mark.full
 
@@ -44,12 +43,6 @@ RECIPE = (
     "callbacks.pictures=null",
     "callbacks.curves=null",
 )
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with started(3) as found:
-        yield found
 
 
 # -- the same bits -----------------------------------------------------------------------------------------------------
