@@ -53,12 +53,7 @@ def assert_reported(folder: RunFolder, who: str, number: signal.Signals, stderr:
 
 @pytest.mark.parametrize(
     ("num_workers", "rank", "number"),
-    [
-        (1, 0, signal.SIGSEGV),
-        (1, 0, signal.SIGKILL),
-        (2, 0, signal.SIGABRT),
-        (2, 1, signal.SIGKILL),
-    ],
+    [(1, 0, signal.SIGSEGV), (1, 0, signal.SIGKILL), (2, 0, signal.SIGABRT), (2, 1, signal.SIGKILL)],
 )
 def test_a_rank_that_dies_by_a_signal_is_reported_with_its_source_line(
     tmp_path: Path, num_workers: int, rank: int, number: signal.Signals

@@ -19,10 +19,7 @@ from tests.support.harness import PATIENCE_S, ROOT, SMALL, WATCHED, command, env
 from tests.support.image_files import write_folder
 
 TOOL = [str(Path(sys.executable).parent / "lockstep")]
-WITHOUT_FOLDER = (
-    command(),
-    *([*TOOL, *words] for words in (["verify"], ["new", "roses"])),
-)
+WITHOUT_FOLDER = (command(), *([*TOOL, *words] for words in (["verify"], ["new", "roses"])))
 LIMIT_BYTES = 48 * 2**10  # of a file: every other file of a run is smaller, a checkpoint is not
 TINY = (*SMALL, "model.width=2", "trainer.max_epochs=1")
 # a file system of this size, for this command alone, in the place of its first argument

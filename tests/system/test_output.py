@@ -27,13 +27,7 @@ def shell(cwd: Path, line: str, **variables: str) -> subprocess.CompletedProcess
     return subprocess.run(words, cwd=cwd, env={**environ(), **variables}, capture_output=True, timeout=PATIENCE_S)
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "redirection"),
-    [
-        (2, "2>&1 | head -1"),
-        (1, "> /dev/full 2>&1"),
-    ],
-)
+@pytest.mark.parametrize(("num_workers", "redirection"), [(2, "2>&1 | head -1"), (1, "> /dev/full 2>&1")])
 def test_a_run_finishes_whatever_becomes_of_its_output(tmp_path: Path, redirection: str, num_workers: int) -> None:
     train = shlex.join(command(*SMALL, f"trainer.devices={num_workers}"))
     done = shell(tmp_path, f"{train} {redirection}")

@@ -60,12 +60,7 @@ def run(cwd: Path, *words: str | Path, python_path: Path | None = None) -> subpr
     if python_path is not None:
         variables["PYTHONPATH"] = str(python_path)
     return subprocess.run(
-        [sys.executable, *map(str, words)],
-        cwd=cwd,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
+        [sys.executable, *map(str, words)], cwd=cwd, env=variables, capture_output=True, text=True, timeout=PATIENCE_S
     )
 
 

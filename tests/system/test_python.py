@@ -328,21 +328,6 @@ def printed(cwd: Path, text: str, **variables: str) -> str:
     return (cwd / "printed.txt").read_bytes().decode()
 
 
-@pytest.mark.full
-def test_progress_is_plain_lines_where_a_notebook_forces_colours(tmp_path: Path) -> None:
-    text = "lockstep.train([*SMALL, 'silent=false'])"
-    out = printed(tmp_path, text, FORCE_COLOR="1", CLICOLOR_FORCE="1")
-    assert "\x1b" not in out
-    assert "\r" not in out
-    lines = [line.split()[0] for line in out.splitlines() if line.strip()]
-    assert [line for line in lines if line in ("epoch", "1/2", "2/2", "Finished")] == [
-        "epoch",
-        "1/2",
-        "2/2",
-        "Finished",
-    ]
-
-
 def overwritten(text: str) -> list[str]:
     """The lines that a notebook shows of a text: what follows a carriage return takes the place of what was before."""
     lines = []

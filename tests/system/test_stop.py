@@ -12,14 +12,7 @@ from typing import Any
 import pytest
 
 from lockstep.runs.folder import EXIT_STOPPED
-from tests.support.harness import (
-    ROOT,
-    SMALL,
-    difference,
-    train_all,
-    wait_until,
-    write_run,
-)
+from tests.support.harness import ROOT, SMALL, difference, train_all, wait_until, write_run
 from tests.support.trainings import is_alive, training
 
 pytestmark = pytest.mark.processes

@@ -11,14 +11,7 @@ import pytest
 
 from lockstep.launch import worker
 from tests.support.callbacks import SEES
-from tests.support.harness import (
-    PATIENCE_S,
-    difference,
-    environ,
-    train_all,
-    wait_until,
-    write_run,
-)
+from tests.support.harness import PATIENCE_S, difference, environ, train_all, wait_until, write_run
 from tests.support.sweeps import TINY, processes_of, run, started, table_of, tree_of, trials_of
 
 pytestmark = pytest.mark.processes

@@ -423,10 +423,7 @@ class Scaled(nn.BatchNorm2d):
     ("layer", "what"),
     [
         (Scaled(2), r"'1' \(Scaled\) is a batch norm with a custom forward\(\)"),
-        (
-            nn.InstanceNorm2d(2, track_running_stats=True),
-            r"'1' \(InstanceNorm2d\) has running statistics of one",
-        ),
+        (nn.InstanceNorm2d(2, track_running_stats=True), r"'1' \(InstanceNorm2d\) has running statistics of one"),
         (EvoNorm2dB0(2), r"'1' \(EvoNorm2dB0\) normalizes by the batch of one worker"),
     ],
     ids=lambda value: type(value).__name__,

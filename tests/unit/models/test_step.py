@@ -28,10 +28,7 @@ HOOKS = ["on_before_zero_grad", "on_before_backward", "on_after_backward", "on_b
 
 
 def fitted(
-    callback: L.Callback,
-    *,
-    clip_norm: float | None = None,
-    net: nn.Module | None = None,
+    callback: L.Callback, *, clip_norm: float | None = None, net: nn.Module | None = None
 ) -> tuple[L.Trainer, Classifier]:
     """One epoch of three optimizer steps, each of two micro-batches."""
     torch.manual_seed(0)
