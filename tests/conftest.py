@@ -9,6 +9,7 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.support.gpus import PretendedGpus
+    from tests.support.processes import Ranks
     from tests.support.slurm import Slurm
 
 # before torch is imported: results are compared bit by bit with those of processes that have one thread
@@ -48,6 +49,15 @@ def figure(record_property: Any) -> Any:
     return lambda text: record_property("figure", text)
 
 
+@pytest.fixture(scope="module")
+def ranks() -> "Iterator[Ranks]":
+    """Three ranks."""
+    from tests.support.processes import started  # imports torch
+
+    with started(3) as found:
+        yield found
+
+
 @pytest.fixture(scope="session")
 def slurm() -> "Iterator[Slurm]":
     """A SLURM of two nodes."""
@@ -55,6 +65,16 @@ def slurm() -> "Iterator[Slurm]":
 
     with started() as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def four_gpus_here() -> Iterator[None]:
+    """Configurations are checked in this process, where there is none."""
+    from lockstep.system import hardware
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hardware, "num_visible_gpus", lambda: 4)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import itertools
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ import pytest
 import torch
 
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, RunFolder
-from lockstep.system import hardware
 from tests.support.gpus import PretendedGpus
 from tests.support.harness import ROOT, environ, train_all, write_run
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("four_gpus_here")]
 
 GROWTH_INTERVAL = 2
 CUT = 6  # the stop takes effect after the next step, between two growths
@@ -57,14 +55,6 @@ def net(folder: RunFolder) -> dict[str, torch.Tensor]:
 def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     names = [name for name in other if name.startswith("net.")]
     return max((one[name].double() - other[name].double()).abs().max().item() for name in names)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def three_gpus_in_this_process() -> Iterator[None]:
-    """Configurations are checked here, where there is none."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hardware, "num_visible_gpus", lambda: 3)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,12 @@
 """Whole trainings on pretended GPUs: N of them compute what one would. docs/testing.md says what else they show."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lockstep.runs.folder import RunFolder
-from lockstep.system import hardware
 from tests.support.gpus import PretendedGpus
 from tests.support.harness import (
     ACCUMULATE_AUGMENT,
@@ -21,7 +19,7 @@ from tests.support.harness import (
 )
 from tests.support.image_files import write_folder
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("four_gpus_here")]
 
 ON_GPU = tuple(override for override in SMALL if override != "strategy=cpu")
 RANDOM_CROPS = "augment.random_resized_crop.scale=[0.3,1.0]"
@@ -67,14 +65,6 @@ MATRIX = {
     3: ("trainer.loads=[2,0,1]", 3, ("everything",)),
 }
 Runs = dict[tuple[int, str], RunFolder]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def four_gpus_in_this_process() -> Iterator[None]:
-    """Configurations are checked here, where there is none."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hardware, "num_visible_gpus", lambda: 4)
-        yield
 
 
 @pytest.fixture(scope="module")

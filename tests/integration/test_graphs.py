@@ -1,12 +1,10 @@
 """Trainings replayed as CUDA graphs on pretended GPUs have the bits of eager ones, in every option."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, RunFolder
-from lockstep.system import hardware
 from tests.support.gpus import PretendedGpus
 from tests.support.harness import (
     ACCUMULATE_AUGMENT,
@@ -19,7 +17,7 @@ from tests.support.harness import (
     write_run,
 )
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("four_gpus_here")]
 
 # five steps an epoch, the last one of six images, which has graphs from the third epoch on; dropout, clipping
 STEPS = (
@@ -46,14 +44,6 @@ RECIPES = {
     "class weights and mixed images": (*STEPS, "task.class_weights=[1,2,3,4,5,0,1,2,3,4]", "augment.mixup=0.4"),
     "custom network": OWN,
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def three_gpus_in_this_process() -> Iterator[None]:
-    """Configurations are checked here, where there is none."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hardware, "num_visible_gpus", lambda: 3)
-        yield
 
 
 def pair(path: Path, *overrides: str) -> list[RunFolder]:

@@ -28,12 +28,6 @@ def begun(path: Path, source: RunFolder | str, *overrides: str) -> RunFolder:
     return folder
 
 
-def set_epochs(folder: RunFolder, max_epochs: int) -> None:
-    tree = yaml.safe_load(folder.config.read_text())
-    tree["trainer"]["max_epochs"] = max_epochs
-    folder.config.write_text(yaml.safe_dump(tree))
-
-
 def weights(path: Path) -> dict[str, Tensor]:
     state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
     return {name: value for name, value in state.items() if "running" not in name and "num_batches" not in name}
@@ -65,15 +59,6 @@ def test_the_weights_stay_when_the_other_run_is_gone(source: RunFolder, tmp_path
     checkpoints.keep_initial(folders[1], str(other.path))  # again, as a trial of a resumed sweep
     assert train(folders[1]) == 0
     assert difference(*folders) == 0
-
-
-def test_a_resumed_run_keeps_its_own_weights(source: RunFolder, tmp_path: Path) -> None:
-    uncut, cut = (begun(tmp_path / name, source, "scheduler=constant", "seed=5") for name in ("uncut", "cut"))
-    assert train(cut) == 0
-    for folder in (uncut, cut):
-        set_epochs(folder, 2)
-        assert train(folder) == 0
-    assert difference(uncut, cut) == 0
 
 
 def test_after_a_nan_loss_a_lower_rate_continues_from_the_last_good_weights(tmp_path: Path) -> None:

@@ -22,17 +22,8 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from tests.support import commands
-from tests.support.commands import Command
-from tests.support.harness import (
-    PATIENCE_S,
-    ROOT,
-    SMALL,
-    command,
-    difference,
-    environ,
-    wait_until,
-    write_run,
-)
+from tests.support.commands import Command, latest
+from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until, write_run
 from tests.support.image_files import write_folder
 from tests.support.sweeps import table_of, trials_of
 
@@ -41,10 +32,6 @@ pytestmark = [pytest.mark.full, pytest.mark.processes]
 
 def run(cwd: Path, *overrides: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return commands.run(command(*overrides), cwd, {**environ(), **variables})
-
-
-def latest(cwd: Path) -> RunFolder:
-    return RunFolder((cwd / "outputs" / "latest").resolve())
 
 
 def test_a_silent_run_prints_nothing(tmp_path: Path) -> None:
@@ -308,13 +295,6 @@ def test_a_sweep_in_a_slurm_job_of_one_task_starts_the_workers_of_its_trials(tmp
     assert [folder.read_summary()["workers"] for folder in trials_of(tmp_path)] == [2, 2]
 
 
-def test_a_sweep_of_several_tasks_is_refused_in_a_line(tmp_path: Path) -> None:
-    done = run(tmp_path, "-m", *SMALL, "seed=0,1", **_slurm(1, 2, 7))
-    assert done.returncode == 2
-    assert "srun started 2 processes, and lockstep train -m starts its own workers: start it once" in done.stderr
-    assert not (tmp_path / "outputs").exists()
-
-
 def test_two_srun_tasks_train_in_one_folder(tmp_path: Path) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = store.port
@@ -334,14 +314,6 @@ def test_two_srun_tasks_train_in_one_folder(tmp_path: Path) -> None:
     assert [task.returncode for task in tasks] == [0, 0], "\n".join(outputs)
     assert len(list(tmp_path.glob("outputs/*/*/config.yaml"))) == 1
     assert latest(tmp_path).read_summary()["workers"] == 2
-
-
-def test_two_devices_in_a_one_task_allocation_are_refused(tmp_path: Path) -> None:
-    done = run(tmp_path, *SMALL, "trainer.devices=2", **_slurm(0, 1, 29500))
-    assert done.returncode == 2
-    assert "trainer.devices=2 requires 2 workers, but srun started 1 process" in done.stderr
-    assert "srun --nodes=1 --ntasks-per-node=2 ..." in done.stderr
-    assert not (tmp_path / "outputs").exists()
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -61,13 +61,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ],
 )
 def test_a_run_starts_with_the_weights_of_a_file_and_a_head_of_its_own(
-    files: dict[str, Path],
-    tmp_path: Path,
-    library: str,
-    name: str,
-    first: str,
-    head: str,
-    mean: float,
+    files: dict[str, Path], tmp_path: Path, library: str, name: str, first: str, head: str, mean: float
 ) -> None:
     settings = (f"model.pretrained={files[library]}", "trainer.devices=2", *STILL)
     folder = write_run(tmp_path / "run", of_library(f"{library} {name}", *settings))
@@ -103,25 +97,16 @@ def test_a_resumed_run_does_not_read_the_file(files: dict[str, Path], tmp_path: 
     assert weights(folder)["image_format"] == before
 
 
-@pytest.mark.parametrize("wrapping", ["model", "module."])
-def test_a_file_for_the_same_classes_gives_all_weights_however_it_was_saved(tmp_path: Path, wrapping: str) -> None:
+@pytest.mark.parametrize("key", ["state_dict", "model", "state_dict_ema", "module."])
+def test_a_file_for_the_same_classes_gives_all_weights_however_a_script_saved_it(tmp_path: Path, key: str) -> None:
     saved = models.shufflenet_v2_x0_5(num_classes=4).state_dict()
     saved = {name: value for name, value in saved.items() if "num_batches" not in name}  # files of before have none
-    prefix = wrapping if wrapping.endswith(".") else ""
-    state = {f"{prefix}{name}": value for name, value in saved.items()}
-    torch.save(state if prefix == wrapping else {wrapping: state}, tmp_path / "weights.pth")
-    settings = {**PLAIN, "pretrained": str(tmp_path / "weights.pth")}
-    net: Any = of_torchvision(3, 4, name="shufflenet_v2_x0_5", **settings)
-    net.origin.load()
-    assert all(torch.equal(net.state_dict()[name], value) for name, value in saved.items())
-
-
-@pytest.mark.parametrize("key", ["state_dict", "model", "state_dict_ema"])
-def test_a_file_of_a_training_script_is_read_with_its_settings(tmp_path: Path, key: str) -> None:
-    saved = models.shufflenet_v2_x0_5(num_classes=4).state_dict()
     settings = argparse.Namespace(lr=0.1, opt="sgd", device=torch.device("cpu"), resume=argparse.Namespace())
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1).state_dict()
-    torch.save({key: saved, "args": settings, "optimizer": optimizer, "epoch": 3}, tmp_path / "weights.pth")
+    found: dict[str, Any] = {key: saved, "args": settings, "optimizer": optimizer, "epoch": 3}
+    if key == "module.":  # the tensors alone
+        found = {f"{key}{name}": value for name, value in saved.items()}
+    torch.save(found, tmp_path / "weights.pth")
     net: Any = of_torchvision(3, 4, name="shufflenet_v2_x0_5", **{**PLAIN, "pretrained": str(tmp_path / "weights.pth")})
     net.origin.load()
     assert all(torch.equal(net.state_dict()[name], value) for name, value in saved.items())

@@ -19,6 +19,7 @@ from lockstep.launch import worker
 from lockstep.monitoring import status
 from lockstep.runs.folder import EXIT_STOPPED, LIVE_STATES, RunFolder
 from tests.support import nodes
+from tests.support.commands import latest
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until, write_run
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
@@ -36,10 +37,6 @@ def trained_alone(path: Path, *overrides: str) -> RunFolder:
     folder = write_run(path, overrides)
     assert worker.run_here(worker.Job(worker.TRAIN, str(folder.path), {"command": "", "has_test": True}), None) == 0
     return folder
-
-
-def latest(cwd: Path) -> RunFolder:
-    return RunFolder((cwd / "outputs" / "latest").resolve())
 
 
 class Both:

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,13 @@ from torchvision.datasets import CIFAR10, FashionMNIST
 from lockstep.config import compose, overrides, storage, validation
 from lockstep.config.errors import ConfigError
 from lockstep.config.target_sections import Data
-from lockstep.data.images.listing import list_classes
 from lockstep.data.sources import FOLDERS
 from lockstep.launch import parent, worker
 from lockstep.training import copies, staging
 from tests.support.copies import contents, make, section, shown
 from tests.support.harness import difference, train_all, wait_until, write_run
 from tests.support.image_files import write_folder, write_image
-from tests.support.processes import Ranks, started
+from tests.support.processes import Ranks
 
 pytestmark = pytest.mark.full
 
@@ -44,12 +42,6 @@ RECIPE = (
     "callbacks.pictures=null",
     "callbacks.curves=null",
 )
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with started(3) as found:
-        yield found
 
 
 # -- the same bits -----------------------------------------------------------------------------------------------------
@@ -292,14 +284,3 @@ def test_workers_that_were_killed_leave_no_copy_behind(tmp_path: Path, monkeypat
         make(images, scratch)
         assert parent.run(job, 2) == worker.EXIT_FAILED
         assert bool(shown(scratch)) == is_left
-
-
-def test_a_copy_that_cannot_be_made_ends_a_run_as_an_error_of_its_settings(tmp_path: Path) -> None:
-    images = write_folder(tmp_path / "images", count=6)
-    (tmp_path / "scratch").write_text("no folder")
-    folder = write_run(tmp_path / "run", recipe(images, tmp_path / "scratch"))
-    job = worker.Job(worker.TRAIN, str(folder.path), {"command": "none", "has_test": True})
-    assert worker.run_here(job, None) == worker.EXIT_CONFIG
-    (error,) = worker.refused(job)
-    assert error.startswith(f"data.copy_to={tmp_path / 'scratch'}: {images} cannot be copied")
-    assert len(list_classes(str(images)).names) == 12

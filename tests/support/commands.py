@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from lockstep.launch import parent
+from lockstep.runs.folder import RunFolder
 from tests.support.harness import PATIENCE_S, ROOT, environ
 
 SCRIPTS = Path(sys.executable).parent
@@ -114,6 +115,16 @@ def run(
         process.kill()
         raise
     return subprocess.CompletedProcess(process.args, process.wait(), out, err)
+
+
+def lockstep(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run `lockstep ...` in a folder, where it finds tests.support."""
+    return run([sys.executable, "-m", "lockstep", *words], cwd, {**environ(), "PYTHONPATH": str(ROOT)})
+
+
+def latest(cwd: Path) -> RunFolder:
+    """The newest run of the commands in a folder."""
+    return RunFolder((cwd / "outputs" / "latest").resolve())
 
 
 def _text(descriptor: int) -> str:

@@ -213,13 +213,6 @@ def test_each_environment_trains_its_own_configuration() -> None:
     }
 
 
-def test_an_environment_is_added_and_taken_away_by_its_name() -> None:
-    entry = "+benchmark.environments.three={strategy:cpu,devices:3,scale_with_workers:true}"
-    there = found(2, 0, entry, "benchmark.environments.cpu=null")
-    assert "cpu" not in there
-    assert there["three"].num_workers == 3
-
-
 def test_every_error_is_in_one_message() -> None:
     messages = errors(
         "benchmark.budget_s=-1", "benchmark.environments.cpu.devices=0", "model.widht=4", "benchmark.budget=3"

@@ -79,12 +79,6 @@ def test_the_page_stops_a_live_run_by_its_stop_file(client: Client, live: RunFol
     assert listed(client)["live"]["state"] == "stopping"
 
 
-def test_a_second_stop_keeps_the_first_reason(client: Client, live: RunFolder) -> None:
-    live.request_stop("by hand")
-    assert stop(client, id_of(client)).status_code == 200
-    assert live.stop_reason() == "by hand"
-
-
 @pytest.mark.parametrize("address", ["stop", "notes"])
 @pytest.mark.parametrize(
     ("changes", "code"),

@@ -14,7 +14,7 @@ from lockstep.launch import parent, worker
 from lockstep.runs import vitals
 from lockstep.runs.folder import RunFolder
 from tests.support import callbacks, commands
-from tests.support.commands import Command
+from tests.support.commands import Command, latest
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
@@ -37,10 +37,6 @@ def run(cwd: Path, words: Sequence[str], **variables: str) -> subprocess.Complet
     return commands.run(words, cwd, {**environ(), **more})
 
 
-def latest(cwd: Path) -> RunFolder:
-    return RunFolder((cwd / "outputs" / "latest").resolve())
-
-
 def assert_reported(folder: RunFolder, who: str, number: signal.Signals, stderr: str) -> None:
     line = f"{who} was ended by {number.name} on {HOST}"
     what = {"SIGKILL": " (kill -9, or out of memory)"}.get(number.name)
@@ -57,12 +53,7 @@ def assert_reported(folder: RunFolder, who: str, number: signal.Signals, stderr:
 
 @pytest.mark.parametrize(
     ("num_workers", "rank", "number"),
-    [
-        (1, 0, signal.SIGSEGV),
-        (1, 0, signal.SIGKILL),
-        (2, 0, signal.SIGABRT),
-        (2, 1, signal.SIGKILL),
-    ],
+    [(1, 0, signal.SIGSEGV), (1, 0, signal.SIGKILL), (2, 0, signal.SIGABRT), (2, 1, signal.SIGKILL)],
 )
 def test_a_rank_that_dies_by_a_signal_is_reported_with_its_source_line(
     tmp_path: Path, num_workers: int, rank: int, number: signal.Signals

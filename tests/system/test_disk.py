@@ -11,17 +11,15 @@ from typing import Any
 
 import pytest
 
-from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED
 from lockstep.training import refusals
 from tests.support import commands
+from tests.support.commands import latest
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, WATCHED, command, environ
 from tests.support.image_files import write_folder
 
 TOOL = [str(Path(sys.executable).parent / "lockstep")]
-WITHOUT_FOLDER = (
-    command(),
-    *([*TOOL, *words] for words in (["verify"], ["new", "roses"])),
-)
+WITHOUT_FOLDER = (command(), *([*TOOL, *words] for words in (["verify"], ["new", "roses"])))
 LIMIT_BYTES = 48 * 2**10  # of a file: every other file of a run is smaller, a checkpoint is not
 TINY = (*SMALL, "model.width=2", "trainer.max_epochs=1")
 # a file system of this size, for this command alone, in the place of its first argument
@@ -108,7 +106,7 @@ def test_a_place_where_nothing_can_be_made_is_found_by_trying(tmp_path: Path) ->
 @pytest.mark.processes
 def test_a_run_whose_checkpoint_finds_no_room_ends_with_one_line(tmp_path: Path) -> None:
     done = run(tmp_path, command(*TINY), preexec_fn=limited)
-    folder = RunFolder((tmp_path / "outputs" / "latest").resolve())
+    folder = latest(tmp_path)
     assert done.returncode == EXIT_FAILED, done.stdout + done.stderr
     line, end = done.stderr.splitlines()
     assert "checkpoints/best.ckpt cannot be written: File too large. Fix that, then resume" in line
@@ -134,7 +132,7 @@ def test_a_run_on_a_full_disk_says_so_with_its_sizes(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_a_finished_run_stays_finished_if_more_epochs_find_no_room(tmp_path: Path) -> None:
     assert run(tmp_path, command(*TINY, WATCHED[0])).returncode == 0
-    folder = RunFolder((tmp_path / "outputs" / "latest").resolve())
+    folder = latest(tmp_path)
     ended = {path: path.read_bytes() for path in folder.ended if path.exists()}
     assert {folder.summary, folder.confusion("test")} <= ended.keys()
     more = command(f"resume={folder.path}", "trainer.max_epochs=2")

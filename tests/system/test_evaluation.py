@@ -2,26 +2,20 @@
 
 import csv
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
-from tests.support.commands import run
-from tests.support.harness import ROOT, SMALL, environ, train_all, write_run
+from tests.support.commands import lockstep
+from tests.support.harness import SMALL, train_all, write_run
 from tests.support.image_files import write_image
 
 pytestmark = pytest.mark.processes
 FOLDER = [text for text in SMALL if not text.startswith("data")]
 FOLDER = [*FOLDER, "data=image_folder", "data.image_size=16", "data.cache=null"]
 FOLDER = [*FOLDER, "trainer.max_epochs=1", "flip_test=true"]
-
-
-def lockstep(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, "-m", "lockstep", *words], cwd, {**environ(), "PYTHONPATH": str(ROOT)})
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

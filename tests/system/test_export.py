@@ -20,7 +20,7 @@ from lockstep.data.images.splits import whole
 from lockstep.runs.folder import RunFolder
 from lockstep.training import export, predict
 from tests.support import commands, guides
-from tests.support.harness import PATIENCE_S, ROOT, SMALL, environ, train_all, wait_until, write_run
+from tests.support.harness import PATIENCE_S, ROOT, SMALL, train_all, wait_until, write_run
 from tests.support.image_files import write_image
 from tests.support.sources import few_digits
 
@@ -42,11 +42,6 @@ KINDS = {
         *("data._target_=tests.support.sources.few_digits", "+data.is_float=true"),
     ],
 }
-
-
-def lockstep_(cwd: Path, *words: Any) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "lockstep", *map(str, words)]
-    return commands.run(line, cwd, {**environ(), "PYTHONPATH": str(ROOT)})
 
 
 def outputs(session: Any, images: Any) -> Any:
@@ -74,7 +69,7 @@ def test_photographs_are_predicted_as_by_the_run_up_to_a_grey_level(
         run = trained[kind]
         files = {suffix: tmp_path / "new" / f"{kind}.{suffix}" for suffix in ("onnx", "pt2")}
         for path in files.values():
-            done = lockstep_(tmp_path, "export", run.path, "--output", path, "--trust")
+            done = commands.lockstep(tmp_path, "export", run.path, "--output", path, "--trust")
             assert done.returncode == 0, done.stderr
             assert "test images by" in done.stdout
         session = onnxruntime.InferenceSession(files["onnx"])
@@ -107,7 +102,9 @@ def test_photographs_are_predicted_as_by_the_run_up_to_a_grey_level(
 
 @pytest.mark.parametrize("kind", ["labels", "numbers", "floats"])
 def test_every_task_has_its_predictions(trained: dict[str, RunFolder], tmp_path: Path, kind: str) -> None:
-    done = lockstep_(tmp_path, "export", trained[kind].path, "--output", "out.onnx", "--trust", "--checkpoint", "last")
+    done = commands.lockstep(
+        tmp_path, "export", trained[kind].path, "--output", "out.onnx", "--trust", "--checkpoint", "last"
+    )
     assert done.returncode == 0, done.stderr
     images = whole(few_digits(is_float=kind == "floats").test.pixels)
     session = onnxruntime.InferenceSession(tmp_path / "out.onnx")
@@ -125,7 +122,7 @@ def test_what_cannot_be_exported_is_refused_in_a_line_and_leaves_no_file(
         ((run, "--output", "out.pt2", "data=none"), "data=none"),
         ((tmp_path, "--output", "out.pt2"), "run"),
     ):
-        done = lockstep_(tmp_path, "export", *words, "--trust")
+        done = commands.lockstep(tmp_path, "export", *words, "--trust")
         assert (done.returncode, done.stdout) == (2, "")
         assert reason in done.stderr
     small = [text for text in SMALL if not text.startswith("model")]
@@ -135,13 +132,13 @@ def test_what_cannot_be_exported_is_refused_in_a_line_and_leaves_no_file(
     ):
         traced = write_run(tmp_path / network, [*small, f"model._target_=tests.support.networks.{network}"])
         train_all([traced], 1)
-        done = lockstep_(tmp_path, "export", traced.path, "--output", "out.onnx", "--trust")
+        done = commands.lockstep(tmp_path, "export", traced.path, "--output", "out.onnx", "--trust")
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
         assert reason in done.stderr
     own = write_run(tmp_path / "own", ["data=synthetic", "module._target_=tests.support.own_modules.Plain"])
     own.checkpoints.mkdir()
     torch.save({}, own.best_checkpoint)
-    done = lockstep_(tmp_path, "export", own.path, "--output", "out.pt2", "--trust")
+    done = commands.lockstep(tmp_path, "export", own.path, "--output", "out.pt2", "--trust")
     assert done.returncode == 2
     assert "lockstep export needs the predictions of a task" in done.stderr
     assert not list(tmp_path.glob("*out*"))
@@ -153,7 +150,7 @@ def test_what_cannot_be_exported_is_refused_in_a_line_and_leaves_no_file(
 def test_the_server_of_the_page_answers_with_the_probabilities_of_an_image(
     trained: dict[str, RunFolder], tmp_path: Path
 ) -> None:
-    done = lockstep_(tmp_path, "export", trained["photos"].path, "--output", "network.onnx", "--trust")
+    done = commands.lockstep(tmp_path, "export", trained["photos"].path, "--output", "network.onnx", "--trust")
     assert done.returncode == 0, done.stderr
     (text,) = [
         guide.files["serve.py"] for guide in guides.guides(ROOT / "docs/use.md").values() if guide.files.get("serve.py")
@@ -187,14 +184,14 @@ def test_the_server_of_the_page_answers_with_the_probabilities_of_an_image(
 
 
 def test_the_layers_of_a_configuration_are_shown_for_its_images(tmp_path: Path) -> None:
-    done = lockstep_(tmp_path, "model", *SMALL, "--json")
+    done = commands.lockstep(tmp_path, "model", *SMALL, "--json")
     assert done.returncode == 0, done.stderr
     layers = {layer["name"]: layer for layer in json.loads(done.stdout)["layers"]}
     assert layers["layer1.0.conv1"] == {
         **{"name": "layer1.0.conv1", "kind": "Conv2d", "output": [4, 16, 16], "parameters": 4 * 4 * 9},
         "flops": 2 * 4 * 4 * 9 * 16 * 16,
     }
-    shown = lockstep_(tmp_path, "model", *SMALL, "--depth", "1").stdout.splitlines()
+    shown = commands.lockstep(tmp_path, "model", *SMALL, "--depth", "1").stdout.splitlines()
     assert [line.split()[0] for line in shown[1:-1]] == [
         *("layer", "conv1", "bn1", "maxpool", "layer1", "layer2", "layer3", "layer4", "dropout", "fc", "total")
     ]

@@ -114,15 +114,14 @@ def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path: Path, words: list
 
 
 @pytest.mark.parametrize(
-    ("words", "module"),
+    ("words", "module", "number"),
     [
-        (["eval", "{run}", "--devices", "1"], "hydra"),
-        (["eval", "{run}", "--devices", "1"], "lockstep.launch.parent"),
-        (["predict", "{run}", "test", "--output", "out.csv", "--devices", "2"], "lockstep.system.hardware"),
-        (["benchmark", "trainer.max_epochs=1"], "lockstep.benchmark"),
+        (["eval", "{run}", "--devices", "1"], "hydra", signal.SIGINT),
+        (["eval", "{run}", "--devices", "1"], "lockstep.launch.parent", signal.SIGTERM),
+        (["predict", "{run}", "test", "--output", "out.csv"], "lockstep.system.hardware", signal.SIGINT),
+        (["benchmark", "trainer.max_epochs=1"], "lockstep.benchmark", signal.SIGTERM),
     ],
 )
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_with_nothing_to_save_ends_immediately(
     trained: RunFolder, tmp_path: Path, words: list[str], module: str, number: signal.Signals
 ) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import lockstep
-from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED
+from tests.support.commands import latest
 from tests.support.harness import ROOT
 from tests.support.wheels import environment, lend, run, source
 
@@ -20,10 +21,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `bin` of an environment with the wheel of this Lockstep."""
     folder = tmp_path_factory.mktemp("installed")
     return environment(folder / "environment", source(folder / "source"))
-
-
-def latest(folder: Path) -> RunFolder:
-    return RunFolder((folder / "outputs" / "latest").resolve())
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ import pytest
 from lockstep.cluster import code, commands, following, job, jobs, scheduler, slurm, submission
 from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
-from lockstep.config import compose, storage, validation
+from lockstep.config import storage, validation
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.slurm_rules import KEYS
@@ -36,6 +36,7 @@ from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.system import output
 from lockstep.system.signals import blocked, restored
 from tests.support.commands import run as run_command
+from tests.support.composed import composed_once
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until, write_run
 from tests.support.leaks import keepers, open_entries
 from tests.support.screens import on_terminal
@@ -64,9 +65,14 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def config_of(*overrides: str) -> Config:
+    """A configuration of a job of SLURM."""
+    return validation.checked(composed_once([*SLURM, *overrides]))
+
+
 def errors(*overrides: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        validation.checked(compose.composed(overrides))
+        validation.checked(composed_once(overrides))
     return caught.value.errors
 
 
@@ -125,7 +131,7 @@ def test_gpus_of_a_job_are_not_looked_for_here(tools: Path) -> None:
         ("trainer.devices=2", "cluster.gpus_per_node=0", "cluster.sbatch=['--gres=gpu:a100:2']"): (2, 0),
     }
     for overrides, (num_workers, num_gpus) in asked.items():
-        config = validation.checked(compose.composed([*SLURM, *overrides]))
+        config = config_of(*overrides)
         found = resolve_workers(config)
         assert (found.num_local, len(found.gpus)) == (num_workers, num_gpus), overrides
         there = submission.for_job(config)
@@ -134,11 +140,7 @@ def test_gpus_of_a_job_are_not_looked_for_here(tools: Path) -> None:
 
 
 def test_no_option_that_lockstep_sets_can_be_set_twice(tools: Path, tmp_path: Path) -> None:
-    config = validation.checked(
-        compose.composed(
-            [*SLURM, "cluster.memory_gib=1", "cluster.cpus_per_worker=1", *(f"cluster.{key}=x" for key in WORDS)]
-        )
-    )
+    config = config_of("cluster.memory_gib=1", "cluster.cpus_per_worker=1", *(f"cluster.{key}=x" for key in WORDS))
     places = {"files": tmp_path, "code": tmp_path, "cwd": tmp_path}
     script = slurm.script(slurm.executor(config.cluster, resolve_workers(config), name="x", is_head=False, **places), 1)
     options = [line.removeprefix("#SBATCH --").partition("=")[0] for line in script.splitlines() if "#SBATCH" in line]
@@ -147,15 +149,16 @@ def test_no_option_that_lockstep_sets_can_be_set_twice(tools: Path, tmp_path: Pa
     assert list(tmp_path.iterdir()) == [tools]
 
 
-@pytest.mark.parametrize("name", ["a\ntouch x\n", "a\r", "a\x1b[2J", "a\udcff"])
 def test_a_folder_whose_name_would_be_a_line_of_the_script_is_refused(
-    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / name)
     tool(tools, "sbatch", f"touch {tmp_path}/submitted")
-    for texts, chosen in (([], None), (["dry_run=true"], None), ([], tmp_path / name / "run")):
-        config = validation.checked(compose.composed([*SLURM, *texts]))
+    start, show = config_of(), config_of("dry_run=true")
+    cases = [("a\ntouch x\n", start, None), ("a\r", show, None), ("a\x1b[2J", start, "run"), ("a\udcff", show, None)]
+    for name, config, place in cases:
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        chosen = Path(place).absolute() if place else None
         with pytest.raises(ConfigError, match="has a character that the script of a job cannot contain") as caught:
             submission.start(config, [], chosen)
         (error,) = caught.value.errors
@@ -164,8 +167,7 @@ def test_a_folder_whose_name_would_be_a_line_of_the_script_is_refused(
 
 
 def test_a_container_stands_before_both_pythons(tools: Path, tmp_path: Path) -> None:
-    overrides = [*SLURM, "cluster.container='apptainer exec --nv a.sif'"]
-    config = validation.checked(compose.composed(overrides))
+    config = config_of("cluster.container='apptainer exec --nv a.sif'")
     places = {"files": tmp_path, "code": tmp_path, "cwd": tmp_path}
     script = slurm.script(slurm.executor(config.cluster, resolve_workers(config), name="x", is_head=False, **places), 1)
     (line,) = [line for line in script.splitlines() if line.startswith("srun")]
@@ -182,8 +184,8 @@ def test_sbatch_receives_no_variables_of_an_outer_job_and_none_that_override_the
         monkeypatch.setenv(f"SBATCH_{name}", "mine")
     for name in ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_CONF", "RANK"):
         monkeypatch.setenv(name, "0")
-    overrides = [*SLURM, "cluster.partition=gpu", "cluster.sbatch=['--reservation=class']"]
-    submission.start(validation.checked(compose.composed(overrides)), [], tmp_path / "run")
+    config = config_of("cluster.partition=gpu", "cluster.sbatch=['--reservation=class']")
+    submission.start(config, [], tmp_path / "run")
     assert (tmp_path / "seen").read_text() == "SBATCH_ACCOUNT=mine\nSLURM_CONF=0\n"
     assert os.environ["SLURM_NTASKS"] == "0"
 
@@ -199,7 +201,7 @@ def test_a_folder_that_is_not_empty_is_refused_and_keeps_its_files(tools: Path, 
     (chosen / "code").mkdir(parents=True)
     (chosen / "code" / "own.py").write_text("own\n")
     with pytest.raises(ConfigError, match=r"hydra\.run\.dir=.*project is not empty: choose a new folder"):
-        submission.start(validation.checked(compose.composed(SLURM)), [], chosen)
+        submission.start(config_of(), [], chosen)
     assert [path.name for path in chosen.rglob("*")] == ["code", "own.py"]
 
 
@@ -210,7 +212,7 @@ def test_a_run_folder_changes_only_once_sbatch_has_accepted(tools: Path, tmp_pat
     folder.write_status(state="finished", exit_code=0)
     folder.write_summary({"epochs": 2})
     before = {path: path.read_bytes() for path in folder.path.iterdir()}
-    config = validation.checked(compose.composed(SLURM))
+    config = config_of()
     tool(tools, "sbatch", f"cat {folder.job_file} > {tmp_path}/seen; {'exit 1' if is_refused else ANSWERS}")
     with contextlib.suppress(ConfigError):
         submission.submit_all([folder], [config], base=folder, name="it")
@@ -229,7 +231,7 @@ def sweep(path: Path, *overrides: str) -> tuple[Ledger, list[tuple[Trial, Config
     ledger = Ledger(path, None, ())
     made = []
     for text in overrides:
-        config = validation.checked(compose.composed([*SLURM, text]))
+        config = config_of(text)
         made.append(sweeps.prepared(ledger, [text], lambda number, config=config: (config, f"nested/{number}"), {}))
     return ledger, made
 
@@ -385,8 +387,7 @@ def test_what_a_submission_keeps_of_secrets_is_private(
     tool(tools, "sbatch", ANSWERS)
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    texts = [*SLURM, "cluster.setup=['export HF_TOKEN=hunter2']", "notify.command=hunter2"]
-    config = validation.checked(compose.composed(texts))
+    config = config_of("cluster.setup=['export HF_TOKEN=hunter2']", "notify.command=hunter2")
     submission.submit_all([folder], [config], base=folder, name="it")
     shutil.rmtree(folder.code)  # these tests are in it
     assert keepers(folder.path) == {"config.yaml", "job.json", "17_submission.sh"}
@@ -427,7 +428,7 @@ def test_a_package_that_git_ignores_is_refused(tmp_path: Path, monkeypatch: pyte
     (tmp_path / ".gitignore").write_text("ignored.py\n")
     subprocess.run(["git", "-C", str(tmp_path), "init", "-q"], check=True)
     monkeypatch.syspath_prepend(tmp_path)
-    tree = storage.to_tree(validation.checked(compose.composed([])))
+    tree = storage.to_tree(validation.checked(composed_once([])))
     own, ignored = (
         validation.check_tree({**tree, "data": {"_target_": f"{name}.load", "memory": "auto"}})
         for name in ("own", "ignored")
@@ -1087,7 +1088,7 @@ def test_the_list_is_drawn_again_until_ctrl_c(four: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # as it should be
 def test_a_command_in_the_background_has_state_result_and_exit_code_and_is_stopped(tmp_path: Path) -> None:
-    config = validation.checked(compose.composed(["cluster=local"]))
+    config = validation.checked(composed_once(["cluster=local"]))
 
     def start(name: str, *words: str) -> RunFolder:
         folder = RunFolder(tmp_path / "outputs" / name)

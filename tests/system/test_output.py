@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.runs.folder import EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import EXIT_STOPPED
+from tests.support.commands import latest
 from tests.support.harness import PATIENCE_S, SMALL, command, environ, wait_until
 from tests.support.image_files import write_image
 from tests.support.screens import on_terminal
@@ -26,17 +27,7 @@ def shell(cwd: Path, line: str, **variables: str) -> subprocess.CompletedProcess
     return subprocess.run(words, cwd=cwd, env={**environ(), **variables}, capture_output=True, timeout=PATIENCE_S)
 
 
-def latest(cwd: Path) -> RunFolder:
-    return RunFolder((cwd / "outputs" / "latest").resolve())
-
-
-@pytest.mark.parametrize(
-    ("num_workers", "redirection"),
-    [
-        (2, "2>&1 | head -1"),
-        (1, "> /dev/full 2>&1"),
-    ],
-)
+@pytest.mark.parametrize(("num_workers", "redirection"), [(2, "2>&1 | head -1"), (1, "> /dev/full 2>&1")])
 def test_a_run_finishes_whatever_becomes_of_its_output(tmp_path: Path, redirection: str, num_workers: int) -> None:
     train = shlex.join(command(*SMALL, f"trainer.devices={num_workers}"))
     done = shell(tmp_path, f"{train} {redirection}")

@@ -1,7 +1,6 @@
 """Every kind of override, by the command line: the configuration that is trained has its value."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support import commands
 from tests.support.harness import environ
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
@@ -35,9 +35,8 @@ def project(tmp_path: Path) -> Path:
 
 
 def train(project: Path, *words: str) -> None:
-    command = [sys.executable, "-m", "lockstep", "train", *words, *QUICK, *LITTLE]
-    variables = {**environ(), "MY_NAME": "a+b"}
-    done = subprocess.run(command, cwd=project, env=variables, capture_output=True, text=True, check=False)
+    line = [sys.executable, "-m", "lockstep", "train", *words, *QUICK, *LITTLE]
+    done = commands.run(line, project, {**environ(), "MY_NAME": "a+b"})
     assert done.returncode == 0, done.stderr
 
 
@@ -48,12 +47,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 def test_values_of_every_kind_reach_the_configuration_of_the_run(project: Path) -> None:
     typed = (
         *("experiment=small", "model.stem=imagenet", "hydra.run.dir=here", "~callbacks.timer", "trainer.loads=[1]"),
-        *(
-            "+callbacks.last.verbose=true",
-            "++optimizer.lr=0.2",
-            "notify.command=null",
-            "seed=7",
-        ),
+        *("+callbacks.last.verbose=true", "++optimizer.lr=0.2", "notify.command=null", "seed=7"),
         *("eval_batch_size=${global_batch_size}", "augment={flip:true}", "name=${oc.env:MY_NAME}"),
     )
     train(project, *typed)
@@ -100,7 +94,4 @@ def test_a_sweep_over_experiments_takes_each_over_the_choices_of_the_project(pro
     trials = {path.parent.name: config_of(path.parent) for path in project.glob("outputs/*/*/*/config.yaml")}
     assert {
         number: (trial["model"]["width"], trial["global_batch_size"], trial["name"]) for number, trial in trials.items()
-    } == {
-        "0": (2, 16, "of-the-project"),
-        "1": (1, 8, "smaller"),
-    }
+    } == {"0": (2, 16, "of-the-project"), "1": (1, 8, "smaller")}

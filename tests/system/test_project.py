@@ -13,6 +13,7 @@ import pytest
 
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support import commands
+from tests.support.commands import latest
 from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until, without_network
 
 pytestmark = pytest.mark.processes
@@ -59,12 +60,7 @@ def run(cwd: Path, *words: str | Path, python_path: Path | None = None) -> subpr
     if python_path is not None:
         variables["PYTHONPATH"] = str(python_path)
     return subprocess.run(
-        [sys.executable, *map(str, words)],
-        cwd=cwd,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
+        [sys.executable, *map(str, words)], cwd=cwd, env=variables, capture_output=True, text=True, timeout=PATIENCE_S
     )
 
 
@@ -81,10 +77,6 @@ def train(project: Path, cwd: Path, *overrides: str) -> str:
     done = run(cwd, project / "train.py", *TINY, OWN, *overrides, python_path=project / "src")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
-
-
-def latest(cwd: Path) -> RunFolder:
-    return RunFolder((cwd / "outputs" / "latest").resolve())
 
 
 @pytest.fixture(scope="module")

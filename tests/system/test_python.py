@@ -14,7 +14,7 @@ import pytest
 
 from lockstep.runs.folder import RunFolder
 from tests.support import guides
-from tests.support.commands import Command, run
+from tests.support.commands import Command, latest, run
 from tests.support.guides import BLOCK, long_blocks, write_project
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, own_network, state, wait_until
 from tests.support.leaks import open_entries
@@ -35,10 +35,6 @@ def said(cwd: Path, text: str) -> Any:
     done = run(write(cwd, text), cwd, VARIABLES)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def latest(cwd: Path) -> RunFolder:
-    return RunFolder((cwd / "outputs" / "latest").resolve())
 
 
 # -- a training is that of the command ---------------------------------------------------------------------------------
@@ -330,21 +326,6 @@ def printed(cwd: Path, text: str, **variables: str) -> str:
         process = Command(write(cwd, text), cwd, {**VARIABLES, **variables}, stdout=file)
         assert process.wait(PATIENCE_S) == 0
     return (cwd / "printed.txt").read_bytes().decode()
-
-
-@pytest.mark.full
-def test_progress_is_plain_lines_where_a_notebook_forces_colours(tmp_path: Path) -> None:
-    text = "lockstep.train([*SMALL, 'silent=false'])"
-    out = printed(tmp_path, text, FORCE_COLOR="1", CLICOLOR_FORCE="1")
-    assert "\x1b" not in out
-    assert "\r" not in out
-    lines = [line.split()[0] for line in out.splitlines() if line.strip()]
-    assert [line for line in lines if line in ("epoch", "1/2", "2/2", "Finished")] == [
-        "epoch",
-        "1/2",
-        "2/2",
-        "Finished",
-    ]
 
 
 def overwritten(text: str) -> list[str]:

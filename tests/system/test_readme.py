@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
 from lockstep.runs.folder import EXIT_STOPPED
+from tests.support import commands as forks
 from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until
 from tests.support.screens import on_terminal
 from tests.support.trainings import training
@@ -31,16 +33,12 @@ COMMANDS = [
 ]
 
 
-def run(cwd: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [str(BIN / arguments[0]), *arguments[1:]],
-        cwd=cwd,
-        env=environ(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
+def run(cwd: Path, *words: str, is_new: bool = False) -> str:
+    """Run a command as a fork, or as a new process, and return its output."""
+    line = [str(BIN / words[0]), *words[1:]]
+    pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
+    done = subprocess.run(line, cwd=cwd, env=environ(), **pipes) if is_new else forks.run(line, cwd)
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
@@ -165,7 +163,7 @@ def test_a_benchmark_reports(tmp_path: Path) -> None:
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})  # one thread: two on a busy machine would wait for each other
     try:
-        assert "best network" in run(tmp_path, *words, *small)
+        assert "best network" in run(tmp_path, *words, *small, is_new=True)
     finally:
         os.sched_setaffinity(0, cores)
 
@@ -185,7 +183,7 @@ def test_the_board_starts_on_the_outputs(tmp_path: Path) -> None:
 
 def test_torchrun_joins_its_workers(tmp_path: Path) -> None:
     (words,) = commands("torchrun")
-    assert "test accuracy" in run(tmp_path, *smaller(words))
+    assert "test accuracy" in run(tmp_path, *smaller(words), is_new=True)
     assert (tmp_path / "outputs" / "latest" / "summary.json").exists()
 
 

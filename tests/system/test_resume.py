@@ -52,18 +52,15 @@ def await_next_second() -> None:
     time.sleep(1 - time.time() % 1)
 
 
-@pytest.mark.parametrize(
-    "extra", ["trainer.accumulate_grad_batches=1", "trainer.accumulate_grad_batches=2", "callbacks=ema"]
-)
-def test_a_cut_after_any_step_changes_no_bit_no_row_and_no_curve(tmp_path: Path, extra: str) -> None:
-    recipe = [*RECIPE, WITH_CURVES, extra]
+@pytest.mark.parametrize("extra", [(), ("trainer.accumulate_grad_batches=2", "callbacks=ema")])
+def test_a_cut_after_any_step_changes_no_bit_no_row_and_no_curve(tmp_path: Path, extra: tuple[str, ...]) -> None:
+    recipe = [*RECIPE, WITH_CURVES, *extra]
     alone = write_run(tmp_path / "alone", recipe)
     assert train(alone) == 0
     for step in range(NUM_STEPS):
         cut = write_run(tmp_path / f"cut{step}", recipe)
         if train_until(cut, step) == EXIT_STOPPED:
-            await_next_second()
-            assert train(cut) == 0
+            assert train(cut) == 0  # its files have the number of this process and a higher one of their own
         assert difference(alone, cut) == 0, f"cut after the request in step {step}"
         assert [row["epoch"] for row in cut.read_metrics()] == ["1", "2"]
         assert curve(cut) == curve(alone), f"cut after the request in step {step}"
@@ -278,7 +275,7 @@ def test_a_run_of_an_earlier_version_continues_its_curve(tmp_path: Path) -> None
     old = "{_target_:lightning.pytorch.loggers.TensorBoardLogger,name:'',version:tensorboard,default_hp_metric:false}"
     folder = write_run(tmp_path / "run", [*RECIPE, WITH_CURVES, "logger=none", f"+logger.tensorboard={old}"])
     cut_after(folder, NUM_STEPS - 2)
-    time.sleep(1 - time.time() % 1)  # TensorBoard orders files by the second they were begun in
+    await_next_second()
     assert train(folder) == 0
     events = event_accumulator.EventAccumulator(str(folder.old_curves)).Reload()
     assert [point.step for point in events.Scalars("train/loss")] == [4, 8]

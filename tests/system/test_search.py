@@ -29,7 +29,6 @@ from tests.support.sweeps import processes_of, run, started, table_of, tree_of, 
 
 ACCURACY = Objective("val/accuracy", True)
 OPTIONS = groups(CONF).__getitem__
-Result = Callable[[dict[str, str]], float | None]
 
 
 def search_of(*overrides: str) -> Search:
@@ -223,13 +222,7 @@ def test_a_draw_that_comes_again_is_neither_trained_nor_counted_again(tmp_path: 
     assert {trial.state for trial in more.study.trials} == {optuna.trial.TrialState.COMPLETE}
 
 
-@pytest.mark.parametrize(
-    ("space", "num_points"),
-    [
-        ("seed=1,2,3", 3),
-        ("optimizer.lr=range(0.25,1.1,0.25)", 4),
-    ],
-)
+@pytest.mark.parametrize(("space", "num_points"), [("seed=1,2,3", 3), ("optimizer.lr=range(0.25,1.1,0.25)", 4)])
 def test_a_search_over_fewer_points_than_trials_ends_with_a_note(tmp_path: Path, space: str, num_points: int) -> None:
     for num_trained in (num_points, 0):  # the same command again has nothing left
         fake = Fake(tmp_path / "s", search_of("search.num_trials=12"), space, lambda drawn: 0.5)
@@ -455,12 +448,6 @@ def test_a_study_is_not_turned_around_under_its_name(tmp_path: Path) -> None:
 def test_a_study_of_several_objectives_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
     optuna.create_study(storage=journal(tmp_path), study_name="study", directions=["maximize", "minimize"])
     with pytest.raises(ConfigError, match=r"optimizes something else: choose another sweep\.name"):
-        study_in(Ledger.opened(tmp_path, None, ()), {}, search_of(), ACCURACY)
-
-
-def test_a_study_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "study.journal").write_text("no journal\nat all\n")
-    with pytest.raises(ConfigError, match=r"study\.journal cannot be read: remove it"):
         study_in(Ledger.opened(tmp_path, None, ()), {}, search_of(), ACCURACY)
 
 

@@ -12,6 +12,7 @@ import yaml
 from lockstep.launch import worker
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import step_port
+from tests.support.commands import latest
 from tests.support.harness import ROOT, SMALL, command, difference, own_network, write_run
 from tests.support.slurm import Slurm
 
@@ -31,10 +32,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = write_run(tmp_path_factory.mktemp("alone") / "run", SMALL)
     assert worker.run_here(worker.Job(worker.TRAIN, str(folder.path), {"command": "", "has_test": True}), None) == 0
     return folder
-
-
-def latest(cwd: Path) -> RunFolder:
-    return RunFolder((cwd / "outputs" / "latest").resolve())
 
 
 def test_two_nodes_with_two_tasks_each_train_the_weights_of_one_process(

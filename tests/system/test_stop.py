@@ -6,21 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lockstep.runs.folder import EXIT_STOPPED
-from tests.support.harness import (
-    ROOT,
-    SMALL,
-    difference,
-    train_all,
-    wait_until,
-    write_run,
-)
+from tests.support.harness import ROOT, SMALL, difference, train_all, wait_until, write_run
 from tests.support.trainings import is_alive, training
 
 pytestmark = pytest.mark.processes
@@ -31,15 +23,9 @@ def assert_nothing_alive(pids: list[int]) -> None:
     wait_until(lambda: not any(map(is_alive, pids)), "workers gone")
 
 
+# SIGTERM and SIGINT to the parent are in the chain below
 @pytest.mark.parametrize(
-    ("number", "target"),
-    [
-        (signal.SIGTERM, "parent"),
-        (signal.SIGINT, "rank 0"),
-        (signal.SIGTERM, "rank 1"),
-        (signal.SIGUSR1, "rank 1"),
-        (signal.SIGHUP, "parent"),
-    ],
+    ("number", "target"), [(signal.SIGINT, "rank 0"), (signal.SIGUSR1, "rank 1"), (signal.SIGHUP, "parent")]
 )
 def test_a_signal_to_anyone_stops_all_with_a_checkpoint(tmp_path: Path, number: signal.Signals, target: str) -> None:
     with training(tmp_path, *LONG, "trainer.devices=2") as run:
@@ -69,19 +55,6 @@ def test_a_hangup_that_was_ignored_at_the_start_stays_ignored(tmp_path: Path) ->
 
 
 @pytest.mark.full
-def test_a_second_ctrl_c_aborts(tmp_path: Path) -> None:
-    with training(tmp_path, *LONG, "trainer.devices=2", "data.val_size=100000") as run:
-        wait_until(lambda: run.folder.read_status().get("state") == "validating", "validation")
-        workers = run.workers()
-        run.process.send_signal(signal.SIGINT)  # waits for the end of the validation, half a minute
-        time.sleep(0.5)  # two signals of a kind in one moment are one
-        run.process.send_signal(signal.SIGINT)
-        assert run.exit_code() == 130
-        assert_nothing_alive(workers)
-        assert run.folder.read_status()["reason"] == "aborted by a second Ctrl-C"
-
-
-@pytest.mark.full
 def test_sigquit_aborts(tmp_path: Path) -> None:
     with training(tmp_path, *LONG) as run:
         run.wait_for_step(2)
@@ -90,15 +63,6 @@ def test_sigquit_aborts(tmp_path: Path) -> None:
         assert run.exit_code() == 130
         assert_nothing_alive(workers)
         assert run.folder.read_status()["reason"] == "aborted by SIGQUIT"
-
-
-@pytest.mark.full
-def test_a_signal_in_the_first_moments_is_neither_lost_nor_deadly(tmp_path: Path) -> None:
-    with training(tmp_path, *LONG, "trainer.devices=2") as run:
-        wait_until(lambda: len(run.workers()) == 2, "workers started")
-        run.process.send_signal(signal.SIGTERM)
-        assert run.exit_code() == EXIT_STOPPED
-        assert run.folder.last_checkpoint.exists()
 
 
 @pytest.mark.full
@@ -124,15 +88,14 @@ def test_the_time_limit_stops_the_run(tmp_path: Path) -> None:
     assert hint == "The time limit applies again; add trainer.max_time_s=null to remove it"
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_kill_9_of_a_rank_ends_the_run_and_is_named(tmp_path: Path, rank: int) -> None:
+def test_kill_9_of_a_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:
     with training(tmp_path, *LONG, "trainer.devices=2") as run:
         run.wait_for_step(2)
         workers = run.workers()
-        os.kill(workers[rank], signal.SIGKILL)
+        os.kill(workers[0], signal.SIGKILL)
         assert run.exit_code() == 1
         assert_nothing_alive(workers)
-        assert f"rank {rank} of 2 was ended by SIGKILL on {socket.gethostname()}" in run.log.read_text()[-400:]
+        assert f"rank 0 of 2 was ended by SIGKILL on {socket.gethostname()}" in run.log.read_text()[-400:]
         assert run.folder.read_status()["state"] == "failed"
 
 

@@ -11,14 +11,7 @@ import pytest
 
 from lockstep.launch import worker
 from tests.support.callbacks import SEES
-from tests.support.harness import (
-    PATIENCE_S,
-    difference,
-    environ,
-    train_all,
-    wait_until,
-    write_run,
-)
+from tests.support.harness import PATIENCE_S, difference, environ, train_all, wait_until, write_run
 from tests.support.sweeps import TINY, processes_of, run, started, table_of, tree_of, trials_of
 
 pytestmark = pytest.mark.processes
@@ -71,9 +64,6 @@ def test_a_killed_sweep_goes_on_with_what_is_missing_and_touches_nothing_that_is
     assert difference(uncut, folders[1]) <= 1e-12
     again = run(tmp_path, *overrides)
     assert (again.returncode, "All 3 trials" in again.stdout) == (0, True)
-    other = run(tmp_path, *recipe, "sweep.name=other", "seed=0", "trainer.max_epochs=1")
-    assert other.returncode == 0
-    assert len(list(tmp_path.glob("outputs/*/*_other/sweep.json"))) == 1
 
 
 @pytest.mark.full

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from tests.support import commands
 from tests.support.commands import Command
 from tests.support.harness import ROOT
 from tests.support.image_files import CHANGES, read, write_folder, write_image
-from tests.support.processes import Ranks, started
+from tests.support.processes import Ranks
 
 
 @pytest.fixture
@@ -122,12 +121,6 @@ def test_an_incomplete_file_is_built_again(root: Path, cache: str) -> None:
 
 
 # -- who builds it -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with started(3) as found:
-        yield found
 
 
 def _build(root: str, cache: str, has_crops: bool) -> tuple[int, float]:

@@ -12,10 +12,8 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngImageFile
-from torch import Tensor
 from torchvision.datasets import cifar
 from torchvision.datasets import utils as downloads
-from torchvision.transforms.v2 import functional as F
 
 from lockstep.data.images import decoding
 from lockstep.data.images.decode import DecodedImage, decode
@@ -268,19 +266,6 @@ def test_every_format_is_read_as_grey_or_colour(tmp_path: Path, suffix: str, cha
     assert pixels.float().std() > 20
 
 
-def grey(path: Path) -> Tensor:
-    return whole(unlabelled(str(path), size=[8, 8], channels=1).pixels)[0, 0]
-
-
-def test_sixteen_bit_images_are_cut_to_eight_and_deeper_ones_refused(tmp_path: Path) -> None:
-    deep = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
-    Image.fromarray(deep).save(tmp_path / "a.png")
-    assert grey(tmp_path / "a.png").tolist() == (deep // 256).tolist()
-    Image.fromarray(deep.astype(np.float32)).save(tmp_path / "b.tif")
-    with pytest.raises(ValueError, match=r"b\.tif cannot be read .32-bit pixels"):
-        grey(tmp_path / "b.tif")
-
-
 def chunk(name: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
@@ -390,18 +375,6 @@ def test_formats_that_are_not_documented_are_no_images(tmp_path: Path) -> None:
         decoded(str(tmp_path / "a.jpg"), 3, "white")
 
 
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_an_image_of_more_pixels_than_pillow_warns_of_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = str(write(tmp_path / "a.png", height=10, width=12))
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 120)
-    decoded(path, 3, "white")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 119)
-    with pytest.raises(ImageError, match=r"a\.png cannot be read \(10x12 \(HxW\) are more than 119 pixels\)"):
-        decoded(path, 3, "white")
-
-
 def exif_of(*entries: tuple[int, int, int, int], rest: bytes = b"") -> bytes:
     """EXIF of (tag, type, count, value)."""
     table = b"".join(struct.pack(">HHII", *entry) for entry in entries)
@@ -463,17 +436,6 @@ def test_a_damaged_second_frame_is_not_looked_at(tmp_path: Path) -> None:
     start = content.index(b"\x21\xf9", content.index(b"\x2c"))
     path.write_bytes(content[: start + 12])
     assert (decoded(str(path), 3, "white").pixels[1] == 100).all()
-
-
-@pytest.mark.parametrize(("height", "width"), [(20, 30), (30, 20), (5, 9), (10, 10)])
-def test_image_size_scales_the_shorter_side_and_crops_the_centre(tmp_path: Path, height: int, width: int) -> None:
-    for name in ("a", "b"):
-        for i in range(4):
-            write(tmp_path / name / f"{i}.png", seed=i, height=height, width=width)
-    part = read(tmp_path, image_size=10).train
-    for pixels, name in zip(whole(part.pixels), part.names, strict=True):
-        image = torch.from_numpy(pixels_of(int(Path(name).stem), height, width)).permute(2, 0, 1)
-        assert torch.equal(pixels, F.center_crop(F.resize(image, [10], antialias=True), [10]))
 
 
 def test_val_and_test_may_lack_a_class_and_labels_stay_those_of_train(tmp_path: Path) -> None:
@@ -691,15 +653,6 @@ def test_runs_of_files_are_read_in_order_and_not_far_ahead(tmp_path: Path, most:
         sound = [row for row, position in enumerate(positions.tolist()) if position not in errors]
         assert torch.equal(images[sound], pixels[positions[sound]])
     assert taken == [0, 3, 6, 9]
-
-
-def test_prediction_reads_one_file_as_training_does(tmp_path: Path) -> None:
-    write_classes(tmp_path, {"a": 4, "b": 4})
-    trained = read(tmp_path, image_size=5).train
-    path = tmp_path / trained.names[0]
-    alone = unlabelled(str(path), size=[5, 5])
-    assert alone.names == [path.name]
-    assert torch.equal(whole(alone.pixels)[0], whole(trained.pixels)[0])
 
 
 SYNTHETIC: dict[str, Any] = {

@@ -150,32 +150,6 @@ def test_processes_resume_in_the_middle_and_after_being_left_early(streamed: Sha
         assert_equal(list(loader), expected[2:])
 
 
-UNGUARDED = """
-from pathlib import Path
-
-from lockstep.data.loader import ShardLoader, ShardDataset
-from lockstep.data.prefetch import worker_settings
-from tests.support.image_files import read
-from tests.support.plans import Plan
-
-images = read(Path({root!r}), memory="stream").train
-batches = Plan(num_samples=len(images.targets), micro_batch_size=7).of(0, None)
-print(len(list(ShardLoader(ShardDataset(images.pixels, images.targets), batches, **worker_settings(1)))), "batches")
-"""
-
-
-@pytest.mark.full
-@pytest.mark.processes
-def test_processes_do_not_run_the_script_that_trains_again(tmp_path: Path) -> None:
-    path = tmp_path / "script.py"
-    path.write_text(UNGUARDED.format(root=str(write_folder(tmp_path / "images", count=30))))
-    variables = {**environ(), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, str(path)], env=variables, capture_output=True, text=True, timeout=PATIENCE_S
-    )
-    assert done.stdout == "5 batches\n", done.stderr
-
-
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,6 @@ bits (2^-8 of it), against torch's own bfloat16 within two.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from lockstep.distributed.partition import interval
 from lockstep.runs.folder import EXIT_CONFIG
 from tests.support import commands
 from tests.support.harness import ROOT, command, environ, own_network
-from tests.support.processes import Ranks, started
+from tests.support.processes import Ranks
 
 NUM_SAMPLES, NUM_CHANNELS, NUM_STEPS = 11, 3, 3
 LOADS = ([1], [1, 1], [1, 0], [10, 1], [2, 0, 1], [9, 1, 1])  # even, without samples, with a single sample
@@ -141,12 +140,6 @@ AUTOCAST = [
 # bfloat16 throughout: weights, biases and running statistics, too; on one rank torch's own, which rounds more
 PURE = [Case(kind, tuple(loads), dtype=torch.bfloat16) for kind in ("1d", "2d") for loads in LOADS if len(loads) > 1]
 ALL = [*EXACT, *SINGLE, *FAR, *AUTOCAST, *PURE]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with started(3) as ranks:
-        yield ranks
 
 
 @pytest.fixture(scope="module")
@@ -430,10 +423,7 @@ class Scaled(nn.BatchNorm2d):
     ("layer", "what"),
     [
         (Scaled(2), r"'1' \(Scaled\) is a batch norm with a custom forward\(\)"),
-        (
-            nn.InstanceNorm2d(2, track_running_stats=True),
-            r"'1' \(InstanceNorm2d\) has running statistics of one",
-        ),
+        (nn.InstanceNorm2d(2, track_running_stats=True), r"'1' \(InstanceNorm2d\) has running statistics of one"),
         (EvoNorm2dB0(2), r"'1' \(EvoNorm2dB0\) normalizes by the batch of one worker"),
     ],
     ids=lambda value: type(value).__name__,

@@ -1,5 +1,4 @@
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -11,16 +10,10 @@ from lockstep.distributed import collectives
 from lockstep.distributed.collectives import FlagChannel, gather_objects, is_distributed, sum_over_ranks
 from lockstep.models.layout import CompiledNetwork
 from lockstep.models.passes import Layout
-from tests.support.processes import TIMEOUT, Ranks, started
+from tests.support.processes import TIMEOUT, Ranks
 
 # the flag each of three ranks raises at each step
 SCRIPT = [(0, 0, 0), (0, 7, 0), (0, 0, 0), (3, 1, 2), (0, 0, 9), (1000, 0, 0), (0, 0, 0), (6, 0, 0)]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with started(3) as ranks:
-        yield ranks
 
 
 def received(script: list[tuple[int, ...]], rank: int, *, is_slow: bool = False) -> list[int]:

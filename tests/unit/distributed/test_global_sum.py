@@ -1,7 +1,5 @@
 """A sum over the global batch: its value, and the gradient that DDP's mean over the ranks makes of it."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,16 +7,10 @@ from torch import distributed as dist
 
 from lockstep import Batch, sum_over_global
 from lockstep.distributed.partition import Shard, interval
-from tests.support.processes import Ranks, started
+from tests.support.processes import Ranks
 
 NUM_SAMPLES = 7
 LOADS = [(1, 1), (3, 1), (0, 1), (2, 0, 1), (1, 1, 1)]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with started(3) as found:
-        yield found
 
 
 def batch_of(lo: int, hi: int) -> Batch:

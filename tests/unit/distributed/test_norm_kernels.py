@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from lockstep.distributed import batch_norm
 from lockstep.distributed.batch_norm import BatchNorm2d, ExactBatchNorm, SyncBatchNorm
 from lockstep.distributed.partition import interval
 from lockstep.models import ResNet18
-from tests.support.processes import Ranks, started
+from tests.support.processes import Ranks
 
 NUM_PROGRAMS = 4  # in place of hundreds, for small tensors of several tiles each
 LOADS = ([1, 1], [0, 1], [5, 1, 0], [1, 0, 0])
@@ -137,12 +136,6 @@ SPLIT = [
     for loads in LOADS
     for dtype, has, momentum in ((torch.float32, True, 0.1), (torch.bfloat16, False, None))
 ]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with started(3) as ranks:
-        yield ranks
 
 
 @pytest.fixture(scope="module")

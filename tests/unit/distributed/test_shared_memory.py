@@ -24,18 +24,12 @@ from lockstep.models.resnet import ResNet18
 from lockstep.system.hardware import num_cores
 from tests.support.commands import Command
 from tests.support.harness import PATIENCE_S, ROOT, wait_until
-from tests.support.processes import TIMEOUT, Ranks, started
+from tests.support.processes import TIMEOUT, Ranks
 
 LENGTHS = (1, 129, 100_003, 600_001)  # elements: one, a row of a batch norm, an odd row, several rows
 SHORT = timedelta(seconds=2)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory without a name is Linux's")
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with started(3) as ranks:
-        yield ranks
 
 
 def values_of(rank: int, length: int, dtype: torch.dtype) -> Tensor:

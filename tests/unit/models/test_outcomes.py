@@ -1,7 +1,5 @@
 """What is drawn of an evaluation, against scikit-learn, and the same from any split over ranks."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -9,15 +7,9 @@ from sklearn import metrics
 from torch import Tensor
 
 from lockstep.models.outcomes import Findings, Outcomes
-from tests.support.processes import Ranks, started
+from tests.support.processes import Ranks
 
 NUM_CLASSES = 5
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with started(3) as found:
-        yield found
 
 
 def made_up(count: int = 400) -> tuple[Tensor, Tensor]:

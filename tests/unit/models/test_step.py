@@ -2,7 +2,6 @@
 
 import functools
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import lightning as L
@@ -18,7 +17,7 @@ from lockstep.distributed.collectives import FailedElsewhere
 from lockstep.models.classifier import Classifier
 from lockstep.models.step import MOST_PENDING, LossGuard, NonFiniteLoss
 from tests.support.modules import batch_of, classifier
-from tests.support.processes import Ranks, started
+from tests.support.processes import Ranks
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated", "ignore:.*no `val_dataloader`"
@@ -29,10 +28,7 @@ HOOKS = ["on_before_zero_grad", "on_before_backward", "on_after_backward", "on_b
 
 
 def fitted(
-    callback: L.Callback,
-    *,
-    clip_norm: float | None = None,
-    net: nn.Module | None = None,
+    callback: L.Callback, *, clip_norm: float | None = None, net: nn.Module | None = None
 ) -> tuple[L.Trainer, Classifier]:
     """One epoch of three optimizer steps, each of two micro-batches."""
     torch.manual_seed(0)
@@ -177,12 +173,6 @@ def test_values_of_a_step_are_used_in_order_once_its_loss_is_known_to_be_good() 
     with pytest.raises(NonFiniteLoss):
         guard.wait()
     assert len(used) == MOST_PENDING + 2, "a bad step is not logged"
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with started(3) as pool:
-        yield pool
 
 
 def _skip_together() -> tuple[list[float], list[int], str]:

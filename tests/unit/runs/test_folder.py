@@ -51,10 +51,6 @@ def test_the_name_of_a_new_file_survives_a_power_cut(tmp_path: Path, monkeypatch
     assert done == [("fsync", (tmp_path / "file").stat().st_ino), ("replace", 0), ("fsync", tmp_path.stat().st_ino)]
 
 
-def test_a_run_is_found_by_its_day_time_and_name(tmp_path: Path) -> None:
-    assert create(tmp_path, "digits", NOW).path == tmp_path / "2026-11-20" / "19-05-07_digits"
-
-
 def test_runs_of_the_same_second_get_distinct_folders_and_one_is_the_latest(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         paths = list(pool.map(lambda _: create(tmp_path, "digits", NOW).path, range(40)))

@@ -36,7 +36,7 @@ from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
 from lockstep.sweeps.pool import Pool, Running, environ_of
 from lockstep.sweeps.results import Objective, monitored
 from lockstep.sweeps.statistics import spread
-from lockstep.sweeps.table import description, table, text, write
+from lockstep.sweeps.table import Table, description, table, text, write
 from lockstep.sweeps.views import View, show
 from lockstep.system.signals import STOP_SIGNALS
 from tests.support.harness import PATIENCE_S, SMALL, environ, write_run
@@ -210,6 +210,11 @@ def finish(trial: Trial, best: float, *, loss: float | None = None, **more: obje
     trial.folder.write_status(state="finished", epoch=3, max_epochs=3, monitor="val/accuracy", host="elsewhere")
     if loss is not None:
         trial.folder.write_metrics([{"epoch": 1, "val/accuracy": best, "val/loss": loss}])
+
+
+def finish_all(ledger: Ledger, *values: float) -> None:
+    for trial, best in zip(ledger.trials, values, strict=True):
+        finish(trial, best)
 
 
 def test_a_ledger_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -432,6 +437,11 @@ def _saves(path: Path) -> int:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
+def best_trials(found: Table) -> tuple[int, ...]:
+    assert found.best is not None
+    return tuple(found.best.trials)
+
+
 def test_the_best_comes_first_and_only_what_differs_is_a_column(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "w=8 lr=1", "w=8 lr=2", "w=8 lr=3", "w=8 lr=4", command=["w=8", "lr=1,2,3,4"])
     finish(ledger.trials[0], 0.7)
@@ -442,8 +452,7 @@ def test_the_best_comes_first_and_only_what_differs_is_a_column(tmp_path: Path) 
     found = table(ledger, ACCURACY, {})
     assert found.keys == ("lr",)
     assert [row.trial.number for row in found.rows] == [1, 0, 2, 3]  # a pruned trial's value is no result
-    assert found.best is not None
-    assert found.best.trials == (1,)
+    assert best_trials(found) == (1,)
     assert [row.trial.number for row in table(ledger, Objective("val/accuracy", False), {}).rows] == [0, 1, 2, 3]
     write(ledger, found)
     rows = list(csv.DictReader((ledger.path / "table.csv").read_text().splitlines()))
@@ -473,11 +482,8 @@ def test_the_best_setting_is_that_of_the_best_mean_and_not_of_the_luckiest_seed(
         finish(ledger.trials[number], best, test_accuracy=best - 0.1)
     found = table(ledger, ACCURACY, {})
     assert [row.trial.number for row in found.rows] == [2, 3, 0, 1, 6, 4, 5]
-    assert found.best is not None
-    assert found.best.trials == (2, 3)
-    least = table(ledger, Objective("val/accuracy", False), {}).best
-    assert least is not None
-    assert least.trials == (0, 1)
+    assert best_trials(found) == (2, 3)
+    assert best_trials(table(ledger, Objective("val/accuracy", False), {})) == (0, 1)
     low, high = stats.ttest_1samp([0.8, 0.99], 0).confidence_interval(0.95)
     group = found.groups[1]
     assert group[:5] == ({"lr": "1"}, (0, 1), 2, "seeds", 2)
@@ -496,8 +502,8 @@ def test_the_best_setting_is_that_of_the_best_mean_and_not_of_the_luckiest_seed(
 
 def test_a_seed_that_was_trained_twice_counts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ledger = book(tmp_path / "sweep", "lr=1", "lr=2", *(f"lr={lr} seed={seed}" for lr in (1, 2) for seed in (0, 1)))
-    for trial, best in zip(ledger.trials, (0.8, 0.7, 0.8, 0.9, 0.7, 0.6), strict=True):
-        finish(trial, best)
+    finish_all(ledger, 0.8, 0.7, 0.8, 0.9, 0.7, 0.6)
+    for trial in ledger.trials:
         trial.folder.config.write_text("seed: 0")  # the default of the first two
     found = table(ledger, ACCURACY, {})
     assert found.columns["seed"] == ["0", "0", "1", "0", "0", "1"]
@@ -509,11 +515,8 @@ def test_a_seed_that_was_trained_twice_counts_once(tmp_path: Path, capsys: pytes
 
 def test_of_equal_means_the_first_in_the_command_is_the_best(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", *(f"lr={lr} seed={seed}" for lr in (1, 2) for seed in (0, 1)))
-    for trial, best in zip(ledger.trials, (0.75, 0.75, 0.5, 1.0), strict=True):
-        finish(trial, best)
-    best = table(ledger, ACCURACY, {}).best
-    assert best is not None
-    assert best.trials == (0, 1)  # and not the luckiest seed
+    finish_all(ledger, 0.75, 0.75, 0.5, 1.0)
+    assert best_trials(table(ledger, ACCURACY, {})) == (0, 1)  # and not the luckiest seed
 
 
 def test_of_equal_values_the_lower_loss_comes_first(tmp_path: Path) -> None:
@@ -522,14 +525,12 @@ def test_of_equal_values_the_lower_loss_comes_first(tmp_path: Path) -> None:
         finish(trial, 0.9, loss=loss)
     found = table(ledger, ACCURACY, {})
     assert [row.trial.number for row in found.rows] == [1, 3, 0, 2]
-    assert found.best is not None
-    assert found.best.trials == (1,)
+    assert best_trials(found) == (1,)
     ledger = book(tmp_path / "seeds", *(f"lr={lr} seed={seed}" for lr in (1, 2) for seed in (0, 1)))
     for trial, (best, loss) in zip(ledger.trials, ((0.75, 1), (0.75, 2), (0.5, 1), (1.0, 1)), strict=True):
         finish(trial, best, loss=loss)
     found = table(ledger, ACCURACY, {})
-    assert found.best is not None
-    assert found.best.trials == (2, 3)
+    assert best_trials(found) == (2, 3)
 
 
 def test_settings_that_ran_once_are_said_to_differ_perhaps_by_chance(tmp_path: Path) -> None:
@@ -544,12 +545,10 @@ def test_settings_that_ran_once_are_said_to_differ_perhaps_by_chance(tmp_path: P
 def test_the_folds_of_a_setting_are_its_repetitions_and_their_seeds_are_averaged(tmp_path: Path) -> None:
     settings = [f"data.fold={fold} lr={lr} data.folds=3" for fold in range(3) for lr in (1, 2)]
     ledger = book(tmp_path / "sweep", *settings)
-    for trial, best in zip(ledger.trials, (0.7, 0.9, 0.8, 0.8, 0.99, 0.85), strict=True):
-        finish(trial, best)
+    finish_all(ledger, 0.7, 0.9, 0.8, 0.8, 0.99, 0.85)
     ledger.trials[5].folder.write_status(state="training", host="elsewhere")
     found = table(ledger, ACCURACY, {5: "training"})
-    assert found.best is not None
-    assert found.best.trials == (0, 2, 4)  # lr=2 has not all of its folds
+    assert best_trials(found) == (0, 2, 4)  # lr=2 has not all of its folds
     finish(ledger.trials[5], 0.85, test_accuracy=0.7)
     finish(ledger.trials[3], 0.8, test_accuracy=0.8)
     found = table(ledger, ACCURACY, {})
@@ -562,8 +561,7 @@ def test_the_folds_of_a_setting_are_its_repetitions_and_their_seeds_are_averaged
     found = table(ledger, ACCURACY, {})
     assert found.groups[0].tests["test_accuracy"] == spread([0.75, 0.8, 0.7], are_folds=True)._asdict()
     ledger = book(tmp_path / "seeds", *(f"data.fold={fold} seed={seed}" for fold in range(2) for seed in range(3)))
-    for trial, best in zip(ledger.trials, (0.7, 0.8, 0.9, 0.5, 0.6, 0.7), strict=True):
-        finish(trial, best)
+    finish_all(ledger, 0.7, 0.8, 0.9, 0.5, 0.6, 0.7)
     (group,) = table(ledger, ACCURACY, {}).groups
     assert group[3:9] == pytest.approx(("folds", *spread([0.8, 0.6], are_folds=True)))
     assert group.repetitions == "2 folds of 3 seeds"

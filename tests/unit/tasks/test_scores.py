@@ -1,7 +1,7 @@
 """Loss and metrics of a pass, from any shares of it and over real ranks, against scikit-learn on the whole."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -23,16 +23,10 @@ from lockstep.distributed.partition import Shard, interval
 from lockstep.tasks import Multilabel, Regression, Task
 from lockstep.tasks.scores import MetricError, Scores
 from tests.support.modules import classification
-from tests.support.processes import Ranks, started
+from tests.support.processes import Ranks
 
 NUM_SAMPLES, NUM_CLASSES = 97, 4
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with started(3) as ranks:
-        yield ranks
 
 
 def batch_of(targets: Tensor, positions: Tensor) -> Batch:
