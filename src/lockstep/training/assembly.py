@@ -189,7 +189,7 @@ def lightning_trainer(
     config = session.config
     strategy: Any = "auto"
     if session.is_distributed:
-        strategy = internals.OneStream(
+        strategy = internals.one_stream(
             on_wrapped=partial(gradients.choose, is_bfloat16=config.strategy.gradient_dtype == "bfloat16"),
             # here, because `devices` below rejects a GPU that two workers call by the same number
             parallel_devices=[torch.device("cuda", number) for number in session.gpus] or None,
