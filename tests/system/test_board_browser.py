@@ -15,6 +15,7 @@ import pytest
 from werkzeug.wrappers import Request, Response
 
 from lockstep.board.plugin import NAME
+from lockstep.runs import files
 from lockstep.runs.files import csv_text, read_json, write_json
 from lockstep.runs.folder import EXIT_STOPPED, SWEEP, RunFolder
 from tests.support.boards import (
@@ -553,11 +554,13 @@ def test_repeated_settings_are_drawn_as_mean_and_band(root: Path, site: str, pag
             folder = write_run(root / "seeds" / f"{setting}_{seed}", "finished")
             folder.note(overrides=[f"optimizer.{setting}", f"seed={seed}"])
             epochs = range(1, 4 if seed == 2 else 3)  # one is longer than the others
-            folder.write_metrics([{"epoch": epoch, "step": epoch, "val/accuracy": accuracy} for epoch in epochs])
+            files.write_rows(
+                folder.metrics, [{"epoch": epoch, "step": epoch, "val/accuracy": accuracy} for epoch in epochs]
+            )
     for trial, accuracy in enumerate((0.7, 0.9, 0.4, 0.4)):
         folder = write_run(root / "folds" / str(trial), "finished")
         folder.note(overrides=["data.folds=2", f"data.fold={trial // 2}", f"seed={trial % 2}"])
-        folder.write_metrics([{"epoch": 1, "step": 1, "val/accuracy": accuracy}])
+        files.write_rows(folder.metrics, [{"epoch": 1, "step": 1, "val/accuracy": accuracy}])
     for trial in range(16):
         write_run(root / "grid" / str(trial), "finished").note(overrides=[f"model.width={trial}"])
     for name in ("seeds", "folds", "grid"):
@@ -697,7 +700,7 @@ def test_hostile_text_is_shown_and_never_executed(root: Path, site: str, page: A
     folder.note(overrides=[attack("override"), "javascript:window.hacked='override'"])
     folder.config.write_text(attack("config"))
     write_json(folder.notes, {"note": attack("note"), "tags": [attack("tag")]})
-    folder.write_metrics([{"epoch": 1, "train/loss": 1, attack("column"): attack("value")}])
+    files.write_rows(folder.metrics, [{"epoch": 1, "train/loss": 1, attack("column"): attack("value")}])
     (write_run(root / "broken", None).path / "status.json").write_text(attack("status"))
     page.goto(site)
     row(page, attack("run")).click()

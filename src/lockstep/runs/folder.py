@@ -214,9 +214,6 @@ class RunFolder:
         """Drop the rows of metrics.csv after `epoch`. Returns a line to print if it is damaged, else an empty one."""
         return files.keep_rows(self.metrics, "epoch", lambda number, _: number <= epoch)
 
-    def write_metrics(self, rows: list[dict[str, Any]]) -> None:
-        files.write_rows(self.metrics, rows)
-
     def append_metrics(self, row: dict[str, Any]) -> None:
         files.append_rows(self.metrics, [row])
 
@@ -273,17 +270,25 @@ class RunFolder:
         return [self.failure, self.summary, *self.pictures.glob("test_*")]
 
     @contextlib.contextmanager
-    def end_kept(self) -> Iterator[None]:
+    def end_kept(self, rejection: type[Exception]) -> Iterator[None]:
         """Rename the files that record how the run ended, and restore them if the block leaves no newer state.
 
-        Needs no space on a full disk.
+        Needs no space on a full disk. A `rejection` restores the configuration and the status, too.
         """
         before = self._saved()
+        contents = {path: path.read_bytes() for path in (self.config, self.status_file) if path.is_file()}
         kept = {path: path.with_name(files.temporary_name(path)) for path in self.ended if path.exists()}
         try:
             for path, temporary in kept.items():
                 path.rename(temporary)
             yield
+        except rejection:
+            files.remove(self.failure)
+            for path, content in contents.items():
+                if path.read_bytes() != content:
+                    with contextlib.suppress(OSError), files.atomic_file(path) as file:  # the disk may have become full
+                        file.write(content)
+            raise
         finally:
             is_over = self._saved() != before or self.summary.exists()
             for path, temporary in kept.items():
