@@ -215,11 +215,6 @@ def replace_sync(metric: "Metric", sync: Callable[..., None]) -> None:
     metric._sync_dist = sync
 
 
-def set_dtype(metric: "Metric", dtype: Any) -> None:
-    """Set what a metric of single values makes of them; its own `set_dtype` does not change that."""
-    metric._dtype = dtype
-
-
 # -- Hydra, submitit and Optuna ----------------------------------------------------------------------------------------
 
 

@@ -38,12 +38,6 @@ def prepare_to_log(key: str, metric: Metric) -> None:
         internals.replace_sync(part, functools.partial(sync, part))
 
 
-def keep_wide(metric: Metric) -> None:
-    """Make metrics of single values, such as MeanMetric, take float64: moving one resets it to float32."""
-    for part in _parts(metric):
-        internals.set_dtype(part, torch.float64)
-
-
 def _widen(key: str, metric: Metric) -> None:
     for part in _parts(metric):
         for state, (how, default) in internals.reductions(part).items():

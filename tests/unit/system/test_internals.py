@@ -58,8 +58,6 @@ def test_the_private_parts_exist(trainer: L.Trainer) -> None:
 def test_the_private_parts_of_metrics_searches_jobs_and_hydra_do_what_they_are_used_for() -> None:
     metric = MeanMetric()
     assert internals.reductions(metric)["weight"] == (dim_zero_sum, torch.tensor(0.0))
-    internals.set_dtype(metric, torch.float64)
-    assert metric.dtype == torch.float64
     calls: list[str] = []
     internals.replace_sync(metric, lambda *_, **__: calls.append("merged"))
     metric.update(torch.tensor(1.0))
