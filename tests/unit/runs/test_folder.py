@@ -1,5 +1,6 @@
 """Run folders: names, atomic files, status, metrics, STOP, lock."""
 
+import contextlib
 import os
 import shlex
 import signal
@@ -299,6 +300,24 @@ def test_the_end_of_a_run_is_restored_without_writing_unless_a_newer_state_is_sa
         os.utime(folder.last_checkpoint, ns=(5, 5))
     assert not any(path.exists() for path in folder.ended)
     assert [path.name for path in folder.path.rglob(".*")] == []
+
+
+def test_a_rejection_restores_the_configuration_and_the_status_and_another_error_does_not(folder: RunFolder) -> None:
+    folder.record_failure("the old one")
+    for error, expected in (
+        (KeyError(), ["new", "failed", "a new one"]),
+        (ValueError(), ["old", "stopped", "the old one"]),
+    ):
+        folder.config.write_text("old")
+        folder.write_status(state="stopped")
+        with contextlib.suppress(type(error)), folder.end_kept(ValueError):
+            folder.forget_end()
+            folder.config.write_text("new")
+            folder.update_status(state="failed")
+            folder.record_failure("a new one")
+            raise error
+        assert [folder.config.read_text(), folder.read_status()["state"], folder.failed_by()] == expected
+        folder.failure.write_text("the old one\n")
 
 
 def test_the_first_reason_to_stop_stays_until_it_is_cleared(folder: RunFolder) -> None:
