@@ -70,10 +70,11 @@ class Workstation(Launcher):
             if _is_handed_over(self._config, config, num_jobs):
                 return []
             with _ledger(self._config, config.sweep.name) as ledger:
-                by_identity: dict[str, tuple[Trial, Config]] = {}
-                for texts in job_overrides:
-                    command.prepared(ledger, texts, partial(self._compose, texts), by_identity)
-                made = list({trial.number: (trial, each) for trial, each in by_identity.values()}.values())
+                equal: dict[str, Trial] = {}
+                each = (
+                    command.prepared(ledger, texts, partial(self._compose, texts), equal) for texts in job_overrides
+                )
+                made = list({trial.number: (trial, trial_config) for trial, trial_config in each}.values())
                 if len(made) < len(job_overrides) and not config.silent:
                     print(f"{len(job_overrides)} trials, {len(made)} of them different: equal ones are trained once")
                 left = [trial for trial, _ in made if trial.state not in DONE]
@@ -107,7 +108,7 @@ class Study(Sweeper):
     @override
     def sweep(self, arguments: list[str]) -> None:
         """Run the study. Exits with the code of the sweep if it is not 0."""
-        from lockstep.config import build, storage
+        from lockstep.config import storage
         from lockstep.config.errors import ConfigError, exit_with
         from lockstep.config.sweep_space import Interval, searched
         from lockstep.sweeps import command, search
@@ -132,23 +133,21 @@ class Study(Sweeper):
                 configs: dict[int, Config] = {}
 
                 drawn_from = search.distributions(space)
-                typed: dict[str, Sequence[str]] = {  # by identity: the first of equal points
-                    command.identity(storage.load(trials[0].folder.config)): trials[0].overrides
-                    for trials in search.by_point(ledger, drawn_from).values()
-                    if trials[0].folder.config.exists()
+                equal = {
+                    command.identity(storage.load(trial.folder.config)): trial
+                    for trial in reversed(ledger.trials)  # the first of equal ones remains
+                    if trial.folder.config.exists()
                 }
 
                 def make(drawn: Sequence[str]) -> "list[Trial]":
                     texts = [*fixed, *drawn]
-                    first = build.settled(self._compose(texts, 0)[0])  # whose seed a drawn option may set
-                    same = typed.setdefault(command.identity(first), texts)
-                    texts = [*(text for text in fixed if text not in same), *same]
                     if num_seeds == 1:
                         return [made(texts)]
+                    first, _ = self._compose(texts, 0)  # whose seed a drawn option may set
                     return [made([*texts, f"seed={first.seed + number}"]) for number in range(num_seeds)]
 
                 def made(texts: Sequence[str]) -> "Trial":
-                    trial, configs[trial.number] = command.prepared(ledger, texts, partial(self._compose, texts), {})
+                    trial, configs[trial.number] = command.prepared(ledger, texts, partial(self._compose, texts), equal)
                     ledger.write()  # before it starts: a command that is killed finds its job again
                     return trial
 

@@ -37,7 +37,7 @@ RINGS = {
         *("data.images.image_error", "data.images.samples", "data.images.splits", "data.images.statistics"),
         *("models.classifier", "models.counts", "models.loss_scale", "models.parameter_groups", "models.passes"),
         *("models.schedules", "models.step"),
-        *("system.internals", "system.kinds", "system.signals", "system.trainer_internals"),
+        *("system.internals", "system.kinds", "system.signals"),
     ),
     "run": ("callbacks", "config", "data", "launch", "models", "runs", "system", "training"),
     # commands too: they know the features that they start

@@ -28,6 +28,7 @@ from werkzeug.test import Client
 from lockstep.board.plugin import NAME, TrainingLoader
 from lockstep.config import storage
 from lockstep.config.overrides import plan
+from lockstep.runs import files
 from lockstep.runs.folder import RunFolder
 from lockstep.sweeps.ledger import Ledger
 from lockstep.sweeps.search import JOURNAL
@@ -51,12 +52,13 @@ def write_run(path: Path, state: str | None = "training", **fields: Any) -> RunF
 
 
 def write_rows(folder: RunFolder, num_epochs: int) -> None:
-    folder.write_metrics(
+    files.write_rows(
+        folder.metrics,
         [
             {"epoch": epoch, "step": 10 * epoch, "train/loss": 2 / epoch, "val/loss": 2.5 / epoch}
             | {"train/accuracy": 1 - 0.8 / epoch, "val/accuracy": 1 - 0.9 / epoch}
             for epoch in range(1, num_epochs + 1)
-        ]
+        ],
     )
 
 
@@ -73,7 +75,7 @@ def write_trials(path: Path, results: Mapping[tuple[str, ...], float], **fields:
         folder = write_run(path / str(number), "finished", **{**known, **fields})
         folder.note(overrides=["model.width=8", *overrides])
         rows = [{"epoch": epoch, "train/loss": 2 / epoch, "val/accuracy": accuracy * epoch / 2} for epoch in (1, 2)]
-        folder.write_metrics(rows)
+        files.write_rows(folder.metrics, rows)
         folder.write_summary({"best": accuracy, "training_s": 60.0 + number})
         if number == 0:
             storage.save(config, folder.config)

@@ -43,9 +43,9 @@ MOST_BYTES = 16 << 30  # of addresses, of which torch reserves most
 NAMES = (
     *("config.yaml", "run.json", "status.json", "summary.json", "metrics.csv", "notes.json", "checkpoints", "STOP"),
     *("checkpoints/last.ckpt", "checkpoints/best.ckpt", "initial.ckpt", "images.json.gz", "fold_predictions.csv"),
-    *("pictures", "project.json", "tensorboard", "failure.txt", "scores.json", ".lock", "job.json", "job", ".job"),
+    *("pictures", "failure.txt", "scores.json", ".lock", "job.json", "job", ".job"),
     *("job/settings.yaml", "code", "rank0.log", ".beat0", "rendezvous-1", "validation", "test", "wandb", "sweep.json"),
-    *("overrides.txt", "environment.json", "wandb_id.txt", "table.json", "study.journal", "results.json", "events.1"),
+    *("table.json", "study.journal", "results.json", "events.1"),
     *("pictures/test_confusion_matrix.json", ".status.json.1.0123abcd", "checkpoints/.last.ckpt.1.0123abcd"),
 )
 JSON = ("run.json", "status.json", "summary.json", "notes.json", "job.json", "sweep.json", "scores.json", "table.json")

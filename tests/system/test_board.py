@@ -352,8 +352,6 @@ def test_unknown_runs_are_not_shown(client: Client) -> None:
 
 
 def test_curves_are_found_in_the_logs_of_the_run(tmp_path: Path) -> None:
-    older = write_run(tmp_path / "day" / "older")
-    older.old_curves.mkdir()
     write_run(tmp_path / "day" / "run")
 
     def curves(root: Path, name: str) -> dict[str, str]:
@@ -362,7 +360,6 @@ def test_curves_are_found_in_the_logs_of_the_run(tmp_path: Path) -> None:
 
     assert curves(tmp_path, "day/run") == {"run": "day/run", "tag": "loss/step"}
     assert curves(tmp_path / "day" / "run", ".") == {"run": ".", "tag": "loss/step"}
-    assert curves(tmp_path, "day/older") == {"run": "day/older/tensorboard", "tag": "train_step/loss"}
 
 
 def test_trials_name_their_sweep_unless_it_is_all_there_is(tmp_path: Path) -> None:

@@ -267,17 +267,3 @@ def test_a_resumed_run_has_its_status_before_it_trains(tmp_path: Path, monkeypat
     monkeypatch.setattr(runner, "_train", train)
     runner.resume(*saved_run.resumed(folder, [f"resume={folder.path}"], DEFAULT, is_trusted=False))
     assert (seen[0]["state"], seen[0]["reason"], seen[0]["step"]) == ("starting", "", 3)
-
-
-@pytest.mark.full
-def test_a_run_of_an_earlier_version_continues_its_curve(tmp_path: Path) -> None:
-    """Its configuration names Lightning's own logger and a folder inside that of the run."""
-    old = "{_target_:lightning.pytorch.loggers.TensorBoardLogger,name:'',version:tensorboard,default_hp_metric:false}"
-    folder = write_run(tmp_path / "run", [*RECIPE, WITH_CURVES, "logger=none", f"+logger.tensorboard={old}"])
-    cut_after(folder, NUM_STEPS - 2)
-    await_next_second()
-    assert train(folder) == 0
-    events = event_accumulator.EventAccumulator(str(folder.old_curves)).Reload()
-    assert [point.step for point in events.Scalars("train/loss")] == [4, 8]
-    assert [point.step for point in events.Scalars("train_step/loss")] == list(range(1, 9))
-    assert list(folder.path.glob("events.*")) == []

@@ -20,6 +20,7 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.options import groups
 from lockstep.config.sweep_space import Interval, searched
 from lockstep.config.target_sections import Search
+from lockstep.runs import files
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.results import Objective
 from lockstep.sweeps.search import MOST_REPEATS, Draws, distributions, study_in
@@ -280,12 +281,12 @@ def test_a_trial_that_is_poorer_than_the_median_is_pruned_after_the_warm_up(tmp_
         return {"epoch": epoch, "val/accuracy": value}
 
     good, poor = fake.draws.proposed(2)
-    good.folder.write_metrics([row(1, 0.8), row(2, 0.9)])
+    files.write_rows(good.folder.metrics, [row(1, 0.8), row(2, 0.9)])
     assert not fake.draws.is_poor(good)
     fake.end(good)
-    poor.folder.write_metrics([row(1, 0.1)])
+    files.write_rows(poor.folder.metrics, [row(1, 0.1)])
     assert not fake.draws.is_poor(poor)  # warm-up
-    poor.folder.write_metrics([row(1, 0.1), row(2, 0.2)])
+    files.write_rows(poor.folder.metrics, [row(1, 0.1), row(2, 0.2)])
     assert fake.draws.is_poor(poor)
     fake.draws.ended(poor, "pruned")
     frozen = fake.study.trials[1]
@@ -303,7 +304,7 @@ def noisy(settings: dict[str, str]) -> float:
 
 
 def epochs(trial: Trial, *values: float) -> None:
-    trial.folder.write_metrics([{"epoch": n, "val/accuracy": value} for n, value in enumerate(values, 1)])
+    files.write_rows(trial.folder.metrics, [{"epoch": n, "val/accuracy": value} for n, value in enumerate(values, 1)])
 
 
 def points(fake: Fake) -> list[list[str]]:

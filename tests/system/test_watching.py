@@ -274,7 +274,7 @@ def test_any_setting_and_metric_is_a_column(four: Path, lockstep: Any, monkeypat
     assert said.lines[3] == ["day/13_d", "0.05", "[0.9,0.99]", "0.5000", "finished", "keep, paper 1", "good one", cpu]
     found = json.loads(lockstep("runs", "--columns", "optimizer.lr,tags", "--sort", "run", "--json").out)
     assert [(each["optimizer.lr"], each["tags"]) for each in found[2:]] == [(None, None), ("0.05", noted["tags"])]
-    kept = ("tag=keep", "tag=paper-1", "tag!=other", "tags=keep state=finished")
+    kept = ("tag=keep", "tag=paper-1", "tag!=other", "tags=keep state=finished", "good paper")
     assert [names(lockstep("runs", "--filter", terms)) for terms in kept] == ["d"] * len(kept)
     assert names(lockstep("runs", "--filter", "tag!=keep")) == ""
 
@@ -356,6 +356,8 @@ def test_an_empty_folder_has_a_hint_and_a_missing_one_is_an_error(tmp_path: Path
         (("--sort", "-lr"), "no run below outputs has lr: did you mean optimizer.lr?"),
         (("--columns", "run,val/acuracy"), "no run below outputs has val/acuracy: did you mean val/accuracy"),
         (("--filter", "model.widht<1"), "no run below outputs has model.widht: did you mean model.width?"),
+        (("--filter", "optimizer.lr>"), "optimizer.lr> is incomplete: write it as optimizer.lr>=0.05."),
+        (("--filter", "optimizer.lr<big"), "optimizer.lr<big needs a number."),
         (("--prune", "--filter", "accuracy>0"), "no run below outputs has accuracy: did you mean val/accuracy?"),
         (("--watch",), "--watch needs a terminal: remove it to print once."),
         (("--yes",), "--yes needs --prune"),
@@ -512,6 +514,7 @@ EVERY = {"finished", "stopped", "failed", "silent", "live", "unstarted", "failed
         (("--filter", "seed=0"), set()),  # the default, which nobody typed
         (("--filter", "seed<1"), {"failed", "silent", "unstarted"}),
         (("--filter", "tag=poor"), {"failed"}),
+        (("--filter", "poor"), set()),  # a word of a note may mean anything
         (("--state", "stopped,no-signal"), {"stopped", "silent", "silent_c"}),
         (("--state", "finished", "--filter", "silent"), set()),
         (("--state", "finished,stopped,failed,no-signal,not-started"), EVERY - {"live", "broken"}),

@@ -21,7 +21,7 @@ from lockstep.board.guard import Guard, Refusal
 from lockstep.board.sweeps import Sweeps
 from lockstep.runs import discovery, gate, naming
 from lockstep.runs.files import read_text, to_json, write_json
-from lockstep.runs.folder import LIVE_STATES, RunFolder
+from lockstep.runs.folder import LIVE_STATES
 from lockstep.system.redaction import redacted
 
 if TYPE_CHECKING:
@@ -95,7 +95,12 @@ class TrainingPlugin(base_plugin.TBPlugin):
         return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="Training", disable_reload=True)
 
     def _list(self, request: Request) -> dict[str, Any]:
-        return {"runs": self._watched.look(), "folder": self._root.name}
+        """Return all runs, and those that match a filter."""
+        from lockstep.monitoring.selection import all_runs, matching  # rich, which TensorBoard does not need
+
+        runs = {run.discovered.id: run for run in all_runs(self._watched)}
+        found = matching(runs, request.args.get("filter", ""), self._root.name)
+        return {"runs": [run.facts for run in runs.values()], "folder": self._root.name, **found}
 
     def _show(self, request: Request) -> dict[str, Any]:
         """Return the details of one run: rows, confusion matrix, its commands, name of the curve of a step."""
@@ -106,7 +111,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
             "rows": rows[::-every][::-1],  # includes the last one
             "resume": discovery.resume_command(run),
             "command": f"{naming.training_command()} {shlex.join(discovery.look(run)['overrides'])}".rstrip(),
-            "curves": _step_curve(run.folder, self._root),
+            "curves": {"run": os.path.relpath(run.folder.curves("train"), self._root), "tag": "loss/step"},
             "confusion": discovery.read_confusion(run.folder),
         }
 
@@ -143,7 +148,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
 
     def _show_sweep(self, request: Request) -> dict[str, Any]:
         try:
-            return self._sweeps.show(request.args.get("name", ""))
+            return self._sweeps.show(request.args.get("name", ""), request.args.get("filter", ""))
         except KeyError as error:
             raise Refusal(404, "This sweep no longer exists.") from error
         except (OSError, ValueError) as error:
@@ -208,13 +213,6 @@ def _asked(request: Request) -> dict[str, Any]:
     if not isinstance(asked, dict) or "run" not in asked:
         raise Refusal(400, 'Expected {"run": id}.')
     return asked
-
-
-def _step_curve(folder: RunFolder, root: Path) -> dict[str, str]:
-    """Return the names that TensorBoard has for the run and for the curve of the loss of each step."""
-    if folder.old_curves.is_dir():
-        return {"run": os.path.relpath(folder.old_curves, root), "tag": "train_step/loss"}
-    return {"run": os.path.relpath(folder.curves("train"), root), "tag": "loss/step"}
 
 
 def _file(path: Path) -> "WSGIApplication":

@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from typing_extensions import Doc, override
 
 from lockstep.models.classifier import Classifier
+from lockstep.system.internals import average_of
 from lockstep.system.kinds import Fraction
 
 
@@ -47,8 +48,8 @@ class AveragedWeights(WeightAveraging):
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if self._average_model is not None:
-            self._average_model.__class__ = _Average
+        if (average := average_of(self)) is not None:
+            average.__class__ = _Average
 
     @override
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -4,15 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torchmetrics import Metric
 from typing_extensions import override
 
 from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.rng import ExactDropout
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.tasks import reduction
 from lockstep.tasks.scores import MetricError
 
 
@@ -59,10 +58,12 @@ class Companion(L.Callback):
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Make the metrics of the module, which are on the device now, add up in float64."""
+        """Make metrics of single values, such as MeanMetric, take float64: moving them has reset that."""
+        from torchmetrics.aggregation import BaseAggregator  # costs a dozen modules that other trainings do not need
+
         for part in pl_module.modules():
-            if isinstance(part, Metric):
-                reduction.keep_wide(part)
+            if isinstance(part, BaseAggregator):
+                part.set_dtype(torch.float64)
 
     on_validation_start = on_train_start
     on_test_start = on_train_start

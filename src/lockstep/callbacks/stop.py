@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from lockstep.callbacks.own_module import micro_batches
 from lockstep.distributed.collectives import FlagChannel
-from lockstep.system import trainer_internals
+from lockstep.system import internals
 from lockstep.system.signals import SignalFlag
 
 REQUESTED = 1000  # above every signal number: the largest request of all ranks is the reason
@@ -63,14 +63,14 @@ class StopTogether(Checkpoint):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Keep our signal handlers, also during the test; Lightning replaces them after this hook."""
-        trainer_internals.keep_signals(trainer)
+        internals.keep_signals(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Install the handlers of stop signals again, which other code may have replaced."""
         self._started = time.monotonic()
         self._channel = FlagChannel(self._timeout)
         self._flag.install()
-        trainer_internals.silence_broadcast(trainer)
+        internals.silence_broadcast(trainer)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int

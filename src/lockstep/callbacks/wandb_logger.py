@@ -60,15 +60,15 @@ class ResumableWandbLogger(WandbLogger):
         )
         self._is_lost = False
         if rank == 0:
-            self._begin()
+            self._begin(is_offline=offline)
             if held is not None:
                 held.push(lambda kind, *_: self.end(is_well=kind is None))
 
-    def _begin(self) -> None:
+    def _begin(self, *, is_offline: bool) -> None:
         """Start the session, and with it the process that sends metrics."""
         import wandb
 
-        is_sent = not self._offline and wandb.setup().settings.mode == "online"
+        is_sent = not is_offline and wandb.setup().settings.mode == "online"
         if is_sent and not wandb.login(prompt=False):
             hint = "run `wandb login` once, or write logger.wandb.offline=true"
             raise ValueError(f"logger=wandb needs a key for Weights & Biases: {hint}")

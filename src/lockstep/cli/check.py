@@ -107,17 +107,14 @@ def _counts(config: Config, inspection: "Inspection", split: str) -> str:
 
 def _unfit_targets(config: Config, inspection: "Inspection") -> list[str]:
     """Return an error for each split with numbers that are no classes; other targets and tasks need the network."""
+    is_usual = config.task.target == "lockstep.tasks.Classification" and config.task.arguments()["loss"] is None
+    if config.has_own_module or not is_usual:
+        return []
     import torch
 
     from lockstep.tasks.builtin import Classification
     from lockstep.training.trial import refuse_unfit
 
-    if (
-        config.has_own_module
-        or config.task.target != "lockstep.tasks.Classification"
-        or config.task.arguments()["loss"] is not None
-    ):
-        return []
     task, found = Classification(loss=None, label_smoothing=0, class_weights=None), list[str]()
     for split, targets in inspection.targets.items():
         if targets.is_floating_point():

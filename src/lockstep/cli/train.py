@@ -62,9 +62,8 @@ def run(project: Path) -> int:
 
 def _parsed(folder: Path) -> "tuple[Namespace, Source]":
     """Return the arguments of Hydra, and the source of the configuration. Raises ConfigError."""
-    from hydra._internal.utils import get_args_parser
-
     from lockstep.config import compose, errors, project, saved_run
+    from lockstep.system.internals import hydra_parser
 
     is_trusted, run = "--trust" in sys.argv, None
     sys.argv[1:] = [word for word in sys.argv[1:] if word != "--trust"]
@@ -75,7 +74,7 @@ def _parsed(folder: Path) -> "tuple[Namespace, Source]":
         raise errors.ConfigError(["--trust is for a run or a sweep that is resumed: remove it, or add resume=..."])
     project.enter(folder, None if is_trusted else run)
     source = compose.source_of(folder)
-    arguments = get_args_parser().parse_args()
+    arguments = hydra_parser().parse_args()
     arguments.is_trusted = is_trusted
     if arguments.config_path:
         source = source._replace(conf=folder / arguments.config_path)

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import sys
-import uuid
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.sections import Cluster
 from lockstep.config.workers import Workers
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
+from lockstep.system.internals import sbatch_script
 
 if TYPE_CHECKING:
     import submitit
@@ -106,8 +106,7 @@ def script(slurm_executor: "submitit.SlurmExecutor", num_runs: int) -> str:
     """Return the script that sbatch would receive for `num_runs` runs."""
     if num_runs > 1:
         slurm_executor.parameters["map_count"] = num_runs
-    # submitit has no public way to get the text (1.5.4)
-    return slurm_executor._make_submission_file_text(slurm_executor._submitit_command_str, uuid.uuid4().hex)
+    return sbatch_script(slurm_executor)
 
 
 def submit(slurm_executor: "submitit.SlurmExecutor", folders: Sequence[RunFolder]) -> list[tuple[str, Path, None]]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -25,6 +24,7 @@ from lockstep.config.sweep_space import combinations, values_of
 from lockstep.config.targets import Groups, legal_names, meant_key, unknown_key
 from lockstep.config.validation import checked
 from lockstep.system import processes
+from lockstep.system.internals import apply_override
 from lockstep.system.trees import at
 
 Choice = tuple[DictConfig | None, list[str]]  # a configuration, and the errors of its choices
@@ -252,7 +252,7 @@ def _applied(cfg: DictConfig, overrides: Sequence[Override], options: Groups) ->
     for override in overrides:
         changed = copy.copy(cfg)  # a refused override may have changed something
         try:
-            ConfigLoaderImpl._apply_overrides_to_config([override], changed)  # pyright: ignore[reportPrivateUsage]
+            apply_override(override, changed)
             cfg = changed
         except HydraException as error:
             refused.append((override, error))

@@ -91,7 +91,7 @@ def use(folder: RunFolder, config: Config, *, is_last: bool = False) -> None:
     _search(recorded, after=len(sys.path) if is_last else 0)
     folders = dict.fromkeys((*recorded.modules, *recorded.started_in))
     if not folders:
-        return  # a run of an earlier version
+        return  # none are recorded
     looked_in = ", ".join(path if os.path.isdir(path) else f"{path} (which no longer exists)" for path in folders)
     errors = []
     for key, target in called(to_tree(config)):
@@ -129,7 +129,7 @@ def _search(project: Project, *, after: int) -> None:
 
 
 def _recorded(folder: RunFolder) -> Project:
-    """Return the recorded folders of a run, none for a run of an earlier version. Raises ConfigError."""
+    """Return the recorded folders of a run, none if none are recorded. Raises ConfigError."""
     try:
         kept = folder.read_project()
         modules, started_in = ([os.fspath(path) for path in kept.get(name, ())] for name in Project._fields)

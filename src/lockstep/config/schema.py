@@ -63,7 +63,6 @@ class Config(Section):
         description="initial weights of a new run: a checkpoint file, or a run folder for its last checkpoint"
     )
     changed_data: Annotated[Literal["refuse", "accept"], Scope.SUBMISSION] = Field(
-        default="refuse",  # runs of earlier versions have no such key
         description="if the images differ from those the run was trained on: refuse, or accept them with a warning",
     )
     dry_run: Annotated[bool, Scope.SUBMISSION] = Field(

@@ -11,15 +11,11 @@ from pydantic import ValidationError
 import lockstep
 from lockstep.config.errors import ConfigError, one_line
 from lockstep.config.schema import Config
-from lockstep.config.sections import Augment
-from lockstep.config.target_sections import OF_FILES
 from lockstep.runs.files import read_text, write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.system.trees import from_yaml
 
 GONE = (("notify", "url"), ("trainer", "cudnn_search"), ("search", "objectives"))  # keys of earlier versions
-# what runs of earlier versions, which lack these keys of image files, did
-BEFORE = {"crop_percent": 1.0, "fit": "crop", "interpolation": "bilinear"}
 
 
 def to_tree(config: Config) -> dict[str, Any]:
@@ -53,7 +49,7 @@ def other_version(folder: RunFolder) -> str | None:
 
 def load(path: Path) -> Config:
     """Read a saved configuration. Raises ConfigError if it does not fit this version of Lockstep."""
-    tree = _completed(load_tree(path))
+    tree = _without_gone(load_tree(path))
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -65,24 +61,13 @@ def load(path: Path) -> Config:
         raise ConfigError([*(f"{path}: {message}" for message in errors.values()), *hint]) from error
 
 
-def _completed(tree: dict[str, Any]) -> dict[str, Any]:
-    """Add the keys that a run of an earlier version lacks: its view of images, and augmentations, which are off.
-
-    Keys and values that only an earlier version had are dropped.
-    """
+def _without_gone(tree: dict[str, Any]) -> dict[str, Any]:
+    """Drop keys and values that are not of this version any more."""
     for section, key in GONE:
         if isinstance(tree.get(section), dict):
             tree[section].pop(key, None)
     if tree.get("compile") == "reduce-overhead":
         tree["compile"] = True
-    data, augment = tree.get("data"), tree.get("augment")
-    if isinstance(data, dict) and data.get("_target_") in OF_FILES:
-        for key, value in BEFORE.items():
-            data.setdefault(key, value)
-    if isinstance(augment, dict) and not augment.keys() >= Augment.model_fields.keys():
-        from lockstep.config.compose import CONF  # it imports Hydra
-
-        tree["augment"] = {**from_yaml(read_text(CONF / "lockstep.yaml"))["augment"], **augment}
     return tree
 
 

@@ -21,7 +21,7 @@ from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
 from lockstep.launch import parent, worker
 from lockstep.launch.worker import Job
-from lockstep.runs import files, gate, naming
+from lockstep.runs import gate, naming
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder
 from lockstep.runs.naming import resume_command, resuming, shown
 from lockstep.system.launcher import World, outer_world
@@ -97,17 +97,6 @@ def _remove_rejected(
                 folder.path.parent.rmdir()
 
 
-def _restore_rejected(
-    folder: RunFolder, contents: dict[Path, bytes], kind: object, error: object, trace: object
-) -> None:
-    if isinstance(error, ConfigError):
-        folder.failure.unlink(missing_ok=True)
-        for path, content in contents.items():
-            if path.read_bytes() != content:
-                with contextlib.suppress(OSError), files.atomic_file(path) as file:  # the disk may have become full
-                    file.write(content)
-
-
 def save(folder: RunFolder, config: Config, typed: Sequence[str]) -> None:
     """Write the configuration, the module folders, the weights of `init_from` and the typed overrides of a run.
 
@@ -132,9 +121,7 @@ def resume(
         check_files(config)
         held.enter_context(locked(folder))
         folder.remove_leftovers()
-        held.enter_context(folder.end_kept())
-        written = (folder.config, folder.status_file)
-        held.push(partial(_restore_rejected, folder, {path: path.read_bytes() for path in written if path.is_file()}))
+        held.enter_context(folder.end_kept(ConfigError))
         _prepare_resume(folder)
         storage.save(config, folder.config)
         project.record(folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.monitoring import cells
-from lockstep.monitoring.selection import Listed, Selection
+from lockstep.monitoring.selection import Listed, Selection, all_runs
 from lockstep.runs import gate
 from lockstep.runs.discovery import DiscoveredRun, Watched, look
 from lockstep.runs.folder import (
@@ -39,7 +39,7 @@ def prune(selection: Selection, *, is_sure: bool) -> int:
     root = selection.root.resolve()  # the targets of links are compared with it
     going: list[DiscoveredRun] = []
     watched = Watched(root, scan_every_s=0.0)
-    selection.check(watched)
+    selection.check(all_runs(watched))
     for run in Selection(root, selection.terms, selection.states or LEFTOVERS, is_removal=True).listed(watched):
         if not is_named and _has_checkpoint(run.discovered):
             continue

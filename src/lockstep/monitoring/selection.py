@@ -5,7 +5,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, cached_property
@@ -52,6 +52,13 @@ class Listed:
         facts = typed | self.facts["metrics"] | self.facts | {"started": self.since or None}
         return facts | {name: facts[fact] for name, fact in OTHER_NAMES.items() if fact in facts}
 
+    def compared(self, key: str) -> list[Any]:
+        """Return the values of a key to compare: all tags, the start as text, none for a run without the key."""
+        found = self.value(key)
+        if isinstance(found, list):
+            return found
+        return [] if found is None else [cells.moment(found) if key == "started" else found]
+
     @property
     def settings(self) -> dict[str, str]:
         """The settings of the configuration, without secrets; empty if it cannot be read."""
@@ -93,7 +100,7 @@ def order(value: Any) -> tuple[bool, float, str]:
 class Selection:
     """The root of the search, the terms that must all match, and the states, of which none means all.
 
-    For a removal, KEY=VALUE is a text as in earlier versions, where a setting that nobody typed did not match.
+    For a removal, KEY=VALUE is only a text: a setting that nobody typed does not match, nor does a note.
     """
 
     root: Path
@@ -103,25 +110,38 @@ class Selection:
 
     def listed(self, watched: Watched) -> list[Listed]:
         """List the matching runs, the newest first."""
-        return [run for run in _all(watched) if self._matches(run)]
+        return [run for run in all_runs(watched) if self.matches(run)]
 
-    def check(self, watched: Watched, *keys: str) -> None:
-        """Raise ValueError for one of these keys, or one in a condition, that no run has."""
-        runs = _all(watched)
-        conditions = [found.groups() for found in map(CONDITION.fullmatch, self.terms) if found]
-        for key in (*keys, *(key for key, sign, _ in conditions if sign != "=")):  # with = it may be any text
-            if runs and key not in USUAL and all(run.value(key) is None for run in runs):
-                known = {*USUAL, *runs[0].settings}.union(*(run.known for run in runs))
-                same = sorted(name for name in known if re.split(r"[./]", name)[-1] == key)
-                near = " or ".join(same or get_close_matches(key, known))
-                hint = f"did you mean {near}?" if near else f"choose from {', '.join(USUAL)}, settings and metrics."
-                raise ValueError(f"no run below {shown(self.root)} has {key}: {hint}")
+    def check(self, runs: Collection[Listed], *keys: str) -> None:
+        """Raise ValueError for one of these keys, or a condition, that fits no run."""
+        for key in keys:
+            self._check_key(runs, key)
+        for term, condition in zip(self.terms, map(CONDITION.fullmatch, self.terms), strict=True):
+            if condition is None or (found := condition.groups())[1] == "=":  # with = it may be any text
+                continue
+            key, sign, wanted = found
+            if not wanted:
+                raise ValueError(f"{term} is incomplete: write it as optimizer.lr>=0.05.")
+            self._check_key(runs, key)
+            values = [value for run in runs for value in run.compared(key)]
+            if sign != "!=" and order(wanted)[0] and values and not any(order(value)[0] for value in values):
+                raise ValueError(f"{term} needs a number.")
 
-    def _matches(self, run: Listed) -> bool:
+    def _check_key(self, runs: Collection[Listed], key: str) -> None:
+        if runs and key not in USUAL and all(run.value(key) is None for run in runs):
+            known = {*USUAL, *next(iter(runs)).settings}.union(*(run.known for run in runs))
+            same = sorted(name for name in known if re.split(r"[./]", name)[-1] == key)
+            near = " or ".join(same or get_close_matches(key, known))
+            hint = f"did you mean {near}?" if near else f"choose from {', '.join(USUAL)}, settings and metrics."
+            raise ValueError(f"no run below {shown(self.root)} has {key}: {hint}")
+
+    def matches(self, run: Listed) -> bool:
+        """Return whether all terms match the run, and its state is one of those named."""
         facts = run.facts
         if self.states and facts["state"] not in self.states:
             return False
         texts = [facts["run"], facts.get("name", ""), facts.get("device", ""), *facts["overrides"], facts["state"]]
+        texts += [] if self.is_removal else [facts.get("note", ""), *facts.get("tags", [])]
         text = " ".join([*texts, f"state={facts['state'].replace(' ', '-')}"]).casefold()
         return all(term.casefold() in text or self._holds(term, run) for term in self.terms)
 
@@ -132,22 +152,29 @@ class Selection:
         key, sign, wanted = condition.groups()
         if self.is_removal and sign == "=" and key not in NOTES:
             return False
-        found, right = run.value(key), order(wanted)
-        if found is None:
-            return False
-        values = found if isinstance(found, list) else [cells.moment(found) if key == "started" else found]
-        lefts = [order(value) for value in values]
+        lefts, right = [order(value) for value in run.compared(key)], order(wanted)
         if sign == "!=":
-            return right not in lefts
+            return bool(lefts) and right not in lefts
         return any(left[0] == right[0] and OPERATORS[sign](left, right) for left in lefts)
 
 
-def _all(watched: Watched) -> list[Listed]:
+def all_runs(watched: Watched) -> list[Listed]:
+    """List all runs, the newest first."""
     facts = watched.look()
     by_id = watched.runs()  # may search again: a run may have been removed since
     discovered = [(by_id[each["id"]], each) for each in facts if each["id"] in by_id]
     runs = [Listed(run, each, _since(run, each)) for run, each in discovered]
     return sorted(runs, key=lambda run: (run.since, run.discovered.name), reverse=True)
+
+
+def matching(runs: Mapping[Any, Listed], filter_text: str, where: str) -> dict[str, Any]:
+    """Return the keys of the `matching` runs, or what is `wrong` with the filter; `where` names their folder."""
+    chosen = Selection(Path(where), filter_text.split(), ())
+    try:
+        chosen.check(runs.values())
+    except ValueError as error:
+        return {"wrong": str(error)}
+    return {"matching": [key for key, run in runs.items() if chosen.matches(run)]}
 
 
 def selection(folder: str, filter_text: str, state_text: str) -> Selection:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.monitoring import cells
-from lockstep.monitoring.selection import COLUMNS, Listed, Selection, order
+from lockstep.monitoring.selection import COLUMNS, Listed, Selection, all_runs, order
 from lockstep.runs import naming
 from lockstep.runs.discovery import Watched, differing_overrides
 from lockstep.runs.files import to_json
@@ -28,7 +28,7 @@ def show(selection: Selection, columns: Sequence[str], *, sort: str, is_reversed
     Raises ValueError for keys that no run has.
     """
     watched = Watched(selection.root, scan_every_s=SEARCH_S)
-    selection.check(watched, *columns, sort.removeprefix("-"))
+    selection.check(all_runs(watched), *columns, sort.removeprefix("-"))
     runs = in_order(selection.listed(watched), sort, is_reversed=is_reversed)
     if is_json:
         print(to_json([_plain_facts(run) | {key: run.value(key) for key in columns} for run in runs]))
@@ -48,7 +48,7 @@ def watch(selection: Selection, columns: Sequence[str], *, sort: str, is_reverse
     Raises ValueError for keys that no run has when it starts.
     """
     watched = Watched(selection.root, scan_every_s=SEARCH_S)
-    selection.check(watched, *columns, sort.removeprefix("-"))
+    selection.check(all_runs(watched), *columns, sort.removeprefix("-"))
 
     def drawn(out: Console) -> Group:
         runs = in_order(selection.listed(watched), sort, is_reversed=is_reversed)

@@ -198,14 +198,6 @@ def read_text(path: Path) -> str:
     return read_bytes(path).decode()
 
 
-def read_lines(path: Path) -> list[str]:
-    """Read the lines of a file; none if there is no file."""
-    try:
-        return read_text(path).splitlines()
-    except FileNotFoundError:
-        return []
-
-
 def read_rows(path: Path) -> list[dict[str, str]]:
     """Read the rows of a CSV file by column, one a line; none if there is no file. Raises what `read_bytes` raises.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.runs import files
-from lockstep.runs.files import read_json, read_lines, read_text, write_json
+from lockstep.runs.files import read_json, read_text, write_json
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -66,8 +66,6 @@ class RunFolder:
     images = _File("images.json.gz")  # name, target and split of every image of the training, and its classes
     fold_rows = _File("fold_predictions.csv")  # truth and prediction of every test image of a fold
     pictures = _File("pictures")  # PNG files of right and wrong predictions, and confusion matrices
-    old_project = _File("project.json")  # folders of modules, in runs begun before 2026-11-25
-    old_curves = _File("tensorboard")  # all event files, in runs begun before 2026-11-22
     failure = _File("failure.txt")  # the traceback of the first rank that failed
     scores = _File("scores.json")  # the result of an evaluation or a prediction
     stop_flag = _File("STOP")  # a request to stop; contains the reason
@@ -102,7 +100,7 @@ class RunFolder:
         """Address of rank 0 in one start of a job; removed when all ranks have connected."""
         return self.path / f"rendezvous-{step}"
 
-    # -- facts of the start; runs begun before 2026-11-25 have them in separate files ---------------------------------
+    # -- facts of the start --------------------------------------------------------------------------------------------
 
     def note(self, **facts: Any) -> None:
         """Add or replace facts in run.json. One process at a time: before a training the parent, then rank 0."""
@@ -125,11 +123,11 @@ class RunFolder:
 
     def read_overrides(self) -> list[str]:
         """Read the overrides of the command line, without secrets."""
-        return self._fact("overrides") or read_lines(self.path / "overrides.txt")
+        return self._fact("overrides") or []
 
     def read_project(self) -> dict[str, Any]:
         """Read the folders that contain the modules of the run; empty if not recorded."""
-        return self._fact("project") or read_json(self.old_project)
+        return self._fact("project") or {}
 
     def read_inputs(self) -> dict[str, str]:
         """Read what the rows of a prediction depend on. Raises KeyError for another folder."""
@@ -137,7 +135,7 @@ class RunFolder:
 
     def read_environment(self) -> dict[str, Any]:
         """Read versions, devices and commit of the last training."""
-        return self._fact("environment") or read_json(self.path / "environment.json")
+        return self._fact("environment") or {}
 
     def read_version(self) -> str | None:
         """Read the version of Lockstep that trained the run last, if known."""
@@ -148,7 +146,7 @@ class RunFolder:
 
     def wandb_id(self) -> str:
         """Return the id at Weights & Biases in all sessions of the run; the first call creates it. Rank 0 only."""
-        known = self._fact("wandb_id") or "".join(read_lines(self.path / "wandb_id.txt")) or secrets.token_hex(4)
+        known = self._fact("wandb_id") or secrets.token_hex(4)
         self.note(wandb_id=known)
         return known
 
@@ -212,9 +210,6 @@ class RunFolder:
         """Drop the rows of metrics.csv after `epoch`. Returns a line to print if it is damaged, else an empty one."""
         return files.keep_rows(self.metrics, "epoch", lambda number, _: number <= epoch)
 
-    def write_metrics(self, rows: list[dict[str, Any]]) -> None:
-        files.write_rows(self.metrics, rows)
-
     def append_metrics(self, row: dict[str, Any]) -> None:
         files.append_rows(self.metrics, [row])
 
@@ -275,17 +270,25 @@ class RunFolder:
         return [self.failure, self.summary, *self.pictures.glob("test_*")]
 
     @contextlib.contextmanager
-    def end_kept(self) -> Iterator[None]:
+    def end_kept(self, rejection: type[Exception]) -> Iterator[None]:
         """Rename the files that record how the run ended, and restore them if the block leaves no newer state.
 
-        Needs no space on a full disk.
+        Needs no space on a full disk. A `rejection` restores the configuration and the status, too.
         """
         before = self._saved()
+        contents = {path: path.read_bytes() for path in (self.config, self.status_file) if path.is_file()}
         kept = {path: path.with_name(files.temporary_name(path)) for path in self.ended if path.exists()}
         try:
             for path, temporary in kept.items():
                 path.rename(temporary)
             yield
+        except rejection:
+            files.remove(self.failure)
+            for path, content in contents.items():
+                if path.read_bytes() != content:
+                    with contextlib.suppress(OSError), files.atomic_file(path) as file:  # the disk may have become full
+                        file.write(content)
+            raise
         finally:
             is_over = self._saved() != before or self.summary.exists()
             for path, temporary in kept.items():

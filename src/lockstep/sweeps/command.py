@@ -40,12 +40,13 @@ def prepared(
     ledger: Ledger,
     overrides: Sequence[str],
     compose: Callable[[int], tuple[Config, str]],
-    made: dict[str, tuple[Trial, Config]],
+    equal: dict[str, Trial],
 ) -> tuple[Trial, Config]:
     """Return the known or new trial of some overrides, and its configuration, which is saved in its folder.
 
-    `compose` makes the configuration and the folder name of a trial from its number. One that equals a trial in `made`,
-    by `identity`, is that trial; others are added. Raises ConfigError if the known trial has other values.
+    `compose` makes the configuration and the folder name of a trial from its number. Settings that equal those of a
+    trial in `equal`, by `identity`, are that trial; others are added. Raises ConfigError if the known trial has other
+    values.
     """
     trial_overrides = trial_of(overrides)
     trial = ledger.find(trial_overrides)
@@ -54,10 +55,10 @@ def prepared(
         raise ConfigError(["scale_with_workers=true needs the number of workers of a trial: set trainer.devices=..."])
     config = build.settled(config)
     key = identity(config)
-    if trial is None and key in made:
-        return made[key]
+    trial = trial or equal.get(key)
     is_new = trial is None or not trial.folder.config.exists()  # a killed command may have left another one's files
     trial = trial or ledger.add(trial_overrides, subdir)
+    equal[key] = trial
     folder = trial.folder
     if not is_new:
         before = storage.load(folder.config)
@@ -70,8 +71,7 @@ def prepared(
     folder.path.mkdir(parents=True, exist_ok=True)
     # a job may read them; its submission writes them again
     if is_new or (config.cluster.name == "none" and trial.state not in (*DONE, *LIVE_STATES)):
-        runner.save(folder, saved, trial_overrides)
-    made[key] = trial, config
+        runner.save(folder, saved, trial.overrides)
     return trial, config
 
 

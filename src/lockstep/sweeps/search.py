@@ -27,6 +27,7 @@ from lockstep.runs.naming import shown
 from lockstep.sweeps.course import Grid
 from lockstep.sweeps.ledger import DONE, Ledger, Trial
 from lockstep.sweeps.results import Objective
+from lockstep.system.internals import resumed_trial
 from lockstep.system.wording import plural
 
 NUMBER = "trial"  # attribute of Optuna's trial: the number of the first of its trials in the ledger
@@ -161,8 +162,7 @@ class Draws(Grid):
         for frozen in study.get_trials(deepcopy=False):
             point = _point(frozen)  # empty if it waits
             if frozen.state == TrialState.RUNNING:
-                # Optuna has no public way to resume a trial of another process
-                resumed.append(optuna.Trial(study, frozen._trial_id))
+                resumed.append(resumed_trial(study, frozen))
             elif point in points and _is_done(points[point]):
                 self._taken[point] = Drawn(points[point])
         super().__init__([trial for drawn in resumed for trial in self._begun(drawn)])

@@ -1,24 +1,127 @@
-"""Access to private parts of torch; `trainer_internals` has those of Lightning.
+"""All access to private parts of other libraries, enforced by tests/unit/test_architecture.py.
 
-Every function states why it is needed, and the consequence if a later version has moved the part; training continues.
+Importing it imports none of them. Where a later version may have moved a part and the training can continue, the
+function states the consequence. tests/unit/system/test_internals.py fails once a part has moved.
 """
 
+import atexit
 import contextlib
 import itertools
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from multiprocessing import forkserver
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import distributed as dist
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
+from typing_extensions import override
 
-BatchNorm = _BatchNorm  # the base classes have no public name
-InstanceNorm = _InstanceNorm
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
+    import lightning as L
+    import optuna
+    import submitit
+    from hydra.core.override_parser.types import Override
+    from lightning.pytorch.callbacks import WeightAveraging
+    from lightning.pytorch.strategies import DDPStrategy
+    from omegaconf import DictConfig
+    from torch import Tensor, nn
+    from torch.nn.modules.batchnorm import _BatchNorm
+    from torch.nn.modules.instancenorm import _InstanceNorm
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.optim import Optimizer
+    from torch.optim.swa_utils import AveragedModel
+    from torchmetrics import Metric
+
+    BatchNorm = _BatchNorm
+    InstanceNorm = _InstanceNorm
+
+
+def __getattr__(name: str) -> Any:
+    """Import BatchNorm and InstanceNorm, the base classes of layers, which have no public name."""
+    if name not in ("BatchNorm", "InstanceNorm"):
+        raise AttributeError(name)
+    from torch.nn import modules
+
+    return getattr(modules.batchnorm if name == "BatchNorm" else modules.instancenorm, f"_{name}")
+
+
+# -- Lightning ---------------------------------------------------------------------------------------------------------
+
+
+def keep_signals(trainer: "L.Trainer") -> None:
+    """Disable the signal handlers of Lightning: that of SIGTERM hangs in a broadcast if only one rank received it.
+
+    Otherwise they are active until the stop callback replaces them at the start of the training.
+    """
+    connector: Any = getattr(trainer, "_signal_connector", None)
+    if hasattr(connector, "register_signal_handlers"):
+        connector.register_signal_handlers = _do_nothing
+
+
+def silence_broadcast(trainer: "L.Trainer") -> None:
+    """Disable Lightning's blocking broadcast of a SIGTERM of rank 0 before every batch.
+
+    Otherwise each step has one collective more than the exchange of the stop callback, which does not block.
+    """
+    loop: Any = trainer.fit_loop.epoch_loop
+    if hasattr(loop, "_broadcast_sigterm_tensor"):
+        loop._broadcast_sigterm_tensor = _do_nothing
+
+
+def _do_nothing() -> None:
+    return None
+
+
+def set_global_step(trainer: "L.Trainer", step: int) -> None:
+    """Set the step count of a trainer that has trained nothing, for the curves; otherwise its points are at 0."""
+    loop = getattr(trainer.fit_loop.epoch_loop, "manual_optimization", None)
+    progress: Any = getattr(loop, "optim_step_progress", None)
+    if hasattr(progress, "total"):
+        progress.total.completed = step
+
+
+def one_stream(on_wrapped: "Callable[[DistributedDataParallel], Callable[[], None]]", **settings: Any) -> "DDPStrategy":
+    """Return a strategy that wraps the model on the CUDA stream of the training.
+
+    `on_wrapped` is called with the wrapped model; what it returns is called after every averaging backward pass.
+
+    Lightning 2.6 wraps it on a separate stream, for CUDA graphs. Then every gradient waits for an event of that stream
+    in each backward pass, and torch warns about it.
+    """
+    from lightning.pytorch.strategies import DDPStrategy
+    from torch.nn.parallel import DistributedDataParallel
+
+    class OneStream(DDPStrategy):
+        complete = staticmethod(_do_nothing)
+
+        @override
+        def _setup_model(self, model: "nn.Module") -> DistributedDataParallel:
+            found = getattr(self, "_ddp_kwargs", None)
+            if found is None:
+                return super()._setup_model(model)
+            return DistributedDataParallel(module=model, device_ids=self.determine_ddp_device_ids(), **found)
+
+        @override
+        def setup(self, trainer: "L.Trainer") -> None:
+            super().setup(trainer)
+            if isinstance(self.model, DistributedDataParallel):
+                self.complete = on_wrapped(self.model)
+
+        @override
+        def post_backward(self, closure_loss: "Tensor") -> None:
+            super().post_backward(closure_loss)
+            self.complete()
+
+    return OneStream(**settings)
+
+
+def average_of(callback: "WeightAveraging") -> "AveragedModel | None":
+    """Return the averaged model, which exists after the set-up of a training."""
+    return callback._average_model
+
+
+# -- torch -------------------------------------------------------------------------------------------------------------
 
 
 def shared_count() -> Iterator[int]:
@@ -26,6 +129,8 @@ def shared_count() -> Iterator[int]:
 
     Without the store of the process group the ranks take turns.
     """
+    from torch import distributed as dist
+
     if not dist.is_initialized():
         return itertools.count()
     if (found := store()) is None:
@@ -35,16 +140,18 @@ def shared_count() -> Iterator[int]:
 
 def store() -> Any:
     """Return the store of the process group, which has no public name; None if torch has moved it."""
+    from torch import distributed as dist
+
     find = getattr(dist.distributed_c10d, "_get_default_store", None)
     return find and find()
 
 
-def unreached(model: DistributedDataParallel) -> list[int]:
+def unreached(model: "DistributedDataParallel") -> list[int]:
     """Return the positions, among the trained parameters, for whose gradients `model` waits after a backward pass.
 
     torch names them only in an error. If it is another one, it is raised, as before the next pass.
     """
-    check = getattr(model.reducer, "_check_reducer_finalized", lambda: None)
+    check = getattr(model.reducer, "_check_reducer_finalized", _do_nothing)
     try:
         check()
     except RuntimeError as error:
@@ -55,7 +162,7 @@ def unreached(model: DistributedDataParallel) -> list[int]:
     return []
 
 
-def has_hooks(layers: Iterable[nn.Module]) -> bool:
+def has_hooks(layers: "Iterable[nn.Module]") -> bool:
     """Return True if a layer has hooks, which the replay of a CUDA graph does not call.
 
     torch has no public way to find them. Otherwise they are called only in the capture.
@@ -69,13 +176,15 @@ def end_allocations(pool: Any) -> None:
 
     Otherwise an allocation that fails later does not free the memory that the allocator keeps, and tries no more.
     """
+    import torch
+
     end = getattr(torch._C, "_cuda_endAllocateToPool", None)
     with contextlib.suppress(RuntimeError):  # it has ended
         if end is not None:
             end(torch.cuda.current_device(), pool)
 
 
-def can_skip_update(optimizer: Optimizer) -> bool:
+def can_skip_update(optimizer: "Optimizer") -> bool:
     """Return True if the fused update skips the step where `found_inf` is set, as for torch's GradScaler.
 
     Otherwise the loss guard reads every loss before the backward pass, which waits for the GPU.
@@ -91,3 +200,67 @@ def add_summary(writer: Any, summary: Any) -> None:
     files = getattr(writer, "_get_file_writer", None)
     if files is not None:
         files().add_summary(summary)
+
+
+# -- torchmetrics ------------------------------------------------------------------------------------------------------
+
+
+def reductions(metric: "Metric") -> Mapping[str, tuple[Any, Any]]:
+    """Return how each state of a metric is reduced over ranks, and its default."""
+    return {state: (how, metric._defaults[state]) for state, how in metric._reductions.items()}
+
+
+def replace_sync(metric: "Metric", sync: Callable[..., None]) -> None:
+    """Replace what merges the states of all ranks; torchmetrics hangs if one has another number of them."""
+    metric._sync_dist = sync
+
+
+# -- Hydra, submitit and Optuna ----------------------------------------------------------------------------------------
+
+
+def hydra_parser() -> "ArgumentParser":
+    """Return the parser of Hydra's options."""
+    from hydra._internal.utils import get_args_parser
+
+    return get_args_parser()
+
+
+def apply_override(override: "Override", cfg: "DictConfig") -> None:
+    """Apply an override to a configuration as Hydra does. Raises HydraException."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+
+    ConfigLoaderImpl._apply_overrides_to_config([override], cfg)
+
+
+def sbatch_script(executor: "submitit.SlurmExecutor") -> str:
+    """Return the script that sbatch would receive."""
+    return executor._make_submission_file_text(executor._submitit_command_str, uuid.uuid4().hex)
+
+
+def resumed_trial(study: "optuna.Study", frozen: "optuna.trial.FrozenTrial") -> "optuna.Trial":
+    """Return a trial that another process began, to continue it."""
+    import optuna
+
+    return optuna.Trial(study, frozen._trial_id)
+
+
+# -- Python ------------------------------------------------------------------------------------------------------------
+
+
+def run_exit_functions() -> None:
+    """Run the registered exit functions, and forget them."""
+    atexit._run_exitfuncs()
+
+
+def fork_server_pid() -> int | None:
+    """Return the process of multiprocessing's fork server, None if this process has not started it."""
+    return _fork_server()._forkserver_pid
+
+
+def keep_fork_server() -> None:
+    """Let this fork of the server use it; contrary to its documentation, multiprocessing would start a second one."""
+    _fork_server().ensure_running = _do_nothing
+
+
+def _fork_server() -> Any:
+    return forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]

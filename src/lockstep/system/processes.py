@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import override
 
-from lockstep.system import signals
+from lockstep.system import internals, signals
 from lockstep.system.launcher import outer_world
 from lockstep.system.process import ServerDied
 
@@ -123,8 +123,7 @@ def _socket_folder() -> str:
 
 def _stop_server() -> None:
     """Kill the server at the exit of this process, even during its imports, if the command did not need it."""
-    pid = forkserver._forkserver._forkserver_pid  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue]
-    if pid is not None:
+    if (pid := internals.fork_server_pid()) is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -154,17 +153,10 @@ def _answer(sender: Connection, function: Callable[..., Any], arguments: Sequenc
 
 
 def share_server() -> None:
-    """Let this process, a fork of the server, start processes from the same server.
-
-    Contrary to its documentation, multiprocessing would start a second server.
-    """
+    """Let this process, a fork of the server, start processes from the same server."""
     if _has_shared_server():
-        forkserver._forkserver.ensure_running = _nothing  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue]
+        internals.keep_fork_server()
 
 
 def _has_shared_server() -> bool:
     return forkserver.get_inherited_fds() is not None
-
-
-def _nothing() -> None:
-    """Replace `ensure_running`: the server is running, or this process would have ended with it."""

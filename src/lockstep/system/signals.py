@@ -1,6 +1,5 @@
 """Signals as a flag: a handler that does more can deadlock. `callbacks/stop.py` makes it one decision of all ranks."""
 
-import atexit
 import contextlib
 import os
 import signal
@@ -9,6 +8,8 @@ from collections.abc import Iterator
 from types import FrameType
 
 from typing_extensions import override
+
+from lockstep.system import internals
 
 # a hangup that was ignored when this process began, as under nohup, stays ignored
 _HANGUP = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
@@ -101,7 +102,7 @@ def run_exit_functions() -> None:
     """Run the registered exit functions of a process whose exit code is decided: it ignores signals from now on."""
     for number in (*STOP_SIGNALS, LEAVE):
         signal.signal(number, signal.SIG_IGN)
-    atexit._run_exitfuncs()
+    internals.run_exit_functions()
 
 
 def is_main_thread() -> bool:

@@ -13,6 +13,7 @@ from torchmetrics.metric import Metric
 from torchmetrics.utilities.data import dim_zero_mean
 
 from lockstep.distributed.collectives import gather_objects, is_distributed
+from lockstep.system import internals
 
 
 def prepare(key: str, metric: Metric) -> None:
@@ -34,24 +35,17 @@ def prepare_to_log(key: str, metric: Metric) -> None:
         reduce({"": part})
 
     for part in _parts(metric):
-        part._sync_dist = functools.partial(sync, part)
-
-
-def keep_wide(metric: Metric) -> None:
-    """Make metrics of single values, such as MeanMetric, take float64: moving one resets it to float32."""
-    for part in _parts(metric):
-        part._dtype = torch.float64
+        internals.replace_sync(part, functools.partial(sync, part))
 
 
 def _widen(key: str, metric: Metric) -> None:
     for part in _parts(metric):
-        for state, how in part._reductions.items():
+        for state, (how, default) in internals.reductions(part).items():
             if how is dim_zero_mean:
                 raise ValueError(
                     f"{key}: {type(part).__name__} averages its state {state!r} over the workers, which differs "
                     "from what one worker measures: add up a sum and a count (dist_reduce_fx='sum') instead"
                 )
-            default = part._defaults[state]
             if isinstance(default, Tensor) and default.is_floating_point():
                 part.add_state(state, default.double(), dist_reduce_fx=how, persistent=False)
 
@@ -61,9 +55,9 @@ def reduce(metrics: Mapping[str, Metric]) -> None:
     if not is_distributed():
         return
     parts = [part for metric in metrics.values() for part in _parts(metric)]
-    mine = [{state: _on_host(getattr(part, state)) for state in part._reductions} for part in parts]
+    mine = [{state: _on_host(getattr(part, state)) for state in internals.reductions(part)} for part in parts]
     for part, states in zip(parts, zip(*gather_objects(mine), strict=True), strict=True):
-        for state, how in part._reductions.items():
+        for state, (how, _) in internals.reductions(part).items():
             setattr(part, state, _merged([of_rank[state] for of_rank in states], how, part.device))
 
 

@@ -22,7 +22,7 @@ from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.models.classifier import ImageFormat
 from lockstep.runs.folder import RunFolder
-from lockstep.system import trainer_internals
+from lockstep.system import internals
 from lockstep.system.hardware import num_cores
 from lockstep.training import data_record, networks
 from lockstep.training.checkpoint_io import AtomicCheckpointIO
@@ -201,7 +201,7 @@ def lightning_trainer(
     if session.is_distributed:
         from lockstep.distributed import gradients
 
-        strategy = trainer_internals.OneStream(
+        strategy = internals.one_stream(
             on_wrapped=partial(gradients.choose, is_bfloat16=config.strategy.gradient_dtype == "bfloat16"),
             # here, because `devices` below rejects a GPU that two workers call by the same number
             parallel_devices=[torch.device("cuda", number) for number in session.gpus] or None,

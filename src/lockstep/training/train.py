@@ -27,7 +27,7 @@ from lockstep.data.module import ImageData
 from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.models.classifier import Classifier
 from lockstep.runs.folder import EXIT_STOPPED, PRUNED, RunFolder
-from lockstep.system import provenance, trainer_internals
+from lockstep.system import internals, provenance
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.training import assembly, session, trial
@@ -137,7 +137,7 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
             logger=_loggers(here, steps + 1),
             enable_checkpointing=False,
         )
-        trainer_internals.set_global_step(trainer, steps)
+        internals.set_global_step(trainer, steps)
         if is_overridden("test_step", module):
             _test(here, trainer, module, data, checkpoint)
         if here.rank == 0:

@@ -12,7 +12,6 @@ from lockstep.config.schema import Config
 from lockstep.data.module import ImageData
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
-from lockstep.models.passes import Layout
 from lockstep.system.wording import plural
 from lockstep.tasks.scores import MetricError, Scores
 from lockstep.tasks.task import Task, checked_losses
@@ -36,7 +35,7 @@ def try_out(here: Session, data: ImageData, module: Classifier) -> None:
     config = here.config
     size = 1 if data.batches("train").has_single_samples else NUM_SAMPLES
     module.to(here.device)
-    with without_trace(module), _naming_layout(module.layout):
+    with without_trace(module):
         batch = data.example(size)
         refuse_augmentation(config, module.task, batch)
         _train_on(config, data, module, data.augment(batch))
@@ -106,7 +105,7 @@ def refuse_unfit(
 
 def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch) -> None:
     network, task = f"model._target_={config.model.target}", f"task._target_={config.task.target}"
-    with _as_config_error(f"{network} cannot take inputs of shape {tuple(batch.inputs.shape)}"):
+    with _as_config_error(module, f"{network} cannot take inputs of shape {tuple(batch.inputs.shape)}"):
         for dropout in module.dropouts:
             dropout.shard = batch.shard
         outputs = module(batch.inputs)
@@ -115,12 +114,12 @@ def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch)
         error = f"{network} returns {kind} for {plural(len(batch.indices), 'sample')}"
         raise errors.ConfigError([f"{error}: return a tensor with a row for each"])
     shapes = f"outputs {tuple(outputs.shape)} and targets {batch.targets.dtype} {tuple(batch.targets.shape)}"
-    with _as_config_error(f"{task} cannot take {shapes}"):
+    with _as_config_error(module, f"{task} cannot take {shapes}"):
         refuse_targets(config, data, module, outputs)
         values, _ = checked_losses(module.task, outputs, batch)
         for score in module.task.scores(outputs, batch):
             assert score.shape == values.shape, f"scores of shape {tuple(score.shape)}"
-    with _as_config_error(f"{task} has no gradient of its losses"):
+    with _as_config_error(module, f"{task} has no gradient of its losses"):
         values.sum().backward()
 
 
@@ -131,7 +130,7 @@ def _measure(config: Config, module: Classifier, batch: Batch) -> None:
     scores.start(module.device)  # as every validation does
     with torch.no_grad():
         outputs = module(batch.inputs)
-        with _as_config_error(f"task._target_={config.task.target} cannot be evaluated"):
+        with _as_config_error(module, f"task._target_={config.task.target} cannot be evaluated"):
             scores.update(module.task, outputs, batch)
     try:
         list(scores.numbers())
@@ -146,16 +145,20 @@ def _try_empty(config: Config, module: Classifier, batch: Batch) -> None:
     module.eval()
     module.task.train()
     error = "cannot take an empty batch, which the shard of a worker can be"
-    with _as_config_error(f"model._target_={config.model.target} {error} (x.flatten(1), not x.view(len(x), -1))"):
+    network = f"model._target_={config.model.target} {error} (x.flatten(1), not x.view(len(x), -1))"
+    with _as_config_error(module, network):
         outputs = module(batch.inputs)
-    with _as_config_error(f"task._target_={config.task.target} {error}"):
+    with _as_config_error(module, f"task._target_={config.task.target} {error}"):
         values, _ = checked_losses(module.task, outputs, batch)
         values.sum().backward()
 
 
 @contextlib.contextmanager
-def _as_config_error(text: str) -> Iterator[None]:
-    """Turn any exception of custom code into a ConfigError of one line that begins with `text`."""
+def _as_config_error(module: Classifier, text: str) -> Iterator[None]:
+    """Turn any exception of custom code into a ConfigError of one line that begins with `text`.
+
+    A `view` of a convolution's outputs works in only one memory layout: it is named.
+    """
     try:
         yield
     except errors.ConfigError:
@@ -165,19 +168,10 @@ def _as_config_error(text: str) -> Iterator[None]:
     except Exception as error:  # of custom code
         if is_of_memory(error):
             raise
-        raise errors.ConfigError([f"{text}: {errors.one_line(error)}"]) from error
-
-
-@contextlib.contextmanager
-def _naming_layout(layout: Layout) -> Iterator[None]:
-    """Add the layout to the error of a `view`: of a convolution's outputs it works in only one of them."""
-    try:
-        yield
-    except errors.ConfigError as error:
-        if layout.name == "contiguous" or "view size is not compatible" not in str(error):
-            raise
-        line = f"{str(error).rstrip('.')} (x.flatten(1)), or set trainer.memory_format=contiguous"
-        raise errors.ConfigError([line]) from error
+        line = errors.one_line(error)
+        if module.layout.name != "contiguous" and "view size is not compatible" in line:
+            line = f"{line.rstrip('.')} (x.flatten(1)), or set trainer.memory_format=contiguous"
+        raise errors.ConfigError([f"{text}: {line}"]) from error
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
 from lockstep.runs.files import write_atomically
 from lockstep.runs.folder import RunFolder
-from lockstep.system import trainer_internals
+from lockstep.system import internals
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.tasks.task import Task
@@ -105,7 +105,7 @@ class Trace(L.Callback):
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        trainer_internals.silence_broadcast(trainer)
+        internals.silence_broadcast(trainer)
         num_steps = -(-int(trainer.num_training_batches) // micro_batches(pl_module)) * (trainer.max_epochs or 1)
         if self._cut_after is not None and num_steps <= self._cut_after:
             error = f"lockstep verify cuts a training after step {self._cut_after}, and this one has {num_steps}"

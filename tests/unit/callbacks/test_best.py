@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from lockstep.callbacks.best import EarlyStopping, ModelCheckpoint
 from lockstep.config import compose, validation
+from lockstep.runs import files
 from lockstep.runs.folder import RunFolder
 from lockstep.sweeps.results import Objective, best_epoch
 from lockstep.training.train import built_callbacks
@@ -93,7 +94,7 @@ def test_of_equal_values_the_lower_loss_then_the_later_epoch_is_the_best(
     assert epoch_in(tmp_path / "best.ckpt") == best
     rows = [{"epoch": at, "val/odd": value, "val/loss": loss} for at, (value, loss) in enumerate(epochs, 1)]
     folder = RunFolder(tmp_path)
-    folder.write_metrics(rows)
+    files.write_rows(folder.metrics, rows)
     is_known = any(math.isfinite(value) for value, _ in epochs)
     row = best_epoch(folder, Objective("val/odd", mode == "max"))
     assert row.get("epoch") == (best if is_known else None), "a sweep reads the metrics of that epoch"

@@ -14,6 +14,7 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.target_sections import Open
 from lockstep.config.validation import check_tree, checked
 from lockstep.runs.files import write_atomically
+from lockstep.runs.folder import RunFolder
 
 TEXTS = ["${oc.env:HOME}", "???", r"\\\${x}"]
 
@@ -107,15 +108,18 @@ def test_auto_is_the_view_of_pretrained_weights(
     assert build.settled(settled) == settled
 
 
-def test_a_run_of_an_earlier_version_keeps_its_view(tmp_path: Path) -> None:
-    tree = storage.to_tree(checked(composed(["data=image_folder", "data.root=x", *PRETRAINED])))
-    for key in ("crop_percent", "fit", "interpolation"):
-        del tree["data"][key]
-    write_atomically(tmp_path / "config.yaml", yaml.safe_dump(tree))
-    found = storage.load(tmp_path / "config.yaml")
-    view = found.data.arguments()
-    assert (view["crop_percent"], view["fit"], view["interpolation"]) == (1.0, "crop", "bilinear")
-    assert build.settled(found) == found
+def test_a_run_that_lacks_settings_of_this_version_is_refused_with_its_version(tmp_path: Path) -> None:
+    tree = storage.to_tree(checked(composed(["data=image_folder", "data.root=x"])))
+    del tree["data"]["fit"], tree["augment"]["rotation"]
+    run = RunFolder(tmp_path)
+    write_atomically(run.config, yaml.safe_dump(tree))
+    run.note(environment={"packages": {"lockstep": "0.0.1"}})
+    with pytest.raises(ConfigError) as refused:
+        storage.load(run.config)
+    rotation, *_, hint = refused.value.errors
+    assert rotation.startswith(f"{run.config}: augment.rotation is missing")
+    assert hint.startswith(f"{tmp_path} was trained by Lockstep 0.0.1 (this is ")
+    assert hint.endswith("use that version")
 
 
 def test_settings_that_are_gone_are_dropped_from_a_saved_run(tmp_path: Path) -> None:

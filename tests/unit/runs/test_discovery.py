@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.runs import discovery
+from lockstep.runs import discovery, files
 from lockstep.runs.discovery import (
     DiscoveredRun,
     Watched,
@@ -270,7 +270,9 @@ def test_overrides_that_all_runs_have_are_left_out() -> None:
 def test_rows_hold_the_numbers_of_every_epoch(tmp_path: Path) -> None:
     folder = run(tmp_path / "run")
     assert read_rows(folder) == []
-    folder.write_metrics([{"epoch": 1, "val/loss": 0.5, "note": "x"}, {"epoch": 2, "val/loss": float("nan")}])
+    files.write_rows(
+        folder.metrics, [{"epoch": 1, "val/loss": 0.5, "note": "x"}, {"epoch": 2, "val/loss": float("nan")}]
+    )
     assert read_rows(folder) == [{"epoch": 1, "val/loss": 0.5}, {"epoch": 2}]
 
 

@@ -28,7 +28,7 @@ IRREGULAR: dict[str, Callable[[Path], Any]] = {
     "device": lambda path: path.symlink_to("/dev/zero"),
     "link": lambda path: path.symlink_to(__file__),
 }
-READERS = (files.read_text, files.read_json, files.read_rows, files.read_lines)
+READERS = (files.read_text, files.read_json, files.read_rows)
 
 
 @pytest.mark.parametrize("what", IRREGULAR)

@@ -1,5 +1,6 @@
 """Run folders: names, atomic files, status, metrics, STOP, lock."""
 
+import contextlib
 import os
 import shlex
 import signal
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from lockstep.runs import naming
+from lockstep.runs import files, naming
 from lockstep.runs.files import atomic_file, write_atomically
 from lockstep.runs.folder import ENDED_STATES, LIVE_STATES, SILENT_S, RunFolder
 from lockstep.runs.naming import create_path, find, link_latest
@@ -252,7 +253,7 @@ def test_metrics_come_back_as_they_were_written_to_the_last_digit(folder: RunFol
         {"epoch": 1, "val/loss": 0.1 + 0.2, "note": 'a "quoted", text'},
         {"epoch": 2, "val/loss": float("nan"), "val/accuracy": 1 / 3},
     ]
-    folder.write_metrics(rows)
+    files.write_rows(folder.metrics, rows)
     read = folder.read_metrics()
     assert float(read[0]["val/loss"]) == 0.1 + 0.2
     assert float(read[1]["val/accuracy"]) == 1 / 3
@@ -285,16 +286,34 @@ def test_the_end_of_a_run_is_restored_without_writing_unless_a_newer_state_is_sa
     for path in (folder.summary, folder.confusion("test")):
         path.write_text("{}")
     inodes = {path: path.stat().st_ino for path in folder.ended if path.exists()}
-    with folder.end_kept():
+    with folder.end_kept(ValueError):
         folder.forget_end()
         assert not any(path.exists() for path in folder.ended)
         folder.record_failure("a new one")
     assert {path: path.stat().st_ino for path in folder.ended if path != folder.failure} == inodes
     assert folder.failed_by() == "a new one"
-    with folder.end_kept():
+    with folder.end_kept(ValueError):
         os.utime(folder.last_checkpoint, ns=(5, 5))
     assert not any(path.exists() for path in folder.ended)
     assert [path.name for path in folder.path.rglob(".*")] == []
+
+
+def test_a_rejection_restores_the_configuration_and_the_status_and_another_error_does_not(folder: RunFolder) -> None:
+    folder.record_failure("the old one")
+    for error, expected in (
+        (KeyError(), ["new", "failed", "a new one"]),
+        (ValueError(), ["old", "stopped", "the old one"]),
+    ):
+        folder.config.write_text("old")
+        folder.write_status(state="stopped")
+        with contextlib.suppress(type(error)), folder.end_kept(ValueError):
+            folder.forget_end()
+            folder.config.write_text("new")
+            folder.update_status(state="failed")
+            folder.record_failure("a new one")
+            raise error
+        assert [folder.config.read_text(), folder.read_status()["state"], folder.failed_by()] == expected
+        folder.failure.write_text("the old one\n")
 
 
 def test_the_first_reason_to_stop_stays_until_it_is_cleared(folder: RunFolder) -> None:

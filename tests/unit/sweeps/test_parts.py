@@ -26,6 +26,7 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.sweep_space import searched
 from lockstep.launch import parent
+from lockstep.runs import files
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.sweeps import command, out_of_fold
 from lockstep.sweeps import ledger as ledgers
@@ -209,7 +210,7 @@ def finish(trial: Trial, best: float, *, loss: float | None = None, **more: obje
     trial.folder.write_summary({"best": best, "training_s": 75.0, **more})
     trial.folder.write_status(state="finished", epoch=3, max_epochs=3, monitor="val/accuracy", host="elsewhere")
     if loss is not None:
-        trial.folder.write_metrics([{"epoch": 1, "val/accuracy": best, "val/loss": loss}])
+        files.write_rows(trial.folder.metrics, [{"epoch": 1, "val/accuracy": best, "val/loss": loss}])
 
 
 def finish_all(ledger: Ledger, *values: float) -> None:
@@ -448,7 +449,7 @@ def test_the_best_comes_first_and_only_what_differs_is_a_column(tmp_path: Path) 
     finish(ledger.trials[1], 0.9, test_accuracy=0.8)
     ledger.trials[1].device = "GPU 0"
     ledger.trials[2].folder.write_status(state="pruned", host="elsewhere")
-    ledger.trials[2].folder.write_metrics([{"epoch": 1, "val/accuracy": 0.95}])
+    files.write_rows(ledger.trials[2].folder.metrics, [{"epoch": 1, "val/accuracy": 0.95}])
     found = table(ledger, ACCURACY, {})
     assert found.keys == ("lr",)
     assert [row.trial.number for row in found.rows] == [1, 0, 2, 3]  # a pruned trial's value is no result
@@ -625,8 +626,9 @@ def test_a_failure_is_told_with_the_table(tmp_path: Path, capsys: pytest.Capture
 def test_a_metric_is_that_of_the_best_epoch(tmp_path: Path) -> None:
     tmp_path.joinpath("run").mkdir()
     folder = RunFolder(tmp_path / "run")
-    folder.write_metrics(
-        [{"epoch": n, "val/accuracy": v, "val/loss": w} for n, v, w in ((1, 0.5, 3), (2, 0.8, 2), (3, 0.6, 1))]
+    files.write_rows(
+        folder.metrics,
+        [{"epoch": n, "val/accuracy": v, "val/loss": w} for n, v, w in ((1, 0.5, 3), (2, 0.8, 2), (3, 0.6, 1))],
     )
     loss = Objective("val/loss", False)
     assert (ACCURACY.of(folder), loss.of(folder)) == (0.8, 1)

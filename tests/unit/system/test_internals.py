@@ -1,15 +1,26 @@
-"""Private parts of Lightning and torch exist today, and nothing breaks if a later version has moved them."""
+"""Private parts of other libraries exist today, and a training continues if a later version has moved some of them."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
+import optuna
 import pytest
+import submitit
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from lightning.pytorch.callbacks import EarlyStopping, WeightAveraging
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from omegaconf import OmegaConf
+from torch import distributed as dist
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
+from torchmetrics import MeanMetric
+from torchmetrics.utilities.data import dim_zero_sum
 
-from lockstep.system import internals, trainer_internals
+from lockstep.system import internals
 
 
 @pytest.fixture
@@ -19,22 +30,69 @@ def trainer() -> L.Trainer:
 
 def test_the_private_parts_exist(trainer: L.Trainer) -> None:
     """A failure means that Lightning or torch has moved one."""
-    trainer_internals.keep_signals(trainer)
-    assert trainer._signal_connector.register_signal_handlers is trainer_internals._do_nothing
+    internals.keep_signals(trainer)
+    assert trainer._signal_connector.register_signal_handlers is internals._do_nothing
     assert hasattr(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor")
-    trainer_internals.set_global_step(trainer, 3)
+    internals.set_global_step(trainer, 3)
     assert trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total.completed == 3
     fused = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, fused=True)
     assert internals.can_skip_update(fused)
     assert hasattr(SummaryWriter, "_get_file_writer")
-    assert hasattr(trainer_internals.DDPStrategy(), "_ddp_kwargs")
+    strategy = internals.one_stream(lambda model: lambda: None)
+    assert hasattr(strategy, "_ddp_kwargs")
+    for kind, name in (
+        (type(strategy).__base__, "_setup_model"),
+        (EarlyStopping, "_run_early_stopping_check"),  # overridden in callbacks/best.py
+        (ExperimentWriter, "_check_log_dir_exists"),  # in callbacks/csv_logger.py
+        (dist.distributed_c10d, "_get_default_store"),
+        (vars(dist)["Reducer"], "_check_reducer_finalized"),
+        (nn.Module(), "_forward_pre_hooks"),
+        (nn.Module(), "_backward_pre_hooks"),
+    ):
+        assert callable(getattr(kind, name)) or getattr(kind, name) == {}
+    assert internals.average_of(WeightAveraging()) is None
+    assert issubclass(nn.SyncBatchNorm, internals.BatchNorm)
+    assert issubclass(nn.InstanceNorm1d, internals.InstanceNorm)
+
+
+def test_the_private_parts_of_metrics_searches_jobs_and_hydra_do_what_they_are_used_for() -> None:
+    metric = MeanMetric()
+    assert internals.reductions(metric)["weight"] == (dim_zero_sum, torch.tensor(0.0))
+    calls: list[str] = []
+    internals.replace_sync(metric, lambda *_, **__: calls.append("merged"))
+    metric.update(torch.tensor(1.0))
+    metric.sync(distributed_available=lambda: True)
+    assert calls == ["merged"]
+    study = optuna.create_study()
+    begun = study.ask({"x": optuna.distributions.FloatDistribution(0, 1)})
+    assert internals.resumed_trial(study, study.get_trials()[0]).params == begun.params
+    assert isinstance(submitit.SlurmExecutor._submitit_command_str, property)
+    executor = SimpleNamespace(_make_submission_file_text=lambda *texts: texts, _submitit_command_str="srun")
+    assert internals.sbatch_script(cast(Any, executor))[0] == "srun"
+    assert callable(submitit.SlurmExecutor._make_submission_file_text)
+    assert internals.hydra_parser().parse_args(["-m", "a=1"]).overrides == ["a=1"]
+    cfg = OmegaConf.create({"a": 1})
+    internals.apply_override(OverridesParser.create().parse_override("a=2"), cfg)
+    assert cfg == {"a": 2}
+
+
+def test_the_private_parts_of_python_do_what_they_are_used_for() -> None:
+    code = (
+        "import atexit, os; from multiprocessing import forkserver; from lockstep.system import internals\n"
+        "assert internals.fork_server_pid() is None; forkserver.ensure_running()\n"
+        "os.kill(internals.fork_server_pid(), 9)\n"
+        "internals.keep_fork_server(); forkserver._forkserver.ensure_running()\n"
+        "atexit.register(print, 'ran'); internals.run_exit_functions()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
 
 
 def test_a_part_that_has_moved_is_skipped() -> None:
     moved: Any = SimpleNamespace(fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace()))
-    trainer_internals.keep_signals(moved)
-    trainer_internals.silence_broadcast(moved)
-    trainer_internals.set_global_step(moved, 3)
+    internals.keep_signals(moved)
+    internals.silence_broadcast(moved)
+    internals.set_global_step(moved, 3)
     internals.add_summary(SimpleNamespace(), None)
     assert vars(moved.fit_loop.epoch_loop) == {}
     assert not internals.can_skip_update(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))

@@ -1,6 +1,5 @@
 // The columns of the table of a sweep, as Grid takes them: of its trials, and of its settings.
-import {duration, make, number, of, score, setState} from './elements.js';
-import {typed} from './filter.js';
+import {duration, make, number, of, score, setState, typed} from './elements.js';
 import {ORDER, REPEATS} from './table.js';
 
 /** Columns of Grid; in the CSV `raw(row)` is the cell where it is not the value, and `parts` are in place of a column. */

@@ -110,6 +110,9 @@ export const day = (time) => (isTime(time) ? DAY.format(time * 1000) : '–');
 export const moment = (time) => (isTime(time) ? MOMENT.format(time * 1000) : '–');
 export const of = (done, all) => (Number.isFinite(all) ? `${count(done)} / ${count(all)}` : count(done));
 
+/** A text as the number it is, or else as it is. */
+export const typed = (value) => (String(value).trim() !== '' && Number.isFinite(Number(value)) ? Number(value) : value);
+
 const isTime = (time) => Number.isFinite(time) && Math.abs(time) < 8.64e12; // the days a Date knows
 
 /** A loss or an accuracy with four decimals. */

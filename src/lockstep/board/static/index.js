@@ -2,17 +2,18 @@
 import {make, makeCommand, setCommand, setText} from './elements.js';
 import {Comparison, MOST} from './comparison.js';
 import {Details} from './details.js';
-import {Filter} from './filter.js';
 import {Control, Refusal, get, request} from './server.js';
 import {LIVE} from './stop.js';
 import {Sweep} from './sweep.js';
 import {RunTable} from './table.js';
 
 const POLL_MS = 2000;
+const PAUSE_MS = 150; // after the last letter in the filter box
 
 class Page {
   constructor() {
     this.runs = [];
+    this.answer = {}; // with `matching` ids, or what is `wrong` with the filter
     this.seen = null; // the last answer, as text
     this.chosen = null;
     this.isLost = false;
@@ -27,7 +28,7 @@ class Page {
     this.note = make('p', {className: 'note', hidden: true});
     this.counts = make('p', {className: 'counts'});
     this.filter = make('input', {type: 'search', id: 'filter', placeholder: 'Filter runs', spellcheck: false,
-      autocomplete: 'off', oninput: () => this.draw(), 'aria-describedby': 'wrong',
+      autocomplete: 'off', oninput: () => this.pause(), 'aria-describedby': 'wrong',
       title: 'Words of the name, state, device, overrides, note or tags of a run, and comparisons such as optimizer.lr>=0.05'});
     this.wrong = make('p', {id: 'wrong', className: 'wrong', role: 'status'});
     this.state = make('select', {id: 'state', onchange: () => this.draw()}, option('', 'All states'));
@@ -89,27 +90,45 @@ class Page {
     if (key === 'Escape' && this.sweep.name && !isElsewhere && !this.sweep.menu.matches(':popover-open')) this.open('');
   }
 
-  search(text) {
+  /** The text of the filter box. */
+  get words() {
+    return this.filter.value.trim();
+  }
+
+  /** The address of the list of runs, which the filter limits; in a sweep it limits the trials. */
+  get address() {
+    return this.words && !this.sweep.name ? `runs?${new URLSearchParams({filter: this.words})}` : 'runs';
+  }
+
+  /** Ask once for several letters. */
+  pause() {
+    clearTimeout(this.waiting);
+    this.waiting = setTimeout(() => this.refresh(), PAUSE_MS);
+  }
+
+  async search(text) {
     this.filter.value = text;
+    await this.refresh();
     this.draw();
   }
 
   async refresh() {
     try {
       if (this.isLost || !this.control.isLoaded) await this.loadControl();
-      const text = await request('runs');
-      const isOther = await this.sweep.load();
+      const {address} = this;
+      const [text, isOther] = await Promise.all([request(address), this.sweep.load(this.words)]);
       this.isLost = false;
       this.answered = new Date();
       this.alarm.hidden = true;
       this.element.classList.remove('lost');
-      if (text !== this.seen || isOther) {
+      const isNew = text !== this.seen && address === this.address; // else another answer is on its way
+      if (isNew) {
         this.seen = text;
-        const answer = JSON.parse(text);
-        this.runs = answer.runs;
-        setText(this.folder, `${answer.folder}/`);
-        this.draw();
+        this.answer = JSON.parse(text);
+        this.runs = this.answer.runs;
+        setText(this.folder, `${this.answer.folder}/`);
       }
+      if (isNew || isOther) this.draw();
     } catch (error) {
       this.lose(error);
     }
@@ -137,8 +156,9 @@ class Page {
   draw() {
     this.offerStates();
     const runs = this.sweep.name ? this.sweep.trials(this.runs) : this.runs;
-    const [matching, wrong] = new Filter(this.filter.value).applied(runs);
-    const shown = matching.filter((run) => this.matchesState(run.state));
+    const {matching, wrong = ''} = (this.sweep.name ? this.sweep.answer : this.answer) ?? {};
+    const found = matching && new Set(matching);
+    const shown = runs.filter((run) => this.matchesState(run.state) && (!found || found.has(run.key ?? run.id)));
     const num_live = runs.filter((run) => LIVE.has(run.state)).length;
     const part = shown.length < runs.length ? `${shown.length} of ` : '';
     const what = this.sweep.name ? 'trial' : 'run';

@@ -16,7 +16,7 @@ const UNKNOWN = {keys: [], metrics: [], repeated: [], groups: [], best_trials: [
 const keyOf = (name) => `lockstep hidden columns ${name}`;
 
 export class Sweep {
-  /** `page` has say, choose(id), compare(ids, isOn), search(text), and open(name): without a name, the list of runs. */
+  /** `page` has say, words, choose(id), compare(ids, isOn), search(text), and open(name): without a name, the list of runs. */
   constructor(page) {
     this.page = page;
     this.name = '';
@@ -56,15 +56,15 @@ export class Sweep {
     }
   }
 
-  /** Fetch the sweep. Returns whether it has changed. */
-  async load() {
+  /** Fetch the sweep and which trials match the filter. Returns whether something has changed. */
+  async load(filter) {
     const {name} = this;
     if (!name) return false;
-    const answer = await request(`sweep?name=${encodeURIComponent(name)}`).catch((error) => {
+    const answer = await request(`sweep?${new URLSearchParams({name, filter})}`).catch((error) => {
       if (error instanceof Refusal) return error;
       throw error;
     });
-    if (name !== this.name || String(answer) === this.seen) return false;
+    if (name !== this.name || filter !== this.page.words || String(answer) === this.seen) return false;
     this.seen = String(answer);
     this.answer = answer instanceof Refusal ? UNKNOWN : JSON.parse(answer);
     setText(this.reason, answer.message ?? '');
