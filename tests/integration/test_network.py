@@ -51,7 +51,7 @@ def config_of(*texts: str) -> Config:
 def errors(*texts: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         overrides.check(texts, is_multirun=False)
-    return caught.value.errors
+    return str(caught.value).splitlines()
 
 
 # -- where they meet ---------------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def _stage(root: str, scratch: str, ranks_per_node: int, home: str) -> Any:
             found = staging.once_a_node(asked, load, rank=rank, local_rank=local_rank, is_silent=True, held=held)
             return copied, found
     except ConfigError as error:
-        return error.errors
+        return str(error).splitlines()
     finally:
         shutil.copyfile = copy_file
         os.chdir(before)

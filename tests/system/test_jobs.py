@@ -67,7 +67,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def errors(*overrides: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         validation.checked(compose.composed(overrides))
-    return caught.value.errors
+    return str(caught.value).splitlines()
 
 
 # -- errors of a submission -----------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def test_a_folder_whose_name_would_be_a_line_of_the_script_is_refused(
         config = validation.checked(compose.composed([*SLURM, *texts]))
         with pytest.raises(ConfigError, match="has a character that the script of a job cannot contain") as caught:
             submission.start(config, [], chosen)
-        (error,) = caught.value.errors
+        (error,) = str(caught.value).splitlines()
         assert (repr(name)[1:-1] in error, error.isprintable()) == (True, True)
     assert not (tmp_path / "submitted").exists()
 

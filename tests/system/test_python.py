@@ -175,7 +175,7 @@ print(json.dumps([error(overrides) for overrides in (
 """
     many, several, sweep, cluster, hydra, one, number, later, devices, nowhere = said(tmp_path, text)
     assert many.splitlines() == [
-        "unknown key optimizer.lrr: did you mean optimizer.lr?",
+        "optimizer.lrr is not a key: did you mean optimizer.lr?",
         "trainer.max_epochs=a must be int >= 1",
     ]
     assert several.startswith("optimizer.lr=0.1,0.2 lists several values")
@@ -220,7 +220,7 @@ try:
                     "data.memory=host", "data.val_fraction=0.3", "data.test_fraction=0.3",
                     "trainer.devices=2"])
 except lockstep.ConfigError as error:
-    print(json.dumps(error.errors))
+    print(json.dumps(str(error).splitlines()))
 """
     errors = said(tmp_path, text)
     assert errors

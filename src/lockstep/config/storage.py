@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 import lockstep
-from lockstep.config.errors import ConfigError, one_line
+from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.key_scopes import NOT_OF_A_TRAINING, scope
 from lockstep.config.schema import Config
 from lockstep.config.sections import Augment
@@ -59,8 +59,8 @@ def load(path: Path) -> Config:
     except ValidationError as error:
         errors = dict(schema_errors(tree, error, {}))
         before = other_version(RunFolder(path.parent))
-        hint = [f"{path.parent} was trained by {before}: use that version"] if before else []
-        raise ConfigError([*(f"{path}: {message}" for message in errors.values()), *hint]) from error
+        hint = [Error(str(path.parent), f"was trained by {before}", "use that version")] if before else []
+        raise ConfigError(*(each.within(str(path)) for each in errors.values()), *hint) from error
 
 
 def _completed(tree: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def load_tree(path: Path) -> dict[str, Any]:
     try:
         tree = from_yaml(read_text(path))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError([f"{path} cannot be read: {one_line(error)}"]) from error
+        raise ConfigError(Error(str(path), "cannot be read", one_line(error))) from error
     if not isinstance(tree, dict):
-        raise ConfigError([f"{path} contains no configuration"])
+        raise ConfigError(Error(str(path), "contains no configuration"))
     return tree

@@ -18,7 +18,7 @@ from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateIm
 from typing_extensions import override
 
 from lockstep.config import storage, workers
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
 from lockstep.distributed import collectives
@@ -73,12 +73,8 @@ def _refuse_mixed(device: torch.device, world: World, store: Store) -> None:
             store.set("all have read", "")
         if world.rank == 0:  # the store ends with this process
             store.get("all have read")
-        raise ConfigError(
-            [
-                f"{count} of {world.world_size} workers have no GPU, on {host}: start workers only where there are "
-                "GPUs, or use strategy=cpu (a load of 0 does not help: the others would wait for it in each exchange)"
-            ]
-        )
+        problem = f"{count} of {world.world_size} workers have no GPU, on {host}"
+        raise ConfigError(Error("", problem, "start workers only where there are GPUs, or use strategy=cpu"))
 
 
 def shared_folder(
@@ -90,7 +86,7 @@ def shared_folder(
     """
     join(config, world, known)
     agree(config, world.world_size)
-    path, errors = "", []
+    path, errors = "", list[Error]()
     if world.rank == 0:
         try:
             path = str(make().path)
@@ -98,7 +94,7 @@ def shared_folder(
             errors = error.errors
     path, errors = gather_objects((path, errors))[0]
     if errors:
-        raise ConfigError(errors)
+        raise ConfigError(*errors)
     return RunFolder(Path(path))
 
 
@@ -107,8 +103,8 @@ def agree(config: Config, world_size: int) -> None:
     mine = (storage.fingerprint(config), world_size)
     for rank, other in enumerate(gather_objects(mine)):
         if other != mine:
-            error = f"rank {rank} has another configuration or world size, {other}, than this process, {mine}: "
-            raise ConfigError([error + "start every process with the same command and the same files"])
+            problem = f"has another configuration or world size, {other}, than this process, {mine}"
+            raise ConfigError(Error(f"rank {rank}", problem, "start all processes with the same command and files"))
 
 
 def chosen_device(config: Config, gpus: tuple[int, ...], world: World) -> torch.device:
@@ -168,7 +164,7 @@ def _choose_network(config: Config, world: World) -> None:
     """Set the variables that gloo and NCCL read when the process group is made."""
     errors = workers.interface_errors(config)
     if errors:
-        raise ConfigError(errors)
+        raise ConfigError(*errors)
     name = config.strategy.interface
     if name is not None:
         # for NCCL eth1 matches eth10, too, and =eth1 does not
@@ -221,8 +217,9 @@ def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
     except (OSError, dist.DistNetworkError) as error:
         if "address already in use" not in str(error).lower():
             raise
-        message = f"port {port} of {host}, where the processes of this step meet, is in use by another program: "
-        raise ConfigError([message + f"set MASTER_ADDR={host} and MASTER_PORT to a free one"]) from error
+        problem = "where the processes of this step meet, is used by another program"
+        fix = f"set MASTER_ADDR={host} and MASTER_PORT to a free one"
+        raise ConfigError(Error(f"port {port} of {host}", f", {problem}", fix)) from error
 
 
 def _listener(host: str, port: int, world: World) -> socket.socket | None:
