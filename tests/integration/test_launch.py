@@ -310,7 +310,7 @@ def test_a_sweep_in_a_slurm_job_of_one_task_starts_the_workers_of_its_trials(tmp
 def test_a_sweep_of_several_tasks_is_refused_in_a_line(tmp_path: Path) -> None:
     done = run(tmp_path, "-m", *SMALL, "seed=0,1", **_slurm(1, 2, 7))
     assert done.returncode == 2
-    assert "srun started 2 processes, and lockstep train -m starts its own workers: start it once" in done.stderr
+    assert "srun started 2 processes of lockstep train -m, which starts its own workers: start it" in done.stderr
     assert not (tmp_path / "outputs").exists()
 
 

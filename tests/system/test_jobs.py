@@ -95,7 +95,7 @@ def errors(*overrides: str) -> list[str]:
         (("cluster=local", "cluster.time_min=5"), "cluster.time_min=5 applies only to cluster=slurm, not to local"),
         (("cluster.memory_gib=4",), "cluster.memory_gib=4.0 applies only to cluster=slurm, not to none"),
         (("cluster.setup=[module load x]",), "cluster.setup=['module load x'] applies only to jobs: add cluster=slurm"),
-        (("dry_run=true",), "dry_run=true shows what would be submitted, and cluster=none submits nothing"),
+        (("dry_run=true",), "dry_run=true shows what cluster=none does not submit"),
     ],
 )
 def test_every_error_of_a_submission_has_a_hint(tools: Path, overrides: tuple[str, ...], error: str) -> None:

@@ -49,23 +49,23 @@ class ConfigError(ValueError):
     def __str__(self) -> str:
         return "\n".join(map(str, self.errors))
 
-    @property
-    def report(self) -> str:
-        """The lines to print."""
-        return "".join(f"{PREFIX}{error}\n" for error in self.errors)
+
+def report(error: ConfigError) -> str:
+    """Return the lines to print, which `errors_of` reads."""
+    return "".join(f"{PREFIX}{each}\n" for each in error.errors)
 
 
 def exit_with(error: ConfigError) -> NoReturn:
     """Print every error and exit with the code of a bad configuration."""
-    print(f"{error.report}{plural(len(error.errors), 'error')}; nothing was started. See --help.", file=sys.stderr)
+    print(f"{report(error)}{plural(len(error.errors), 'error')}; nothing was started. See --help.", file=sys.stderr)
     raise SystemExit(EXIT_CONFIG)
 
 
-def errors_of(report: object) -> list[Error]:
+def errors_of(text: object) -> list[Error]:
     """Return the errors of a ConfigError, or of a text or another exception with a line for each."""
-    if isinstance(report, ConfigError):
-        return report.errors
-    return [Error("", line.removeprefix(PREFIX)) for line in str(report).splitlines()]
+    if isinstance(text, ConfigError):
+        return text.errors
+    return [Error("", line.removeprefix(PREFIX)) for line in str(text).splitlines()]
 
 
 def of_file(error: OSError) -> Error:

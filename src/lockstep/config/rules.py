@@ -51,7 +51,7 @@ def conflicts(config: Config) -> list[Error]:
 def _batch_rules(config: Config) -> Iterator[Error]:
     parts, size = config.trainer.accumulate_grad_batches, config.global_batch_size
     if size % parts:
-        fix = "a global batch is cut into that many equal micro-batches"
+        fix = "a batch is cut into so many equal parts"
         yield Error(f"trainer.accumulate_grad_batches={parts}", f"does not divide global_batch_size={size}", fix)
 
 
@@ -143,8 +143,8 @@ def _data_rules(config: Config) -> Iterator[Error]:
     if (mean is None) != (std is None):
         yield Error(f"data.mean={shown(mean)} and data.std={shown(std)}", "belong together", "give both, or neither")
     if config.augment.has_crops:
-        hint = "use transforms.v2.RandomResizedCrop there, and augment.random_resized_crop.scale=null"
-        yield Error("augment.random_resized_crop", "is not for data=dataset", hint)
+        hint = "set it to null, and use v2.RandomResizedCrop there"
+        yield Error("augment.random_resized_crop.scale", "is not for data=dataset", hint)
 
 
 def _class_rules(config: Config) -> Iterator[Error]:

@@ -173,7 +173,7 @@ def _number_errors(config: Config, workers: Workers) -> list[Error]:
     most = limit if limit != "auto" else min(by_memory, by_cores)
     if workers.gpus or workers.num_local <= most:
         return []
-    reason = f"the limit of {most} worker processes, {per_worker if by_memory < by_cores else per_core}"
+    reason = f"the limit of {most} workers, {per_worker if by_memory < by_cores else per_core}"
     problem = f"is above {f'trainer.process_limit={limit}' if limit != 'auto' else reason}"
     return [Error(f"trainer.devices={workers.num_local}", problem, "use fewer, or raise trainer.process_limit")]
 

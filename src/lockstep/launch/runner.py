@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from lockstep.config import build, presence, project, saved_run, storage, workers
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import ConfigError, Error, report
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
 from lockstep.launch import notification, parent, worker
@@ -293,9 +293,9 @@ def do(path: Path, task: str, *, is_worker: bool = False) -> int:
         return train_prepared(folder, has_test=task == "train", is_worker=is_worker)
     except ConfigError as error:
         with contextlib.suppress(OSError):  # it is printed in any case
-            folder.record_failure(error.report)
+            folder.record_failure(report(error))
             folder.update_status(state="failed", reason=str(error.errors[0]))
-        print(error.report, end="", file=sys.stderr, flush=True)
+        print(report(error), end="", file=sys.stderr, flush=True)
         return EXIT_CONFIG
 
 

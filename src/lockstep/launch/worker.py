@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
 
-from lockstep.config.errors import PREFIX, ConfigError, Error, errors_of
+from lockstep.config.errors import PREFIX, ConfigError, Error, errors_of, report
 from lockstep.runs import vitals
 from lockstep.runs.files import open_to_append
 from lockstep.runs.folder import (
@@ -185,7 +185,7 @@ def run(job: Job, world: World | None, flag: SignalFlag) -> int:
     except Ended as ended:
         return code_of(job, ended.args[0])
     except ConfigError as error:
-        folder.record_failure(error.report)
+        folder.record_failure(report(error))
         return EXIT_CONFIG
     except BaseException as error:  # process border: every error is recorded
         if flag.aborted_by:  # Lightning turns KeyboardInterrupt into sys.exit(1)
@@ -247,8 +247,8 @@ def refused(job: Job) -> list[Error]:
     has_begun = folder.read_status().get("state", "starting") != "starting"
     if job.task != "train" or has_begun or not folder.failure.exists():
         return []
-    report = folder.failure.read_text("utf-8")
-    return errors_of(report) if report.startswith(PREFIX) else []
+    text = folder.failure.read_text("utf-8")
+    return errors_of(text) if text.startswith(PREFIX) else []
 
 
 def show_failure(job: Job, out: TextIO | None = None) -> None:

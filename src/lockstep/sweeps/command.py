@@ -227,7 +227,7 @@ def _live(ledger: Ledger, *, is_submitted: bool) -> dict[int, Job]:
     if live and not is_submitted:
         where = quoted(ledger.path)
         what = f"trial {min(live)} of {shown(ledger.path)}"
-        hint = f"wait for it, or lockstep jobs cancel {where}; with cluster=slurm the same command shows its state"
+        hint = f"wait for it, or lockstep jobs cancel {where}; cluster=slurm shows its state"
         raise ConfigError(Error(what, "is a job that waits or runs", hint))
     for trial in ledger.trials:
         if trial.number not in live and trial.state in LIVE_STATES:

@@ -146,13 +146,13 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
     if memory == "stream" and not any(is_streamed(part.pixels) for part in images.parts.values()):
         found.append(Error("data.memory=stream", f", but {name} does not stream its images", "use data.memory=auto"))
     if images.statistics is None and not isinstance(pixels, Tensor):
-        hint = "return Splits(..., statistics=Statistics((0.5,), (0.25,))), mean and std of each channel"
-        found.append(Error(name, "returns neither a tensor of pixels nor statistics to normalize them", hint))
+        hint = "return Splits(..., statistics=Statistics(mean, std))"
+        found.append(Error(name, "returns neither pixels nor statistics of them", hint))
     uses = {"data.balance": config.data.balance, "task.class_weights": config.task.arguments().get("class_weights")}
     counting = [f"{key}={value}" for key, value in uses.items() if value and not isinstance(value, list)]
     if counting and images.class_counts("train") is None:
-        hint = "return one class for each image; a Dataset lists them as `targets`, without target_transform"
-        found.append(Error(counting[0], f"needs the class of each training image, which {name} does not have", hint))
+        hint = f"let {name} return them, a Dataset as `targets` (no target_transform)"
+        found.append(Error(counting[0], "needs the class of each training image", hint))
     if (absent := images.absent_classes("train")) and (counting or len(images.train.targets)):
         found.append(Error(name, f"has no training image of {several(absent)}", "add some, or remove the class"))
     augment = config.augment

@@ -17,10 +17,7 @@ from lockstep.training.checkpoints import damage
 from lockstep.training.session import Session
 
 MOST_NAMED = 8
-OF_A_PROGRAM = (
-    "is not a checkpoint of a run: a file of weights is a setting of a network, model.pretrained=FILE with "
-    "model=torchvision or timm"
-)
+OF_A_PROGRAM = "is not a checkpoint of a run", "for weights use model.pretrained=FILE, model=torchvision or timm"
 
 
 def load(session: Session, module: L.LightningModule, images: ImageFormat) -> None:
@@ -37,7 +34,7 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
     origin = with_ends(net, len(images.class_names))
     given = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     if not given:
-        raise ConfigError(Error(setting, OF_A_PROGRAM))
+        raise ConfigError(Error(setting, *OF_A_PROGRAM))
     if not is_same:
         given = {name: value for name, value in given.items() if name.rpartition(".")[0] not in origin.head}
     try:
@@ -68,7 +65,7 @@ def _read(session: Session, setting: str) -> dict[str, Any]:
             return saved
     except (TypeError, UnpicklingError):
         pass
-    raise ConfigError(Error(setting, OF_A_PROGRAM))
+    raise ConfigError(Error(setting, *OF_A_PROGRAM))
 
 
 def _normalize(module: Classifier, state: State) -> dict[str, Tensor]:

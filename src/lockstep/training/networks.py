@@ -117,7 +117,7 @@ def _loaded(config: Config, load: Callable[[], None]) -> None:
         pretrained = config.model.arguments().get("pretrained")
         key = f"_target_={config.model.target}" if pretrained is None else f"pretrained={shown(pretrained)}"
         text = f"{type(error).__name__}: {one_line(error)}"
-        hint = "use a file of weights for this network, model.pretrained=weights.pth, or model.pretrained=false"
+        hint = "use a file for this network, model.pretrained=weights.pth, or false"
         raise ValueError(f"model.{key}: cannot load the weights ({text}): {hint}") from error
 
 
@@ -135,8 +135,8 @@ def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, in
             dropout.shard = Shard(0, 0, 0, 2, 0, 2, 2)
         layer = drawing_layer(trial, torch.zeros(2, *image_shape))
         if layer is not None:
-            problem = f": the layer {layer} draws random numbers by a function, so that they depend on the worker"
-            hint = "switch that off, or use a layer: nn.Dropout, nn.Dropout2d"
+            problem = f": the layer {layer} draws random numbers by a function, for each worker others"
+            hint = "use nn.Dropout or nn.Dropout2d"
             raise ConfigError(Error(f"model._target_={config.model.target}", problem, hint))
 
 
@@ -152,12 +152,8 @@ def _print_view(config: Config) -> None:
 
 def _print_small_images(session: Session, expected: int, side: int) -> None:
     if session.rank == 0 and not session.config.silent:
-        print(
-            f"The network was made for images of {expected} pixels, these have {side}. Larger images (data.image_size "
-            "of an image_folder) or a network for small ones (model=resnet18) will work better.",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"The network was made for images of {expected} pixels, these have {side}"
+        print(f"{text}: set a larger data.image_size, or model=resnet18.", file=sys.stderr, flush=True)
 
 
 def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
@@ -230,6 +226,6 @@ def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
     faulty = next((name for name in gather_objects(faulty) if name is not None), None)  # "" is the network itself
     memory_format = session.config.trainer.memory_format
     if memory_format == "channels_last" and faulty is not None and is_trained:  # a forward pass is safe
-        problem = f": oneDNN crashes in the gradient of {faulty} on this CPU, or computes a wrong one"
-        raise ConfigError(Error("trainer.memory_format=channels_last", problem, "use trainer.memory_format=auto"))
+        problem = f": oneDNN crashes or errs in the gradient of {faulty} on this CPU"
+        raise ConfigError(Error("trainer.memory_format=channels_last", problem, "use auto"))
     return layout.chosen(memory_format, faulty)

@@ -113,10 +113,8 @@ def chosen_device(config: Config, gpus: tuple[int, ...], world: World) -> torch.
         return torch.device("cpu")
     number = gpus[world.local_rank]
     if torch.cuda.device_count() <= number:
-        raise RuntimeError(
-            f"trainer.devices={config.trainer.devices}: torch {torch.__version__} finds {torch.cuda.device_count()} "
-            "GPUs here; is it a build without CUDA, or the driver too old? strategy=cpu trains without GPUs."
-        )
+        problem = f"torch {torch.__version__} finds {torch.cuda.device_count()} GPUs (no CUDA in it, or an old driver?)"
+        raise RuntimeError(f"trainer.devices={config.trainer.devices}: {problem}: strategy=cpu needs none.")
     torch.cuda.set_device(number)
     return torch.device("cuda", number)
 
@@ -217,7 +215,7 @@ def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
     except (OSError, dist.DistNetworkError) as error:
         if "address already in use" not in str(error).lower():
             raise
-        problem = "where the processes of this step meet, is used by another program"
+        problem = "where this step meets, is used by another program"
         fix = f"set MASTER_ADDR={host} and MASTER_PORT to a free one"
         raise ConfigError(Error(f"port {port} of {host}", f", {problem}", fix)) from error
 
@@ -253,7 +251,5 @@ def _read_address(path: Path, timeout: timedelta) -> tuple[str, int]:
                 host, port = path.read_text().split()
                 return host, int(port)
         time.sleep(0.1)
-    raise TimeoutError(
-        f"{path} does not exist after {timeout.total_seconds():.0f} s (strategy.timeout_s): rank 0 has not started, or "
-        "the run folder is not on a disk that all nodes share"
-    )
+    problem = f"does not exist after {timeout.total_seconds():.0f} s (strategy.timeout_s)"
+    raise TimeoutError(f"{path} {problem}: rank 0 has not started, or its disk is not shared by all nodes")

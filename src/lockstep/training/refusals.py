@@ -20,9 +20,8 @@ OF_SHARED_MEMORY = (
 )
 REQUEST = re.compile(r"[Tt]ried to allocate .*?(is free|bytes)")  # the readable part of an allocator's message
 LESS_MEMORY = (
-    "A larger trainer.accumulate_grad_batches computes the same step in more parts (only batch norm differs), a "
-    "smaller eval_batch_size the same evaluation; data.memory=host keeps images out of GPU memory, data.memory=stream "
-    "those of a folder out of host memory."
+    "Raise trainer.accumulate_grad_batches (only batch norm differs), lower eval_batch_size, or keep images out of "
+    "GPU memory (data.memory=host) or of host memory (data.memory=stream)."
 )
 
 

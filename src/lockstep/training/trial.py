@@ -103,7 +103,7 @@ def refuse_unfit(
         found = f"{dtype} of shape {tuple(sample.shape)} for each sample, {found}"
     takes = task.takes.format(count=outputs.shape[1], last=outputs.shape[1] - 1)
     problem = f"takes {takes}, and {split} has {found}"
-    raise ConfigError(Error(f"task._target_={config.task.target}", problem, "correct them, or use another task=..."))
+    raise ConfigError(Error(f"task._target_={config.task.target}", problem, "correct them, or use another task"))
 
 
 def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch) -> None:

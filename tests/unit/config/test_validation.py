@@ -326,7 +326,7 @@ def test_the_view_of_an_image_is_checked(words: list[str], expected: list[str]) 
 def test_a_dataset_is_cropped_by_its_own_transforms() -> None:
     texts = ("data=dataset", "data.train={_target_:torch.utils.data.TensorDataset}")
     (error,) = errors(*texts, "augment.random_resized_crop.scale=[0.5,1]")
-    assert "random_resized_crop is not for data=dataset" in error
+    assert "random_resized_crop.scale is not for data=dataset" in error
     assert errors(*texts) == []
 
 
@@ -452,7 +452,8 @@ def test_scaling_needs_a_learning_rate_to_scale() -> None:
     texts = ["scale_with_workers=true", "optimizer._target_=torch.optim.Adagrad"]
     texts += [f"~optimizer.{name}" for name in ("lr", "momentum", "nesterov")]
     (error,) = errors(*texts)
-    assert error.startswith("scale_with_workers=true multiplies optimizer.lr") and "add +optimizer.lr=..." in error
+    assert error.startswith("scale_with_workers=true multiplies optimizer.lr")
+    assert "add +optimizer.lr=..." in error
 
 
 def test_all_errors_come_in_one_message_and_none_twice() -> None:

@@ -150,7 +150,7 @@ def test_more_processes_than_cores_and_memory_carry_are_an_error_with_reason_and
     monkeypatch.setattr(hardware, "memory_bytes", lambda: 64 * 2**30)
     assert machine.workers(strategy="cpu", devices=32).num_local == 32
     error = (
-        "trainer.devices={} is above the limit of 32 worker processes, 16 per core on 2 cores: "
+        "trainer.devices={} is above the limit of 32 workers, 16 per core on 2 cores: "
         "use fewer, or raise trainer.process_limit"
     )
     for devices in (33, 2**31 - 1):
@@ -161,7 +161,7 @@ def test_more_processes_than_cores_and_memory_carry_are_an_error_with_reason_and
     )
     monkeypatch.setattr(hardware, "memory_bytes", lambda: 4 * 2**30)
     assert machine.error(devices=9) == (
-        "trainer.devices=9 is above the limit of 8 worker processes, 0.5 GiB each in 4.0 GiB of memory: "
+        "trainer.devices=9 is above the limit of 8 workers, 0.5 GiB each in 4.0 GiB of memory: "
         "use fewer, or raise trainer.process_limit"
     )
 
