@@ -109,7 +109,7 @@ class Study(Sweeper):
     def sweep(self, arguments: list[str]) -> None:
         """Run the study. Exits with the code of the sweep if it is not 0."""
         from lockstep.config import storage
-        from lockstep.config.errors import ConfigError, exit_with
+        from lockstep.config.errors import ConfigError, Error, exit_with
         from lockstep.config.sweep_space import Interval, searched
         from lockstep.sweeps import command, search
         from lockstep.sweeps.ledger import DONE
@@ -120,11 +120,11 @@ class Study(Sweeper):
             first = [f"{key}={drawn.low if isinstance(drawn, Interval) else drawn[0]}" for key, drawn in space.items()]
             config, _ = self._compose([*fixed, *first], 0)
             if config.search is None:
-                raise ConfigError(["hydra/sweeper=optuna is chosen by search=...: use search=tpe"])
+                raise ConfigError(Error("hydra/sweeper=optuna", "is chosen by search=...", "use search=tpe"))
             num_seeds = config.search.seeds
             if num_seeds > 1 and (swept := [key for key in space if key.lstrip("+") == "seed"]):
-                error = f"search.seeds={num_seeds} trains each point with several seeds, and {swept[0]} is drawn, too"
-                raise ConfigError([f"{error}: remove one of them"])
+                problem = f"trains each point with several seeds, and {swept[0]} is drawn, too"
+                raise ConfigError(Error(f"search.seeds={num_seeds}", problem, "remove one of them"))
             if _is_handed_over(self._config, config, 1):
                 return
             with _ledger(self._config, config.sweep.name) as ledger:

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.full
     [
         (
             (f"{SOURCES}.unmeasured",),
-            "data._target_=tests.support.sources.unmeasured returns neither a tensor of pixels nor "
-            "statistics to normalize them: return Splits(..., statistics=Statistics(mean, std))",
+            "data._target_=tests.support.sources.unmeasured returns neither pixels nor statistics of them: "
+            "return Splits(..., statistics=Statistics(mean, std))",
         ),
         (
             (*TENSOR, "+data.memory=stream"),

@@ -222,10 +222,9 @@ def _members(protocol: ast.ClassDef) -> Iterator[str]:
 
 
 def _parameters(arguments: ast.arguments) -> list[str]:
-    """The parameters as the source has them, with the bare star."""
+    """The parameters as the source has them, with the star."""
     arguments = _Types().visit(arguments)
-    others = [arguments.vararg, arguments.kwarg]
-    assert not any(others), f"not known how to show {ast.unparse(arguments)}"
+    assert arguments.kwarg is None, f"not known how to show {ast.unparse(arguments)}"
     named = [ast.unparse(argument) for argument in arguments.args]
     for number, default in enumerate(reversed(arguments.defaults), 1):
         named[-number] += f" = {ast.unparse(default)}"
@@ -233,7 +232,8 @@ def _parameters(arguments: ast.arguments) -> list[str]:
         ast.unparse(argument) + (f" = {ast.unparse(default)}" if default is not None else "")
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     ]
-    return [*named, *(["*", *by_keyword] if by_keyword else [])]
+    star = f"*{ast.unparse(arguments.vararg)}" if arguments.vararg else "*"
+    return [*named, *([star] if by_keyword or arguments.vararg else []), *by_keyword]
 
 
 if __name__ == "__main__":

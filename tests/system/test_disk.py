@@ -234,5 +234,5 @@ def test_a_current_folder_that_is_gone_is_one_line(tmp_path: Path, words: list[s
     there.mkdir()
     done = run(there, ["bash", "-c", 'rmdir "$PWD" && exec "$@"', "-", *words])
     assert done.returncode == EXIT_CONFIG, done.stdout + done.stderr
-    assert "the current folder no longer exists" in done.stderr
+    assert "the current folder was removed" in done.stderr
     assert len(done.stderr.splitlines()) <= 2

@@ -23,7 +23,7 @@ def data(*overrides: str) -> Any:
 def error(*overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         presence.check(data(*overrides))
-    (found,) = caught.value.errors
+    (found,) = str(caught.value).splitlines()
     return found
 
 

@@ -171,14 +171,14 @@ print(json.dumps([error(overrides) for overrides in (
 """
     many, several, sweep, cluster, hydra, one, number, later, devices, nowhere = said(tmp_path, text)
     assert many.splitlines() == [
-        "unknown key optimizer.lrr: did you mean optimizer.lr?",
+        "optimizer.lrr is not a key: did you mean optimizer.lr?",
         "trainer.max_epochs=a must be int >= 1",
     ]
     assert several.startswith("optimizer.lr=0.1,0.2 lists several values")
-    assert sweep == "-m: remove it, and call lockstep.sweep"
-    assert cluster == "cluster=local: lockstep.train trains here, submit submits a job: use lockstep.submit"
-    assert hydra == "hydra.job.chdir=true: lockstep.train starts no Hydra job: remove it"
-    assert one == "'seed=1' is not a list of overrides: lockstep.train(['optimizer.lr=0.1', 'seed=1'])"
+    assert sweep == "-m is of a sweep: remove it, and call lockstep.sweep"
+    assert cluster == "cluster=local is not for lockstep.train, which trains here: use lockstep.submit"
+    assert hydra == "hydra.job.chdir=true is for a Hydra job, which lockstep.train does not start: remove it"
+    assert one == "'seed=1' is not a list of overrides: write lockstep.train(['optimizer.lr=0.1'])"
     assert number.startswith("[1] is not a list of overrides")
     assert later == "name uses a value of Hydra that only python train.py has: set it"
     assert devices.startswith("trainer.devices=0 must be")
@@ -216,7 +216,7 @@ try:
                     "data.memory=host", "data.val_fraction=0.3", "data.test_fraction=0.3",
                     "trainer.devices=2"])
 except lockstep.ConfigError as error:
-    print(json.dumps(error.errors))
+    print(json.dumps(str(error).splitlines()))
 """
     errors = said(tmp_path, text)
     assert errors

@@ -16,7 +16,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from lockstep.config import build, compose, validation
 from lockstep.config.compose import CONF
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.options import groups
 from lockstep.config.sweep_space import Interval, searched
 from lockstep.config.target_sections import Search
@@ -64,7 +64,7 @@ class Fake:
 
     def make(self, drawn: Sequence[str]) -> list[Trial]:
         if any(text.endswith("=bad") for text in drawn):
-            raise ConfigError(["bad cannot be trained"])
+            raise ConfigError(Error("bad", "cannot be trained"))
         seeds = [f"seed={number}" for number in range(self.search.seeds)] if self.search.seeds > 1 else []
         return [self.made([*drawn, seed]) for seed in seeds] or [self.made(drawn)]
 

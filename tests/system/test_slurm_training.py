@@ -167,9 +167,7 @@ def test_a_taken_port_is_an_error_with_a_hint(slurm: Slurm, tmp_path: Path) -> N
     assert slurm.wait(job) == "FAILED"
     assert slurm.show(job)["ExitCode"] == "2:0"
     text = (tmp_path / f"slurm-{job}.out").read_text()
-    assert (
-        f"config error: port {step_port(int(job), 0)} of n1, where the processes of this step meet, is in use" in text
-    )
+    assert f"config error: port {step_port(int(job), 0)} of n1, where this step meets, is used by another" in text
     assert "set MASTER_ADDR=n1 and MASTER_PORT to a free one" in text
 
 

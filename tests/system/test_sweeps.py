@@ -176,7 +176,7 @@ def test_what_changed_under_a_name_is_refused_before_anything_runs(tmp_path: Pat
 def test_errors_of_a_sweep_are_found_by_its_check(texts: list[str], error: str) -> None:
     with pytest.raises(ConfigError) as caught:
         overrides.check([*TINY, *texts], is_multirun=True)
-    assert error in " ".join(caught.value.errors)
+    assert error in " ".join(str(caught.value).splitlines())
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_errors_of_a_sweep_are_found_by_its_check(texts: list[str], error: str) 
         (["launcher.parallel=99"], "launcher.parallel=99, but this machine has"),
         (["hydra/launcher=basic"], "remove hydra/launcher; launcher.mode=sequential runs one trial at a time"),
         (["search=tpe"], "search=... needs an interval to search"),
-        (["scale_with_workers=true"], "needs the number of workers of a trial: set trainer.devices=..."),
+        (["scale_with_workers=true"], "needs a number of workers: set trainer.devices=..."),
         (["hydra/sweeper=optuna", "optimizer.lr=interval(0.1,1)"], "hydra/sweeper=optuna is chosen by search=..."),
         (["search=tpe", "search.seeds=2", "seed=range(5)"], "search.seeds=2 trains each point with several seeds, and"),
     ],

@@ -22,7 +22,8 @@ from rich.text import Text
 
 from lockstep.benchmark import results, step
 from lockstep.benchmark.environments import Environment, Machines, available, environments
-from lockstep.config import compose, errors, overrides, presence, project, saved_run, storage
+from lockstep.config import compose, overrides, presence, project, saved_run, storage
+from lockstep.config.errors import ConfigError, Error, exit_with
 from lockstep.config.schema import BenchmarkConfig, Config
 from lockstep.launch.parent import Workers
 from lockstep.launch.worker import TRAIN, Job
@@ -57,19 +58,17 @@ def run(texts: Sequence[str], source: compose.Source) -> int:
         if "SLURM_JOB_ID" in os.environ and "SLURMD_NODENAME" not in os.environ:  # in a shell of salloc
             step.enter([NAME, *texts])
         presence.check(config.data)
-        chosen_environments = environments(config, available(os.environ))
-        if all(environment.config is None for environment in chosen_environments):
-            raise errors.ConfigError(
-                [f"benchmark.environments.{skipped.name}: {skipped.skipped}" for skipped in chosen_environments]
-            )
+        built = environments(config, available(os.environ))
+        if all(each.config is None for each in built):
+            raise ConfigError(*(Error(f"benchmark.environments.{e.name}", f": {e.skipped}") for e in built))
         if chosen is not None and any((chosen / name).exists() for name in (BENCHMARK, *config.benchmark.environments)):
             hint = "choose a new folder by hydra.run.dir, because a benchmark cannot be resumed"
-            raise errors.ConfigError([f"{shown(chosen)} already contains a benchmark: {hint}"])
-    except errors.ConfigError as error:
-        errors.exit_with(error)
+            raise ConfigError(Error(shown(chosen), "already contains a benchmark", hint))
+    except ConfigError as error:
+        exit_with(error)
     path = chosen or naming.create_path(Path("outputs").resolve(), NAME, datetime.now())
     try:
-        return Benchmark(gate.open_new(path).path, config, chosen_environments, texts).run()
+        return Benchmark(gate.open_new(path).path, config, built, texts).run()
     except KeyboardInterrupt:
         print(f"Interrupted; the results so far are in {shown(path)}", file=sys.stderr)
         return EXIT_INTERRUPTED

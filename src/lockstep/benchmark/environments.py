@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lockstep.config import build, storage, validation
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema import BenchmarkConfig, Config
 from lockstep.config.sections import ExecutionEnvironment
 from lockstep.system import hardware, launcher
@@ -61,11 +61,13 @@ def environments(config: BenchmarkConfig, machines: Machines) -> list[Environmen
         try:
             built.append(_environment(name, entry, config, machines))
         except ConfigError as error:
-            errors += [f"benchmark.environments.{name}: {message}" for message in error.errors]
+            errors += [each.within(f"benchmark.environments.{name}") for each in error.errors]
     if not built and not errors:
-        errors.append("benchmark.environments has no entry: keep one, or add +benchmark.environments.NAME=...")
+        errors.append(
+            Error("benchmark.environments", "has no entry", "keep one, or add +benchmark.environments.NAME=...")
+        )
     if errors:
-        raise ConfigError(errors)
+        raise ConfigError(*errors)
     return built
 
 

@@ -118,10 +118,8 @@ def _pays(r: Record, records: Sequence[Record]) -> str:
         return f"{r['name']}: not compared, because no single worker on the same device was measured."
     if factor is None:
         unsteady = " and ".join(run["name"] for run in (one, r) if is_unsteady(run))
-        return (
-            f"{r['name']}: not compared, because half of the epochs of {unsteady} are more than {STEADY:.0%} off the "
-            "median: repeat it on a quiet machine or with a larger benchmark.budget_s."
-        )
+        problem = f"not compared: half of the epochs of {unsteady} are more than {STEADY:.0%} off the median"
+        return f"{r['name']}: {problem}: use a quiet machine, or a larger benchmark.budget_s."
     pays = "more workers pay" if factor >= PAYS else "more workers cost time" if factor <= 1 / PAYS else "no difference"
     if min(r["epochs"], one["epochs"]) < FEWEST:
         pays = f"no verdict from fewer than {FEWEST} epochs, set a larger benchmark.budget_s"

@@ -123,7 +123,7 @@ def _unfit_targets(config: Config, inspection: "Inspection") -> list[str]:
         try:
             refuse_unfit(config, task, outputs, split, targets, inspection.labelled[split])
         except ConfigError as error:
-            found += error.errors
+            found += map(str, error.errors)
     return found
 
 

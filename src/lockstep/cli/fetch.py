@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Sequence
 
 from lockstep.config import compose, overrides, places, presence
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.target_sections import Data
 from lockstep.system.terminal import show_table
 from lockstep.system.wording import plural
@@ -18,7 +18,8 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
     config = overrides.check(typed, source).configs[0]
     data, is_url = config.data, config.data.is_remote
     if is_url and places.VARIABLE.search(data.copy_to or ""):
-        raise ConfigError([f"data.copy_to={data.copy_to} is on the job's machine: remove it to use data.cache here"])
+        problem = "is on the job's machine"
+        raise ConfigError(Error(f"data.copy_to={data.copy_to}", problem, "remove it to use data.cache here"))
     # the nodes copy what is here
     changes = {"copy_remove": False, "copy_to": data.copy_to if is_url else None}
     section = data.model_copy(update={**changes, **({"download": True} if "download" in data.arguments() else {})})

@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import compose, errors, options, presence, project, saved_run, storage, trust
+from lockstep.config import compose, options, presence, project, saved_run, storage, trust
+from lockstep.config.errors import ConfigError, Error, exit_with
 from lockstep.config.key_scopes import scope
 from lockstep.config.schema import Config
 from lockstep.config.sections import Scope
@@ -38,7 +39,7 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
         reads_data = given.get("source", "test") in ("val", "test")
         folder, checkpoint, saved, source = opened(arguments, current, reads_data=reads_data)
         if of_hydra := [text for text in arguments.overrides if text.lstrip("+~").startswith("hydra.")]:
-            raise errors.ConfigError([f"{of_hydra[0]}: lockstep {sys.argv[1]} makes no run folder: remove it"])
+            raise ConfigError(Error(of_hydra[0], "is for a run folder, which this command does not make", "remove it"))
         devices, world = _devices(arguments.devices), outer_world(os.environ)
         here = saved_run.on_this_machine(saved, devices=devices, strategy=arguments.strategy, world=world)
         if not is_prediction:
@@ -46,15 +47,15 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
         config = saved_run.changed(folder, here, arguments.overrides, source)
         if config.cluster.name != "none":
             if not is_prediction and arguments.json:
-                raise errors.ConfigError(["--json prints what is computed here: a job prints `lockstep jobs result`"])
+                raise ConfigError(Error("--json", "prints what is computed here", "use `lockstep jobs result`"))
             return _submit(arguments, folder, config)
         given |= {"may_differ": given["may_differ"] and config.changed_data == "refuse"} if not is_prediction else {}
         if reads_data and not given.get("may_differ"):
             presence.check(config.data)
         given |= {"config": storage.to_tree(config), "checkpoint": str(checkpoint), "run": str(folder.path)}
         return _compute(TASKS[arguments.task], given, config, arguments.job)
-    except errors.ConfigError as error:
-        errors.exit_with(error)
+    except ConfigError as error:
+        exit_with(error)
 
 
 def opened(
@@ -147,7 +148,7 @@ def _compute(task: str, given: dict[str, Any], config: Config, job: Path | None)
     def make() -> RunFolder:
         outputs = Path("outputs").resolve()
         if (error := refusals.unwritable(outputs)) is not None:
-            raise errors.ConfigError([error])
+            raise ConfigError(error)
         outputs.mkdir(exist_ok=True)
         return RunFolder(Path(tempfile.mkdtemp(prefix=f".{task.rpartition(':')[2]}-", dir=outputs)))
 

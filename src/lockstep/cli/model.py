@@ -4,7 +4,8 @@ import contextlib
 from collections.abc import Sequence
 from functools import partial
 
-from lockstep.config import build, compose, errors, overrides, presence
+from lockstep.config import build, compose, overrides, presence
+from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.launch.worker import import_training
 from lockstep.runs.files import to_json
 from lockstep.system.terminal import new_table, print_table, say, terminal
@@ -16,7 +17,7 @@ def show(typed: Sequence[str], source: compose.Source, *, depth: int, is_json: b
     """Print the layers of the network for the images of these overrides. Returns the exit code. Raises ConfigError."""
     config = build.settled(overrides.check(typed, source).configs[0])
     if config.has_own_module:
-        raise errors.ConfigError([f"module._target_={config.module.target} may build another network: remove it"])
+        raise ConfigError(Error(f"module._target_={config.module.target}", "may build another network", "remove it"))
     presence.check(config.data)
     import_training()
     from lockstep.models.layers import layers_of
@@ -32,8 +33,8 @@ def show(typed: Sequence[str], source: compose.Source, *, depth: int, is_json: b
     try:
         layers = layers_of(net, shape)
     except Exception as error:  # of custom code, or of images that are too small
-        text = f"model._target_={config.model.target} fails on an image of {'x'.join(map(str, shape))}"
-        raise errors.ConfigError([f"{text} ({type(error).__name__}: {errors.one_line(error)})"]) from error
+        problem = f"fails on an image of {'x'.join(map(str, shape))} ({type(error).__name__}: {one_line(error)})"
+        raise ConfigError(Error(f"model._target_={config.model.target}", problem)) from error
     if is_json:
         print(to_json({"layers": [layer._asdict() for layer in layers]}))
         return 0

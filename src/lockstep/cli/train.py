@@ -34,7 +34,8 @@ def run(project: Path) -> int:
 
     import hydra
 
-    from lockstep.config import compose, errors
+    from lockstep.config import compose
+    from lockstep.config.errors import ConfigError, exit_with
 
     try:
         arguments, source = _parsed(project)
@@ -44,8 +45,8 @@ def run(project: Path) -> int:
         name = compose.primary(source)
         if any(word.startswith(("--config-name", "-cn")) for word in sys.argv):
             sys.argv.append(f"--config-name={name}")  # the last one is used
-    except errors.ConfigError as error:
-        errors.exit_with(error)
+    except ConfigError as error:
+        exit_with(error)
 
     @hydra.main(version_base="1.3", config_path=str(source.conf), config_name=name)
     def task(cfg: Any) -> None:
@@ -62,16 +63,18 @@ def run(project: Path) -> int:
 
 def _parsed(folder: Path) -> "tuple[Namespace, Source]":
     """Return the arguments of Hydra, and the source of the configuration. Raises ConfigError."""
-    from lockstep.config import compose, errors, project, saved_run
+
+    from lockstep.config import compose, project, saved_run
+    from lockstep.config.errors import ConfigError, Error
     from lockstep.system.internals import hydra_parser
 
     is_trusted, run = "--trust" in sys.argv, None
     sys.argv[1:] = [word for word in sys.argv[1:] if word != "--trust"]
     if any("resume=" in word for word in sys.argv):
-        with contextlib.suppress(errors.ConfigError):  # reported later, unless this is --help
+        with contextlib.suppress(ConfigError):  # reported later, unless this is --help
             run = saved_run.named(sys.argv[1:])
     elif is_trusted and not {"-m", "--multirun"}.intersection(sys.argv):
-        raise errors.ConfigError(["--trust is for a run or a sweep that is resumed: remove it, or add resume=..."])
+        raise ConfigError(Error("--trust", "is for a run or a sweep that is resumed", "remove it, or add resume=..."))
     project.enter(folder, None if is_trusted else run)
     source = compose.source_of(folder)
     arguments = hydra_parser().parse_args()
@@ -107,7 +110,8 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
     """Check the overrides. Returns False after printing --help. Raises ConfigError."""
     from omegaconf import OmegaConf
 
-    from lockstep.config import compose, errors, options, overrides
+    from lockstep.config import compose, options, overrides
+    from lockstep.config.errors import ConfigError, errors_of
 
     compose.search_defaults()
     OmegaConf.register_new_resolver("sweep_folder", lambda: "outputs", replace=True)
@@ -125,7 +129,7 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
         try:
             start_once("train -m", os.environ)
         except ValueError as error:
-            raise errors.ConfigError([str(error)]) from error
+            raise ConfigError(*errors_of(error)) from error
     check = overrides.check if arguments.multirun else overrides.plan  # a single run begins with the second round
     configs = check(arguments.overrides, source, is_multirun=arguments.multirun).configs
     if arguments.multirun:
@@ -139,12 +143,13 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
 
 def _check_launcher(typed: Sequence[str], source: "Source") -> None:
     """Raise ConfigError for another launcher than Lockstep's: it has neither ledger nor table."""
-    from lockstep.config import errors, overrides
+    from lockstep.config import overrides
+    from lockstep.config.errors import ConfigError, Error
 
     target = overrides.hydra_value("hydra.launcher._target_", typed, source)
     if target not in (None, "hydra_plugins.lockstep.Workstation"):
         hint = "remove hydra/launcher; launcher.mode=sequential runs one trial at a time"
-        raise errors.ConfigError([f"{target} cannot run a sweep of Lockstep: {hint}"])
+        raise ConfigError(Error(target, "cannot run a sweep of Lockstep", hint))
 
 
 def _check_inputs(configs: Sequence["Config"]) -> None:
@@ -162,14 +167,15 @@ def _check_inputs(configs: Sequence["Config"]) -> None:
 
 def _check_folder(key: str, default: str, typed: Sequence[str], source: "Source") -> None:
     """Raise ConfigError if the folder of a run or sweep cannot be made: Hydra would show a traceback."""
-    from lockstep.config import errors, overrides
+    from lockstep.config import overrides
+    from lockstep.config.errors import ConfigError
     from lockstep.training import refusals
 
     chosen = overrides.hydra_value(key, typed, source)
     path = chosen or default
     error = refusals.exposed(chosen) or refusals.unwritable(Path(path))
     if error is not None:
-        raise errors.ConfigError([error if path == default else f"{key}={path}: {error}"])
+        raise ConfigError(error if path == default else error.within(f"{key}={path}"))
 
 
 def _name_sweep_folder(name: str | None, typed: Sequence[str], source: "Source", *, is_trusted: bool) -> None:
@@ -200,7 +206,8 @@ def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
     from hydra import compose
     from hydra.core.hydra_config import HydraConfig
 
-    from lockstep.config import build, errors, overrides
+    from lockstep.config import build, overrides
+    from lockstep.config.errors import ConfigError, exit_with
     from lockstep.launch import runner
 
     hydra = HydraConfig.get()
@@ -225,7 +232,7 @@ def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
         else:
             config = overrides.of_job(cfg, typed, partial(compose, hydra.job.config_name))
             _, code = runner.start(config, typed, chosen, first=first)
-    except errors.ConfigError as error:
-        errors.exit_with(error)
+    except ConfigError as error:
+        exit_with(error)
     if code:
         raise SystemExit(code)

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from lockstep.cluster.slurm import exports, interpreter
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.sections import Cluster
 from lockstep.runs.files import open_to_append
 from lockstep.runs.folder import RunFolder
@@ -43,7 +43,7 @@ def start(cluster: Cluster, folder: RunFolder, *, code: Path, cwd: Path) -> tupl
                 pass_fds=[lock],
             )
     except BlockingIOError as error:
-        raise ConfigError([f"{folder.path} already has a job in the background: cancel it first"]) from error
+        raise ConfigError(Error(str(folder.path), "already has a job in the background", "cancel it first")) from error
     finally:
         os.close(lock)
     return job_id, log, process.pid

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema import Config
 from lockstep.config.storage import to_tree
 from lockstep.config.targets import called
@@ -47,24 +47,26 @@ def files(root: Path, max_bytes: int = MAX_BYTES) -> list[Path]:
     total = sum(sizes.values())
     if total > max_bytes:
         largest = ", ".join(f"{p} ({size_text(sizes[p])})" for p in sorted(chosen, key=lambda p: -sizes[p])[:3])
-        message = f"the code in {shown(root)} has {size_text(total)}, a copy at most {size_text(max_bytes)}"
-        raise ConfigError([f"{message}: add other files to .gitignore, the largest are {largest}"])
+        problem = f"has {size_text(total)} of code, a copy at most {size_text(max_bytes)}"
+        raise ConfigError(Error(shown(root), problem, f"add other files to .gitignore, the largest are {largest}"))
     return chosen
 
 
 def needed(configs: Iterable[Config], root: Path) -> list[Path]:
     """As `files`. Also raises ConfigError if git ignores a package of the project that a configuration names."""
     paths = files(root)
-    errors: dict[str, None] = {}
+    errors: list[Error] = []
     for key, target in (name for config in configs for name in called(to_tree(config))):
         package = target.partition(".")[0]
         candidates = (package, f"{package}.py", f"src/{package}", f"src/{package}.py")
         present = [name for name in candidates if (root / name).exists()]
         if present and not any(path.is_relative_to(name) for path in paths for name in present):
-            what = f"{key}={target}: {package} in {shown((root / present[0]).parent)} is not copied for a job"
-            errors[f"{what}, because git ignores it: see git check-ignore -v {quoted(root / present[0])}"] = None
+            problem = (
+                f": {package} in {shown((root / present[0]).parent)} is not copied for a job, because git ignores it"
+            )
+            errors.append(Error(f"{key}={target}", problem, f"see git check-ignore -v {quoted(root / present[0])}"))
     if errors:
-        raise ConfigError(list(errors))
+        raise ConfigError(*errors)
     return paths
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.cluster import job
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.sections import Cluster
 from lockstep.config.workers import Workers
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
@@ -40,8 +40,8 @@ def executor(
 
     for folder in (cwd, files, code):
         if re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", str(folder)):
-            error = "has a character that the script of a job cannot contain: rename it"
-            raise ConfigError([f"the folder {str(folder)!r} {error}"])
+            problem = f"{str(folder)!r} has a character that the script of a job cannot contain"
+            raise ConfigError(Error("the folder", problem, "rename it"))
     prefix, python = interpreter(cluster)
     slurm_executor = submitit.SlurmExecutor(files, python=f"{prefix}{python} -I -S -c {shlex.quote(job.HOLD)} {python}")
     cpus = cluster.cpus_per_worker
@@ -117,7 +117,7 @@ def submit(slurm_executor: "submitit.SlurmExecutor", folders: Sequence[RunFolder
         with _clean_environment({*slurm_executor.parameters, *slurm_executor.parameters["additional_parameters"]}):
             jobs = slurm_executor.map_array(job.run, [str(folder.path) for folder in folders])
     except (FailedJobError, FailedSubmissionError, OSError) as error:
-        raise ConfigError([f"sbatch refused the job: {_reason(error)}"]) from error
+        raise ConfigError(Error("", "sbatch refused the job", _reason(error))) from error
     for submitted in jobs:
         submitted.paths.submission_file.chmod(0o600)  # cluster.setup may hold secrets
     return [(submitted.job_id, submitted.paths.stdout, None) for submitted in jobs]

@@ -12,7 +12,7 @@ from lockstep.cluster import background, code, jobs, record, slurm
 from lockstep.cluster.jobs import Job
 from lockstep.cluster.record import Record
 from lockstep.config import build, project, slurm_rules, storage
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error, errors_of
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
 from lockstep.launch import runner
@@ -119,7 +119,7 @@ def submit_all(
     cluster, workers = configs[0].cluster, resolve_workers(configs[0])
     names = [name] if command else [config.run_name for config in configs]
     if any((config.cluster, resolve_workers(config)) != (cluster, workers) for config in configs):
-        raise ConfigError(["runs of one job array must have the same cluster.*, devices, num_nodes and strategy"])
+        raise ConfigError(Error("", "jobs of one array need the same cluster.*, devices, num_nodes and strategy"))
     is_from_here, cwd = cwd is None, cwd or Path.cwd()
     earlier = [record.read(folder) for folder in folders]
     frozen = old_code or code.freeze(code.needed(configs, project.root()), base.code, project.root())
@@ -206,14 +206,14 @@ def again(folder: RunFolder, job: Record) -> Record:
     old_code = Path(job.code)
     if not old_code.is_dir():
         hint = "submit it again" if job.command else f"use {resuming(folder.path)}"
-        raise ConfigError([f"{job.code}, the code of job {job.id}, is gone: {hint}"])
+        raise ConfigError(Error(job.code, f", the code of job {job.id}, is gone", hint))
     settings = folder.job_config if job.command else folder.config
     tree = storage.to_tree(storage.load(settings)) | {"cluster": dict(job.cluster)}
     config = Config.model_validate(tree)
     # targets may exist only in that code
     errors = [*resolve_workers(config).errors, *slurm_rules.errors(config)]
     if errors:
-        raise ConfigError(errors)
+        raise ConfigError(*errors)
     where = {"base": folder, "old_code": old_code, "cwd": Path(job.cwd)}
     what = {"task": job.task, "command": job.command, "is_head": job.is_head}
     with interruptible():
@@ -233,8 +233,8 @@ def for_job(config: Config) -> Config:
 def refuse_live(folder: RunFolder) -> None:
     """Raise ConfigError if the job of a run waits or runs, or may do so because SLURM does not answer."""
     for job in live([folder]):
-        message = f"{shown(folder.path)} has job {job.id}, {job.state}: lockstep jobs cancel {job.id} first"
-        raise ConfigError([message])
+        fix = f"lockstep jobs cancel {job.id} first"
+        raise ConfigError(Error(shown(folder.path), f"has job {job.id}, {job.state}", fix))
 
 
 def live(folders: Iterable[RunFolder]) -> list[Job]:
@@ -242,15 +242,15 @@ def live(folders: Iterable[RunFolder]) -> list[Job]:
     try:
         return [job for job in jobs.of(folders) if job.is_live]
     except ValueError as error:
-        raise ConfigError([str(error)]) from error
+        raise ConfigError(*errors_of(error)) from error
 
 
 def _need_empty(chosen: Path) -> None:
     """Raise ConfigError for a folder that is not empty: `lockstep jobs delete` removes the folder of a run whole."""
     if RunFolder(chosen).config.exists():
-        raise ConfigError([f"{chosen} already contains a run: resume it with {resuming(chosen)}"])
+        raise ConfigError(Error(str(chosen), "already contains a run", f"resume it with {resuming(chosen)}"))
     if chosen.is_dir() and any(chosen.iterdir()):
-        raise ConfigError([f"hydra.run.dir={chosen} is not empty: choose a new folder, for example {chosen}/run"])
+        raise ConfigError(Error(f"hydra.run.dir={chosen}", "is not empty", f"choose a new folder, e.g. {chosen}/run"))
 
 
 def script(base: RunFolder, config: Config, *, name: str, num_runs: int = 1, is_head: bool = False) -> str:

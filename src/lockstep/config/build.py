@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from lockstep.config import features, measured
-from lockstep.config.errors import ConfigError, one_line
+from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.schema import Config
 from lockstep.config.storage import to_tree
 from lockstep.config.target_sections import Open, Target
@@ -63,9 +63,8 @@ def answering(config: Config, section: str) -> Iterator[None]:
         if isinstance(error, ConfigError):
             raise
         text = one_line(error)
-        is_named = text.startswith(f"{section}.")
-        message = text if is_named else f"{section}._target_={getattr(config, section).target}: {text}"
-        raise ConfigError([message]) from error
+        key = "" if text.startswith(f"{section}.") else f"{section}._target_={getattr(config, section).target}"
+        raise ConfigError(Error(key, f": {text}" if key else text)) from error
 
 
 def build(section: Target | Open, **supplied: Any) -> Any:

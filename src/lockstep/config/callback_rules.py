@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from lockstep.config import measured
+from lockstep.config.errors import Error
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import Open
 
@@ -28,7 +29,7 @@ STATEFUL = ("AveragedWeights", "EMAWeightAveraging", "EarlyStopping", "ModelChec
 STATE_KEYS = {"monitor": None, "mode": "min", "every_n_train_steps": None, "every_n_epochs": 1}
 
 
-def errors(config: Config) -> Iterator[str]:
+def errors(config: Config) -> Iterator[Error]:
     """Yield the errors of callbacks, and of what they monitor."""
     states: dict[tuple[str, ...], str] = {}
     for name, callback in config.callbacks.items():
@@ -41,37 +42,37 @@ def errors(config: Config) -> Iterator[str]:
         if kind in STATEFUL:
             state = (kind, *(str(arguments.get(name, default)) for name, default in STATE_KEYS.items()))
             if (other := states.setdefault(state, key)) != key:
-                yield f"{key} is a second {kind} that Lightning cannot distinguish from {other}: change {other} instead"
+                problem = f"is a second {kind} that Lightning cannot distinguish from {other}"
+                yield Error(key, problem, f"change {other} instead")
                 continue
         yield from _monitor_rules(config, key, callback)
         if kind in ("DeviceStatsMonitor", "LearningRateMonitor") and not any(config.logger.values()):
-            yield f"{key} needs a logger: set {key}=null, or choose logger=tensorboard"
+            yield Error(key, "needs a logger", f"set {key}=null, or choose logger=tensorboard")
         if arguments.get("train_time_interval") is not None:
             # Lightning 2.6 skips it in manual optimization, which the step here is
-            yield f"{key}.train_time_interval has no effect: use {key}.every_n_train_steps"
+            yield Error(f"{key}.train_time_interval", "has no effect", f"use {key}.every_n_train_steps")
 
 
-def _monitor_rules(config: Config, key: str, callback: Open) -> Iterator[str]:
+def _monitor_rules(config: Config, key: str, callback: Open) -> Iterator[Error]:
     monitor, mode = (callback.arguments().get(name) for name in ("monitor", "mode"))
     known, trainer = measured.names(config), config.trainer
     if monitor is not None and monitor not in known and not _may_log(config):
-        yield f"{key}.monitor={monitor} is not measured: choose from {', '.join(known)}"
+        yield Error(f"{key}.monitor={monitor}", "is not measured", f"choose from {', '.join(known)}")
         return
     better = measured.direction(monitor, measured.targets(config))
     if mode == measured.AUTO and better is None:
-        yield f"{key}.mode=auto: the direction of {monitor} is not known: set {key}.mode=min or max"
+        yield Error(f"{key}.mode=auto", f": the direction of {monitor} is not known", f"set {key}.mode=min or max")
     elif better and mode not in (None, better):
-        yield f"{key}.mode={mode} selects the worst {monitor} as the best: set {key}.mode={better}"
-    if str(monitor).startswith("val/") and trainer.check_val_every_n_epoch > trainer.max_epochs:
-        yield (
-            f"trainer.check_val_every_n_epoch={trainer.check_val_every_n_epoch} is above "
-            f"trainer.max_epochs={trainer.max_epochs}: {key} needs {monitor}, which is then never measured"
-        )
+        yield Error(f"{key}.mode={mode}", f"selects the worst {monitor} as the best", f"set {key}.mode={better}")
+    every, epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
+    if str(monitor).startswith("val/") and every > epochs:
+        problem = f"is above trainer.max_epochs={epochs}, so that {key} never gets {monitor}"
+        yield Error(f"trainer.check_val_every_n_epoch={every}", problem, "lower it")
 
 
-def unfit_callback(key: str, target: str, kind: str) -> str:
+def unfit_callback(key: str, target: str, kind: str) -> Error:
     """Describe a callback that is a `kind` of `INSTEAD`."""
-    return f"{key}._target_={target}: {kind} does not work in Lockstep's training: {INSTEAD[kind]}"
+    return Error(f"{key}._target_={target}", f": {kind} does not work in Lockstep's training", INSTEAD[kind])
 
 
 def _may_log(config: Config) -> bool:

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from typing_extensions import override
 
-from lockstep.config.errors import one_line
+from lockstep.config.errors import Error, one_line
 
 if yaml.__with_libyaml__:  # a config.yaml takes 1.5 ms with it, 11 in Python; OmegaConf and Hydra use it, too
     yaml.SafeLoader = yaml.CSafeLoader  # pyright: ignore[reportAttributeAccessIssue]
@@ -111,16 +111,16 @@ def primary(source: Source) -> str:
     return outer
 
 
-def plain(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the resolved values of a configuration, and by key the reason why one is None instead.
+def plain(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Error | None]]:
+    """Return the resolved values of a configuration, and by key the error why one is None instead.
 
-    The reason is empty for `${hydra:...}` outside of a job: it has a value, and is checked, when the job starts.
+    There is no error for `${hydra:...}` outside of a job: it has a value, and is checked, when the job starts.
     """
-    reasons: dict[str, str] = {}
+    reasons: dict[str, Error | None] = {}
 
     def value_at(node: DictConfig | ListConfig, key: Any, path: str) -> Any:
         if OmegaConf.is_missing(node, key):
-            reasons[path] = f"{path} has no value: add {path}=..."
+            reasons[path] = Error(path, "has no value", f"add {path}=...")
             return None
         try:
             return value_of(node[key], path)
@@ -128,7 +128,7 @@ def plain(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
             raw: Any = OmegaConf.to_container(node, resolve=False)
             text = str(raw[key])
             is_later = "${hydra:" in text and not HydraConfig.initialized()
-            reasons[path] = "" if is_later else f"{path}={text} cannot be resolved: {one_line(error)}"
+            reasons[path] = None if is_later else Error(f"{path}={text}", "cannot be resolved", one_line(error))
             return None
 
     def value_of(value: Any, path: str) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.config import places
-from lockstep.config.errors import shown
+from lockstep.config.errors import Error, shown
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import IMAGE_LIST, OF_FILES, Data, is_ours
 from lockstep.data.sources import FOLDERS
@@ -13,21 +13,21 @@ from lockstep.data.transfer.copying import Copy
 from lockstep.system.redaction import redacted
 
 
-def errors(config: Config) -> Iterator[str]:
+def errors(config: Config) -> Iterator[Error]:
     """Yield the errors of settings of a copy, and of a URL."""
     data = config.data
     if data.root is None and data.target != IMAGE_LIST:
         for key, value in (("copy_to", data.copy_to), ("copy_remove", data.copy_remove)):
             if value:
-                yield f"data.{key}={shown(value)} is for a copy of data.root, which is not set: remove it"
+                yield Error(f"data.{key}={shown(value)}", "is for a copy of data.root, which is not set", "remove it")
         return
     root = data.root or ""  # a list is in its own folder
     if data.is_remote and is_ours(data.target):
-        yield from remote.errors(root)
+        yield from (Error("", text) for text in remote.errors(root))
         if data.copy_to is None and data.arguments().get("cache") is None:
-            yield f"data.root={root} is a URL: choose a folder for its files, data.copy_to=data/cache"
+            yield Error(f"data.root={root}", "is a URL", "choose a folder for its files, data.copy_to=data/cache")
     if data.copy_remove and data.copy_to is None and not data.is_remote:
-        yield "data.copy_remove=true has no copy to remove: set data.copy_to, or remove it"
+        yield Error("data.copy_remove=true", "has no copy to remove", "set data.copy_to, or remove it")
 
 
 def copy_of(section: Data) -> Copy | None:

@@ -4,9 +4,10 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
+from typing_extensions import override
 
 from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG
@@ -17,25 +18,59 @@ from lockstep.system.wording import plural
 PREFIX = "config error: "
 
 
+class Error(NamedTuple):
+    """One error: the setting as it was typed, a file or a run (or ""), the problem, and the fix (or "").
+
+    A problem that begins with a comma or a colon follows the key without a space. `str` is the line to print.
+    """
+
+    key: str
+    problem: str
+    fix: str = ""
+
+    @override
+    def __str__(self) -> str:
+        space = " " if self.key and self.problem[:1] not in (",", ":") else ""
+        return f"{self.key}{space}{self.problem}" + (f": {self.fix}" if self.fix else "")
+
+    def within(self, where: str) -> "Error":
+        """Return this error of a part: of a file, an environment, a node."""
+        return self._replace(key=f"{where}: {self.key}".rstrip())
+
+
 class ConfigError(ValueError):
     """All errors of a configuration, one line each."""
 
-    def __init__(self, errors: Sequence[str]) -> None:
-        self.errors = [redacted(error) for error in errors]
-        super().__init__("\n".join(self.errors))
+    def __init__(self, *errors: Error) -> None:
+        self.errors = [Error(*map(redacted, error)) for error in dict.fromkeys(errors)]
+        super().__init__(*self.errors)
+
+    @override
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.errors))
+
+
+def report(error: ConfigError) -> str:
+    """Return the lines to print, which `errors_of` reads."""
+    return "".join(f"{PREFIX}{each}\n" for each in error.errors)
 
 
 def exit_with(error: ConfigError) -> NoReturn:
     """Print every error and exit with the code of a bad configuration."""
-    for message in error.errors:
-        print(f"{PREFIX}{message}", file=sys.stderr)
-    print(f"{plural(len(error.errors), 'error')}; nothing was started. See --help.", file=sys.stderr)
+    print(f"{report(error)}{plural(len(error.errors), 'error')}; nothing was started. See --help.", file=sys.stderr)
     raise SystemExit(EXIT_CONFIG)
 
 
-def of_file(error: OSError) -> str:
-    """Return the path of a file that `runs.gate` refuses, and why."""
-    return f"{naming.shown(Path(error.filename))} {error.strerror}"
+def errors_of(text: object) -> list[Error]:
+    """Return the errors of a ConfigError, or of a text or another exception with a line for each."""
+    if isinstance(text, ConfigError):
+        return text.errors
+    return [Error("", line.removeprefix(PREFIX)) for line in str(text).splitlines()]
+
+
+def of_file(error: OSError) -> Error:
+    """Return the error of a file that `runs.gate` refuses."""
+    return Error(naming.shown(Path(error.filename)), str(error.strerror))
 
 
 def one_line(error: BaseException) -> str:
@@ -59,12 +94,12 @@ def shown(value: Any) -> str:
     return value if is_plain else f"'{value}'"
 
 
-def mismatch(key: str, value: Any, expected: str, *, as_text: bool) -> str:
+def mismatch(key: str, value: Any, expected: str, *, as_text: bool) -> Error:
     """Describe a value that is not `expected`, or too large if that is empty; `as_text` if it would do in quotes."""
     text = shown(value)
     if not expected:
-        return f"{key}={text} is too large: {LARGEST:,} at most"
-    return f"{key}={text} must be {expected}" + (f": write \"{key}='{text}'\"" if as_text else "")
+        return Error(f"{key}={text}", "is too large", f"{LARGEST:,} at most")
+    return Error(f"{key}={text}", f"must be {expected}", f"write \"{key}='{text}'\"" if as_text else "")
 
 
 def several(names: Sequence[str], most: int = 3) -> str:
@@ -84,5 +119,5 @@ def near(name: str, names: Iterable[str], count: int = 1, cutoff: float = 0.6) -
 
 
 def question(meant: Sequence[str], otherwise: str) -> str:
-    """Return the end of an error: the names that may have been meant, else a hint."""
-    return f": did you mean {' or '.join(meant)}?" if meant else f": {otherwise}"
+    """Return a fix: the names that may have been meant, else a hint."""
+    return f"did you mean {' or '.join(meant)}?" if meant else otherwise

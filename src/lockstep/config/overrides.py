@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lockstep.config import signatures
 from lockstep.config.compose import CONF, DEFAULT, Source, composed, plain
-from lockstep.config.errors import ConfigError, near, one_line
+from lockstep.config.errors import ConfigError, Error, near, one_line
 from lockstep.config.foreign_names import hint
 from lockstep.config.key_scopes import EVERYWHERE, OF_ENVIRONMENTS, SAME_FOR_ALL_JOBS, names, scope
 from lockstep.config.options import REFUSALS, groups, parsed
@@ -27,7 +27,7 @@ from lockstep.system import processes
 from lockstep.system.internals import apply_override
 from lockstep.system.trees import at
 
-Choice = tuple[DictConfig | None, list[str]]  # a configuration, and the errors of its choices
+Choice = tuple[DictConfig | None, list[Error]]  # a configuration, and the errors of its choices
 
 
 class Plan(NamedTuple):
@@ -48,7 +48,7 @@ def check_called(configs: Sequence[Config], later: Collection[str] = ()) -> None
     """Run the second round alone. A new run on this machine does not need it: its training begins with it."""
     errors = processes.call(signatures.errors, [to_tree(config) for config in configs], later)
     if errors:
-        raise ConfigError(errors)
+        raise ConfigError(*errors)
 
 
 def plan(
@@ -64,7 +64,7 @@ def plan(
     Of a sweep the first jobs are checked. Overrides change the `saved` configuration of a run if there is one.
     """
     options = groups(*source.folders)
-    errors: list[str] = []
+    errors: list[Error] = []
     values: list[list[str]] = []
     for text in overrides:
         try:
@@ -74,7 +74,8 @@ def plan(
             else:
                 values.append(values_of(override, options, overrides, source))
         except HydraException:
-            errors.append(f"{text!r} cannot be read: write key=value, no spaces around =, special characters in quotes")
+            hint = "write key=value, no spaces around =, special characters in quotes"
+            errors.append(Error(repr(text), "cannot be read", hint))
         except ConfigError as error:
             errors += error.errors
     choose = cache(partial(_chosen, source=source, options=options))
@@ -89,7 +90,7 @@ def plan(
             may_search = is_multirun or saved is not None  # a trial of a search keeps it
             errors += _sweep_errors(config, configs[0], may_search=may_search, is_multirun=is_multirun)
     if errors:
-        raise ConfigError(list(dict.fromkeys(errors)))
+        raise ConfigError(*errors)
     return Plan(configs, frozenset(later))
 
 
@@ -106,18 +107,19 @@ def hydra_value(key: str, texts: Sequence[str], source: Source) -> str | None:
     try:
         value = OmegaConf.select(composed(kept, source, with_hydra=True), key)
     except REFUSALS as error:
-        raise ConfigError([f"{key}: {one_line(error)}"]) from error
+        raise ConfigError(Error(key, f": {one_line(error)}")) from error
     return None if value in (None, ".") else str(value)
 
 
-def _sweep_errors(config: Config, first: Config, *, may_search: bool, is_multirun: bool) -> list[str]:
+def _sweep_errors(config: Config, first: Config, *, may_search: bool, is_multirun: bool) -> list[Error]:
     different = [name for name in names(*SAME_FOR_ALL_JOBS) if getattr(config, name) != getattr(first, name)]
     if different:
-        return [f"{different[0]} differs between the jobs of a sweep, which share it: choose one experiment"]
+        return [Error(different[0], "differs between the jobs of a sweep, which share it", "choose one experiment")]
     if config.search is not None and not may_search:
-        return ["search draws values for a sweep: add -m and an interval, e.g. 'optimizer.lr=interval(0.01,1)'"]
+        hint = "add -m and an interval, e.g. 'optimizer.lr=interval(0.01,1)'"
+        return [Error("search", "draws values for a sweep", hint)]
     if config.resume is not None and is_multirun:
-        return ["resume continues one run: remove -m; a sweep resumes by repeating its command"]
+        return [Error("resume", "continues one run", "remove -m; a sweep resumes by repeating its command")]
     return []
 
 
@@ -127,21 +129,21 @@ def benchmarked(overrides: Sequence[str]) -> list[str]:
     return added if any(text.startswith("+benchmark=") for text in added) else ["+benchmark=default", *added]
 
 
-def _misplaced(override: Override, *, is_multirun: bool, is_benchmark: bool) -> str | None:
+def _misplaced(override: Override, *, is_multirun: bool, is_benchmark: bool) -> Error | None:
     """Describe an override of another command, or one with several values where there can be one."""
-    key, text = override.key_or_group, override.input_line
+    key, text = override.key_or_group, override.input_line or ""
     if is_benchmark:
         if key in ("resume", "changed_data"):
-            return f"{text}: a benchmark starts new runs: remove it"
+            return Error(text, "is not for a benchmark, which starts new runs", "remove it")
         if key in OF_ENVIRONMENTS:
-            return f"{text}: set by each environment of a benchmark: see benchmark.environments and budget_s"
+            return Error(text, "is set by each environment", "see benchmark.environments and budget_s")
     elif key.partition(".")[0] == "benchmark":
-        return f"{text}: only `lockstep benchmark` reads benchmark: remove it"
+        return Error(text, "is only for `lockstep benchmark`", "remove it")
     if override.is_sweep_override() and not is_multirun:
         line = "give one" if is_benchmark else "add -m to sweep over them"
-        return f"{text} lists several values: {line}, or quote a value with commas"
+        return Error(text, "lists several values", f"{line}, or quote a value with commas")
     if override.is_sweep_override() and scope(key) in SAME_FOR_ALL_JOBS:
-        return f"{text} lists several values, but all jobs of a sweep share it: give one"
+        return Error(text, "lists several values, but all jobs of a sweep share it", "give one")
     return None
 
 
@@ -151,7 +153,7 @@ def _job(
     options: Groups,
     source: Source,
     saved: Config | None,
-) -> tuple[Config | None, list[str], set[str]]:
+) -> tuple[Config | None, list[Error], set[str]]:
     """Return one configuration, its errors, and the keys that only get a value in the job.
 
     Hydra composes the options; values are applied here one by one, so that each reports its error.
@@ -227,26 +229,24 @@ def _chosen(choices: tuple[str, ...], source: Source, options: Groups) -> Choice
             composed([text], source)
             good.append(text)
         except REFUSALS as error:
-            errors.append(_option_error(parsed(text), options) or f"{text}: {one_line(error)}")
+            errors.append(_option_error(parsed(text), options) or Error(text, f": {one_line(error)}"))
     try:
         return composed(good, source), errors
     except REFUSALS as error:
-        return None, [*errors, one_line(error)] if good else [one_line(error)]
+        return None, [*(errors if good else ()), Error("", one_line(error))]
 
 
-def _option_error(override: Override, options: Groups) -> str | None:
+def _option_error(override: Override, options: Groups) -> Error | None:
     key, value = override.key_or_group, override.value()
     wrong = [option for option in (value if isinstance(value, list) else [value]) if option not in options.get(key, ())]
     if key not in options or not wrong:
         return None
-    text = f"{override.input_line} is not an option"
-    if line := hint(f"{key}={wrong[0]}"):
-        return f"{text}: {line}"
-    meant = near(str(wrong[0]), options[key])
-    return text + (f", did you mean {meant[0]}? Choose" if meant else ": choose") + f" from {', '.join(options[key])}"
+    meant, all_options = near(str(wrong[0]), options[key]), ", ".join(options[key])
+    fix = f"did you mean {meant[0]}? Choose from {all_options}" if meant else f"choose from {all_options}"
+    return Error(override.input_line or "", "is not an option", hint(f"{key}={wrong[0]}") or fix)
 
 
-def _applied(cfg: DictConfig, overrides: Sequence[Override], options: Groups) -> tuple[DictConfig, list[str]]:
+def _applied(cfg: DictConfig, overrides: Sequence[Override], options: Groups) -> tuple[DictConfig, list[Error]]:
     """Apply overrides as Hydra does, one by one. Returns the errors of those that it refuses, too."""
     cfg, refused = copy.copy(cfg), []
     for override in overrides:
@@ -260,17 +260,17 @@ def _applied(cfg: DictConfig, overrides: Sequence[Override], options: Groups) ->
     return cfg, [_refusal(cfg, override, error, options) for override, error in refused]
 
 
-def _refusal(cfg: DictConfig, override: Override, error: Exception, options: Groups) -> str:
+def _refusal(cfg: DictConfig, override: Override, error: Exception, options: Groups) -> Error:
     """Describe an override that Hydra refuses. If it lacks a +, its value is added, so that it is checked, too."""
     text, key = override.input_line or "", override.key_or_group
     path, tree = key.split("."), plain(cfg)[0]
     parent = at(tree, path[:-1])
     if isinstance(parent, dict) and path[-1] in parent:
         reason = one_line(error if error.__cause__ is None else error.__cause__)
-        return f"{text}: {reason}" + (f", write +{text} to add it" if isinstance(override.value(), dict) else "")
+        return Error(text, f": {reason}", f"write +{text} to add it" if isinstance(override.value(), dict) else "")
     legal = legal_names(tree, path[:-1], options)
     is_unknown = path[-1] not in legal if legal is not None else bool(meant_key(tree, path, options))
     if override.is_delete() or not isinstance(parent, dict) or is_unknown:
         return unknown_key(tree, path, options)
     OmegaConf.update(cfg, key, override.value(), merge=True, force_add=True)
-    return f"{key} is not set in conf/: add it with +{key}=..."
+    return Error(key, "is not set in conf/", f"add it with +{key}=...")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.config import places, signatures
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error, errors_of
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import IMAGE_FOLDER, IMAGE_LIST, Data, is_ours
 from lockstep.data.images.listing import class_folders, existing
@@ -32,11 +32,11 @@ def check(section: Data) -> None:
                 root = None
             OF_SOURCES[section.target](section, root)
     except (FileNotFoundError, ValueError) as error:
-        raise ConfigError(str(error).splitlines()) from error
+        raise ConfigError(*errors_of(error)) from error
     except TypeError as error:
-        raise ConfigError([f"data._check_={section.check}: {error}"]) from error
+        raise ConfigError(Error(f"data._check_={section.check}", f": {error}")) from error
     except OSError as error:
-        raise ConfigError([f"data.root={section.root} cannot be read ({error}): check its permissions"]) from error
+        raise ConfigError(Error(f"data.root={section.root}", f"cannot be read ({error})", "check access")) from error
 
 
 def check_weights(config: Config) -> None:
@@ -44,14 +44,14 @@ def check_weights(config: Config) -> None:
     section = config.model
     pretrained = section.arguments().get("pretrained")
     if is_ours(section.target) and isinstance(pretrained, str) and not Path(pretrained).is_file():
-        raise ConfigError([f"model.pretrained={pretrained} is not a file: correct the path, or use true or false"])
+        raise ConfigError(Error(f"model.pretrained={pretrained}", "is not a file", "correct it, or use true or false"))
 
 
 def _imported(target: str) -> Callable[..., object]:
     try:
         return signatures.load(target)
     except Exception as error:  # any error of its module
-        raise ConfigError([f"data._check_={target} cannot be imported ({error}): fix its module"]) from error
+        raise ConfigError(Error(f"data._check_={target}", f"cannot be imported ({error})", "fix its module")) from error
 
 
 def _check_list(section: Data, root: str | None) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import lockstep
 from lockstep.config import signatures
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema import Config
 from lockstep.config.storage import to_tree
 from lockstep.config.targets import called
@@ -35,7 +35,7 @@ def enter(folder: Path, run: RunFolder | None = None) -> None:
     """
     started_in = current()
     if run is not None and any(path.resolve().is_relative_to(run.path) for path in (folder, started_in)):
-        raise ConfigError([f"the current folder is inside the run {run.path}: {naming.TRUST}"])
+        raise ConfigError(Error("the current folder", f"is inside the run {run.path}", naming.TRUST))
     if not processes.is_safe_path:
         _search(Project(_modules(folder), (str(started_in),)), after=0)
 
@@ -45,7 +45,7 @@ def current() -> Path:
     try:
         return Path.cwd()
     except OSError as error:
-        raise ConfigError([f"the current folder no longer exists ({error.strerror}): change to another one"]) from error
+        raise ConfigError(Error("the current folder", "was removed", "change to another one")) from error
 
 
 def root() -> Path:
@@ -97,10 +97,11 @@ def use(folder: RunFolder, config: Config, *, is_last: bool = False) -> None:
     for key, target in called(to_tree(config)):
         package = target.partition(".")[0]
         if not signatures.is_there(package):
-            error = f"{key}={target}: package {package!r} was not found in {looked_in}, where the run found its modules"
-            errors.append(f"{error}: run this command in the folder that contains {package} now")
+            problem = f": package {package!r} was not found in {looked_in}, where the run found its modules"
+            fix = f"run this command in the folder that contains {package} now"
+            errors.append(Error(f"{key}={target}", problem, fix))
     if errors:
-        raise ConfigError(errors)
+        raise ConfigError(*errors)
 
 
 def found(folder: RunFolder, config: Config) -> Config:
@@ -134,7 +135,7 @@ def _recorded(folder: RunFolder) -> Project:
         kept = folder.read_project()
         modules, started_in = ([os.fspath(path) for path in kept.get(name, ())] for name in Project._fields)
     except (OSError, TypeError, ValueError) as error:
-        raise ConfigError([f"{folder.facts_file} cannot be read: {error}"]) from error
+        raise ConfigError(Error(str(folder.facts_file), "cannot be read", str(error))) from error
     base = folder.path.resolve()
     return Project(*(tuple(os.path.normpath(base / path) for path in paths) for paths in (modules, started_in)))
 

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lockstep.config import measured
 from lockstep.config.compose import plain
-from lockstep.config.errors import ConfigError, shown
+from lockstep.config.errors import ConfigError, Error, shown
 from lockstep.config.key_scopes import CHECKPOINT, EVERYWHERE, FREE_CALLBACKS, FREE_ON_RESUME, names, scope
 from lockstep.config.schema import Config
 from lockstep.config.sections import Scope
@@ -52,11 +52,11 @@ def resumed_config(saved: Config, cfg: DictConfig, options: Groups) -> Config:
     try:
         config = check_tree(tree, options, unresolved)
     except ConfigError as error:
-        raise ConfigError([*_changes(to_tree(saved), tree), *error.errors]) from error
+        raise ConfigError(*_changes(to_tree(saved), tree), *error.errors) from error
     # with the defaults of the schema, which the saved configuration contains
     errors = _changes(to_tree(saved), tree, defaults=to_tree(config))
     if errors:
-        raise ConfigError(errors)
+        raise ConfigError(*errors)
     return config
 
 
@@ -72,7 +72,7 @@ def with_settled(tree: dict[str, Any], saved: Config) -> dict[str, Any]:
     return tree
 
 
-def _changes(saved: dict[str, Any], tree: dict[str, Any], defaults: dict[str, Any] | None = None) -> list[str]:
+def _changes(saved: dict[str, Any], tree: dict[str, Any], defaults: dict[str, Any] | None = None) -> list[Error]:
     """Describe every frozen key whose value differs from that of the saved run."""
     before, after = dict(_values(saved)), {**dict(_values(defaults or {})), **dict(_values(tree))}
     changed = [
@@ -83,9 +83,9 @@ def _changes(saved: dict[str, Any], tree: dict[str, Any], defaults: dict[str, An
     # one error for a section with another target
     replaced = tuple(key.removesuffix("_target_") for key in changed if key.endswith("._target_"))
     before, after = redacted(before), redacted(after)
+    problem, fix = "cannot change on resume, this run has", "remove it, or start a new run"
     return [
-        f"{key}={shown(after.get(key))} cannot change on resume, this run has {shown(before.get(key))}: "
-        "remove it, or start a new run"
+        Error(f"{key}={shown(after.get(key))}", f"{problem} {shown(before.get(key))}", fix)
         for key in changed
         if not key.startswith(replaced) or key.removesuffix("_target_") in replaced
     ]

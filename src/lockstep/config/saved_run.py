@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from lockstep.config import errors, options, overrides, project, storage, trust
+from lockstep.config import options, overrides, project, storage, trust
 from lockstep.config.compose import Source
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error, errors_of, of_file
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import OF_FILES
 from lockstep.config.workers import ONLY_ON_GPUS
@@ -48,7 +48,7 @@ def named(texts: Sequence[str]) -> RunFolder | None:
     try:
         return naming.find(str(name))
     except FileNotFoundError as error:
-        raise ConfigError([f"resume={error}"]) from error
+        raise ConfigError(*errors_of(f"resume={error}")) from error
 
 
 def resumed(folder: RunFolder, texts: Sequence[str], source: Source, *, is_trusted: bool) -> SavedRun:
@@ -56,7 +56,7 @@ def resumed(folder: RunFolder, texts: Sequence[str], source: Source, *, is_trust
     try:
         gate.need_own(folder, naming.ADOPT, is_trusted=is_trusted)
     except PermissionError as error:
-        raise ConfigError([f"resume: {errors.of_file(error)}"]) from error
+        raise ConfigError(of_file(error).within("resume")) from error
     saved = storage.load(folder.config)
     trust.check(folder, saved, source, texts, is_trusted=is_trusted, settings=trust.OF_A_TRAINING)
     try:
@@ -64,16 +64,16 @@ def resumed(folder: RunFolder, texts: Sequence[str], source: Source, *, is_trust
         overrides.check_called([config])
     except ConfigError as error:
         before = storage.other_version(folder)
-        advice = [f"{shown(folder.path)} was trained by {before}: resume with that version"] if before else []
-        raise ConfigError([*error.errors, *advice]) from error
+        advice = [Error(shown(folder.path), f"was trained by {before}", "resume with that version")] if before else []
+        raise ConfigError(*error.errors, *advice) from error
     max_epochs = config.trainer.max_epochs
     epochs, epoch = progress(folder)
     if max_epochs <= epochs:
-        hint = f"set trainer.max_epochs above {max_epochs} to train longer"
-        raise ConfigError([f"resume={shown(folder.path)} is finished: {hint}"])
+        fix = f"set trainer.max_epochs above {max_epochs} to train longer"
+        raise ConfigError(Error(f"resume={shown(folder.path)}", "is finished", fix))
     if max_epochs < epoch:
-        where = f"{shown(folder.path)} is already in epoch {epoch}"
-        raise ConfigError([f"trainer.max_epochs={max_epochs}: {where}: set at least that"])
+        problem = f"is below epoch {epoch}, where {shown(folder.path)} is already"
+        raise ConfigError(Error(f"trainer.max_epochs={max_epochs}", problem, "set at least that"))
     return SavedRun(folder, config)
 
 
@@ -131,9 +131,9 @@ def progress(folder: RunFolder) -> tuple[int, int]:
     """Return the epochs of a finished run, else 0, and the current epoch. Raises ConfigError for damaged files."""
     facts = look_at(folder)
     if facts["state"] == "broken":
-        raise ConfigError([f"{shown(folder.status_file)} cannot be read: remove it"])
+        raise ConfigError(Error(shown(folder.status_file), "cannot be read", "remove it"))
     try:
         epochs = int(folder.read_summary().get("epochs", 0))
     except (OSError, OverflowError, TypeError, ValueError) as error:
-        raise ConfigError([f"{shown(folder.path)}/summary.json cannot be read: remove it"]) from error
+        raise ConfigError(Error(f"{shown(folder.path)}/summary.json", "cannot be read", "remove it")) from error
     return epochs, facts.get("epoch", 0)

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from lockstep.config.errors import mismatch, near, one_line, question
+from lockstep.config.errors import Error, mismatch, near, one_line, question
 from lockstep.config.schema import METRICS, NAMED, fields, kind, section
 from lockstep.config.target_sections import CLASSIFIER, LIBRARIES, OF_FILES, Target
 from lockstep.config.targets import targets, unknown_key
@@ -26,7 +26,7 @@ BY_KEYWORD = {"model": ("in_channels", "num_classes"), "logger": ("save_dir",)}
 TOTAL_STEPS = "total_steps"  # to schedules with this parameter
 OF_MODULES = ("net", "optimizer", "image_shape", "num_classes", TOTAL_STEPS)  # to custom modules with these parameters
 OF_METRICS = ("task", "num_classes", "num_labels")  # by the task, as torchmetrics names them
-Errors = Iterator[tuple[str, str]]  # (key, error)
+Errors = Iterator[tuple[str, Error]]  # (key, error)
 
 
 @dataclass(frozen=True)
@@ -121,15 +121,15 @@ def fits(annotation: Any, value: Any) -> bool:
     return True
 
 
-def errors(trees: Sequence[dict[str, Any]], later: Collection[str] = ()) -> list[str]:
+def errors(trees: Sequence[dict[str, Any]], later: Collection[str] = ()) -> list[Error]:
     """Return the errors of all targets of some configurations, one for each key that is not set `later`."""
-    found: list[str] = []
+    found: list[Error] = []
     for tree in trees:
-        of_tree: dict[str, str] = {}
+        of_tree: dict[str, Error] = {}
         for key, error in (*_target_errors(tree), *_network_errors(tree)):
             of_tree.setdefault(key, error)
         found += (error for key, error in of_tree.items() if key not in later)
-    return list(dict.fromkeys(found))
+    return found
 
 
 def _target_errors(tree: dict[str, Any]) -> Errors:
@@ -153,7 +153,7 @@ def _parameter_errors(
     names = list(dict.fromkeys([*(k for k in signature.names if k not in supplied), *ours]))
     for k in (k for k in value if not k.startswith("_") and k not in ours):
         if k in supplied:
-            yield f"{key}.{k}", f"{key}.{k} is set by the training itself: remove it"
+            yield f"{key}.{k}", Error(f"{key}.{k}", "is set by the training itself", "remove it")
         elif k not in signature.names and not signature.takes_any:
             yield f"{key}.{k}", unknown_key(tree, [*path, k], {}, names=names)
         elif k in signature.types and not fits(annotation := signature.types[k], value[k]):
@@ -166,13 +166,14 @@ def _parameter_errors(
     given = (*value, *supplied, *(OF_METRICS if path[:2] == METRICS and len(path) == 3 else ()))
     if (is_completed or not value.get("_partial_")) and "_args_" not in value:
         for k in (k for k in signature.required if k not in given):
-            yield f"{key}.{k}", f"{key}.{k} is missing: {name} needs it, add +{key}.{k}=..."
+            yield f"{key}.{k}", Error(f"{key}.{k}", "is missing", f"{name} needs it, add +{key}.{k}=...")
     refused = [k for k in supplied if k not in signature.names and not signature.takes_any]
     if refused:
-        yield f"{key}._target_", f"{key}._target_={target} does not take {' and '.join(refused)} from the training"
+        problem = f"does not take {' and '.join(refused)} from the training"
+        yield f"{key}._target_", Error(f"{key}._target_={target}", problem)
     if TOTAL_STEPS in supplied and value.get("_interval_") == "epoch":
-        error = f"{key}._interval_=epoch is for schedules by epoch, and {name} counts optimizer steps, {TOTAL_STEPS}"
-        yield f"{key}._interval_", f"{error}: remove it"
+        problem = f"is for schedules by epoch, and {name} counts optimizer steps, {TOTAL_STEPS}"
+        yield f"{key}._interval_", Error(f"{key}._interval_=epoch", problem, "remove it")
 
 
 def _found(key: str, target: str) -> Errors:
@@ -186,10 +187,10 @@ def _found(key: str, target: str) -> Errors:
         ]
         hint = "correct the name, or install the package"
         if target.startswith("__main__."):  # another module in each worker
-            meant, hint = [], f"put it into a file next to the notebook or script, net.py, and write net{target[8:]}"
-        yield key, f"{key}={target}: {error}" + question(meant, hint)
+            meant, hint = [], f"put it into a file next to the notebook, net.py, and write net{target[8:]}"
+        yield key, Error(f"{key}={target}", f": {error}", question(meant, hint))
     except Exception as error:  # any error of a module during its import
-        yield key, f"{key}={target} cannot be imported: {type(error).__name__}: {one_line(error)}"
+        yield key, Error(f"{key}={target}", "cannot be imported", f"{type(error).__name__}: {one_line(error)}")
     return None
 
 
@@ -217,17 +218,14 @@ def _optimizer_errors(section: dict[str, Any]) -> Errors:
         if target.startswith("torch.optim."):
             called([torch.zeros(1, 1, requires_grad=True)], **values)
     except (TypeError, ValueError) as error:
-        yield "optimizer._target_", f"optimizer._target_={target}: {one_line(error)}"
+        yield "optimizer._target_", Error(f"optimizer._target_={target}", f": {one_line(error)}")
     try:
         step = inspect.signature(called.step).parameters.values()
     except (AttributeError, ValueError):  # a function that returns an optimizer
         return
     if any(p.name != "self" and p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in step):
-        yield (
-            "optimizer._target_",
-            f"optimizer._target_={target} computes the loss several times a step, which the training does not: choose "
-            "one whose step() needs no closure, such as torch.optim.AdamW",
-        )
+        key = "optimizer._target_"
+        yield key, Error(f"{key}={target}", "computes the loss several times a step", "choose another one")
 
 
 def _network_errors(tree: dict[str, Any]) -> Errors:
@@ -235,6 +233,5 @@ def _network_errors(tree: dict[str, Any]) -> Errors:
     if library is not None:
         names: Sequence[str] = importlib.import_module(library).list_models()
         if name.partition(".")[0] not in names:
-            hint = f"see its documentation for all {len(names)} names"
-            error = f"model.name={name} is not a network of {library.partition('.')[0]}"
-            yield "model.name", error + question(near(name, names, 3), hint)
+            fix = question(near(name, names, 3), f"see its documentation for all {len(names)} names")
+            yield "model.name", Error(f"model.name={name}", f"is not a network of {library.partition('.')[0]}", fix)

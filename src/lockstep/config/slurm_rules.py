@@ -5,7 +5,7 @@ import re
 import shutil
 from collections.abc import Iterator
 
-from lockstep.config.errors import shown
+from lockstep.config.errors import Error, shown
 from lockstep.config.schema import Config
 from lockstep.config.sections import Cluster
 from lockstep.system import launcher
@@ -43,80 +43,82 @@ def num_gpus(config: Config) -> int:
     return devices if config.strategy.name != "cpu" and isinstance(devices, int) else 0
 
 
-def num_workers(config: Config) -> tuple[int, list[str]]:
+def num_workers(config: Config) -> tuple[int, list[Error]]:
     """Return the workers on each node of a job, and errors; the machine it is submitted from does not matter."""
     devices, gpus, name = config.trainer.devices, config.cluster.gpus_per_node, config.strategy.name
     if isinstance(devices, list):
-        error = f"trainer.devices={shown(devices)} names GPUs, but SLURM chooses them"
-        return max(1, len(devices)), [f"{error}: use trainer.devices={len(devices)}"]
+        error = Error(f"trainer.devices={shown(devices)}", "names GPUs, but SLURM chooses them", f"give {len(devices)}")
+        return max(1, len(devices)), [error]
     if name == "cpu" and gpus:
-        return 1, [f"cluster.gpus_per_node={gpus}, but strategy=cpu uses no GPUs: remove one of them"]
+        return 1, [Error(f"cluster.gpus_per_node={gpus}", ", but strategy=cpu uses no GPUs", "remove one of them")]
     if devices == "auto":
         if name == "single_device" or name == "cpu":
             return 1, []
         if gpus:
             return gpus, []
         hint = "strategy=cpu" if gpus == 0 else "cluster.gpus_per_node=N, or strategy=cpu"
-        return 1, [f"trainer.devices=auto cannot see the nodes of a cluster: use trainer.devices=N, {hint}"]
+        return 1, [Error("trainer.devices=auto", "cannot see the nodes of a cluster", f"use trainer.devices=N, {hint}")]
     if gpus and devices > gpus:
-        return devices, [f"trainer.devices={devices} is above cluster.gpus_per_node={gpus}: a worker needs a GPU"]
+        problem = f"is above cluster.gpus_per_node={gpus}"
+        return devices, [Error(f"trainer.devices={devices}", problem, "a worker needs a GPU")]
     return devices, []
 
 
-def errors(config: Config) -> Iterator[str]:
+def errors(config: Config) -> Iterator[Error]:
     """Yield the errors of the settings of a cluster, and of submitting from this machine."""
     if config.cluster.name != "none":
         yield from _submit_errors(config)
     elif config.dry_run:
-        yield "dry_run=true shows what would be submitted, and cluster=none submits nothing: choose cluster=slurm"
+        yield Error("dry_run=true", "shows what cluster=none does not submit", "choose cluster=slurm")
     yield from _slurm_errors(config) if config.cluster.name == "slurm" else _unread_errors(config.cluster)
 
 
-def _submit_errors(config: Config) -> Iterator[str]:
+def _submit_errors(config: Config) -> Iterator[Error]:
     name, world = config.cluster.name, launcher.outer_world(os.environ)
     if world is not None and world.world_size > 1:
-        yield f"cluster={name} is submitted by one process, but {world.launcher} started {world.world_size}: start one"
+        problem = f"is submitted by one process, but {world.launcher} started {world.world_size}"
+        yield Error(f"cluster={name}", problem, "start one")
     tools = ("bash",) if name == "local" else ("sbatch", "srun", "scontrol")
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
         hint = "install it" if name == "local" else "submit from a login node, or use cluster=local"
-        yield f"cluster={name}, but this machine has no {missing[0]}: {hint}"
+        yield Error(f"cluster={name}", f", but this machine has no {missing[0]}", hint)
 
 
-def _unread_errors(cluster: Cluster) -> Iterator[str]:
+def _unread_errors(cluster: Cluster) -> Iterator[Error]:
     for key in OF_SLURM:
         if (value := getattr(cluster, key)) not in (None, []):
             hint = "add cluster=slurm, or remove it"
-            yield f"cluster.{key}={value} applies only to cluster=slurm, not to {cluster.name}: {hint}"
+            yield Error(f"cluster.{key}={value}", f"applies only to cluster=slurm, not to {cluster.name}", hint)
     for key in OF_JOBS if cluster.name == "none" else ():
         if value := getattr(cluster, key):
-            yield f"cluster.{key}={value} applies only to jobs: add cluster=slurm or cluster=local, or remove it"
+            yield Error(f"cluster.{key}={value}", "applies only to jobs", "add cluster=slurm or local, or remove it")
 
 
-def _slurm_errors(config: Config) -> Iterator[str]:
+def _slurm_errors(config: Config) -> Iterator[Error]:
     cluster, failed = config.cluster, config.sweep.max_failed
     if config.search is not None:
         if config.launcher.parallel == "auto" or config.launcher.mode == "sequential":
-            yield "a search on a cluster needs the number of its jobs at a time: use launcher.parallel=N, and no mode"
+            problem = "needs the number of its jobs at a time"
+            yield Error("search", problem, "on a cluster use launcher.parallel=N, and no mode")
         if cluster.parallel is not None:
-            yield f"cluster.parallel={cluster.parallel} applies only to job arrays: a search uses launcher.parallel"
+            problem = "applies only to job arrays"
+            yield Error(f"cluster.parallel={cluster.parallel}", problem, "a search uses launcher.parallel")
     elif failed is not None:
-        yield f"sweep.max_failed={failed} applies only to trials on this machine, not to jobs: remove it"
+        yield Error(f"sweep.max_failed={failed}", "applies only to trials on this machine, not to jobs", "remove it")
     if cluster.time_min is None:
-        yield "cluster.time_min has no value, and cluster=slurm needs one: add cluster.time_min=MINUTES"
+        yield Error("cluster.time_min", "has no value, and cluster=slurm needs one", "add cluster.time_min=MINUTES")
     elif cluster.warn_s >= 60 * cluster.time_min:
-        yield (
-            f"cluster.warn_s={cluster.warn_s} is not below the time limit, cluster.time_min={cluster.time_min}: "
-            "the run would be stopped as soon as it starts"
-        )
+        problem = f"is not below the time limit, cluster.time_min={cluster.time_min}"
+        yield Error(f"cluster.warn_s={cluster.warn_s}", problem, "the run would be stopped as soon as it starts")
     is_set = {"cluster.memory_gib": cluster.memory_gib is not None, "cluster.gpus_per_node": num_gpus(config) > 0}
     keys = KEYS | {name: key for key, names in ALSO.items() if is_set[key] for name in names}
     for line in cluster.sbatch:
         name = line.partition("=")[0].removeprefix("--")
         if not OPTION.fullmatch(line):
-            yield f"cluster.sbatch has {line!r}: write --option or --option=value, as `sbatch --help` lists them"
+            yield Error("cluster.sbatch", f"has {line!r}", "write --option or --option=value, see `sbatch --help`")
         elif name in keys:
-            yield f"cluster.sbatch has {line}: set by {keys[name] or 'Lockstep'}, remove it"
+            yield Error("cluster.sbatch", f"has {line}", f"set by {keys[name] or 'Lockstep'}, remove it")
 
 
 def without_job(cluster: Cluster) -> Cluster:

@@ -9,7 +9,8 @@ import yaml
 from pydantic import ValidationError
 
 import lockstep
-from lockstep.config.errors import ConfigError, one_line
+from lockstep.config.errors import ConfigError, Error, one_line
+from lockstep.config.key_scopes import NOT_OF_A_TRAINING, scope
 from lockstep.config.schema import Config
 from lockstep.runs.files import read_text, write_atomically
 from lockstep.runs.folder import RunFolder
@@ -28,7 +29,6 @@ def fingerprint(config: Config) -> str:
 
     Notifications are not part of it, nor network interfaces, whose names may differ between machines.
     """
-    from lockstep.config.key_scopes import NOT_OF_A_TRAINING, scope
 
     tree = {key: value for key, value in to_tree(config).items() if scope(key) not in NOT_OF_A_TRAINING}
     tree["strategy"] = {k: v for k, v in tree["strategy"].items() if k not in ("interface", "variables")}
@@ -57,8 +57,8 @@ def load(path: Path) -> Config:
 
         errors = dict(schema_errors(tree, error, {}))
         before = other_version(RunFolder(path.parent))
-        hint = [f"{path.parent} was trained by {before}: use that version"] if before else []
-        raise ConfigError([*(f"{path}: {message}" for message in errors.values()), *hint]) from error
+        hint = [Error(str(path.parent), f"was trained by {before}", "use that version")] if before else []
+        raise ConfigError(*(each.within(str(path)) for each in errors.values()), *hint) from error
 
 
 def _without_gone(tree: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def load_tree(path: Path) -> dict[str, Any]:
     try:
         tree = from_yaml(read_text(path))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError([f"{path} cannot be read: {one_line(error)}"]) from error
+        raise ConfigError(Error(str(path), "cannot be read", one_line(error))) from error
     if not isinstance(tree, dict):
-        raise ConfigError([f"{path} contains no configuration"])
+        raise ConfigError(Error(str(path), "contains no configuration"))
     return tree

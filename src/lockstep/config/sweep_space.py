@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
 
 from lockstep.config.compose import Source, composed
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.options import REFUSALS, parsed
 from lockstep.config.targets import Groups
 
@@ -45,8 +45,8 @@ def values_of(override: Override, options: Groups, overrides: Sequence[str], sou
         return [override.input_line or ""]
     values = _values(override, lambda group: options.get(group, ()))
     if isinstance(override.value(), IntervalSweep) and not _has_search(overrides, options, source):
-        fix = "needs a search that draws values (search=tpe): add one, or list them"
-        raise ConfigError([f"{override.input_line} {fix}, {override.key_or_group}={values[0]},...,{values[1]}"])
+        fix = f"add one, or list them, {override.key_or_group}={values[0]},...,{values[1]}"
+        raise ConfigError(Error(override.input_line or "", "needs a search that draws values (search=tpe)", fix))
     ends = values[:2] if isinstance(values, Interval) else values
     return [f"{override.get_key_element()}={value}" for value in ends]
 
@@ -60,18 +60,20 @@ def searched(overrides: Sequence[str], options_of: Callable[[str], Sequence[str]
     fixed = [override.input_line or "" for override in typed if not override.is_sweep_override()]
     space = {o.get_key_element(): _values(o, options_of) for o in typed if o.is_sweep_override()}
     if not space:
-        raise ConfigError(["search=... needs an interval to search: e.g. 'optimizer.lr=tag(log, interval(0.01, 1))'"])
+        fix = "e.g. 'optimizer.lr=tag(log, interval(0.01, 1))'"
+        raise ConfigError(Error("search=...", "needs an interval to search", fix))
     if folds := [key for key in space if key.lstrip("+") == "data.fold"]:
-        raise ConfigError([f"{folds[0]} in a search would choose the easiest fold: give one, or sweep without search"])
+        problem = "in a search would choose the easiest fold"
+        raise ConfigError(Error(folds[0], problem, "give one, or sweep without search"))
     return fixed, space
 
 
 def _values(override: Override, options_of: Callable[[str], Sequence[str]]) -> Interval | tuple[str, ...]:
-    text, value = override.input_line, override.value()
+    text, value = override.input_line or "", override.value()
     if isinstance(value, IntervalSweep):
         interval = Interval(value.start or 0, value.end or 0, None, "log" in value.tags)
         if interval.low >= interval.high:
-            raise ConfigError([f"{text} ends before it begins: write the smaller number first"])
+            raise ConfigError(Error(text, "ends before it begins", "write the smaller number first"))
         return interval
     if isinstance(value, RangeSweep):
         start, stop = value.start or 0, value.stop or 0
@@ -79,13 +81,13 @@ def _values(override: Override, options_of: Callable[[str], Sequence[str]]) -> I
         if count > 0:
             low, high = sorted((start, start + (count - 1) * value.step))
             return Interval(low, high, abs(value.step), False)
-        raise ConfigError([f"{text} has no value: widen it"])
+        raise ConfigError(Error(text, "has no value", "widen it"))
     if not isinstance(value, Glob):
         return tuple(override.sweep_string_iterator())
     names = list(options_of(override.key_or_group))
     if found := tuple(value.filter(names)):
         return found
-    raise ConfigError([f"{text} matches no option: choose from {', '.join(names)}"])
+    raise ConfigError(Error(text, "matches no option", f"choose from {', '.join(names)}"))
 
 
 def combinations(values: Sequence[Sequence[str]]) -> Iterable[Sequence[str]]:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lockstep.config.errors import near, question
+from lockstep.config.errors import Error, near, question
+from lockstep.config.foreign_names import hint
 from lockstep.config.schema import CALLED, NAMED, fields, root, section
 from lockstep.config.target_sections import is_ours
 from lockstep.system.trees import at, leaves
@@ -11,12 +12,11 @@ from lockstep.system.trees import at, leaves
 Groups = Mapping[str, Sequence[str]]  # the options of every configuration group, for hints
 
 
-def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups, names: Sequence[str] | None = None) -> str:
+def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups, names: Sequence[str] | None = None) -> Error:
     """Describe an unknown key, with the setting for a name of another framework, else near names, else all names.
 
     `names` are the legal ones, if the schema does not have them.
     """
-    from lockstep.config.foreign_names import hint
 
     key = ".".join(path)
     parent = at(tree, path[:-1])
@@ -24,12 +24,12 @@ def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups, names
     is_entry = path[0] in NAMED and isinstance(target, str)  # whose parameters may have any name
     sections = [name for depth, name in enumerate(path[:-1], 1) if at(tree, path[:depth]) is None]
     if not is_entry and (line := hint(path[-1], *sections)):
-        return f"unknown key {key}: {line}"
+        return Error(key, "is not a key", line)
     owner = target.rpartition(".")[2] if isinstance(target, str) else ".".join(path[:-1])
     names = legal_names(tree, path[:-1], groups) if names is None else names
     legal = [name for name in names or () if not name.startswith("_")]
     known = f"{owner} has {', '.join(legal)}" if owner and legal else "remove it; --help lists the keys"
-    return f"unknown key {key}" + question(meant_key(tree, path, groups, names), known)
+    return Error(key, "is not a key", question(meant_key(tree, path, groups, names), known))
 
 
 def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Sequence[str] | None:

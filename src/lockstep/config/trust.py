@@ -11,7 +11,7 @@ from typing import Any
 import lockstep
 from lockstep.config import options, places, project, signatures
 from lockstep.config.compose import Source, composed, plain
-from lockstep.config.errors import ConfigError, shown
+from lockstep.config.errors import ConfigError, Error, shown
 from lockstep.config.schema import Config
 from lockstep.config.storage import to_tree
 from lockstep.runs import naming
@@ -64,10 +64,10 @@ def check(
         if not is_typed and not (is_target and _is_known(value, run)) and known().get(key) != value:
             if is_path:
                 name = f"{key}={value} of {naming.shown(run.path)}".encode("unicode_escape").decode()
-                raise ConfigError([f"{name} contains a variable of this machine: set {key}=..., or add --trust"])
+                raise ConfigError(Error(name, "contains a variable of this machine", f"set {key}=..., or add --trust"))
             what, where = (f"{key}={shown(value)}", "a known library") if is_target else (key, "the command line")
-            error = f"{what.encode('unicode_escape').decode()} of {naming.shown(run.path)} is of neither {where}"
-            raise ConfigError([f"{error} nor the project in the current folder: {naming.TRUST}"])
+            what = f"{what.encode('unicode_escape').decode()} of {naming.shown(run.path)}"
+            raise ConfigError(Error(what, f"is of neither {where} nor the project in the current folder", naming.TRUST))
 
 
 def _composed(source: Source) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from lockstep.config import measured
 from lockstep.config.compose import plain
-from lockstep.config.errors import ConfigError, mismatch, question
+from lockstep.config.errors import ConfigError, Error, mismatch, question
 from lockstep.config.foreign_names import hint
 from lockstep.config.rules import conflicts
 from lockstep.config.schema import NAMED, Config, fields, key_depth, kind_of, root, section
@@ -29,13 +29,13 @@ def checked(cfg: DictConfig, groups: Groups | None = None) -> Config:
 
 
 def check_tree(
-    tree: dict[str, Any], groups: Groups | None = None, unresolved: Mapping[str, str] | None = None
+    tree: dict[str, Any], groups: Groups | None = None, unresolved: Mapping[str, Error | None] | None = None
 ) -> Config:
     """Return the typed configuration of plain values. Raises ConfigError, with one error for each key of the schema.
 
     Rules between keys are checked only if each key is valid.
 
-    `unresolved` has the reason by key why a value is missing; an empty one reports nothing.
+    `unresolved` has the error by key why a value is missing; None reports nothing.
     """
     errors = dict(unresolved or {})
     tree = measured.resolved(tree)
@@ -44,19 +44,19 @@ def check_tree(
     except ValidationError as error:
         for key, message in schema_errors(tree, error, groups or {}):
             errors.setdefault(key, message)
-        raise ConfigError(list(filter(None, errors.values()))) from error
+        raise ConfigError(*filter(None, errors.values())) from error
     messages = list(filter(None, errors.values()))
     if tree.get("resume") is None:  # else changes of the saved run are reported first
         messages += conflicts(config)
     if messages:
-        raise ConfigError(messages)
+        raise ConfigError(*messages)
     return config
 
 
-def schema_errors(tree: dict[str, Any], error: ValidationError, groups: Groups) -> Iterator[tuple[str, str]]:
+def schema_errors(tree: dict[str, Any], found: ValidationError, groups: Groups) -> Iterator[tuple[str, Error]]:
     """Yield (key, error) of everything pydantic found; a key may be repeated, for each member of a union."""
     # "too large" for one member of a union comes before "of another type" for the others
-    for item in sorted(error.errors(include_url=False), key=lambda item: not _is_too_large(item)):
+    for item in sorted(found.errors(include_url=False), key=lambda item: not _is_too_large(item)):
         path = [str(part) for part in item["loc"]]
         # without the members of a union of types
         path = path[: key_depth(path) if section(tree, path[:1]) is not None or path[0] in NAMED else 1]
@@ -69,8 +69,8 @@ def schema_errors(tree: dict[str, Any], error: ValidationError, groups: Groups) 
             value = at(tree, path)
             as_text = item["type"] == "string_type" and isinstance(value, int | float)
             expected = "" if _is_too_large(item) else _expected(tree, path)
-            text = mismatch(key, redacted(value, key), expected, as_text=as_text)
-            yield key, ": ".join(filter(None, (text, hint(f"{key}={value}"))))
+            error = mismatch(key, redacted(value, key), expected, as_text=as_text)
+            yield key, error._replace(fix=hint(f"{key}={value}") or error.fix)
 
 
 def _is_too_large(item: Mapping[str, Any]) -> bool:
@@ -87,12 +87,12 @@ def _expected(tree: dict[str, Any], path: Sequence[str]) -> str:
     return kind_of(fields(parent)[path[-1]])
 
 
-def _missing_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> str:
+def _missing_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Error:
     key = ".".join(path)
     if key in groups:
-        return f"{key} is missing: choose {key}=... from {', '.join(groups[key])}"
+        return Error(key, "is missing", f"choose {key}=... from {', '.join(groups[key])}")
     if path[-1] == "_target_" and path[0] in NAMED:
         line = hint(path[1])
         meant = [] if line else meant_key(tree, path[:2], groups)
-        return f"{path[0]}.{path[1]} has no _target_" + question(meant, line or "add one")
-    return f"{key} is missing: add +{key}=... ({_expected(tree, path)})"
+        return Error(f"{path[0]}.{path[1]}", "has no _target_", question(meant, line or "add one"))
+    return Error(key, "is missing", f"add +{key}=... ({_expected(tree, path)})")

@@ -5,7 +5,7 @@ import shutil
 import socket
 from dataclasses import dataclass, field, replace
 
-from lockstep.config.errors import shown
+from lockstep.config.errors import Error, shown
 from lockstep.config.schema import Config
 from lockstep.system import hardware, launcher
 from lockstep.system.wording import plural
@@ -30,7 +30,7 @@ class Workers:
     num_local: int
     num_nodes: int
     gpus: tuple[int, ...]
-    errors: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    errors: tuple[Error, ...] = field(default=(), compare=False, repr=False)
 
 
 def resolve_workers(config: Config) -> Workers:
@@ -54,18 +54,16 @@ def resolve_workers(config: Config) -> Workers:
     return replace(workers, errors=tuple(errors))
 
 
-def interface_errors(config: Config) -> list[str]:
+def interface_errors(config: Config) -> list[Error]:
     """Describe a network interface that this machine lacks. Only machines that train need it."""
     name, interfaces = config.strategy.interface, [name for _, name in socket.if_nameindex()]
     if name is None or name in interfaces:
         return []
-    return [
-        f"strategy.interface={name} is not on {socket.gethostname()}, which has {', '.join(interfaces)}: "
-        "use one of these, or null"
-    ]
+    problem = f"is not on {socket.gethostname()}, which has {', '.join(interfaces)}"
+    return [Error(f"strategy.interface={name}", problem, "use one of these, or null")]
 
 
-def _here(config: Config, world: launcher.World | None) -> tuple[Workers, list[str]]:
+def _here(config: Config, world: launcher.World | None) -> tuple[Workers, list[Error]]:
     """Return the workers on this machine and under its launcher, and errors.
 
     With trainer.devices=auto all processes of a launcher are workers, on any number of nodes.
@@ -84,25 +82,25 @@ def _here(config: Config, world: launcher.World | None) -> tuple[Workers, list[s
     if not num_gpus or max(workers.gpus, default=0) < num_gpus:
         return workers, []
     if devices == "auto" and world is not None:
-        error = f"{world.launcher} started {num_local} workers on a machine with {_gpus(num_gpus)}: start {num_gpus}, "
-        error += "give each a GPU of its own (srun --gpus-per-task=1), " if world.launcher == "srun" else ""
-        return workers, [error + "or choose strategy=cpu"]
+        own = "each with its own (srun --gpus-per-task=1), " if world.launcher == "srun" else ""
+        problem = f"{world.launcher} started {num_local} workers on a machine with {_gpus(num_gpus)}"
+        return workers, [Error("", problem, f"start {num_gpus}, {own}or choose strategy=cpu")]
     hint = f"use trainer.devices={num_gpus}, or strategy=cpu for {devices} CPU processes"
-    return workers, [f"trainer.devices={devices}, but this machine has {_gpus(num_gpus)}: {hint}"]
+    return workers, [Error(f"trainer.devices={devices}", f", but this machine has {_gpus(num_gpus)}", hint)]
 
 
-def _list_errors(config: Config, devices: list[int], num_gpus: int, world: launcher.World | None) -> list[str]:
+def _list_errors(config: Config, devices: list[int], num_gpus: int, world: launcher.World | None) -> list[Error]:
     typed, count = f"trainer.devices={shown(devices)}", len(devices)
     if config.strategy.name == "cpu":
-        return [f"{typed} names GPUs, but strategy=cpu uses none: give a number of processes"]
+        return [Error(typed, "names GPUs, but strategy=cpu uses none", "give a number of processes")]
     if not devices or len(set(devices)) != count:
-        return [f"{typed} must list each GPU once, and at least one"]
+        return [Error(typed, "must list each GPU once, and at least one")]
     if _each_has_own(world, num_gpus, count):
         hint = f"use trainer.devices={count}"
-        return [f"{typed} names GPUs, but srun gives each task its own, numbered 0: {hint}"]
+        return [Error(typed, "names GPUs, but srun gives each task its own, numbered 0", hint)]
     if max(devices) >= num_gpus:
         hint = f"use numbers from 0 to {num_gpus - 1}" if num_gpus else f"use trainer.devices={count}"
-        return [f"{typed}, but this machine has {_gpus(num_gpus)}: {hint}"]
+        return [Error(typed, f", but this machine has {_gpus(num_gpus)}", hint)]
     return []
 
 
@@ -125,17 +123,18 @@ def _each_has_own(world: launcher.World | None, num_gpus: int, num_local: int) -
     return total is not None and num_local > 1 and 0 < num_gpus * num_local <= total
 
 
-def _single_errors(config: Config, workers: Workers) -> list[str]:
+def _single_errors(config: Config, workers: Workers) -> list[Error]:
     if config.strategy.name != "single_device" or workers.world_size == 1:
         return []
-    return [f"strategy=single_device has one worker, not {workers.world_size}: use strategy=ddp, or one device"]
+    problem = f"has one worker, not {workers.world_size}"
+    return [Error("strategy=single_device", problem, "use strategy=ddp, or one device")]
 
 
 def _gpus(count: int) -> str:
     return plural(count, "GPU") if count else "no GPUs"
 
 
-def _device_errors(config: Config, workers: Workers) -> list[str]:
+def _device_errors(config: Config, workers: Workers) -> list[Error]:
     if workers.gpus:
         return _graph_errors(config, workers)
     settings = (
@@ -143,10 +142,11 @@ def _device_errors(config: Config, workers: Workers) -> list[str]:
         *((config.trainer.precision == name, f"trainer.precision={name}", "float32") for name in ONLY_ON_GPUS),
         (config.trainer.graph is True, "trainer.graph=true", "auto"),
     )
-    return [f"{typed} needs GPUs, and this run uses none: use {hint}" for is_set, typed, hint in settings if is_set]
+    problem = "needs GPUs, and this run uses none"
+    return [Error(typed, problem, f"use {hint}") for is_set, typed, hint in settings if is_set]
 
 
-def _graph_errors(config: Config, workers: Workers) -> list[str]:
+def _graph_errors(config: Config, workers: Workers) -> list[Error]:
     """Refuse CUDA graphs of what none can capture: messages of gloo, and shards without samples."""
     if config.trainer.graph is not True:
         return []
@@ -157,16 +157,16 @@ def _graph_errors(config: Config, workers: Workers) -> list[str]:
         (isinstance(loads, list) and 0 in loads, f"trainer.loads={shown(loads)}"),
     )
     hint = "remove one of them, or use trainer.graph=auto"
-    return [f"trainer.graph=true does not work with {other}: {hint}" for is_set, other in settings if is_set]
+    return [Error("trainer.graph=true", f"does not work with {other}", hint) for is_set, other in settings if is_set]
 
 
-def _compiler_errors(config: Config, workers: Workers) -> list[str]:
+def _compiler_errors(config: Config, workers: Workers) -> list[Error]:
     if not config.compile or workers.gpus or any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
         return []
-    return ["compile=true needs a C++ compiler on a CPU, and none was found: install g++, or use compile=false"]
+    return [Error("compile=true", "needs a C++ compiler on a CPU", "install g++, or use compile=false")]
 
 
-def _number_errors(config: Config, workers: Workers) -> list[str]:
+def _number_errors(config: Config, workers: Workers) -> list[Error]:
     limit, memory, cores = config.trainer.process_limit, hardware.memory_bytes(), hardware.num_cores()
     by_memory, by_cores = max(1, memory // WORKER_BYTES), PROCESSES_PER_CORE * cores
     per_core = f"{PROCESSES_PER_CORE} per core on {plural(cores, 'core')}"
@@ -174,40 +174,40 @@ def _number_errors(config: Config, workers: Workers) -> list[str]:
     most = limit if limit != "auto" else min(by_memory, by_cores)
     if workers.gpus or workers.num_local <= most:
         return []
-    reason = f"the limit of {most} worker processes, {per_worker if by_memory < by_cores else per_core}"
-    reason = f"trainer.process_limit={limit}" if limit != "auto" else reason
-    return [f"trainer.devices={workers.num_local} is above {reason}: use fewer, or raise trainer.process_limit"]
+    reason = f"the limit of {most} workers, {per_worker if by_memory < by_cores else per_core}"
+    problem = f"is above {f'trainer.process_limit={limit}' if limit != 'auto' else reason}"
+    return [Error(f"trainer.devices={workers.num_local}", problem, "use fewer, or raise trainer.process_limit")]
 
 
-def _load_errors(config: Config, workers: Workers) -> list[str]:
+def _load_errors(config: Config, workers: Workers) -> list[Error]:
     loads, count = config.trainer.loads, workers.world_size
     if not isinstance(loads, list):
         return []
     typed = f"trainer.loads={shown(loads)}"
     if len(loads) != count:
         entries = plural(len(loads), "entry", "entries")
-        return [f"{typed} has {entries} for {plural(count, 'worker')}: give one load for each, or auto"]
+        return [Error(typed, f"has {entries} for {plural(count, 'worker')}", "give one load for each, or auto")]
     if sum(loads) == 0:
-        return [f"{typed}: at least one worker needs a load above 0"]
+        return [Error(typed, "has no load above 0", "give one to at least one worker")]
     return []
 
 
-def _world_errors(workers: Workers, world: launcher.World | None) -> list[str]:
+def _world_errors(workers: Workers, world: launcher.World | None) -> list[Error]:
     """Compare the workers with the processes that a launcher started on all nodes, and on this one."""
     n, nodes, num_local = workers.world_size, workers.num_nodes, workers.num_local
     start = f"torchrun {f'--nnodes={nodes} ' if nodes > 1 else ''}--nproc-per-node={num_local}"
     if world is None:
-        meet = f"{start} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
-        return [f"trainer.num_nodes={nodes} needs a launcher on every node: {meet} ..., or srun"] if nodes > 1 else []
+        fix = f"{start} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 ..., or srun"
+        return [Error(f"trainer.num_nodes={nodes}", "needs a launcher on every node", fix)] if nodes > 1 else []
     if not world.num_local:
-        return ["LOCAL_WORLD_SIZE is not set: set it to the number of processes on this machine, or use torchrun"]
+        return [Error("LOCAL_WORLD_SIZE", "is not set", "give the number of processes here, or use torchrun")]
     what = f"trainer.devices={num_local}" + (f" on trainer.num_nodes={nodes}" if nodes > 1 else "")
     if world.launcher == "srun":
         start = f"srun --nodes={nodes} --ntasks-per-node={num_local}"
     if world.world_size != n:
-        started = plural(world.world_size, "process", "processes")
-        return [f"{what} requires {plural(n, 'worker')}, but {world.launcher} started {started}: use {start} ..."]
+        started = f"but {world.launcher} started {plural(world.world_size, 'process', 'processes')}"
+        return [Error(what, f"requires {plural(n, 'worker')}, {started}", f"use {start} ...")]
     if world.num_local != num_local:
         here = f"{world.launcher} started {world.num_local} on {socket.gethostname()}"
-        return [f"{what} is for each node, but {here}: use trainer.devices=auto, or {start} ..."]
+        return [Error(what, f"is for each node, but {here}", f"use trainer.devices=auto, or {start} ...")]
     return []

@@ -292,15 +292,11 @@ def refuse_inexact_norms(net: nn.Module) -> None:
     for name, module in net.named_modules():
         layer = f"The layer {name!r} ({type(module).__name__})"
         if isinstance(module, BatchNorm) and not module.track_running_stats:
-            raise ValueError(
-                f"{layer} has track_running_stats=False, so its evaluation depends on the number of workers: "
-                "use track_running_stats=True."
-            )
+            problem = "has track_running_stats=False, so its evaluation depends on the workers"
+            raise ValueError(f"{layer} {problem}: use track_running_stats=True.")
         if isinstance(module, BatchNorm) and _exact_class(type(module)) is None:
-            raise ValueError(
-                f"{layer} is a batch norm with a custom forward(), whose statistics would be those of one worker: "
-                "use torch's batch norm, and a separate layer for the rest."
-            )
+            problem = "is a batch norm with a custom forward(), whose statistics would be those of one worker"
+            raise ValueError(f"{layer} {problem}: use torch's.")
         if isinstance(module, InstanceNorm) and module.track_running_stats:
             raise ValueError(
                 f"{layer} has running statistics of one worker: use track_running_stats=False, or a batch norm."

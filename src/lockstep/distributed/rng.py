@@ -127,10 +127,8 @@ def replace_dropout(net: nn.Module, seed: int) -> list[ExactDropout]:
             exact = _exact(module, (seed, "dropout", path))
             if exact is None:
                 if _depends_on_the_rank(module):
-                    raise ValueError(
-                        f"The layer {path!r} ({type(module).__name__}) draws random numbers that depend on the rank: "
-                        "disable that in the layer, or use nn.Dropout or nn.Dropout2d."
-                    )
+                    problem = f"({type(module).__name__}) draws random numbers that depend on the rank"
+                    raise ValueError(f"The layer {path!r} {problem}: disable that, or use nn.Dropout or nn.Dropout2d.")
                 continue
             swapped[module] = exact
             exact.train(module.training)

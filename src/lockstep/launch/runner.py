@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from lockstep.config import build, features, project, saved_run, storage, workers
-from lockstep.config.errors import PREFIX, ConfigError
+from lockstep.config.errors import ConfigError, Error, report
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
 from lockstep.launch import parent, worker
@@ -68,7 +68,7 @@ def start(
         kept = os.listdir(folder.path)
         held.enter_context(locked(folder))
         if folder.config.exists():
-            raise ConfigError([f"{chosen} already contains a run: resume it with {resuming(folder.path)}"])
+            raise ConfigError(Error(str(chosen), "already contains a run", f"resume it with {resuming(folder.path)}"))
         held.push(partial(_remove_rejected, folder, kept, outputs, latest))
         save(folder, scaled, typed)
         if chosen is None:  # after `save`: init_from=outputs/latest is the run before this one
@@ -141,7 +141,7 @@ def train_prepared(folder: RunFolder, *, has_test: bool, is_worker: bool = False
     config = storage.load(folder.config)
     project.use(folder, config)
     if errors := resolve_workers(config).errors:
-        raise ConfigError(errors)
+        raise ConfigError(*errors)
     saved_run.progress(folder)  # raises for damaged files
     if folder.is_locked():
         print(f"{shown(folder.path)} is being trained by another process: waiting for it to end", flush=True)
@@ -191,7 +191,7 @@ def _train(
     num_workers = assigned_workers.world_size
     is_parallel = num_workers > 1 or config.strategy.name == "ddp"
     if is_parallel and (errors := workers.interface_errors(config)):
-        raise ConfigError(errors)
+        raise ConfigError(*errors)
     world = outer_world(os.environ) if is_parallel else None
     computes_here = world is not None or (is_worker and not is_parallel)
     flag = SignalFlag(has_parent=is_worker) if computes_here else stop_signals or SignalList()
@@ -218,7 +218,7 @@ def _train(
         else:
             code = worker.run_here(job, world, flag)
         if world is None and (errors := worker.refused(job)):
-            raise ConfigError(errors)
+            raise ConfigError(*errors)
     # the run is unlocked: the notified command may resume it
     if (world is None or world.rank == 0) and code != EXIT_INTERRUPTED:
         for report in features.used("end", config):
@@ -255,10 +255,8 @@ def _prepared(
         return make(held)
     except OSError as error:
         where = shown(Path(error.filename)) if isinstance(error.filename, str) else "the run folder"
-        fix = "check its permissions and its disk" + (
-            ", or choose another one by hydra.run.dir=..." if known is None else ""
-        )
-        raise ConfigError([f"{where} cannot be written ({error.strerror or error}): {fix}"]) from error
+        fix = "check its permissions and its disk" + (", or choose another hydra.run.dir" if known is None else "")
+        raise ConfigError(Error(where, f"cannot be written ({error.strerror or error})", fix)) from error
 
 
 @contextlib.contextmanager
@@ -268,8 +266,8 @@ def locked(folder: RunFolder) -> Iterator[None]:
         with folder.lock():
             yield
     except BlockingIOError as error:
-        message = f"{shown(folder.path)} is being trained by another process: stop it, or wait for it to end"
-        raise ConfigError([message]) from error
+        problem = "is being trained by another process"
+        raise ConfigError(Error(shown(folder.path), problem, "stop it, or wait for it to end")) from error
 
 
 def main(argv: Sequence[str]) -> int:
@@ -288,11 +286,10 @@ def do(path: Path, task: str, *, is_worker: bool = False) -> int:
             return test(folder, is_worker=is_worker)
         return train_prepared(folder, has_test=task == "train", is_worker=is_worker)
     except ConfigError as error:
-        text = "".join(f"{PREFIX}{message}\n" for message in error.errors)
         with contextlib.suppress(OSError):  # it is printed in any case
-            folder.record_failure(text)
-            folder.update_status(state="failed", reason=error.errors[0])
-        print(text, end="", file=sys.stderr, flush=True)
+            folder.record_failure(report(error))
+            folder.update_status(state="failed", reason=str(error.errors[0]))
+        print(report(error), end="", file=sys.stderr, flush=True)
         return EXIT_CONFIG
 
 

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
 
-from lockstep.config.errors import PREFIX, ConfigError
+from lockstep.config.errors import PREFIX, ConfigError, Error, errors_of, report
 from lockstep.config.features import named_function
 from lockstep.runs import vitals
 from lockstep.runs.files import open_to_append
@@ -184,7 +184,7 @@ def run(job: Job, world: World | None, flag: SignalFlag) -> int:
     except Ended as ended:
         return code_of(job, ended.args[0])
     except ConfigError as error:
-        folder.record_failure("".join(f"{PREFIX}{message}\n" for message in error.errors))
+        folder.record_failure(report(error))
         return EXIT_CONFIG
     except BaseException as error:  # process border: every error is recorded
         if flag.aborted_by:  # Lightning turns KeyboardInterrupt into sys.exit(1)
@@ -240,14 +240,14 @@ def aborted(job: Job, by: str, *, has_record: bool) -> int:
     return EXIT_INTERRUPTED
 
 
-def refused(job: Job) -> list[str]:
+def refused(job: Job) -> list[Error]:
     """Return the configuration errors because of which a training did not begin or resume; empty for other tasks."""
     folder = RunFolder(Path(job.folder))
     has_begun = folder.read_status().get("state", "starting") != "starting"
     if job.task != TRAIN or has_begun or not folder.failure.exists():
         return []
-    lines = folder.failure.read_text("utf-8").splitlines()
-    return [line.removeprefix(PREFIX) for line in lines] if lines and lines[0].startswith(PREFIX) else []
+    text = folder.failure.read_text("utf-8")
+    return errors_of(text) if text.startswith(PREFIX) else []
 
 
 def show_failure(job: Job, out: TextIO | None = None) -> None:

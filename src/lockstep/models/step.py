@@ -23,10 +23,7 @@ from lockstep.models.parameter_groups import ParameterGroups
 from lockstep.system import internals
 
 MOST_PENDING = 8  # steps that the host may be ahead of the device
-HINT = (
-    "Try a new run with a lower optimizer.lr, a smaller trainer.gradient_clip_norm or trainer.precision=float32; "
-    "init_from=... starts it from the last checkpoint of this run."
-)
+HINT = "Begin again (init_from=...) with a lower optimizer.lr or gradient_clip_norm, or trainer.precision=float32."
 LEAST_SCALE = 1.0  # below it float16 holds even fewer small gradients than without a scale
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.config import compose, options, overrides, project, saved_run, storage, trust
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema import Config
 from lockstep.config.targets import called
 from lockstep.runs import gate
@@ -46,37 +46,41 @@ def requested(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool = Fa
     config = resumed.config if resumed else overrides.plan(typed, source).configs[0]
     if (config.cluster.name != "none") != is_submitted:
         hint = "add cluster=slurm or cluster=local" if is_submitted else "use lockstep.submit"
-        raise ConfigError([f"cluster={config.cluster.name}: lockstep.train trains here, submit submits a job: {hint}"])
+        problem = "is not for lockstep.submit" if is_submitted else "is not for lockstep.train, which trains here"
+        raise ConfigError(Error(f"cluster={config.cluster.name}", problem, hint))
     if resumed:
         return Request(config, None, resumed.folder)
     later = [key for key, reason in compose.plain(compose.composed(typed, source))[1].items() if not reason]
-    errors = [f"{key} uses a value of Hydra that only python train.py has: set it" for key in later]
+    errors = [Error(key, "uses a value of Hydra that only python train.py has", "set it") for key in later]
     named = overrides.hydra_value(OUTPUT, typed, source)
     error = refusals.exposed(named) or refusals.unwritable(Path(named or "outputs"))
-    errors += [f"{OUTPUT}={named}: {error}" if named else error] if error else []
+    errors += [error.within(f"{OUTPUT}={named}") if named else error] if error else []
     if errors:
-        raise ConfigError(errors)
+        raise ConfigError(*errors)
     return Request(config, Path(named) if named else None, None)
 
 
 def _refuse_unfit(typed: Sequence[str]) -> None:
     """Raise ConfigError unless these are overrides of one training, in a process without torchrun or srun."""
     if isinstance(typed, str) or not all(isinstance(text, str) for text in typed):
-        raise ConfigError([f"{typed!r} is not a list of overrides: lockstep.train(['optimizer.lr=0.1', 'seed=1'])"])
-    errors = [f"{text}: remove it, and call lockstep.sweep" for text in typed if text in ("-m", "--multirun")]
+        raise ConfigError(
+            Error(repr(typed), "is not a list of overrides", "write lockstep.train(['optimizer.lr=0.1'])")
+        )
+    multirun = ("-m", "--multirun")
+    errors = [Error(text, "is of a sweep", "remove it, and call lockstep.sweep") for text in typed if text in multirun]
     for text in typed:
         try:
             override = options.parsed(text)
         except options.REFUSALS:
             continue  # reported by the check
         if override.is_hydra_override() and override.key_or_group not in COMPOSING:
-            errors.append(f"{text}: lockstep.train starts no Hydra job: remove it")
+            errors.append(Error(text, "is for a Hydra job, which lockstep.train does not start", "remove it"))
     world = outer_world(os.environ)
     if world is not None and world.world_size > 1:
-        hint = f"use {world.launcher} with train.py"
-        errors.append(f"{world.launcher} started this process, but lockstep.train starts its own workers: {hint}")
+        problem = "started this process, but lockstep.train starts its own workers"
+        errors.append(Error(world.launcher, problem, f"use {world.launcher} with train.py"))
     if errors:
-        raise ConfigError(errors)
+        raise ConfigError(*errors)
 
 
 def enter(run: RunFolder | None) -> None:
@@ -103,8 +107,8 @@ def saved(folder: RunFolder, *, is_trusted: bool) -> Config:
         origins = [os.path.realpath(spec.origin) for spec in specs if spec is not None and spec.origin is not None]
         if len(set(origins)) > 1:
             there, here = origins
-            error = f"{key}={target}: the run has {package} from {there}, but this process has imported {here}"
-            errors.append(f"{error}: use another process, or restart this one")
+            problem = f": the run has {package} from {there}, but this process has imported {here}"
+            errors.append(Error(f"{key}={target}", problem, "use another process, or restart this one"))
     if errors:
-        raise ConfigError(errors)
+        raise ConfigError(*errors)
     return config

@@ -89,10 +89,8 @@ def _checked(given: Tensor, form: ImageFormat, view: View) -> Tensor:
         return images
     if images.is_floating_point() and not bool(((images >= 0) & (images <= 1)).all()):
         least, most = images.min().item(), images.max().item()
-        raise ValueError(
-            f"{name} has values from {least:.4g} to {most:.4g}: the network was trained on images of bytes, "
-            "give uint8 of 0 to 255, or floats of 0 to 1, not normalized."
-        )
+        hint = "give uint8 of 0 to 255, or floats of 0 to 1, not normalized"
+        raise ValueError(f"{name} has values from {least:.4g} to {most:.4g}: {hint}.")
     if images.is_floating_point():
         images = (255 * images.float()).round().to(torch.uint8)
     return view(images)

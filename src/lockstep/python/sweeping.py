@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.cluster import following, jobs, submission
 from lockstep.config import options
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema import Config
 from lockstep.python import configuration
 from lockstep.python.run import Run
@@ -98,7 +98,7 @@ def sweep(overrides: Sequence[str]) -> Sweep:
     """
     config = configuration.of_sweep(overrides)
     if config.cluster.name != "none" and (config.search is None or config.cluster.name == "local"):
-        raise ConfigError([f"cluster={config.cluster.name}: the trials are submitted by lockstep.submit"])
+        raise ConfigError(Error(f"cluster={config.cluster.name}", "submits the trials", "use lockstep.submit"))
     ledger = _started(overrides, config)
     rows = as_json(ledger, present(ledger))["trials"]
     return Sweep(ledger.path, rows, [Run(row["folder"]) for row in rows])
@@ -118,7 +118,7 @@ def submit(overrides: Sequence[str]) -> list[Job]:
         return [Job(submission.resume(resumed, config)[0].path)]
     config = configuration.of_sweep(overrides)
     if config.cluster.name == "none" or (config.search is not None and config.cluster.name == "slurm"):
-        raise ConfigError([f"cluster={config.cluster.name}: this sweep needs its command: use lockstep.sweep"])
+        raise ConfigError(Error(f"cluster={config.cluster.name}", "needs the command of a sweep", "use lockstep.sweep"))
     ledger = _started(overrides, config)
     trials = [trial.folder.path for trial in ledger.trials]
     folders = [ledger.path] if config.cluster.name == "local" else trials
@@ -138,5 +138,5 @@ def _started(overrides: Sequence[str], config: Config) -> Ledger:
         raise
     path = ledger.find(Path("outputs"), config.sweep.name, redacted(ledger.command_of(overrides)))
     if code == EXIT_CONFIG or path is None:
-        raise ConfigError(["the sweep did not start: its errors are printed above"])
+        raise ConfigError(Error("", "the sweep did not start", "its errors are printed above"))
     return Ledger.opened(path.resolve(), None, ())

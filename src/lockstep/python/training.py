@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Sequence
 
-from lockstep.config.errors import PREFIX, ConfigError
+from lockstep.config.errors import ConfigError, errors_of
 from lockstep.launch import runner
 from lockstep.python import configuration
 from lockstep.python.run import Run
@@ -50,8 +50,7 @@ def train(overrides: Sequence[str] = (), *, trust: bool = False) -> Run:
         where = f"\nSee {shown(folder.failure)}" if folder.failure.exists() else ""
         raise TrainingFailed(f"{shown(folder.path)}: {reason}{where}", Run(folder.path))
     if code == EXIT_CONFIG:
-        lines = folder.failure.read_text("utf-8").splitlines()
-        raise ConfigError([line.removeprefix(PREFIX) for line in lines])
+        raise ConfigError(*errors_of(folder.failure.read_text("utf-8")))
     if stop_signals.received:
         signal.raise_signal(stop_signals.received)  # to the handlers of this process
     elif code == EXIT_INTERRUPTED:

@@ -12,7 +12,7 @@ from pathlib import Path
 from lockstep.cluster import submission
 from lockstep.cluster.jobs import Job
 from lockstep.config import build, project, storage
-from lockstep.config.errors import ConfigError, of_file
+from lockstep.config.errors import ConfigError, Error, of_file
 from lockstep.config.key_scopes import FREE_IN_A_RESUMED_SWEEP, scope
 from lockstep.config.resume import with_settled
 from lockstep.config.schema import Config
@@ -52,7 +52,7 @@ def prepared(
     trial = ledger.find(trial_overrides)
     config, subdir = compose(ledger.next_number if trial is None else trial.number)
     if config.scale_with_workers and config.trainer.devices == "auto":
-        raise ConfigError(["scale_with_workers=true needs the number of workers of a trial: set trainer.devices=..."])
+        raise ConfigError(Error("scale_with_workers=true", "needs a number of workers", "set trainer.devices=..."))
     config = build.settled(config)
     key = identity(config)
     trial = trial or equal.get(key)
@@ -87,8 +87,8 @@ def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> 
     before, after = (dict(leaves(config_tree, "")) for config_tree in (storage.to_tree(saved), tree))
     for key in {**before, **after}:
         if before.get(key) != after.get(key) and scope(key, tree) not in FREE_IN_A_RESUMED_SWEEP:
-            what = f"trial {trial.number} of {shown(ledger.path)} was made with another {key}"
-            raise ConfigError([f"{what}: sweep.name=... starts another sweep"])
+            what = f"trial {trial.number} of {shown(ledger.path)}"
+            raise ConfigError(Error(what, f"was made with another {key}", "sweep.name=... starts another sweep"))
 
 
 def check_study(
@@ -101,16 +101,16 @@ def check_study(
     if not ledger.trials:
         return
     if changed := {*trial_of(ledger.command)} ^ {*trial_of(redacted(overrides))}:
-        what = f"{shown(ledger.path)} was started with other settings, see {min(changed)}"
-        raise ConfigError([f"{what}: choose another sweep.name"])
+        problem = f"was started with other settings, see {min(changed)}"
+        raise ConfigError(Error(shown(ledger.path), problem, "choose another sweep.name"))
     first = ledger.trials[0]
     if first.folder.config.exists():
         config, _ = compose(first.overrides, first.number)
         saved = storage.load(first.folder.config)
         before = saved.search.seeds if saved.search is not None else 1
         if before != num_seeds:  # means over other seeds cannot be compared
-            what = f"{shown(ledger.path)} was started with search.seeds={before}, not {num_seeds}"
-            raise ConfigError([f"{what}: choose another sweep.name"])
+            problem = f"was started with search.seeds={before}, not {num_seeds}"
+            raise ConfigError(Error(shown(ledger.path), problem, "choose another sweep.name"))
         _check_same(ledger, first, saved, build.settled(config))
 
 
@@ -226,13 +226,13 @@ def _live(ledger: Ledger, *, is_submitted: bool) -> dict[int, Job]:
     live = array.live_jobs(ledger)
     if live and not is_submitted:
         where = quoted(ledger.path)
-        what = f"trial {min(live)} of {shown(ledger.path)} is a job that waits or runs"
-        hint = f"wait for it, or lockstep jobs cancel {where}; with cluster=slurm the same command shows its state"
-        raise ConfigError([f"{what}: {hint}"])
+        what = f"trial {min(live)} of {shown(ledger.path)}"
+        hint = f"wait for it, or lockstep jobs cancel {where}; cluster=slurm shows its state"
+        raise ConfigError(Error(what, "is a job that waits or runs", hint))
     for trial in ledger.trials:
         if trial.number not in live and trial.state in LIVE_STATES:
-            what = f"{shown(trial.folder.path)} is being trained by another process"
-            raise ConfigError([f"{what}: stop it, or wait for it to end"])
+            problem = "is being trained by another process"
+            raise ConfigError(Error(shown(trial.folder.path), problem, "stop it, or wait for it to end"))
     return live
 
 
@@ -257,14 +257,14 @@ def opened(path: Path, name: str | None, command: Sequence[str]) -> Iterator[Led
         try:
             gate.open_new(folder.path).claim()
         except PermissionError as error:
-            raise ConfigError([of_file(error)]) from error
+            raise ConfigError(of_file(error)) from error
     need_own(folder)
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(folder.lock())
             ledger = Ledger.opened(folder.path, name, redacted(command))
         except BlockingIOError as error:
-            what = f"{shown(path)} is being run by another process"
-            raise ConfigError([f"{what}: stop it, or wait for it to end"]) from error
+            problem = "is being run by another process"
+            raise ConfigError(Error(shown(path), problem, "stop it, or wait for it to end")) from error
         ledger.stop_flag.remove_leftovers(is_deep=False)  # not those of trials, which other processes may train
         yield ledger

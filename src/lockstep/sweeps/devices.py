@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema import Config
 from lockstep.config.sections import Launcher
 from lockstep.system.wording import plural
@@ -51,16 +51,16 @@ def num_parallel(launcher: Launcher, machine: Machine, num_trials: int, configs:
     """
     if launcher.mode == "sequential":
         if launcher.parallel not in ("auto", 1):
-            what = f"launcher.parallel={launcher.parallel}, but launcher.mode=sequential runs one trial at a time"
-            raise ConfigError([f"{what}: remove one of them"])
+            problem = ", but launcher.mode=sequential runs one trial at a time"
+            raise ConfigError(Error(f"launcher.parallel={launcher.parallel}", problem, "remove one of them"))
         return 1
     uses_gpus = any(_uses_gpus(config, machine) for config in configs)
     num_devices = len(machine.gpus) if uses_gpus else len(machine.cores)
     if launcher.parallel != "auto":
         if launcher.parallel > num_devices:
             has = plural(num_devices, "GPU" if uses_gpus else "core")
-            what = f"launcher.parallel={launcher.parallel}, but this machine has {has}"
-            raise ConfigError([f"{what}: use at most {num_devices}"])
+            key, problem = f"launcher.parallel={launcher.parallel}", f", but this machine has {has}"
+            raise ConfigError(Error(key, problem, f"use at most {num_devices}"))
         return launcher.parallel
     fewest = 1 if uses_gpus else min(_num_cpu_workers(config) for config in configs)
     return max(1, min(num_devices // fewest, num_trials))
@@ -72,15 +72,15 @@ def need(config: Config, machine: Machine, num_parallel: int) -> Need:
     if not _uses_gpus(config, machine):
         return Need(_num_cpu_workers(config), ())
     num_gpus = len(machine.gpus)
-    too_many = f"trainer.devices={devices}, but this machine has {plural(num_gpus, 'GPU')}"
+    too_many = f"trainer.devices={devices}", f", but this machine has {plural(num_gpus, 'GPU')}"
     if isinstance(devices, list):
         if max(devices) >= num_gpus:
-            raise ConfigError([f"{too_many}: use smaller numbers"])
+            raise ConfigError(Error(*too_many, "use smaller numbers"))
         return Need(len(devices), tuple(devices))
     if devices == "auto":
         devices = 1 if config.strategy.name == "single_device" else max(1, num_gpus // num_parallel)
     if devices > num_gpus:
-        raise ConfigError([f"{too_many}: use at most {num_gpus}"])
+        raise ConfigError(Error(*too_many, f"use at most {num_gpus}"))
     return Need(devices, devices)
 
 

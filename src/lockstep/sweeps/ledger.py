@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.errors import ConfigError, of_file
+from lockstep.config.errors import ConfigError, Error, of_file
 from lockstep.runs import gate, naming
 from lockstep.runs.discovery import look_at
 from lockstep.runs.files import read_json, write_json
@@ -91,7 +91,7 @@ class Ledger:
         folder = RunFolder(self.path / subdir)
         same = next((trial.number for trial in self.trials if trial.folder == folder), None)
         if same is not None:
-            raise ConfigError([f"hydra.sweep.subdir: {subdir} is already the folder of trial {same}"])
+            raise ConfigError(Error(f"hydra.sweep.subdir={subdir}", f"is already the folder of trial {same}"))
         trial = Trial(self.next_number, tuple(overrides), folder)
         self.trials.append(trial)
         return trial
@@ -152,10 +152,10 @@ def need_own(folder: RunFolder, *, is_trusted: bool = False) -> None:
                 each.claim()
             gate.need_made_here(each, naming.ADOPT)
     except PermissionError as error:
-        raise ConfigError([of_file(error)]) from error
+        raise ConfigError(of_file(error)) from error
     except (OSError, ValueError) as error:
-        what = f"{naming.shown(folder.path / SWEEP)} cannot be read ({error})"
-        raise ConfigError([f"{what}: choose another sweep.name"]) from error
+        file = naming.shown(folder.path / SWEEP)
+        raise ConfigError(Error(file, f"cannot be read ({error})", "choose another sweep.name")) from error
 
 
 def command_of(overrides: Sequence[str]) -> list[str]:

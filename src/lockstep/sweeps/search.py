@@ -17,7 +17,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from lockstep.config import build
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.sweep_space import Interval, Space
 from lockstep.config.target_sections import Search
 from lockstep.runs.discovery import read_rows
@@ -77,9 +77,9 @@ def study_in(
         study = optuna.create_study(storage=storage, study_name="study", direction=direction, load_if_exists=True)
     except (KeyError, OSError, TypeError, ValueError) as error:
         fix = "remove it, and the same command adds the trials there are to a new one"
-        raise ConfigError([f"{shown(file)} cannot be read: {fix}"]) from error
+        raise ConfigError(Error(shown(file), "cannot be read", fix)) from error
     if study.directions != [direction]:
-        raise ConfigError([f"{shown(ledger.path)} optimizes something else: choose another sweep.name"])
+        raise ConfigError(Error(shown(ledger.path), "optimizes something else", "choose another sweep.name"))
     points = by_point(ledger, space)
     last: dict[int | None, TrialState] = {}
     for trial in study.get_trials(deepcopy=False):
@@ -207,7 +207,7 @@ class Draws(Grid):
                     print(f"A draw has the settings of trial {trials[0].number}: it is not trained again", flush=True)
                 self._taken[point] = same or Drawn(trials)
             except ConfigError as error:
-                print(f"Skipping a draw that cannot be trained: {' '.join(error.errors)}", flush=True)
+                print(f"Skipping a draw that cannot be trained: {' '.join(map(str, error.errors))}", flush=True)
                 self._taken[point] = None
         drawn = self._taken[point]
         if drawn is None:

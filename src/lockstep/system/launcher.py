@@ -93,10 +93,8 @@ def start_once(command: str, environ: MutableMapping[str, str]) -> None:
     """Raise ValueError in one of several processes of a launcher: this command starts its own workers."""
     if (world := of_several(environ)) is not None:
         count = world.world_size
-        raise ValueError(
-            f"{world.launcher} started {count} processes, and lockstep {command} starts its own workers: "
-            f"start it once, without {world.launcher}; train -m takes trainer.devices={count}."
-        )
+        problem = f"{world.launcher} started {count} processes of lockstep {command}, which starts its own workers"
+        raise ValueError(f"{problem}: start it without {world.launcher}; train -m takes trainer.devices={count}.")
 
 
 def first_node(nodes: str) -> str:

@@ -14,7 +14,7 @@ OVERRIDE = re.compile(r"[-+~]*+([\w./@-]++)=")  # possessive, as below: the time
 USER = re.compile(r"://[^\s/?#'\"]*@")
 QUERY = re.compile(r"(://(?:(?!://)[^\s?'\"])*+\?|\?(?=[\w.%-]++=))[^\s'\")>]+")
 ASSIGNED = re.compile(
-    r"(?<![\w./@-])(?<!unknown key )(?=[\w./@-]*(?:token|secret|passw|credential|key|auth|sig|notify))"
+    r"(?<![\w./@-])(?=[\w./@-]*(?:token|secret|passw|credential|key|auth|sig|notify))"
     r"""([\w./@-]++)['"]?\s?[=:]\s?""",
     re.IGNORECASE,
 )

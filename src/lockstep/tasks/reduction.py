@@ -42,10 +42,8 @@ def _widen(key: str, metric: Metric) -> None:
     for part in _parts(metric):
         for state, (how, default) in internals.reductions(part).items():
             if how is dim_zero_mean:
-                raise ValueError(
-                    f"{key}: {type(part).__name__} averages its state {state!r} over the workers, which differs "
-                    "from what one worker measures: add up a sum and a count (dist_reduce_fx='sum') instead"
-                )
+                problem = f"{type(part).__name__} averages its state {state!r} over the workers"
+                raise ValueError(f"{key}: {problem}: add up a sum and a count (dist_reduce_fx='sum') instead")
             if isinstance(default, Tensor) and default.is_floating_point():
                 part.add_state(state, default.double(), dist_reduce_fx=how, persistent=False)
 

@@ -88,10 +88,8 @@ def checked_losses(task: Task, outputs: Tensor, batch: Batch) -> Losses:
     count = len(batch.indices)
     for name, part in (("losses", values), ("weights", weights)):
         if part is not None and tuple(part.shape) != (count,):
-            raise ValueError(
-                f"{type(task).__name__}.losses returns {name} of shape {tuple(part.shape)} for {count} samples: "
-                'return one value for each, as torch\'s losses do with reduction="none", never their mean'
-            )
+            problem = f"losses returns {name} of shape {tuple(part.shape)} for {count} samples"
+            raise ValueError(f'{type(task).__name__}.{problem}: return one for each, as with reduction="none"')
     return Losses(values, weights)
 
 

@@ -12,7 +12,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.layer_sync import LayerSync
 from torch import Tensor
 
-from lockstep.config import build, errors, features, signatures
+from lockstep.config import build, features, signatures
+from lockstep.config.errors import ConfigError, Error, several, shown
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import OF_FILES, Data, is_ours
 from lockstep.data.images.splits import Fold, Images, Splits, is_streamed
@@ -112,8 +113,8 @@ def source(section: Data, *, is_once: bool = False, has_crops: bool = False) -> 
     supplied |= {"has_crops": has_crops} if section.target in OF_FILES else {}
     if (fold := fold_of(section)) is not None:
         if not signatures.takes(section.target, "fold"):
-            error = f"data.folds={section.folds}, but data._target_={section.target} has no parameter `fold`"
-            raise errors.ConfigError([f"{error}: remove data.folds"])
+            problem = f", but data._target_={section.target} has no parameter `fold`"
+            raise ConfigError(Error(f"data.folds={section.folds}", problem, "remove data.folds"))
         supplied["fold"] = fold
     if is_once and section.memory == "auto" and is_ours(section.target) and "cache" in section.arguments():
         supplied["memory"] = "once"
@@ -123,7 +124,7 @@ def source(section: Data, *, is_once: bool = False, has_crops: bool = False) -> 
 def refuse_unfit_arguments(section: Data) -> None:
     """Raise ConfigError for arguments that a source does not take."""
     if found := signatures.errors([{"data": section.model_dump(by_alias=True)}]):
-        raise errors.ConfigError(found)
+        raise ConfigError(*found)
 
 
 def fold_of(section: Data) -> Fold | None:
@@ -142,35 +143,36 @@ def seeded(splits: Splits, seed: int) -> Splits:
 
 def refuse_unfit_images(config: Config, images: Splits) -> None:
     """Raise ConfigError if the images of a source do not fit the settings of data and augment."""
-    name, pixels, found = f"data._target_={config.data.target}", images.train.pixels, []
-    if config.data.memory not in ("auto", "stream") and is_streamed(pixels):
-        found.append(f"data.memory={config.data.memory}, but {name} makes samples on demand: use data.memory=stream")
-    if config.data.memory == "stream" and not any(is_streamed(part.pixels) for part in images.parts.values()):
-        found.append(f"data.memory=stream, but {name} does not stream its images: use data.memory=auto")
+    name, pixels, memory = f"data._target_={config.data.target}", images.train.pixels, config.data.memory
+    found: list[Error] = []
+    if memory not in ("auto", "stream") and is_streamed(pixels):
+        found.append(Error(f"data.memory={memory}", f", but {name} makes samples on demand", "use data.memory=stream"))
+    if memory == "stream" and not any(is_streamed(part.pixels) for part in images.parts.values()):
+        found.append(Error("data.memory=stream", f", but {name} does not stream its images", "use data.memory=auto"))
     if images.statistics is None and not isinstance(pixels, Tensor):
-        hint = "return Splits(..., statistics=Statistics(mean, std)), e.g. Statistics((0.5,), (0.25,)) of one channel"
-        found.append(f"{name} returns neither a tensor of pixels nor statistics to normalize them: {hint}")
+        hint = "return Splits(..., statistics=Statistics(mean, std))"
+        found.append(Error(name, "returns neither pixels nor statistics of them", hint))
     uses = {"data.balance": config.data.balance, "task.class_weights": config.task.arguments().get("class_weights")}
     counting = [f"{key}={value}" for key, value in uses.items() if value and not isinstance(value, list)]
     if counting and images.class_counts("train") is None:
-        hint = "use it with one class for each image; a Dataset lists them as `targets`, without target_transform"
-        found.append(f"{counting[0]} needs the class of each training image, which {name} does not have: {hint}")
+        hint = f"let {name} return them, a Dataset as `targets` (no target_transform)"
+        found.append(Error(counting[0], "needs the class of each training image", hint))
     if (absent := images.absent_classes("train")) and (counting or len(images.train.targets)):
-        found.append(f"{name} has no training image of {errors.several(absent)}: add some, or remove the class")
+        found.append(Error(name, f"has no training image of {several(absent)}", "add some, or remove the class"))
     augment = config.augment
-    used = [f"augment.{name}={errors.shown(value)}" for name, value in augment.used.items()]
+    used = [f"augment.{name}={shown(value)}" for name, value in augment.used.items()]
     if used and images.train.dtype != torch.uint8:
         hint = "remove it, and change the images in the source"
-        found.append(f"{', '.join(used)} needs uint8 images, and {name} returns floats: {hint}")
+        found.append(Error(", ".join(used), f"needs uint8 images, and {name} returns floats", hint))
     side = min(pixels.shape[-2:])
     if augment.crop_border == "reflect" and augment.crop_padding >= side:
-        error = f"augment.crop_padding={augment.crop_padding} reflects more than the images of {name} have"
-        found.append(f"{error}: use less than their shorter side, {side}")
+        key, hint = f"augment.crop_padding={augment.crop_padding}", f"use less than their shorter side, {side}"
+        found.append(Error(key, f"reflects more than the images of {name} have", hint))
     if augment.cutout_inside and augment.cutout > side:
-        error = f"augment.cutout={augment.cutout} does not fit inside the images of {name}"
-        found.append(f"{error}: use at most their shorter side, {side}")
+        key, hint = f"augment.cutout={augment.cutout}", f"use at most their shorter side, {side}"
+        found.append(Error(key, f"does not fit inside the images of {name}", hint))
     if found:
-        raise errors.ConfigError(found)
+        raise ConfigError(*found)
 
 
 def image_format(data: ImageData) -> ImageFormat:

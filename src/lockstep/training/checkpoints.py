@@ -10,8 +10,8 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.config.errors import ConfigError, of_file
-from lockstep.runs import naming
+from lockstep.config.errors import ConfigError, Error, of_file
+from lockstep.runs import gate, naming
 from lockstep.runs.files import atomic_file, no_link
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
@@ -42,7 +42,7 @@ def chosen(folder: RunFolder, path: Path) -> Chosen:
         errors.append(f"{shown(each)} {error}")
     if not path.exists() and not others:
         return Chosen(None, "")
-    raise ConfigError([f"{'; '.join(errors)}: restore one of them from a backup, or start a new run"])
+    raise ConfigError(Error("", "; ".join(errors), "restore one of them from a backup, or start a new run"))
 
 
 def requested(folder: RunFolder, name: str, *, option: str) -> Path:
@@ -63,25 +63,24 @@ def named(init_from: str | None) -> Path | None:
     """Return the whole checkpoint that `init_from` names: a file, or the last one of a run. Raises ConfigError."""
     if init_from is None:
         return None
-    from lockstep.runs import gate
 
     path = Path(init_from).resolve()  # it is typed: a link is followed
     if path.is_file():
         error = damage(path)
         if error is not None:
-            raise ConfigError([f"init_from={init_from} {error}: use another file, or a run folder"])
+            raise ConfigError(Error(f"init_from={init_from}", error, "use another file, or a run folder"))
         return path
     try:
         folder = naming.find(init_from)
     except FileNotFoundError as error:
-        raise ConfigError([f"init_from={error}"]) from error
+        raise ConfigError(Error("", f"init_from={error}")) from error
     try:
         gate.need_readable(folder)
     except OSError as error:
-        raise ConfigError([f"init_from: {of_file(error)}"]) from error
+        raise ConfigError(of_file(error).within("init_from")) from error
     last = chosen(folder, folder.last_checkpoint).path
     if last is None:
-        raise ConfigError([f"init_from={init_from} has no checkpoint yet: use another run, or remove it"])
+        raise ConfigError(Error(f"init_from={init_from}", "has no checkpoint yet", "use another run, or remove it"))
     return last
 
 

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from lockstep.config import copies
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.target_sections import IMAGE_FOLDER, IMAGE_LIST, OF_FILES, Data
 from lockstep.data.images.listing import IMAGE_SUFFIXES, existing
 from lockstep.data.sources import FOLDERS
@@ -28,7 +28,7 @@ def stage(section: Data, held: contextlib.ExitStack, *, is_first: bool) -> tuple
     own_digest = together(lambda: copy.make(_source(section, copy), held) if is_first else None)
     digests = {digest for digest in gather_objects(own_digest) if digest is not None}
     if len(digests) > 1:
-        raise ConfigError([f"{copy.source} changed while the nodes copied it, one after the other: start again"])
+        raise ConfigError(Error(copy.source, "changed while one node after the other copied it", "start again"))
     path = copy.place(digests.pop())
     together(lambda: copying.hold(path, held))
     update = {"root": str(path / copy.name), **({"download": False} if section.arguments().get("download") else {})}

@@ -10,7 +10,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lockstep.callbacks.own_module import metrics_of
 from lockstep.callbacks.pictures import Collector
-from lockstep.config import errors, validation
+from lockstep.config import validation
+from lockstep.config.errors import ConfigError, Error
 from lockstep.data.images.listing import digest_of
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.outcomes import Outcomes
@@ -59,7 +60,7 @@ def evaluate(
             images, chosen, notes = other
             data = assembly.served(here, images)
         elif split == "all":
-            raise errors.ConfigError(["--split all is for images that are not those of the run: use test or val"])
+            raise ConfigError(Error("--split all", "is for images that are not those of the run", "use test or val"))
         else:
             data, chosen, notes = assembly.image_data(here, RunFolder(Path(run))), split or "test", {}
         part = "val" if chosen == "val" else "test"
@@ -68,7 +69,8 @@ def evaluate(
         if isinstance(module, Classifier) and isinstance(module.task, Classification):
             collector.outcomes = Outcomes(len(data.class_names))
         elif pictures is not None:
-            raise errors.ConfigError([f"--pictures needs classes, and task._target_={settings.task.target}: remove it"])
+            problem = f"needs classes, and task._target_={settings.task.target}"
+            raise ConfigError(Error("--pictures", problem, "remove it"))
         if isinstance(module, Classifier):
             predict.ranked(module, top_k)  # before the evaluation
         trainer = assembly.lightning_trainer(
@@ -76,14 +78,14 @@ def evaluate(
         )
         step = "test_step" if part == "test" else "validation_step"
         if not is_overridden(step, module):
-            raise errors.ConfigError([f"module._target_={settings.module.target} has no {step}: add one"])
+            raise ConfigError(Error(f"module._target_={settings.module.target}", f"has no {step}", "add one"))
         measure = trainer.test if part == "test" else trainer.validate
         measure(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         images = data.splits.parts[part].head(data.batches(part).num_epoch_samples)
         metrics = metrics_of(trainer, module)
         findings = collector.outcomes.findings() if collector.outcomes is not None else None
         if pictures is not None and findings is None:
-            raise errors.ConfigError(["--pictures needs one prediction for each image: remove it"])
+            raise ConfigError(Error("--pictures", "needs one prediction for each image", "remove it"))
         place = redacted(settings.data.arguments().get("file") or settings.data.root or settings.data.target)
         result = {
             **{"run": run, "checkpoint": checkpoint, "data": place, "split": chosen, "images": len(images)},

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error
 from lockstep.models.classifier import Classifier
 from lockstep.runs.files import atomic_file
 from lockstep.tasks.builtin import Classification
@@ -39,8 +39,8 @@ def last_maps(module: Classifier) -> nn.Module:
         # maps with their channels last would be read as very wide ones
         if channels and 0.5 <= (height * shape[2]) / (width * shape[1]) <= 2:
             return layer
-    error = f"{type(module.net).__name__} cannot be explained: Grad-CAM needs a classification by a network that ends"
-    raise ConfigError([f"{error} with maps (B, C, H, W), as convolutional ones do: remove --explain"])
+    problem = "cannot be explained: Grad-CAM needs a classification by a network that ends with maps (B, C, H, W)"
+    raise ConfigError(Error(type(module.net).__name__, problem, "remove --explain"))
 
 
 def heat_maps(module: Classifier, layer: nn.Module, inputs: Tensor, classes: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def write(folder: Path, names: Sequence[str], pixels: Tensor, heat: Tensor) -> N
     for name, picture in zip(names, overlays(pixels, heat), strict=True):
         path = folder / f"{name}.png"
         if not path.resolve().is_relative_to(folder.resolve()):
-            raise ConfigError([f"--explain: {name} is not below data.root: set a data.root that contains all images"])
+            raise ConfigError(Error("--explain", f": {name} is not below data.root", "use a folder of all images"))
         path.parent.mkdir(parents=True, exist_ok=True)
         factor = max(1, SMALLEST // max(picture.shape[1:]))
         with atomic_file(path) as file:

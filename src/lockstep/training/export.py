@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from lockstep import __version__
-from lockstep.config.errors import ConfigError, one_line
+from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.schema import Config
 from lockstep.data.images.files import ImageFiles
 from lockstep.data.images.image_error import ImageError
@@ -117,7 +117,8 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path) -> in
         except ImageError:
             raise
         except Exception as error:  # of custom code, of an operator that ONNX lacks, or of the file on other images
-            raise ConfigError([f"model._target_={config.model.target} cannot be exported: {_reason(error)}"]) from error
+            key = f"model._target_={config.model.target}"
+            raise ConfigError(Error(key, "cannot be exported", _reason(error))) from error
         largest, checked = torch.stack(differences).max().item(), plural(len(differences), "test image")
         if not largest <= LIMIT:  # also NaN
             error = f"its predictions for {checked} differ by up to {largest:.2g}, more than {LIMIT:g}"

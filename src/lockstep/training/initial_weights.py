@@ -7,7 +7,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lockstep.config.errors import ConfigError, several
+from lockstep.config.errors import ConfigError, Error, several
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.libraries import State, fitted, repeated
 from lockstep.models.origin import with_ends
@@ -18,10 +18,7 @@ from lockstep.training.checkpoints import damage
 from lockstep.training.session import Session
 
 MOST_NAMED = 8
-OF_A_PROGRAM = (
-    "is not a checkpoint of a run: a file of weights is a setting of a network, model.pretrained=FILE with "
-    "model=torchvision or timm"
-)
+OF_A_PROGRAM = "is not a checkpoint of a run", "for weights use model.pretrained=FILE, model=torchvision or timm"
 
 
 def load(session: Session, module: L.LightningModule, images: ImageFormat) -> None:
@@ -38,13 +35,13 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
     origin = with_ends(net, len(images.class_names))
     given = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     if not given:
-        raise ConfigError([f"{setting} {OF_A_PROGRAM}"])
+        raise ConfigError(Error(setting, *OF_A_PROGRAM))
     if not is_same:
         given = {name: value for name, value in given.items() if name.rpartition(".")[0] not in origin.head}
     try:
         found = {f"{prefix}{name}": value for name, value in fitted(given, net, origin).items()}
     except ValueError as error:
-        raise ConfigError([f"{setting}: {error}: choose model=... of that run, or remove init_from"]) from error
+        raise ConfigError(Error(setting, f": {error}", "choose model=... of that run, or remove init_from")) from error
     own = module.state_dict()
     if isinstance(module, Classifier):
         task = {name: value for name, value in state.items() if name.startswith("task.") and name in own}
@@ -62,14 +59,14 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
 
 def _read(session: Session, setting: str) -> dict[str, Any]:
     if (error := damage(session.folder.initial_weights)) is not None:
-        raise ConfigError([f"{shown(session.folder.initial_weights)} {error}: start a new run"])
+        raise ConfigError(Error(shown(session.folder.initial_weights), error, "start a new run"))
     try:
         saved = torch.load(session.folder.initial_weights, map_location="cpu", weights_only=True, mmap=True)
         if "state_dict" in saved:
             return saved
     except (TypeError, UnpicklingError):
         pass
-    raise ConfigError([f"{setting} {OF_A_PROGRAM}"])
+    raise ConfigError(Error(setting, *OF_A_PROGRAM))
 
 
 def _normalize(module: Classifier, state: State) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from torch import nn
 from torchmetrics.metric import Metric
 
 from lockstep.config import build, features, signatures
-from lockstep.config.errors import ConfigError, one_line
+from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import is_ours
 from lockstep.distributed.collectives import gather_objects
@@ -98,19 +98,15 @@ def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, in
             dropout.shard = Shard(0, 0, 0, 2, 0, 2, 2)
         layer = drawing_layer(trial, torch.zeros(2, *image_shape))
         if layer is not None:
-            error = f"model._target_={config.model.target}: the layer {layer} draws random numbers by a function"
-            hint = "switch that off, or use a layer: nn.Dropout, nn.Dropout2d"
-            raise ConfigError([f"{error}, so that they depend on the worker: {hint}"])
+            problem = f": the layer {layer} draws random numbers by a function, for each worker others"
+            hint = "use nn.Dropout or nn.Dropout2d"
+            raise ConfigError(Error(f"model._target_={config.model.target}", problem, hint))
 
 
 def _print_small_images(session: Session, expected: int, side: int) -> None:
     if session.rank == 0 and not session.config.silent:
-        print(
-            f"The network was made for images of {expected} pixels, these have {side}. Larger images (data.image_size "
-            "of an image_folder) or a network for small ones (model=resnet18) will work better.",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"The network was made for images of {expected} pixels, these have {side}"
+        print(f"{text}: set a larger data.image_size, or model=resnet18.", file=sys.stderr, flush=True)
 
 
 def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
@@ -144,25 +140,25 @@ def _parameter_rules(config: Config, net: nn.Module, task: nn.Module, head: Sequ
     rules = [ParameterRule(name, **{**keys, "pattern": keys["pattern"] or of_head}) for name, keys in sections.items()]
     found = list(_rule_errors(rules, dict([*net.named_parameters(), *task.named_parameters("task")])))
     if found:
-        raise ConfigError(found)
+        raise ConfigError(*found)
     return rules
 
 
-def _rule_errors(rules: list[ParameterRule], parameters: dict[str, nn.Parameter]) -> Iterator[str]:
+def _rule_errors(rules: list[ParameterRule], parameters: dict[str, nn.Parameter]) -> Iterator[Error]:
     for rule in rules:
         key = f"parameters.{rule.name}.pattern={rule.pattern}"
         found = [name for name in parameters if re.search(rule.pattern, name)]
         own = [name for name in found if rule_of(name, rules) is rule]
         if not found:
             parts = dict.fromkeys(name.partition(".")[0] for name in parameters)
-            yield f"{key} matches no parameter: the network has {', '.join(parts)}"
+            yield Error(key, "matches no parameter", f"the network has {', '.join(parts)}")
         elif not own:
             first = rule_of(found[0], rules).name
-            yield f"{key} matches only what parameters.{first} matches before it: put it first"
+            yield Error(key, f"matches only what parameters.{first} matches before it", "put it first")
         elif rule.weight_decay and all(parameters[name].ndim <= 1 for name in own):
-            yield f"{key} matches norms and biases only, which are not decayed: remove its weight_decay"
+            yield Error(key, "matches norms and biases only, which are not decayed", "remove its weight_decay")
     if not any(p.requires_grad and rule_of(name, rules).frozen_epochs is not None for name, p in parameters.items()):
-        yield "parameters freezes the whole network permanently: leave something to train"
+        yield Error("parameters", "freezes the whole network permanently", "leave something to train")
 
 
 def _is_graphed(session: Session) -> bool:
@@ -183,6 +179,6 @@ def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
     faulty = next((name for name in gather_objects(faulty) if name is not None), None)  # "" is the network itself
     memory_format = session.config.trainer.memory_format
     if memory_format == "channels_last" and faulty is not None and is_trained:  # a forward pass is safe
-        error = f"trainer.memory_format=channels_last: oneDNN crashes in the gradient of {faulty} on this CPU, or"
-        raise ConfigError([f"{error} computes a wrong one: use trainer.memory_format=auto"])
+        problem = f": oneDNN crashes or errs in the gradient of {faulty} on this CPU"
+        raise ConfigError(Error("trainer.memory_format=channels_last", problem, "use auto"))
     return layout.chosen(memory_format, faulty)

@@ -35,8 +35,8 @@ def find(here: Session, run: RunFolder, form: ImageFormat, split: str | None) ->
             return None
         again = shared.trained
         if split is None and 2 * len(again) > shared.num_trained:
-            text = f"the data has the names of {len(again)} of {shared.num_trained} training images, such as {again[0]}"
-            hint = "restore it, or add changed_data=accept, if it is that of the run; if not, add --split all or test"
+            text = f"the data has {len(again)} of the {shared.num_trained} training images, such as {again[0]}"
+            hint = "if it is the run's, add changed_data=accept, else --split all or test"
             raise ValueError(f"{text}: {hint}")
         if split in ("val", "test") and split not in files.table.splits:
             files = files_of(section)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lockstep.config import errors
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema import Config
 
 VOLTA, AMPERE = (7, 0), (8, 0)  # the first compute capabilities with float16 products, and with bfloat16 and TF32
@@ -24,7 +24,7 @@ def chosen_precision(config: Config, device: torch.device) -> tuple[str, str]:
     precision, unit = config.trainer.precision, bfloat16_unit(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
     if precision == "tf32" and unit is None:  # both came with the same GPUs
-        raise errors.ConfigError([f"trainer.precision=tf32, but {name} has no TF32: use float32"])
+        raise ConfigError(Error("trainer.precision=tf32", f", but {name} has no TF32", "use float32"))
     if precision == "tf32":
         return precision, f"as set: float32, of which {name} multiplies 11 of 24 bits"
     if precision != "auto":

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from lockstep import __version__
-from lockstep.config import errors, storage, validation
+from lockstep.config import storage, validation
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import OF_FILES
 from lockstep.data.images.files import NUM_PER_RUN, read_runs
@@ -82,8 +83,8 @@ def predict(
 def refuse_own_module(config: Config, who: str) -> None:
     """Raise ConfigError for a run of a custom LightningModule, which has no task that predicts."""
     if config.has_own_module:
-        error = f"{who} needs the predictions of a task, and module._target_={config.module.target} has none"
-        raise errors.ConfigError([f"{error}: load its checkpoint with Lightning"])
+        problem = f"needs the predictions of a task, and module._target_={config.module.target} has none"
+        raise ConfigError(Error(who, problem, "load its checkpoint with Lightning"))
 
 
 def loaded(here: Session, checkpoint: Path) -> Classifier:
@@ -118,7 +119,7 @@ def _images(here: Session, run: RunFolder, source: str, image_format: ImageForma
     view, channels = view_of(here.config, image_format), image_format.image_shape[0]
     images, digest = together(lambda: unlabelled_folder(source, view=view, channels=channels))
     if len(set(gather_objects(digest))) > 1:
-        raise errors.ConfigError([f"{source} changed while the workers listed it: start again"])
+        raise ConfigError(Error(source, "changed while the workers listed it", "start again"))
     return images, digest
 
 
@@ -153,9 +154,8 @@ def write_rows(
             outputs = module(on_device)
             predicted = module.task.predictions(outputs)
             if predicted.dim() != 2:
-                error = f"{here.config.task.target} predicts values of shape {tuple(predicted.shape[1:])}"
-                hint = "use lockstep.load in Python"
-                raise errors.ConfigError([f"{error} for each image, and a file has rows of numbers: {hint}"])
+                problem = f"predicts shapes {tuple(predicted.shape[1:])}, and a file has rows of numbers"
+                raise ConfigError(Error(here.config.task.target, problem, "use lockstep.load in Python"))
             columns = [[[file] for file in files], module.task.cells(predicted, names, **ranks)]
             if has_truth:
                 targets = _targets(images, positions)
@@ -245,9 +245,9 @@ def ranked(module: Classifier, top_k: int) -> dict[str, int]:
     """Return the argument of a task that ranks classes. Raises ConfigError if it ranks fewer."""
     count = len(module.image_format.class_names)
     if top_k > 1 and "top_k" not in inspect.signature(module.task.cells).parameters:
-        raise errors.ConfigError([f"--top-k {top_k}: {type(module.task).__name__} ranks no classes: remove it"])
+        raise ConfigError(Error(f"--top-k {top_k}", f": {type(module.task).__name__} ranks no classes", "remove it"))
     if top_k > count:
-        raise errors.ConfigError([f"--top-k {top_k}: the run has {count} classes: use {count} at most"])
+        raise ConfigError(Error(f"--top-k {top_k}", f": the run has {count} classes", f"use {count} at most"))
     return {"top_k": top_k} if top_k > 1 else {}
 
 
@@ -265,7 +265,7 @@ def _truths(module: Classifier, targets: Tensor) -> list[list[str]]:
     rows = targets.reshape(len(targets), -1)
     if rows.shape[1] != len(names):
         error = f"targets of shape {tuple(targets.shape[1:])} for {len(names)} {module.task.named}"
-        raise errors.ConfigError([f"--output needs one number for each column, and the data has {error}"])
+        raise ConfigError(Error("--output", f"needs one number for each column, and the data has {error}"))
     return [[f"{value:.6g}" for value in row] for row in rows.tolist()]
 
 

@@ -55,7 +55,7 @@ def _loaded(config: Config, load: Callable[[], None]) -> None:
         pretrained = config.model.arguments().get("pretrained")
         key = f"_target_={config.model.target}" if pretrained is None else f"pretrained={shown(pretrained)}"
         text = f"{type(error).__name__}: {one_line(error)}"
-        hint = "use a file of weights for this network, model.pretrained=weights.pth, or model.pretrained=false"
+        hint = "use a file for this network, model.pretrained=weights.pth, or false"
         raise ValueError(f"model.{key}: cannot load the weights ({text}): {hint}") from error
 
 

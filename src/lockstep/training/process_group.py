@@ -18,7 +18,7 @@ from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateIm
 from typing_extensions import override
 
 from lockstep.config import workers
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
 from lockstep.distributed import collectives
@@ -75,12 +75,8 @@ def _refuse_mixed(device: torch.device, world: World, store: Store) -> None:
             store.set("all have read", "")
         if world.rank == 0:  # the store ends with this process
             store.get("all have read")
-        raise ConfigError(
-            [
-                f"{count} of {world.world_size} workers have no GPU, on {host}: start workers only where there are "
-                "GPUs, or use strategy=cpu (a load of 0 does not help: the others would wait for it in each exchange)"
-            ]
-        )
+        problem = f"{count} of {world.world_size} workers have no GPU, on {host}"
+        raise ConfigError(Error("", problem, "start workers only where there are GPUs, or use strategy=cpu"))
 
 
 def shared_folder(
@@ -92,7 +88,7 @@ def shared_folder(
     """
     join(config, world, known)
     agree(config, world.world_size)
-    path, errors = "", []
+    path, errors = "", list[Error]()
     if world.rank == 0:
         try:
             path = str(make().path)
@@ -100,7 +96,7 @@ def shared_folder(
             errors = error.errors
     path, errors = gather_objects((path, errors))[0]
     if errors:
-        raise ConfigError(errors)
+        raise ConfigError(*errors)
     return RunFolder(Path(path))
 
 
@@ -147,7 +143,7 @@ def _choose_network(config: Config, world: World) -> None:
     """Set the variables that gloo and NCCL read when the process group is made."""
     errors = workers.interface_errors(config)
     if errors:
-        raise ConfigError(errors)
+        raise ConfigError(*errors)
     name = config.strategy.interface
     if name is not None:
         # for NCCL eth1 matches eth10, too, and =eth1 does not
@@ -200,8 +196,9 @@ def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
     except (OSError, dist.DistNetworkError) as error:
         if "address already in use" not in str(error).lower():
             raise
-        message = f"port {port} of {host}, where the processes of this step meet, is in use by another program: "
-        raise ConfigError([message + f"set MASTER_ADDR={host} and MASTER_PORT to a free one"]) from error
+        problem = "where this step meets, is used by another program"
+        fix = f"set MASTER_ADDR={host} and MASTER_PORT to a free one"
+        raise ConfigError(Error(f"port {port} of {host}", f", {problem}", fix)) from error
 
 
 def _listener(host: str, port: int, world: World) -> socket.socket | None:
@@ -235,7 +232,5 @@ def _read_address(path: Path, timeout: timedelta) -> tuple[str, int]:
                 host, port = path.read_text().split()
                 return host, int(port)
         time.sleep(0.1)
-    raise TimeoutError(
-        f"{path} does not exist after {timeout.total_seconds():.0f} s (strategy.timeout_s): rank 0 has not started, or "
-        "the run folder is not on a disk that all nodes share"
-    )
+    problem = f"does not exist after {timeout.total_seconds():.0f} s (strategy.timeout_s)"
+    raise TimeoutError(f"{path} {problem}: rank 0 has not started, or its disk is not shared by all nodes")

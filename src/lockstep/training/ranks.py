@@ -3,7 +3,7 @@
 import torch
 
 from lockstep.config import storage
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema import Config
 from lockstep.distributed.collectives import gather_objects, is_distributed
 from lockstep.system.launcher import World
@@ -16,8 +16,8 @@ def agree(config: Config, world_size: int) -> None:
     mine = (storage.fingerprint(config), world_size)
     for rank, other in enumerate(gather_objects(mine)):
         if other != mine:
-            error = f"rank {rank} has another configuration or world size, {other}, than this process, {mine}: "
-            raise ConfigError([error + "start every process with the same command and the same files"])
+            problem = f"has another configuration or world size, {other}, than this process, {mine}"
+            raise ConfigError(Error(f"rank {rank}", problem, "start all processes with the same command and files"))
 
 
 def chosen_device(config: Config, gpus: tuple[int, ...], world: World) -> torch.device:
@@ -26,9 +26,7 @@ def chosen_device(config: Config, gpus: tuple[int, ...], world: World) -> torch.
         return torch.device("cpu")
     number = gpus[world.local_rank]
     if torch.cuda.device_count() <= number:
-        raise RuntimeError(
-            f"trainer.devices={config.trainer.devices}: torch {torch.__version__} finds {torch.cuda.device_count()} "
-            "GPUs here; is it a build without CUDA, or the driver too old? strategy=cpu trains without GPUs."
-        )
+        problem = f"torch {torch.__version__} finds {torch.cuda.device_count()} GPUs (no CUDA in it, or an old driver?)"
+        raise RuntimeError(f"trainer.devices={config.trainer.devices}: {problem}: strategy=cpu needs none.")
     torch.cuda.set_device(number)
     return torch.device("cuda", number)

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from lockstep.config.errors import of_file
+from lockstep.config.errors import Error, of_file
 from lockstep.runs.naming import shown
 
 # parts of the errors, other than torch.OutOfMemoryError, by which torch reports missing memory
@@ -19,9 +19,8 @@ OF_SHARED_MEMORY = (
 )
 REQUEST = re.compile(r"[Tt]ried to allocate .*?(is free|bytes)")  # the readable part of an allocator's message
 LESS_MEMORY = (
-    "A larger trainer.accumulate_grad_batches computes the same step in more parts (only batch norm differs), a "
-    "smaller eval_batch_size the same evaluation; data.memory=host keeps images out of GPU memory, data.memory=stream "
-    "those of a folder out of host memory."
+    "Raise trainer.accumulate_grad_batches (only batch norm differs), lower eval_batch_size, or keep images out of "
+    "GPU memory (data.memory=host) or of host memory (data.memory=stream)."
 )
 
 
@@ -56,20 +55,21 @@ def is_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and is_of_torch)
 
 
-def unwritable(path: Path) -> str | None:
-    """Return why nothing can be created at `path`, found by trying; None if it can. Leaves nothing there."""
+def unwritable(path: Path) -> Error | None:
+    """Return the error if nothing can be created at `path`, found by trying. Leaves nothing there."""
     folder = _existing(path)
     if not folder.is_dir():
-        return f"{shown(folder)} is not a folder: use another path, or move the file"
+        return Error(shown(folder), "is not a folder", "use another path, or move the file")
     try:
         with tempfile.TemporaryDirectory(prefix=".lockstep-", dir=folder):
             return None
     except OSError as error:
-        return f"{shown(folder)} cannot be written to ({error.strerror}): use another path, or check permissions"
+        fix = "use another path, or check permissions"
+        return Error(shown(folder), f"cannot be written to ({error.strerror})", fix)
 
 
-def exposed(chosen: str | None) -> str | None:
-    """Return why another user could replace a new folder, the `chosen` one or one below outputs/; None if none can."""
+def exposed(chosen: str | None) -> Error | None:
+    """Return the error if another user could replace a new folder, the `chosen` one or one below outputs/."""
     from lockstep.runs import gate
 
     try:

@@ -15,7 +15,7 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from torch import distributed as dist
 
-from lockstep.config import errors
+from lockstep.config.errors import ConfigError, errors_of
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
 from lockstep.data.images.image_error import ImageError
@@ -103,10 +103,11 @@ def opened(folder: RunFolder, config: Config, world: World | None) -> Iterator[S
         )
         try:
             yield session
-        except ImageError as error:  # while streaming
-            raise errors.ConfigError(error.errors) from error
-        except MetricError as error:  # of a custom module, which logs during the training
-            raise errors.ConfigError([str(error)]) from error
+        except (
+            ImageError,
+            MetricError,
+        ) as error:  # while streaming; of a custom module, which logs during the training
+            raise ConfigError(*errors_of(error)) from error
         except Exception as error:
             text = refusals.explained(error, folder.path, f"rank {world.rank} of {world.world_size}")
             if text is not None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from lockstep.config import features, places
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error, errors_of
 from lockstep.config.target_sections import Data
 from lockstep.distributed.collectives import gather_objects
 
@@ -50,21 +50,18 @@ def together(work: Callable[[], T]) -> T:
     future = pool.submit(work)
     pool.shutdown(wait=False)
     while True:
-        is_done, errors = bool(wait([future], HEARTBEAT_S).done), []
+        is_done, errors = bool(wait([future], HEARTBEAT_S).done), list[Error]()
         try:
             if is_done:
                 future.result()
         except (FileNotFoundError, ValueError) as error:
-            errors = str(error).splitlines()
+            errors = errors_of(error)
         reports = gather_objects((is_done, socket.gethostname(), errors))
         if all(is_done for is_done, *_ in reports):
             break
     if any(errors for *_, errors in reports):
         has_nodes = len({node for _, node, _ in reports}) > 1
-        all_errors = [
-            f"{node}: {message}" if has_nodes else message for _, node, errors in reports for message in errors
-        ]
-        raise ConfigError(list(dict.fromkeys(all_errors)))
+        raise ConfigError(*(each.within(node) if has_nodes else each for _, node, errors in reports for each in errors))
     return future.result()
 
 
@@ -73,5 +70,5 @@ def readable(read: Callable[[], T], remark: str = "") -> T:
     try:
         return read()
     except (FileNotFoundError, ValueError) as error:
-        errors = str(error).splitlines()
-        raise ConfigError([*errors[:-1], f"{errors[-1]} ({remark})" if remark else errors[-1]]) from error
+        *others, last = errors_of(error)
+        raise ConfigError(*others, last._replace(fix=f"{last.fix} ({remark})") if remark else last) from error

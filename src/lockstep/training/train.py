@@ -47,7 +47,7 @@ def train(
     """
     config = storage.load(folder.config)
     if errors := signatures.errors([storage.to_tree(config)]):  # needs torch: not part of the check of the command
-        raise ConfigError(errors)
+        raise ConfigError(*errors)
     with session.opened(folder, config, world) as here:
         resumed_from = session.checkpoint(here, folder.last_checkpoint)
         here, data, module, first = prepared(here, is_new=resumed_from.path is None)
@@ -203,7 +203,7 @@ def built_callbacks(config: Config) -> list[Callback]:
         built.append(callback)
         lightnings = (kind.__name__ for kind in type(built[-1]).__mro__ if kind.__module__.startswith("lightning."))
         if (kind := next(lightnings, "")) in callback_rules.INSTEAD:
-            raise ConfigError([callback_rules.unfit_callback(f"callbacks.{name}", section.target, kind)])
+            raise ConfigError(callback_rules.unfit_callback(f"callbacks.{name}", section.target, kind))
     return built
 
 

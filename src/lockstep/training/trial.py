@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lockstep.config import errors
+from lockstep.config.errors import ConfigError, Error, errors_of, one_line
 from lockstep.config.schema import Config
 from lockstep.data.module import ImageData
 from lockstep.distributed.batch import Batch
@@ -49,16 +49,17 @@ def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
     target = config.task.target
     used = config.augment.used
     mixing = [name for name in used if name in ("mixup", "cutmix")]
-    wrong: list[str] = []
+    wrong: list[Error] = []
     if mixing and not task.takes_mixed:
-        wrong.append(f"augment.{mixing[0]} mixes two samples, and {target} has no loss of mixed ones: set it to 0")
+        problem = f"mixes two samples, and {target} has no loss of mixed ones"
+        wrong.append(Error(f"augment.{mixing[0]}", problem, "set it to 0"))
     if batch.targets.dim() > 2 and batch.targets.shape[-2:] == batch.inputs.shape[-2:]:  # they lie in the image
         can_move = type(task).moved_targets is not Task.moved_targets
         for name in (name for name in used if name in OTHERS or (name in MOVING and not can_move)):
             hint = "switch it off" if name in OTHERS else f"add moved_targets to {target}, or switch it off"
-            wrong.append(f"augment.{name} would have to change the targets, too, which lie in the image: {hint}")
+            wrong.append(Error(f"augment.{name}", "would have to move the targets, too, which lie in the image", hint))
     if wrong:
-        raise errors.ConfigError(wrong)
+        raise ConfigError(*wrong)
 
 
 def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs: Tensor) -> None:
@@ -75,7 +76,7 @@ def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs:
         names = [str(parts[split].names[index]) for index in batch.indices.tolist()]
         listed = parts[split].classes if is_counted else None
         if listed is not None and not torch.equal(listed[batch.indices], batch.targets):
-            raise errors.ConfigError(["data.train: its `targets` are not those of its samples: correct or remove them"])
+            raise ConfigError(Error("data.train.targets", "are not those of its samples", "correct or remove them"))
         refuse_unfit(config, module.task, outputs, split, batch.targets, names)
 
     for split, images in parts.items():
@@ -99,8 +100,8 @@ def refuse_unfit(
     if len(bad) == len(targets):
         found = f"{dtype} of shape {tuple(sample.shape)} for each sample, {found}"
     takes = task.takes.format(count=outputs.shape[1], last=outputs.shape[1] - 1)
-    error = f"task._target_={config.task.target} takes {takes}, and {split} has {found}"
-    raise errors.ConfigError([f"{error}: correct them, or use another task=..."])
+    problem = f"takes {takes}, and {split} has {found}"
+    raise ConfigError(Error(f"task._target_={config.task.target}", problem, "correct them, or use another task"))
 
 
 def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch) -> None:
@@ -111,8 +112,8 @@ def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch)
         outputs = module(batch.inputs)
     if not isinstance(outputs, Tensor) or len(outputs) != len(batch.indices):
         kind = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        error = f"{network} returns {kind} for {plural(len(batch.indices), 'sample')}"
-        raise errors.ConfigError([f"{error}: return a tensor with a row for each"])
+        problem = f"returns {kind} for {plural(len(batch.indices), 'sample')}"
+        raise ConfigError(Error(network, problem, "return a tensor with a row for each"))
     shapes = f"outputs {tuple(outputs.shape)} and targets {batch.targets.dtype} {tuple(batch.targets.shape)}"
     with _as_config_error(module, f"{task} cannot take {shapes}"):
         refuse_targets(config, data, module, outputs)
@@ -135,7 +136,7 @@ def _measure(config: Config, module: Classifier, batch: Batch) -> None:
     try:
         list(scores.numbers())
     except MetricError as error:
-        raise errors.ConfigError([str(error)]) from error
+        raise ConfigError(*errors_of(error)) from error
     except (ValueError, RuntimeError, ZeroDivisionError):
         return  # two samples can be too few
 
@@ -161,17 +162,17 @@ def _as_config_error(module: Classifier, text: str) -> Iterator[None]:
     """
     try:
         yield
-    except errors.ConfigError:
+    except ConfigError:
         raise
     except MetricError as error:
-        raise errors.ConfigError([str(error)]) from error
+        raise ConfigError(*errors_of(error)) from error
     except Exception as error:  # of custom code
         if is_of_memory(error):
             raise
-        line = errors.one_line(error)
+        line = one_line(error)
         if module.layout.name != "contiguous" and "view size is not compatible" in line:
             line = f"{line.rstrip('.')} (x.flatten(1)), or set trainer.memory_format=contiguous"
-        raise errors.ConfigError([f"{text}: {line}"]) from error
+        raise ConfigError(Error("", text, line)) from error
 
 
 @contextlib.contextmanager

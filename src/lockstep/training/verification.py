@@ -14,7 +14,7 @@ from typing_extensions import override
 from lockstep.callbacks.own_module import metrics_of, micro_batches, steps_done
 from lockstep.callbacks.stop import Stopped
 from lockstep.config import build, storage
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.key_scopes import CHECKPOINT, FREE_CALLBACKS
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
@@ -108,8 +108,8 @@ class Trace(L.Callback):
         internals.silence_broadcast(trainer)
         num_steps = -(-int(trainer.num_training_batches) // micro_batches(pl_module)) * (trainer.max_epochs or 1)
         if self._cut_after is not None and num_steps <= self._cut_after:
-            error = f"lockstep verify cuts a training after step {self._cut_after}, and this one has {num_steps}"
-            raise ConfigError([f"{error}: use more images, or a smaller global_batch_size"])
+            problem = f"cuts a training after step {self._cut_after}, and this one has {num_steps}"
+            raise ConfigError(Error("lockstep verify", problem, "use more images, or a smaller global_batch_size"))
         for name, layer in _leaves(pl_module.net if isinstance(pl_module, Classifier) else pl_module):
             self._hooks.append(layer.register_forward_hook(self._hook(name)))
         if isinstance(pl_module, Classifier):

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.config import build, compose, errors, overrides, presence, storage, validation
+from lockstep.config import build, compose, overrides, presence, storage, validation
+from lockstep.config.errors import ConfigError, Error, errors_of, exit_with
 from lockstep.config.schema import Config
 from lockstep.launch import parent
 from lockstep.launch.worker import Job
@@ -62,8 +63,8 @@ def run(texts: Sequence[str], source: compose.Source) -> int:
     try:
         config = _checked(texts, source)
         presence.check(config.data)
-    except errors.ConfigError as error:
-        errors.exit_with(error)
+    except ConfigError as error:
+        exit_with(error)
     signals = SignalList()
     with signals.installed(), tempfile.TemporaryDirectory(prefix="lockstep-verify-") as path:
         return Verification(Path(path), config, signals).run()
@@ -73,7 +74,7 @@ def _checked(texts: Sequence[str], source: compose.Source) -> Config:
     """Return the configuration, changed to a few silent steps in float64. Raises ConfigError."""
     (config,) = overrides.check(texts, source).configs
     if config.resume is not None:
-        raise errors.ConfigError([f"resume={config.resume}: lockstep verify starts new trainings: remove it"])
+        raise ConfigError(Error(f"resume={config.resume}", "continues a run, verify starts new ones", "remove it"))
     tree = storage.to_tree(config)
     trainer = tree["trainer"]
     limits = {
@@ -114,8 +115,7 @@ class Verification:
         for variant in (ALONE, *VARIANTS):
             code = self._train(variant)
             if variant is ALONE and code in (EXIT_FAILED, EXIT_CONFIG):
-                error = _last_line(self._folder(variant).path / LOG).removeprefix("config error: ")
-                errors.exit_with(errors.ConfigError([error]))
+                exit_with(ConfigError(*errors_of(_last_line(self._folder(variant).path / LOG))))
             if code in (EXIT_FAILED, EXIT_CONFIG):
                 failures[variant] = _last_line(self._folder(variant).path / LOG)
             elif code:

@@ -33,8 +33,7 @@ class First(NamedTuple):
         """Cause of such a difference, and how to fix it."""
         if self.part == INPUTS:
             return (
-                "a sample depends on the worker that reads it: draw transforms from torch, numpy or random, which are "
-                "seeded for each sample, not from generators of their own"
+                "a sample depends on the worker that reads it: draw from torch, numpy or random, seeded for each sample"
             )
         if self.part == LOSSES:
             return "the loss of a sample depends on other samples: return one for each, never a mean or a sum"
@@ -43,8 +42,7 @@ class First(NamedTuple):
         if self.sample is None:
             return "gradients are the same: something else changes it, or has a state of its worker"
         return (
-            "this layer's output for a sample depends on other samples: normalize with nn.BatchNorm2d, which is made "
-            "exact, or by sample; draw random numbers with nn.Dropout"
+            "its output for a sample depends on other samples: use nn.BatchNorm2d and nn.Dropout, which are made exact"
         )
 
 

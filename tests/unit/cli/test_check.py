@@ -206,7 +206,7 @@ def test_a_target_that_cannot_be_learned_is_named_with_its_sample(capsys: pytest
     rows, lines = said(capsys, "data._target_=tests.support.sources.unlabelled", code=EXIT_FAILED)
     assert rows["targets"] == "2 splits with some that cannot be learned"
     takes = "targets: task._target_=lockstep.tasks.Classification takes class numbers int64 from 0 to 9, and"
-    hint = "correct them, or use another task=..."
+    hint = "correct them, or use another task"
     assert lines[0].startswith(f"{takes} train has -1 in digits/")
     assert lines[0].endswith(f" (1 of 70 samples): {hint}")
     assert lines[1].startswith(f"{takes} test has 10 in digits/")

@@ -64,7 +64,7 @@ def test_several_processes_are_refused_in_a_line(
 ) -> None:
     assert code_of(monkeypatch, name, variables) == 2
     assert started == []
-    line = f"lockstep: {launcher} started 2 processes, and lockstep {COMMANDS[name][0]} starts its own workers: "
+    line = f"lockstep: {launcher} started 2 processes of lockstep {COMMANDS[name][0]}, which starts its own workers: "
     assert capsys.readouterr().err.startswith(line)
 
 

@@ -116,7 +116,7 @@ def test_a_run_that_lacks_settings_of_this_version_is_refused_with_its_version(t
     run.note(environment={"packages": {"lockstep": "0.0.1"}})
     with pytest.raises(ConfigError) as refused:
         storage.load(run.config)
-    rotation, *_, hint = refused.value.errors
+    rotation, *_, hint = map(str, refused.value.errors)
     assert rotation.startswith(f"{run.config}: augment.rotation is missing")
     assert hint.startswith(f"{tmp_path} was trained by Lockstep 0.0.1 (this is ")
     assert hint.endswith("use that version")

@@ -48,4 +48,4 @@ def test_a_variable_that_is_not_set_is_named_with_its_key_and_machine(
     ):
         with pytest.raises(ConfigError) as caught:
             use()
-        assert caught.value.errors == [expected]
+        assert str(caught.value).splitlines() == [expected]

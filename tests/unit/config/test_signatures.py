@@ -103,12 +103,12 @@ def test_what_is_not_there_is_missing_with_the_names_that_are(target: str, what:
 
 
 def errors(**section: Any) -> list[str]:
-    return signatures.errors([{"callbacks": {"x": section}}])
+    return list(map(str, signatures.errors([{"callbacks": {"x": section}}])))
 
 
 def test_a_class_of_a_notebook_is_refused_with_the_place_for_it() -> None:
     (error,) = errors(_target_="__main__.Net")
-    hint = "put it into a file next to the notebook or script, net.py, and write net.Net"
+    hint = "put it into a file next to the notebook, net.py, and write net.Net"
     assert error == f"callbacks.x._target_=__main__.Net: '__main__' has no 'Net': {hint}"
 
 
@@ -127,6 +127,6 @@ def test_whatever_a_module_raises_is_an_error_of_its_target() -> None:
 @pytest.mark.usefixtures("_written")
 def test_the_process_that_imports_finds_the_modules_of_this_one() -> None:
     tree = {"callbacks": {"x": {"_target_": "written.Circle", "colour": 3}}}
-    assert processes.call(signatures.errors, [tree]) == [
+    assert list(map(str, processes.call(signatures.errors, [tree]))) == [
         "callbacks.x.colour=3 must be str or null, as Circle has it: write \"callbacks.x.colour='3'\""
     ]

@@ -45,7 +45,7 @@ def errors(*texts: str, is_multirun: bool = False, **places: Any) -> list[str]:
     try:
         overrides.check(texts, Source(**places), is_multirun=is_multirun)
     except ConfigError as error:
-        return error.errors
+        return str(error).splitlines()
     return []
 
 
@@ -110,7 +110,7 @@ def test_a_network_of_the_user_passes_with_the_parameters_it_has(
     added = tmp_path / "conf"
     assert errors("model=net", "model.depth=4", added=added) == []
     assert errors("model=net", "model.depth=deep", added=added) == ["model.depth=deep must be int, as Net has it"]
-    assert errors("model=net", "model.dept=4", added=added) == ["unknown key model.dept: did you mean model.depth?"]
+    assert errors("model=net", "model.dept=4", added=added) == ["model.dept is not a key: did you mean model.depth?"]
     assert errors("model=net", "~model.depth", added=added) == [
         "model.depth is missing: Net needs it, add +model.depth=..."
     ]
@@ -205,17 +205,17 @@ def test_the_file_of_an_option_has_exactly_the_parameters_of_its_target(group: s
 
 ERRORS = {
     # unknown keys
-    "optimizer.lrr=1": ["unknown key optimizer.lrr", "did you mean optimizer.lr?"],
-    "optimzer.lr=1": ["unknown key optimzer.lr", "did you mean optimizer.lr?"],
-    "+model.colour=1": ["unknown key model.colour: ResNet18 has width"],  # not itself, which the tree has now
-    "+optimizer.colour=1": ["unknown key optimizer.colour: SGD has lr"],
-    "lr=1": ["unknown key lr", "did you mean optimizer.lr?"],
-    "batch_size=8": ["unknown key batch_size", "write global_batch_size=..."],
-    "batch_siz=8": ["unknown key batch_siz", "eval_batch_size or global_batch_size?"],
-    "model.foo=1": ["unknown key model.foo", "ResNet18 has width, stem, shortcut_norm"],
-    "+extra=1": ["unknown key extra", "remove it"],
+    "optimizer.lrr=1": ["optimizer.lrr is not a key", "did you mean optimizer.lr?"],
+    "optimzer.lr=1": ["optimzer.lr is not a key", "did you mean optimizer.lr?"],
+    "+model.colour=1": ["model.colour is not a key: ResNet18 has width"],  # not itself, which the tree has now
+    "+optimizer.colour=1": ["optimizer.colour is not a key: SGD has lr"],
+    "lr=1": ["lr is not a key", "did you mean optimizer.lr?"],
+    "batch_size=8": ["batch_size is not a key", "write global_batch_size=..."],
+    "batch_siz=8": ["batch_siz is not a key", "eval_batch_size or global_batch_size?"],
+    "model.foo=1": ["model.foo is not a key", "ResNet18 has width, stem, shortcut_norm"],
+    "+extra=1": ["extra is not a key", "remove it"],
     "callbacks.timer.foo=1": ["callbacks.timer.foo is not set", "add it with +callbacks.timer.foo"],
-    "+callbacks.timer.foo=1": ["unknown key callbacks.timer.foo", "Timer has duration, interval, verbose"],
+    "+callbacks.timer.foo=1": ["callbacks.timer.foo is not a key", "Timer has duration, interval, verbose"],
     "+callbacks.timr.duration=5": ["callbacks.timr has no _target_", "did you mean callbacks.timer?"],
     "hydra.rundir=x": ["hydra.rundir=x: Could not override 'hydra.rundir'."],
     # + and ~
@@ -236,7 +236,7 @@ ERRORS = {
     "augment.erasing=1.5": ["augment.erasing=1.5 must be 0 <= float <= 1"],
     "augment.rotation=270": ["augment.rotation=270 must be 0 <= float <= 180"],
     "augment.color_jitter.hue=0.6": ["augment.color_jitter.hue=0.6 must be 0 <= float <= 0.5"],
-    "augment.color_jitter.hu=0.1": ["unknown key augment.color_jitter.hu", "did you mean augment.color_jitter.hue?"],
+    "augment.color_jitter.hu=0.1": ["augment.color_jitter.hu is not a key", "did you mean augment.color_jitter.hue?"],
     "augment.color_jitter=0.4": ["augment.color_jitter=0.4 must be a section of keys"],
     "augment.crop_border=constant": ["augment.crop_border=constant must be zeros|reflect"],
     "trainer.devices=two": ["trainer.devices=two must be auto or int >= 1 or [int >= 0, ...]"],
@@ -245,7 +245,7 @@ ERRORS = {
     "name=a/b": ["name=a/b must be text of letters, digits and _.=+- or null"],
     "+callbacks.x=5": ["callbacks.x=5 must be a section of keys with _target_ or null"],
     # options
-    "data=Digits": ["data=Digits is not an option, did you mean digits?"],
+    "data=Digits": ["data=Digits is not an option: did you mean digits? Choose from cifar10, dataset"],
     "data=null": ["data=null is not an option: choose from cifar10, dataset, digits"],
     "data=[digits,nope]": ["data=[digits,nope] is not an option", "choose from cifar10, dataset, digits"],
     "data@elsewhere=digits": ["Could not override 'data@elsewhere'. Did you mean to override data?"],
@@ -262,7 +262,7 @@ ERRORS = {
     # parts of the network
     "+parameters.head.pattern='('": ["parameters.head.pattern=( must be a regular expression"],
     "+parameters.head={lr_factor: 2}": ["parameters.head.pattern is missing", "a regular expression"],
-    "+parameters.head={pattern: fc, rate: 2}": ["unknown key parameters.head.rate", "head has pattern, lr_factor"],
+    "+parameters.head={pattern: fc, rate: 2}": ["parameters.head.rate is not a key", "head has pattern, lr_factor"],
     "+scheduler._interval_=epoch": [
         "scheduler._interval_=epoch is for schedules by epoch, and one_cycle_linear counts"
     ],
@@ -311,7 +311,7 @@ def test_an_error_names_its_key_and_a_fix(text: str) -> None:
         (["augment.random_resized_crop.scale=[1.0,0.5]"], ["must be [low, high], 0 < low <= high <= 1 or null"]),
         (["augment.random_resized_crop.ratio=[1]"], ["must be [low, high], 0 < low <= high"]),
         (["augment.random_resized_crop.scale=[0.5,1]", "data.memory=device"], ["crops in host memory: use data.mem"]),
-        (["data.has_crops=true"], ["unknown key data.has_crops"]),
+        (["data.has_crops=true"], ["data.has_crops is not a key"]),
         (["+data.has_crops=true"], ["data.has_crops is set by the training itself: remove it"]),
         (["data.image_size=[224]"], ["data.image_size=[224] must be int >= 8 or [height, width] or null"]),
         (["data.crop_percent=0"], ["data.crop_percent=0 must be auto or 0 < float <= 1"]),
@@ -326,7 +326,7 @@ def test_the_view_of_an_image_is_checked(words: list[str], expected: list[str]) 
 def test_a_dataset_is_cropped_by_its_own_transforms() -> None:
     texts = ("data=dataset", "data.train={_target_:torch.utils.data.TensorDataset}")
     (error,) = errors(*texts, "augment.random_resized_crop.scale=[0.5,1]")
-    assert "random_resized_crop is not for data=dataset" in error
+    assert "random_resized_crop.scale is not for data=dataset" in error
     assert errors(*texts) == []
 
 
@@ -366,7 +366,7 @@ def test_an_unknown_network_of_a_library_is_reported_with_near_names(monkeypatch
 def test_a_logger_whose_package_is_not_installed_is_reported_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert errors("logger=wandb") == errors("logger=[csv,tensorboard]") == []
     assert errors("logger=wandb", "logger.wandb.projct=x") == [
-        "unknown key logger.wandb.projct: did you mean logger.wandb.project?"
+        "logger.wandb.projct is not a key: did you mean logger.wandb.project?"
     ]
     monkeypatch.setattr(signatures, "is_there", lambda package: package != "wandb")
     hint = "needs the package wandb: install it with: pip install 'lockstep[wandb]'"
@@ -380,7 +380,7 @@ def test_a_logger_whose_package_is_not_installed_is_reported_before_the_run(monk
 def test_an_optimizer_that_computes_the_loss_again_is_refused(name: str) -> None:
     removed = [f"~optimizer.{key}" for key in ("momentum", "nesterov", "weight_decay", "fused")]
     found = errors(f"optimizer._target_=torch.optim.{name}", *removed)
-    expected = f"optimizer._target_=torch.optim.{name} computes the loss several times a step, which the training does "
+    expected = f"optimizer._target_=torch.optim.{name} computes the loss several times a step: choose another"
     assert [error.startswith(expected) for error in found] == ([True] if name == "LBFGS" else [])
 
 
@@ -453,9 +453,9 @@ def test_two_sets_of_the_same_operations_are_refused() -> None:
 def test_scaling_needs_a_learning_rate_to_scale() -> None:
     texts = ["scale_with_workers=true", "optimizer._target_=torch.optim.Adagrad"]
     texts += [f"~optimizer.{name}" for name in ("lr", "momentum", "nesterov")]
-    assert errors(*texts) == [
-        "scale_with_workers=true multiplies optimizer.lr, but it has no value: add +optimizer.lr=..."
-    ]
+    (error,) = errors(*texts)
+    assert error.startswith("scale_with_workers=true multiplies optimizer.lr")
+    assert "add +optimizer.lr=..." in error
 
 
 def test_all_errors_come_in_one_message_and_none_twice() -> None:
@@ -477,7 +477,7 @@ def test_all_errors_come_in_one_message_and_none_twice() -> None:
 
 def test_all_errors_of_what_is_called_come_in_one_message_where_there_are_no_others() -> None:
     texts = ["+callbacks.timer.foo=1", "+optimizer.maximize=2", "+logger.x._target_=nowhere.Logger"]
-    expected = ["optimizer.maximize=2 must", "unknown key callbacks.timer.foo", "logger.x._target_=nowhere.Logger"]
+    expected = ["optimizer.maximize=2 must", "callbacks.timer.foo is not a key", "logger.x._target_=nowhere.Logger"]
     for error, start in zip(errors(*texts), expected, strict=True):
         assert error.startswith(start)
     assert errors(*texts, "seed=-1") == ["seed=-1 must be int >= 0"]
@@ -491,10 +491,10 @@ def test_a_wrong_line_in_a_yaml_file_is_found_like_one_on_the_command_line(conf:
     found = errors("seed=x", conf=conf)
     assert sorted(found) == [
         "seed=x must be int >= 0",
-        "unknown key trainer.max_epoch: did you mean trainer.max_epochs?",
+        "trainer.max_epoch is not a key: did you mean trainer.max_epochs?",
     ]
     assert errors("~trainer.max_epoch", conf=conf) == [
-        "unknown key callbacks.timer.duraton: did you mean callbacks.timer.duration?"
+        "callbacks.timer.duraton is not a key: did you mean callbacks.timer.duration?"
     ]
 
 
@@ -551,7 +551,7 @@ def test_the_command_prints_both_errors_and_exits_with_code_2() -> None:
     assert run.returncode == 2
     assert run.stdout == ""
     assert run.stderr.splitlines() == [
-        "config error: unknown key optimizer.lrr: did you mean optimizer.lr?",
+        "config error: optimizer.lrr is not a key: did you mean optimizer.lr?",
         "config error: seed=-1 must be int >= 0",
         "2 errors; nothing was started. See --help.",
     ]
@@ -598,7 +598,7 @@ def test_a_resume_refuses_another_run_with_every_error() -> None:
     texts = ["seed=1", "optimizer.lr=0.2", "data=synthetic", "trainer.limit_train_batches=3", "trainer.loads=[1,1]"]
     with pytest.raises(ConfigError) as caught:
         resumed(saved, "resume=x", *texts)
-    found = caught.value.errors
+    found = str(caught.value).splitlines()
     starts = ["seed=1 ", "data._target_=", "optimizer.lr=0.2 cannot change on resume, this run has 0.1: remove it"]
     starts += ["trainer.limit_train_batches=3 ", "trainer.loads=[1,1] has 2 entries for 1 worker"]
     assert len(found) == len(starts)
@@ -630,8 +630,8 @@ def test_a_resume_refuses_another_run_with_every_error() -> None:
 def test_a_resume_refuses_what_changes_weights_or_the_choice_of_the_best(texts: list[str], error: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resumed(config_of(), "resume=x", *texts)
-    assert caught.value.errors[0].startswith(error)
-    assert caught.value.errors[0].endswith("remove it, or start a new run")
+    assert str(caught.value).startswith(error)
+    assert str(caught.value).endswith("remove it, or start a new run")
 
 
 def test_overrides_of_a_resume_apply_to_the_options_of_the_run() -> None:
@@ -641,8 +641,8 @@ def test_overrides_of_a_resume_apply_to_the_options_of_the_run() -> None:
     assert config.data.model_dump() == saved.data.model_dump() | changed
     with pytest.raises(ConfigError) as caught:
         resumed(saved, "resume=x", "data.num_worker=1", "optimizer.momentum=0.5", "optimizer.eps=1.0")
-    assert caught.value.errors[0].startswith("unknown key data.num_worker: did you mean data.num_workers?")
-    assert any("optimizer.momentum" in error for error in caught.value.errors)
+    assert str(caught.value).startswith("data.num_worker is not a key: did you mean data.num_workers?")
+    assert any("optimizer.momentum" in error for error in str(caught.value).splitlines())
     assert "optimizer.eps=1.0 cannot change on resume, this run has 1e-08" in str(caught.value)
 
 
@@ -718,9 +718,9 @@ def test_a_saved_configuration_that_does_not_fit_is_reported_with_its_path(saved
     saved.write_text(yaml.safe_dump(tree))
     with pytest.raises(ConfigError) as caught:
         storage.load(saved)
-    assert all(error.startswith(f"{saved}: ") for error in caught.value.errors)
+    assert all(error.startswith(f"{saved}: ") for error in str(caught.value).splitlines())
     assert "trainer.deterministic is missing" in str(caught.value)
-    assert "unknown key trainer.old_key" in str(caught.value)
+    assert "trainer.old_key is not a key" in str(caught.value)
     for text, reason in (("- 1\n", "contains no configuration"), ("a: [\n", "cannot be read")):
         saved.write_text(text)
         with pytest.raises(ConfigError, match=reason):

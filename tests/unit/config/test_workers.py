@@ -53,11 +53,11 @@ def test_a_run_of_one_machine_is_used_by_all_processes_of_a_launcher(
         workers = resolve_workers(saved_run.on_this_machine(saved, devices=devices, strategy=None, world=world))
         assert (workers.num_local, workers.world_size, workers.errors) == (2, 4, ())
     wrong = saved_run.on_this_machine(saved, devices=3, strategy=None, world=world)
-    assert "requires 3 workers, but" in resolve_workers(wrong).errors[0]
+    assert "requires 3 workers, but" in str(resolve_workers(wrong).errors[0])
 
 
 def errors(config: Config) -> list[str]:
-    return list(resolve_workers(config).errors)
+    return list(map(str, resolve_workers(config).errors))
 
 
 class Machine:
@@ -150,7 +150,7 @@ def test_more_processes_than_cores_and_memory_carry_are_an_error_with_reason_and
     monkeypatch.setattr(hardware, "memory_bytes", lambda: 64 * 2**30)
     assert machine.workers(strategy="cpu", devices=32).num_local == 32
     error = (
-        "trainer.devices={} is above the limit of 32 worker processes, 16 per core on 2 cores: "
+        "trainer.devices={} is above the limit of 32 workers, 16 per core on 2 cores: "
         "use fewer, or raise trainer.process_limit"
     )
     for devices in (33, 2**31 - 1):
@@ -161,7 +161,7 @@ def test_more_processes_than_cores_and_memory_carry_are_an_error_with_reason_and
     )
     monkeypatch.setattr(hardware, "memory_bytes", lambda: 4 * 2**30)
     assert machine.error(devices=9) == (
-        "trainer.devices=9 is above the limit of 8 worker processes, 0.5 GiB each in 4.0 GiB of memory: "
+        "trainer.devices=9 is above the limit of 8 workers, 0.5 GiB each in 4.0 GiB of memory: "
         "use fewer, or raise trainer.process_limit"
     )
 
@@ -212,7 +212,7 @@ def test_loads_are_one_for_each_worker_and_not_all_zero(machine: Machine) -> Non
     assert machine.error(loads=[2, 1, 1]).startswith(
         "trainer.loads=[2,1,1] has 3 entries for 2 workers: give one load for each, or auto"
     )
-    assert machine.error(loads=[0, 0]) == "trainer.loads=[0,0]: at least one worker needs a load above 0"
+    assert machine.error(loads=[0, 0]) == "trainer.loads=[0,0] has no load above 0: give one to at least one worker"
 
 
 def test_nodes_need_a_launcher(machine: Machine) -> None:
@@ -243,7 +243,7 @@ def test_a_launcher_that_does_not_count_the_workers_of_a_machine_is_an_error(
     machine.is_in_torchrun(2)
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     for devices in ("auto", 2):
-        assert machine.error(devices=devices).startswith("LOCAL_WORLD_SIZE is not set: set it to")
+        assert machine.error(devices=devices).startswith("LOCAL_WORLD_SIZE is not set: give the number of processes")
 
 
 def test_more_workers_than_gpus_is_an_error_also_under_a_launcher(machine: Machine) -> None:
@@ -301,7 +301,7 @@ def test_tasks_that_share_too_few_gpus_are_an_error_with_a_fix(machine: Machine)
     machine.has_gpus(1)
     machine.is_in_srun(2, gpus_on_node=1)
     assert machine.error() == (
-        "srun started 2 workers on a machine with 1 GPU: start 1, give each a GPU of its own "
+        "srun started 2 workers on a machine with 1 GPU: start 1, each with its own "
         "(srun --gpus-per-task=1), or choose strategy=cpu"
     )
     machine.has_gpus(2)

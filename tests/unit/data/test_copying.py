@@ -272,7 +272,7 @@ def test_a_disk_that_fills_up_is_named_and_nothing_is_left_on_it(
 
     monkeypatch.setattr(shutil, "copyfile", full)
     with pytest.raises(
-        ValueError, match=r"data\.copy_to=.*No space left on device.*permissions and free space, or set"
+        ValueError, match=r"data\.copy_to=.*No space left on device.*permissions and free space, or use"
     ):
         make(root, scratch)
     assert shown(scratch) == []
@@ -288,7 +288,7 @@ def test_a_copy_of_another_user_is_refused(root: Path, scratch: Path, monkeypatc
     shutil.rmtree(place)
     (elsewhere := scratch.parent / "elsewhere").mkdir()
     place.symlink_to(elsewhere)  # set up by another user of /tmp
-    with pytest.raises(ValueError, match=r"belongs to another user\): .*set data\.copy_to to a folder of your own"):
+    with pytest.raises(ValueError, match=r"belongs to another user\): .*use a folder of your own"):
         make(root, scratch)
     place.unlink()
     place.mkdir()

@@ -158,19 +158,19 @@ PIL = Image.fromarray(np.zeros((4, 4, 3), np.uint8))
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "iterable": (Stream(), {}, r"data\.train \(Stream\) is not a map-style Dataset: give it __len__ and __getitem__"),
     "no length": (Endless(), {}, r"data\.train \(Endless\) is not a map-style Dataset"),
-    "lambda": (Listed([*GOOD, lambda: 0]), {}, r"data\.train \(Listed\) cannot be pickled for .* \(.*lambda"),
+    "lambda": (Listed([*GOOD, lambda: 0]), {}, r"data\.train \(Listed\) cannot be pickled \(.*lambda"),
     "pil": (Listed([(PIL, 0)] * 5), {}, r"sample 0 is a Image and not a tensor: end .*v2\.ToImage\(\)"),
     "dict": (Listed([{"image": 0}] * 5), {}, r"sample 0 is a dict: give a pair \(input, target\)"),
     "vector": (Listed([(torch.zeros(7), 0)] * 5), {}, r"float32 of shape \(7,\): give an image \(C, H, W\)"),
     "ints": (Listed([(image(0, torch.int32), 0)] * 5), {}, r"int32 of shape \(3, 4, 4\): give an image"),
     "text": (Listed([(image(), "cat")] * 5), {}, r"the target of sample 0 is a str: give a number or a tensor"),
-    "no classes": (Listed(GOOD, None), {}, r"data\.class_names is not set, .*\(Listed\) has no `classes`: set the"),
+    "no classes": (Listed(GOOD, None), {}, r"data\.class_names is not set, .*\(Listed\) has no `classes`: set it, e"),
     "val": (Listed(GOOD), {"val": Listed([(image(side=5), 0)])}, r"data\.val has inputs of uint8 .*5\), data\.train"),
     "val target": (Listed(GOOD), {"val": Listed([(image(), 0.5)])}, r"data\.val has targets of float64 of shape \(\)"),
     "mean of floats": (
         Listed([(image(0, torch.float32), 0)] * 5),
         {"mean": [0.0] * 3, "std": [1.0] * 3},
-        r"data\.mean=.* normalizes uint8 images, but .* float32 of shape \(3, 4, 4\): remove",
+        r"data\.mean=.* normalizes uint8 images, and .* float32 of shape \(3, 4, 4\): remove",
     ),
     "mean of one": (
         Listed(GOOD),

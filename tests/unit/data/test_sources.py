@@ -451,7 +451,7 @@ def test_val_and_test_may_lack_a_class_and_labels_stay_those_of_train(tmp_path: 
 
 TWO = ("cat/1.png", "dog/1.png")
 LAYOUTS: dict[str, tuple[tuple[str, ...], str]] = {  # files, or folders that end in /
-    "nothing": (("notes.txt",), r"no class folders in .*looked for train/, val/ or test/"),
+    "nothing": (("notes.txt",), r"no class folders in .*train/, val/ or test/"),
     "one class": (("cat/1.png",), r"one class only, cat: add"),
     "an empty class": ((*TWO, "owl/notes.txt", "owl/._1.png"), r"without an image .*owl"),
     "no train": (("val/cat/1.png", "val/dog/1.png"), r'has "val" but no folder "train"'),
@@ -465,7 +465,7 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], str]] = {  # files, or folders that en
     ),
     "folds": (
         tuple(f"fold{number}/{name}" for number in (1, 2) for name in TWO),
-        r"the same folders in each: fold1, fold2.*name them train, val and test",
+        r"the same folders and no image in each of fold1, fold2.*name them train, val, test",
     ),
 }
 

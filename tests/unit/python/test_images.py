@@ -110,7 +110,7 @@ def tensor(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         (
             tensor(3, 6, 8, dtype=torch.float32) - 0.5,
             COLOUR,
-            "has values from -0.5 to -0.5: the network was trained on",
+            "has values from -0.5 to -0.5: give uint8",
         ),
         (tensor(3, 6, 8, dtype=torch.float32) * float("nan"), COLOUR, "has values from nan to nan"),
         (tensor(3, 7, 8, dtype=torch.float32), FLOATS, "the network, which takes floats of shape (3, 6, 8) here"),

@@ -12,7 +12,7 @@ from lockstep.cluster import scheduler, submission
 from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
 from lockstep.config import compose, validation
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema import Config
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, PRUNED, RunFolder
 from lockstep.sweeps import array, job_pool
@@ -57,7 +57,7 @@ class Cluster:
             "host": "login",
         }
         if self.error:
-            raise ConfigError([f"sbatch refused the job: {self.error}"])
+            raise ConfigError(Error("", "sbatch refused the job", self.error))
         self.copies.append(old_code)
         record = Record(**known, code=str(old_code or "copy"))
         folder.write_status(state="not started", reason="submitted", exit_code=None)

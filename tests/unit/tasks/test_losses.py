@@ -143,7 +143,7 @@ def test_a_custom_loss_takes_the_place_of_cross_entropy() -> None:
 def test_a_loss_that_is_one_number_for_the_batch_is_refused(reduction: str) -> None:
     logits, labels, _ = example(40)
     task = SupervisedTask(loss=nn.CrossEntropyLoss(reduction=reduction))
-    with pytest.raises(ValueError, match=r"losses of shape \(\) for 40 samples: return one value for each, .*\"none\""):
+    with pytest.raises(ValueError, match=r"losses of shape \(\) for 40 samples: return one for each, .*\"none\""):
         checked_losses(task, logits, batch_of(labels))
 
 

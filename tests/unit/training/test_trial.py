@@ -143,7 +143,7 @@ def test_classes_that_a_dataset_lists_must_be_those_of_its_samples(setting: str)
     refuse_targets(plan(["model.width=4", setting]).configs[0], data, module, torch.zeros(2, 3))
     data.look_at_batch(batch)
     batch.targets = (CLASSES.flip(0) + 1) % 3
-    with pytest.raises(ConfigError, match=r"data.train: its `targets` are not those of its samples"):
+    with pytest.raises(ConfigError, match=r"data.train.targets are not those of its samples"):
         data.look_at_batch(batch)
     refuse_targets(plan(["model.width=4"]).configs[0], data, module, torch.zeros(2, 3))
     data.look_at_batch(batch)  # nothing is counted

@@ -257,10 +257,8 @@ class Decoding:
             raise ValueError(f"data.cache={self.cache} cannot be used ({error}): {HINT}") from error
 
     def _no_space(self, needs: str) -> NoSpace:
-        return NoSpace(
-            f"data.cache={self.cache} needs {needs}: free some space, set data.cache to a folder on another disk, a "
-            "smaller data.image_size, or data.memory=stream to decode images when they are needed."
-        )
+        hint = "free some space, use another disk, a smaller data.image_size, or data.memory=stream"
+        return NoSpace(f"data.cache={self.cache} needs {needs}: {hint}.")
 
 
 def allocated(setting: str, shape: tuple[int, ...]) -> Tensor:
@@ -272,11 +270,8 @@ def allocated(setting: str, shape: tuple[int, ...]) -> Tensor:
 def refuse_beyond_memory(setting: str, needed: int) -> None:
     available = available_bytes()
     if available is not None and needed > available:
-        raise ValueError(
-            f"{setting} needs {needed / 2**30:.1f} GiB of memory when decoded, but this machine has "
-            f"{available / 2**30:.1f} GiB left: set a smaller data.image_size, give fewer images, or train with "
-            "data.memory=stream."
-        )
+        sizes = f"{needed / 2**30:.1f} GiB of memory when decoded, of {available / 2**30:.1f} GiB left"
+        raise ValueError(f"{setting} needs {sizes}: set a smaller data.image_size, or data.memory=stream.")
 
 
 def store_in(table: Tensor, view: View) -> Store:

@@ -59,13 +59,9 @@ class ImageFiles:
         image = decode(path, self.channels, self.view)
         height, width = image.size
         if self.view.size is None and (height, width) != self.shape[2:]:
-            size = f"{self.shape[2]}x{self.shape[3]}"
-            raise ImageError(
-                [
-                    f"data.image_size=null needs images of one size, but {self.first} has {size} (HxW) and {path} has "
-                    f"{height}x{width}: set data.image_size, e.g. {min(self.shape[2:])}."
-                ]
-            )
+            sizes = f"{self.first} has {self.shape[2]}x{self.shape[3]} (HxW) and {path} {height}x{width}"
+            hint = f"set data.image_size, e.g. {min(self.shape[2:])}"
+            raise ImageError([f"data.image_size=null needs images of one size, but {sizes}: {hint}."])
         return image
 
     def scaled(self, position: int) -> Tensor:

@@ -78,8 +78,7 @@ def list_classes(root: str, least: int = 2) -> ImageTable:
         splits[split] = np.arange(first, len(files))
     if empty:
         raise ValueError(
-            f"data.root={root} has folders without an image ({', '.join(IMAGE_SUFFIXES)}): {', '.join(empty)}. "
-            "Add images or delete the folders."
+            f"data.root={root} has folders without an image: {', '.join(empty)}. Add images or delete them."
         )
     names, states = list(files), np.array(list(files.values()), np.int64)
     digest, origin = digest_of(names, states), str(folder.resolve())
@@ -198,14 +197,11 @@ def _split_folders(root: str, folder: Path) -> dict[str, Path]:
         _refuse_splits(root, folder)
         return {"train": folder}
     if not parts["train"]:
-        raise FileNotFoundError(
-            f'data.root={root} has "{found[0].name}" but no folder "train": add it, with one folder per class.'
-        )
+        hint = "add it, with one folder per class"
+        raise FileNotFoundError(f'data.root={root} has "{found[0].name}" but no folder "train": {hint}.')
     if others:
-        raise ValueError(
-            f"data.root={root} has folders next to train/ that are not read: {_listed(others)}. "
-            "Only train/, val/ and test/ are read: rename or move the others."
-        )
+        hint = "only train/, val/ and test/ are, rename or move the others"
+        raise ValueError(f"data.root={root} has folders next to train/ that are not read, {_listed(others)}: {hint}.")
     for name, paths in parts.items():
         if len(paths) > 1:
             raise ValueError(f"data.root={root} has {len(paths)} folders for {name}: {_listed(paths)}. Keep one.")
@@ -224,11 +220,9 @@ def _refuse_splits(root: str, folder: Path) -> None:
         [each.name for each in _subfolders(path)] == inner and not any(_is_image(each.name) for each in path.iterdir())
         for path in classes
     ):
-        raise ValueError(
-            f"data.root={root} has folders without images directly in them, and the same folders in each: "
-            f"{_listed(classes)}. If they are splits, name them train, val and test, or give the one to train on: "
-            f"data.root={root}/{classes[0].name}. If they are classes, move their images up into them."
-        )
+        problem = f"has the same folders and no image in each of {_listed(classes)}"
+        hint = f"name them train, val, test, give one, {root}/{classes[0].name}, or move images up"
+        raise ValueError(f"data.root={root} {problem}: {hint}.")
 
 
 def class_folders(root: str, least: int = 2) -> tuple[Path, dict[str, list[Path]]]:
@@ -238,19 +232,14 @@ def class_folders(root: str, least: int = 2) -> tuple[Path, dict[str, list[Path]
     classes = {split: _subfolders(path) for split, path in split_folders.items()}
     names = {split: [*dict.fromkeys(stripped(path.name) for path in paths)] for split, paths in classes.items()}
     if lacking := [str(split_folders[split]) for split, paths in classes.items() if not paths]:
-        raise FileNotFoundError(
-            f"data.root={root} has no class folders in {', '.join(lacking)}: looked for train/, val/ or test/ with one "
-            "folder per class, or one folder per class."
-        )
+        hint = "give one folder per class, or train/, val/ or test/ with them"
+        raise FileNotFoundError(f"data.root={root} has no class folders in {', '.join(lacking)}: {hint}.")
     if len(names["train"]) < least:
-        raise ValueError(
-            f"data.root={root} has one class only, {names['train'][0]}: add the other classes, or give the folder that "
-            "holds one folder per class."
-        )
+        hint = "add the others, or give the folder that holds one folder per class"
+        raise ValueError(f"data.root={root} has one class only, {names['train'][0]}: {hint}.")
     for split, part in names.items():
         if unknown := sorted(set(part) - set(names["train"])):
-            raise ValueError(
-                f"data.root={root} has classes in {split_folders[split].name}/ that {split_folders['train'].name}/ "
-                f"lacks: {', '.join(unknown)}. Add training images of them, or delete their folders."
-            )
+            where = f"{split_folders[split].name}/ that {split_folders['train'].name}/ lacks"
+            hint = "Add training images of them, or delete their folders."
+            raise ValueError(f"data.root={root} has classes in {where}: {', '.join(unknown)}. {hint}")
     return folder, classes

@@ -76,13 +76,9 @@ class Samples:
                 one_input, target = pair(self.dataset, row, self.setting)
                 for what, value, like in (("input", one_input, self.no_inputs), ("target", target, self.no_targets)):
                     if (value.shape, value.dtype) != (like.shape[1:], like.dtype):
-                        raise ImageError(
-                            [
-                                f"{self.setting}: the {what} of sample {row} is {described(value)}, that of the first "
-                                f"one {described(like, 1)}: give all one shape and dtype, e.g. by a final "
-                                "torchvision.transforms.v2.CenterCrop."
-                            ]
-                        )
+                        problem = f"sample {row} is {described(value)}, that of the first one {described(like, 1)}"
+                        hint = "give all one shape and dtype, e.g. by a final transforms.v2.CenterCrop"
+                        raise ImageError([f"{self.setting}: the {what} of {problem}: {hint}."])
                 inputs.append(one_input)
                 targets.append(target)
         if not inputs:
@@ -103,7 +99,7 @@ def pair(dataset: Dataset[Any], row: int, setting: str) -> tuple[Tensor, Tensor]
     one_input, target = sample
     if not isinstance(one_input, Tensor):
         problem = f"a {type(one_input).__name__} and not a tensor"
-        hint = "end the transforms of the Dataset with torchvision.transforms.v2.ToImage()"
+        hint = "end the transforms of the Dataset with transforms.v2.ToImage()"
         raise ImageError([f"{setting}: the input of sample {row} is {problem}: {hint}."])
     if one_input.dim() != 3 or not (one_input.dtype == torch.uint8 or one_input.is_floating_point()):
         problem, hint = described(one_input), "give an image (C, H, W), uint8 of 0 to 255 or floats"

@@ -206,10 +206,8 @@ def cut_fold(
     draws, first, copies = np.unique(_draws(names, seed), return_index=True, return_inverse=True)
     fewest = int(np.unique(groups[first], return_counts=True)[1].min())
     if fewest < fold.num_folds:
-        raise ValueError(
-            f"data.folds={fold.num_folds} needs as many images of each class, and the smallest has {fewest}: use fewer "
-            "folds, or add images."
-        )
+        problem = f"needs as many images of each class, and the smallest has {fewest}"
+        raise ValueError(f"data.folds={fold.num_folds} {problem}: use fewer folds, or add images.")
     by_group = np.lexsort((draws, groups[first]))
     is_tested = np.isin(copies, by_group[fold.number :: fold.num_folds])
     return np.flatnonzero(~is_tested), np.flatnonzero(is_tested)
@@ -271,10 +269,8 @@ def _sizes(count: int, fractions: dict[str, float]) -> list[int]:
 def _refuse_empty(count: int, fractions: dict[str, float], sizes: Sequence[int]) -> None:
     for (name, fraction), size in zip(fractions.items(), sizes, strict=False):
         if not 0 < size < count:
-            raise ValueError(
-                f"data.{name}={fraction} of {count} images makes a split of {size}: use a fraction that leaves "
-                "at least one image in every split."
-            )
+            problem = f"makes a split of {size}: leave at least one image in every split."
+            raise ValueError(f"data.{name}={fraction} of {count} images {problem}")
     if sizes[-1] < 1:
         settings = " and ".join(f"data.{name}={fraction}" for name, fraction in fractions.items())
         raise ValueError(f"{settings} of {count} images leave none for training: use smaller fractions.")

@@ -126,10 +126,9 @@ def _downloaded(
     # missing files and no network: RuntimeError, URLError (an OSError); damaged files: also ValueError
     except (RuntimeError, OSError, ValueError) as error:
         hint = "check the network" if download else "set data.download=true"
+        problem = f"has no readable {kind.__name__} in {FOLDERS[target]} ({' '.join(str(error).split())})"
         raise FileNotFoundError(
-            f"data.root={root} has no readable {kind.__name__}: looked for {Path(root) / FOLDERS[target]} with "
-            f"data.download={str(download).lower()} ({' '.join(str(error).split())}): {hint}, or copy the files there; "
-            "delete damaged files first."
+            f"data.root={root} {problem}: delete damaged files, and {hint} or copy them."
         ) from error
     pixels = [torch.as_tensor(part.data) for part in parts]
     train, test = (images.permute(0, 3, 1, 2) if images.dim() == 4 else images.unsqueeze(1) for images in pixels)

@@ -56,10 +56,8 @@ def dataset(
     missing = {key: fraction for key, fraction in fractions.items() if key.removesuffix("_fraction") not in given}
     labels = _labels(train)
     if fold is not None and labels is None:
-        raise ValueError(
-            f"data.folds={fold.num_folds} needs the class of each sample, and data.train ({type(train).__name__}) "
-            "has no `targets`, or a target_transform: list the class numbers there."
-        )
+        problem = f"needs the class of each sample, which data.train ({type(train).__name__}) does not list"
+        raise ValueError(f"data.folds={fold.num_folds} {problem}: give it `targets`, no target_transform.")
     rows = {name: torch.arange(len(part)) for name, part in given.items()}  # pyright: ignore[reportArgumentType]
     rows |= cut_splits(rows["train"] if labels is None else labels, split_seed, missing, fold)
 
@@ -88,10 +86,8 @@ def _first_sample(part: Any, setting: str) -> tuple[Tensor, Tensor]:
     try:
         ForkingPickler.dumps(part)
     except Exception as error:  # custom classes raise any exception
-        raise ValueError(
-            f"{setting} ({name}) cannot be pickled for worker processes ({' '.join(str(error).split())}): "
-            "replace lambdas by functions of a module, and open files in __getitem__."
-        ) from error
+        hint = "replace lambdas by functions of a module, and open files in __getitem__"
+        raise ValueError(f"{setting} ({name}) cannot be pickled ({' '.join(str(error).split())}): {hint}.") from error
     one_input, target = pair(part, 0, setting)
     return one_input.new_empty(0, *one_input.shape), target.new_empty(0, *target.shape)
 
@@ -115,9 +111,9 @@ def _check_same(name: str, first: tuple[Tensor, Tensor], train: tuple[Tensor, Te
 def _class_names(train: Any, class_names: Sequence[str] | None) -> tuple[str, ...]:
     names = class_names if class_names is not None else getattr(train, "classes", None)
     if not names:
+        hint = "set it, e.g. data.class_names=[rose,tulip]"
         raise ValueError(
-            f"data.class_names is not set, and data.train ({type(train).__name__}) has no `classes`: set the names of "
-            "the classes, or of the numbers to predict, e.g. data.class_names=[rose,tulip]."
+            f"data.class_names is not set, and data.train ({type(train).__name__}) has no `classes`: {hint}."
         )
     return tuple(map(str, names))
 
@@ -126,15 +122,11 @@ def _statistics(samples: Any, mean: Sequence[float] | None, std: Sequence[float]
     num_channels, is_bytes = samples.shape[1], samples.dtype == torch.uint8
     if mean is not None and std is not None:
         if not is_bytes:
-            raise ValueError(
-                f"data.mean={list(mean)} normalizes uint8 images, but the inputs of data.train are "
-                f"{described(samples.no_inputs, 1)}: remove data.mean and data.std, and normalize in the Dataset."
-            )
+            problem = f"normalizes uint8 images, and data.train has {described(samples.no_inputs, 1)}"
+            raise ValueError(f"data.mean={list(mean)} {problem}: remove it and data.std, normalize in the Dataset.")
         if len(mean) != num_channels or len(std) != num_channels:
-            raise ValueError(
-                f"data.mean={list(mean)} and data.std={list(std)} are not for {plural(num_channels, 'channel')}: "
-                "give one number per channel."
-            )
+            problem = f"are not for {plural(num_channels, 'channel')}: give one number per channel."
+            raise ValueError(f"data.mean={list(mean)} and data.std={list(std)} {problem}")
         return Statistics(tuple(mean), tuple(std))
     if not is_bytes:
         return unchanged(num_channels)

@@ -89,10 +89,8 @@ def with_all_splits(
     missing = {name: fraction for name, fraction in fractions.items() if name not in table.splits}
     for name, fraction in missing.items():
         if fraction == 0:
-            raise ValueError(
-                f'{table.setting} has no split "{name}" and data.{name}_fraction=0: add images of it, or set '
-                f"data.{name}_fraction=0.1 to cut it off train."
-            )
+            hint = f"add images of it, or set data.{name}_fraction=0.1 to cut it off train"
+            raise ValueError(f'{table.setting} has no split "{name}" and data.{name}_fraction=0: {hint}.')
     train = table.splits["train"]
     named = {f"{name}_fraction": fraction for name, fraction in missing.items()}
     cuts = cut_by_name([table.names[row] for row in train], groups[train], split_seed, named)

@@ -80,9 +80,7 @@ class Copy:
                     self._bring(source, place)
                 hold(place, held)
         except OSError as error:
-            hint = (
-                "check permissions and free space, or set data.copy_to to a folder of your own on a disk of the node."
-            )
+            hint = "check permissions and free space, or use a folder of your own on a disk of the node."
             raise ValueError(f"{self.setting}: {self.source} cannot be copied ({error}): {hint}") from error
         return source.digest
 

@@ -44,10 +44,8 @@ def errors(url: str) -> Iterator[str]:
     from fsspec import get_filesystem_class
 
     if re.search(r"://[^/?#@:]*:[^/?#]*@|^https?://[^/?#]*@|::https?://[^/?#]*@", url):
-        yield (
-            f"data.root={redacted(url)} contains a user or password, which the run folder would store: set them in the "
-            "files or variables of the driver"
-        )
+        problem = "contains a user or password, which the run folder would store"
+        yield f"data.root={redacted(url)} {problem}: set them in the files or variables of the driver"
     for part in url.split("::"):
         protocol = part.partition("://")[0]
         if "/" in protocol:  # a path at the end of a chain
