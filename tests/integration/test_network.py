@@ -186,7 +186,8 @@ def test_the_error_lists_the_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
     monkeypatch.setattr("socket.gethostname", lambda: "n1")
     error = "strategy.interface=eth is not on n1, which has lo, eth0: use one of these, or null"
-    assert workers.interface_errors(config_of("strategy.interface=eth")) == [error]
+    (found,) = workers.interface_errors(config_of("strategy.interface=eth"))
+    assert str(found) == error
     assert workers.interface_errors(config_of("strategy.interface=eth0")) == []
     assert workers.interface_errors(config_of()) == []
     # a job is submitted from a machine that may have other networks
@@ -203,7 +204,7 @@ def test_variables_have_names_in_capitals_and_plain_values() -> None:
 
 def test_a_variable_without_its_plus_is_reported_with_it() -> None:
     typed = "strategy.variables={NCCL_DEBUG:INFO}"
-    assert errors(typed) == [f"{typed}: Key 'NCCL_DEBUG' is not in struct, write +{typed} to add it"]
+    assert errors(typed) == [f"{typed}: Key 'NCCL_DEBUG' is not in struct: write +{typed} to add it"]
     (error,) = errors("strategy.variables.NCCL_DEBUG=INFO")
     assert error.endswith("add it with +strategy.variables.NCCL_DEBUG=...")
 

@@ -148,7 +148,7 @@ def test_tasks_see_the_gpus_of_unequal_nodes(slurm: Slurm, tmp_path: Path) -> No
 def test_tasks_that_share_one_gpu_are_refused(slurm: Slurm, tmp_path: Path) -> None:
     task = [sys.executable, "-c", FINDS]
     done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=1", *task, cwd=tmp_path, code=1)
-    assert "srun started 2 workers on a machine with 1 GPU: start 1, give each a GPU of its own" in done.stderr
+    assert "srun started 2 workers on a machine with 1 GPU: start 1, each with its own" in done.stderr
 
 
 HOLDER = """

@@ -29,7 +29,7 @@ def verified(*overrides: str) -> tuple[int, str]:
     [
         pytest.param(
             [*SMALL, *NET, f"model._target_={PLANTED}.WithShardNorm"],
-            r"2 workers: the first to differ is norm of sample \d+, in step 1, by \S+: this layer's output for",
+            r"2 workers: the first to differ is norm of sample \d+, in step 1, by \S+: its output for",
             id="a norm of the shard",
         ),
         pytest.param(

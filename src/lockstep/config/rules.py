@@ -66,7 +66,7 @@ def _module_rules(config: Config) -> Iterator[Error]:
         # Lightning changes the scale between the steps of two optimizers, and lets fused SGD begin with a skipped step
         ("trainer.precision", "float16" if trainer.precision == "float16" else None, None, "use bfloat16 or float32"),
     )
-    problem = f"is of Lockstep's module, which module._target_={config.module.target} replaces"
+    problem = f"is of Lockstep's own module, which module._target_={config.module.target} replaces"
     for key, value, default, hint in settings:
         if value != default:
             yield Error(f"{key}={shown(value)}", problem, f"remove it, or {hint}")

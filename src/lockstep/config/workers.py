@@ -83,8 +83,8 @@ def _here(config: Config, world: launcher.World | None) -> tuple[Workers, list[E
         return workers, []
     if devices == "auto" and world is not None:
         own = "each with its own (srun --gpus-per-task=1), " if world.launcher == "srun" else ""
-        problem = f"{world.launcher} started {num_local} workers on a machine with {_gpus(num_gpus)}"
-        return workers, [Error("", problem, f"start {num_gpus}, {own}or choose strategy=cpu")]
+        problem = f"started {num_local} workers on a machine with {_gpus(num_gpus)}"
+        return workers, [Error(world.launcher, problem, f"start {num_gpus}, {own}or choose strategy=cpu")]
     hint = f"use trainer.devices={num_gpus}, or strategy=cpu for {devices} CPU processes"
     return workers, [Error(f"trainer.devices={devices}", f", but this machine has {_gpus(num_gpus)}", hint)]
 

@@ -106,7 +106,7 @@ def refuse_unfit(
 
 def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch) -> None:
     network, task = f"model._target_={config.model.target}", f"task._target_={config.task.target}"
-    with _as_config_error(module, f"{network} cannot take inputs of shape {tuple(batch.inputs.shape)}"):
+    with _as_config_error(module, network, f"cannot take inputs of shape {tuple(batch.inputs.shape)}"):
         for dropout in module.dropouts:
             dropout.shard = batch.shard
         outputs = module(batch.inputs)
@@ -115,12 +115,12 @@ def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch)
         problem = f"returns {kind} for {plural(len(batch.indices), 'sample')}"
         raise ConfigError(Error(network, problem, "return a tensor with a row for each"))
     shapes = f"outputs {tuple(outputs.shape)} and targets {batch.targets.dtype} {tuple(batch.targets.shape)}"
-    with _as_config_error(module, f"{task} cannot take {shapes}"):
+    with _as_config_error(module, task, f"cannot take {shapes}"):
         refuse_targets(config, data, module, outputs)
         values, _ = checked_losses(module.task, outputs, batch)
         for score in module.task.scores(outputs, batch):
             assert score.shape == values.shape, f"scores of shape {tuple(score.shape)}"
-    with _as_config_error(module, f"{task} has no gradient of its losses"):
+    with _as_config_error(module, task, "has no gradient of its losses"):
         values.sum().backward()
 
 
@@ -131,7 +131,7 @@ def _measure(config: Config, module: Classifier, batch: Batch) -> None:
     scores.start(module.device)  # as every validation does
     with torch.no_grad():
         outputs = module(batch.inputs)
-        with _as_config_error(module, f"task._target_={config.task.target} cannot be evaluated"):
+        with _as_config_error(module, f"task._target_={config.task.target}", "cannot be evaluated"):
             scores.update(module.task, outputs, batch)
     try:
         list(scores.numbers())
@@ -145,18 +145,19 @@ def _try_empty(config: Config, module: Classifier, batch: Batch) -> None:
     """Try an empty shard. Batch norms are in evaluation mode: they are made exact only when the training starts."""
     module.eval()
     module.task.train()
-    error = "cannot take an empty batch, which the shard of a worker can be"
-    network = f"model._target_={config.model.target} {error} (x.flatten(1), not x.view(len(x), -1))"
-    with _as_config_error(module, network):
+    problem = "cannot take an empty batch, which the shard of a worker can be"
+    with _as_config_error(
+        module, f"model._target_={config.model.target}", f"{problem} (x.flatten(1), not x.view(len(x), -1))"
+    ):
         outputs = module(batch.inputs)
-    with _as_config_error(module, f"task._target_={config.task.target} {error}"):
+    with _as_config_error(module, f"task._target_={config.task.target}", problem):
         values, _ = checked_losses(module.task, outputs, batch)
         values.sum().backward()
 
 
 @contextlib.contextmanager
-def _as_config_error(module: Classifier, text: str) -> Iterator[None]:
-    """Turn any exception of custom code into a ConfigError of one line that begins with `text`.
+def _as_config_error(module: Classifier, key: str, problem: str) -> Iterator[None]:
+    """Turn any exception of custom code into a ConfigError of one line, with the exception for a fix.
 
     A `view` of a convolution's outputs works in only one memory layout: it is named.
     """
@@ -172,7 +173,7 @@ def _as_config_error(module: Classifier, text: str) -> Iterator[None]:
         line = one_line(error)
         if module.layout.name != "contiguous" and "view size is not compatible" in line:
             line = f"{line.rstrip('.')} (x.flatten(1)), or set trainer.memory_format=contiguous"
-        raise ConfigError(Error("", text, line)) from error
+        raise ConfigError(Error(key, problem, line)) from error
 
 
 @contextlib.contextmanager

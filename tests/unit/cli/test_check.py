@@ -122,7 +122,7 @@ def test_an_image_of_another_size_is_broken_where_all_must_have_one(
 ) -> None:
     rows, lines = said(capsys, *FOLDER, "data.image_size=null", code=EXIT_FAILED)
     assert rows["broken"] == "19 cannot be used"
-    assert "fox/0.png has 40x30 (HxW) and images/train/fox/1.png has 10x12: set data.image_size" in lines[0]
+    assert "fox/0.png has 40x30 (HxW) and images/train/fox/1.png 10x12: set data.image_size" in lines[0]
     (root / "train" / "fox" / "0.png").write_bytes(b"no image")
     shutil.copy(root / "train" / "fox" / "1.png", root / "val" / "hen" / "copy.png")
     rows, lines = said(capsys, *FOLDER, "data.image_size=null", code=EXIT_FAILED)

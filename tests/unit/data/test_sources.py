@@ -453,12 +453,12 @@ TWO = ("cat/1.png", "dog/1.png")
 LAYOUTS: dict[str, tuple[tuple[str, ...], str]] = {  # files, or folders that end in /
     "nothing": (("notes.txt",), r"no class folders in .*train/, val/ or test/"),
     "one class": (("cat/1.png",), r"one class only, cat: add"),
-    "an empty class": ((*TWO, "owl/notes.txt", "owl/._1.png"), r"without an image .*owl"),
+    "an empty class": ((*TWO, "owl/notes.txt", "owl/._1.png"), r"without an image: .*owl"),
     "no train": (("val/cat/1.png", "val/dog/1.png"), r'has "val" but no folder "train"'),
-    "an empty split": ((*(f"train/{name}" for name in TWO), "val/cat/"), r"without an image .*: \S*/val\. Add images"),
+    "an empty split": ((*(f"train/{name}" for name in TWO), "val/cat/"), r"without an image: \S*/val\. Add images"),
     "a split without classes": ((*(f"train/{name}" for name in TWO), "test/1.png"), r"no class folders in .*test"),
     "a class of test alone": ((*(f"train/{name}" for name in TWO), "test/fox/1.png"), r"train/ lacks: fox\. Add"),
-    "another folder": (tuple(f"{part}/{name}" for part in ("train", "dev") for name in TWO), "are not read: dev"),
+    "another folder": (tuple(f"{part}/{name}" for part in ("train", "dev") for name in TWO), "are not read, dev"),
     "two folders of val": (
         tuple(f"{part}/{name}" for part in ("train", "val", "valid") for name in TWO),
         r"has 2 folders for val: val, valid\. Keep one",

@@ -77,9 +77,8 @@ def list_classes(root: str, least: int = 2) -> ImageTable:
             empty.append(str(folders[0].parent))
         splits[split] = np.arange(first, len(files))
     if empty:
-        raise ValueError(
-            f"data.root={root} has folders without an image: {', '.join(empty)}. Add images or delete them."
-        )
+        hint = f"Add images ({', '.join(IMAGE_SUFFIXES)}) or delete them."
+        raise ValueError(f"data.root={root} has folders without an image: {', '.join(empty)}. {hint}")
     names, states = list(files), np.array(list(files.values()), np.int64)
     digest, origin = digest_of(names, states), str(folder.resolve())
     if (copied := copying.record_of(folder, names, states[:, :2].tolist())) is not None:
