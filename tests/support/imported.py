@@ -14,7 +14,9 @@ class Imported(L.Callback):
     def __init__(self, *, path: str) -> None:
         self._path = Path(path)
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         ours = {
             name: module
             for name, module in [*sys.modules.items()]

@@ -181,7 +181,7 @@ def test_one_process_notifies_once_after_the_run_is_unlocked(
         held.enter_context(runner.locked(folder))
         return folder
 
-    assert runner._train(make, config) == (folder, code)
+    assert runner.run_workers(make, config) == (folder, code)
     assert told == ([code] if is_sent else [])
 
 

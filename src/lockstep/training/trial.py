@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lockstep.config import errors
 from lockstep.config.schema import Config
+from lockstep.data.images.splits import Splits, is_streamed
 from lockstep.data.module import ImageData
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier, Layout
@@ -42,6 +43,39 @@ def try_out(here: Session, data: ImageData, module: Classifier) -> None:
         _measure(config, module, data.example(size))
         if here.world_size > 1:
             _try_empty(config, module, data.example(0))
+
+
+def refuse_unfit_images(config: Config, images: Splits) -> None:
+    """Raise ConfigError if the images of a source do not fit the settings of data and augment."""
+    name, pixels, found = f"data._target_={config.data.target}", images.train.pixels, []
+    if config.data.memory not in ("auto", "stream") and is_streamed(pixels):
+        found.append(f"data.memory={config.data.memory}, but {name} makes samples on demand: use data.memory=stream")
+    if config.data.memory == "stream" and not any(is_streamed(part.pixels) for part in images.parts.values()):
+        found.append(f"data.memory=stream, but {name} does not stream its images: use data.memory=auto")
+    if images.statistics is None and not isinstance(pixels, Tensor):
+        hint = "return Splits(..., statistics=Statistics(mean, std)), e.g. Statistics((0.5,), (0.25,)) of one channel"
+        found.append(f"{name} returns neither a tensor of pixels nor statistics to normalize them: {hint}")
+    uses = {"data.balance": config.data.balance, "task.class_weights": config.task.arguments().get("class_weights")}
+    counting = [f"{key}={value}" for key, value in uses.items() if value and not isinstance(value, list)]
+    if counting and images.class_counts("train") is None:
+        hint = "use it with one class for each image; a Dataset lists them as `targets`, without target_transform"
+        found.append(f"{counting[0]} needs the class of each training image, which {name} does not have: {hint}")
+    if (absent := images.absent_classes("train")) and (counting or len(images.train.targets)):
+        found.append(f"{name} has no training image of {errors.several(absent)}: add some, or remove the class")
+    augment = config.augment
+    used = [f"augment.{name}={errors.shown(value)}" for name, value in augment.used.items()]
+    if used and images.train.dtype != torch.uint8:
+        hint = "remove it, and change the images in the source"
+        found.append(f"{', '.join(used)} needs uint8 images, and {name} returns floats: {hint}")
+    side = min(pixels.shape[-2:])
+    if augment.crop_border == "reflect" and augment.crop_padding >= side:
+        error = f"augment.crop_padding={augment.crop_padding} reflects more than the images of {name} have"
+        found.append(f"{error}: use less than their shorter side, {side}")
+    if augment.cutout_inside and augment.cutout > side:
+        error = f"augment.cutout={augment.cutout} does not fit inside the images of {name}"
+        found.append(f"{error}: use at most their shorter side, {side}")
+    if found:
+        raise errors.ConfigError(found)
 
 
 def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
