@@ -35,8 +35,9 @@ RINGS = {
         *("distributed", "tasks", "callbacks.own_module", "callbacks.stop"),
         *("data.balance", "data.loader", "data.sampler", "data.transforms"),
         *("data.images.image_error", "data.images.samples", "data.images.splits", "data.images.statistics"),
-        *("models.classifier", "models.counts", "models.loss_scale", "models.parameter_groups", "models.schedules"),
-        *("models.step", "system.internals", "system.kinds", "system.signals", "system.trainer_internals"),
+        *("models.classifier", "models.counts", "models.loss_scale", "models.parameter_groups", "models.passes"),
+        *("models.schedules", "models.step"),
+        *("system.internals", "system.kinds", "system.signals", "system.trainer_internals"),
     ),
     "run": ("callbacks", "config", "data", "launch", "models", "runs", "system", "training"),
     # commands too: they know the features that they start
@@ -134,17 +135,29 @@ def outward_imports(ring: str) -> set[str]:
     }
 
 
-WIDTH, MARGIN, GAP, LINE, HEAD = 1060, 24, 12, 17, 40  # pixels
+WIDTH, MARGIN, GAP, LINE, HEAD, SQUARE = 1060, 24, 12, 17, 40, 9  # pixels
+MEANINGS = {
+    "promise": "N workers compute what one would",
+    "run": "one training, from its folder to its end",
+    "features": "what a training can do without",
+}
+RULE = "A square is a module. Imports point to lower layers, and from features to run to promise."
 STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #424a53 }
   .name { font: 600 15px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill: #1f2328 }
   .page { fill: #ffffff; stroke: #d1d9e0 }
-  .package { fill: #eef4fb; stroke: #7f9fc4 }
+  .package { fill: #f6f8fa; stroke: #afb8c1 }
+  .promise { fill: #0a5bc4 }
+  .run { fill: #6ea8e8 }
+  .features { fill: #e0a458 }
   @media (prefers-color-scheme: dark) {
     text { fill: #c3ccd5 }
     .name { fill: #f0f6fc }
     .page { fill: #0d1117; stroke: #3d444d }
-    .package { fill: #17253a; stroke: #4a6a94 }
+    .package { fill: #161b22; stroke: #484f58 }
+    .promise { fill: #58a6ff }
+    .run { fill: #2f5f98 }
+    .features { fill: #b07a35 }
   }"""
 
 
@@ -154,9 +167,26 @@ def purpose(package: str) -> str:
     return " ".join(text.replace("`", "").split("\n\n")[0].split()).split(". ")[0].rstrip(".")
 
 
+def squares(package: str, right: int, top: int) -> Iterator[str]:
+    """A square for each module of a package in the colour of its ring, inner rings first; they end at `right`."""
+    names = [name for name in MODULES if part_of(name) == package and MODULES[name].name != "__init__.py"]
+    names.sort(key=lambda name: [*RINGS].index(ring_of(name)))
+    for number, name in enumerate(names):
+        left = right - SQUARE * (len(names) - number)
+        yield f'<rect class="{ring_of(name)}" x="{left}" y="{top}" width="{SQUARE - 2}" height="{SQUARE - 2}"/>'
+
+
+def legend() -> Iterator[str]:
+    for number, (ring, meaning) in enumerate(MEANINGS.items()):
+        left = MARGIN + number * (WIDTH - 2 * MARGIN) // len(MEANINGS)
+        yield f'<rect class="{ring}" x="{left}" y="{MARGIN}" width="11" height="11"/>'
+        yield f'<text x="{left + 18}" y="{MARGIN + 10}">{ring}: {meaning}</text>'
+    yield f'<text x="{MARGIN}" y="{MARGIN + 34}">{RULE}</text>'
+
+
 def drawing() -> str:
     """A row of boxes for each layer, the highest first, as SVG: light or dark as the page around it."""
-    parts, top = [], MARGIN
+    parts, top = [*legend()], MARGIN + HEAD + LINE
     for names in reversed(LAYERS[:-1]):  # __main__ is no package
         width = (WIDTH - 2 * MARGIN - GAP * (len(names) - 1)) // len(names)
         texts = [textwrap.wrap(purpose(name), (width - 24) // 7) for name in names]
@@ -165,6 +195,7 @@ def drawing() -> str:
             left = MARGIN + number * (width + GAP)
             parts.append(f'<rect class="package" x="{left}" y="{top}" width="{width}" height="{height}" rx="7"/>')
             parts.append(f'<text class="name" x="{left + 12}" y="{top + 24}">{name}</text>')
+            parts += squares(name, left + width - 10, top + 15)
             for row, line in enumerate(lines):
                 parts.append(f'<text x="{left + 12}" y="{top + 45 + LINE * row}">{escape(line)}</text>')
         top += height + GAP
@@ -173,7 +204,7 @@ def drawing() -> str:
     return "\n".join(
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',
-            "<title>The packages of Lockstep in layers: each imports from lower ones only</title>",
+            "<title>The packages of Lockstep in layers, and their modules in three rings</title>",
             f"<style>{STYLE}\n</style>",
             f'<rect class="page" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
             *parts,

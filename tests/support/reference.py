@@ -62,7 +62,7 @@ default, because `conf/` is the home of values. Types with a range, such as `Fra
 [own-data.md](own-data.md) custom data, [own-loss.md](own-loss.md) tasks, [own-module.md](own-module.md) training
 steps. [python.md](python.md) shows how a script or a notebook trains, looks at runs and predicts.
 """
-PACKAGES = ("data", "models", "tasks", "callbacks")
+PACKAGES = ("data", "models", "tasks", "callbacks", "distributed")
 ENTRY = "+parameters.NAME={pattern:'^fc',lr_factor:1.0,weight_decay:null,frozen_epochs:0}"
 LINE_LENGTH = 100  # of a signature in one line
 

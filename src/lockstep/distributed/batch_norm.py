@@ -251,7 +251,7 @@ class SyncBatchNormAct(SyncBatchNorm):
 
 
 class ExactBatchNorm:
-    """Makes every batch norm of a model a SyncBatchNorm for the time of a training.
+    """Makes every batch norm of a model a SyncBatchNorm: `apply(model)` before a training, `revert(model)` after it.
 
     The class is swapped in place, so that parameters, names, hooks and checkpoints stay.
     """
@@ -260,7 +260,7 @@ class ExactBatchNorm:
         self._original: dict[nn.Module, type[nn.Module]] = {}
 
     def apply(self, model: nn.Module) -> nn.Module:
-        """Swap in, before DDP wraps the model."""
+        """Swap in, before the model is wrapped for several processes. Returns the model."""
         for module in model.modules():
             if isinstance(module, BatchNorm) and not isinstance(module, SyncBatchNorm):
                 exact = _exact_class(type(module))
@@ -270,7 +270,7 @@ class ExactBatchNorm:
         return model
 
     def revert(self, model: nn.Module) -> nn.Module:
-        """Swap back, after the training."""
+        """Swap back. Returns the model."""
         for module, original in self._original.items():
             module.__class__ = original
         self._original.clear()

@@ -116,6 +116,8 @@ class ExactDropPath(ExactDropout):
 def replace_dropout(net: nn.Module, seed: int) -> list[ExactDropout]:
     """Replace every dropout and stochastic depth of `net` by an exact one, in place. Returns the new layers.
 
+    Set their `shard`, one of `GlobalBatches`, before each forward pass in training mode.
+
     Raises ValueError for other layers that draw random numbers, because their result would depend on the rank.
     """
     swapped: dict[nn.Module, ExactDropout] = {}

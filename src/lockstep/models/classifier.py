@@ -1,9 +1,9 @@
 """The LightningModule of an image classifier: loss and metrics of the global batch, from any split of it."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lightning as L
 import torch
@@ -19,10 +19,10 @@ from typing_extensions import override
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.batch_norm import refuse_inexact_norms
 from lockstep.distributed.collectives import sum_over_ranks
-from lockstep.distributed.partition import Shard
-from lockstep.distributed.rng import ExactDropout, replace_dropout
+from lockstep.distributed.rng import replace_dropout
 from lockstep.models.counts import EpochCounts
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
+from lockstep.models.passes import Compiler, Graphed, Grapher, Layout
 from lockstep.models.schedules import Schedule, replay
 from lockstep.models.step import LossGuard, OptimizerStep
 from lockstep.tasks.scores import Scores
@@ -43,24 +43,6 @@ class ImageFormat(NamedTuple):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     is_float: bool = False
-
-
-class Layout(NamedTuple):
-    """The memory format of a network and its images, and why it was chosen."""
-
-    memory_format: torch.memory_format
-    reason: str
-
-    @property
-    def name(self) -> str:
-        return "channels_last" if self.memory_format == torch.channels_last else "contiguous"
-
-
-class Compiled(Protocol):
-    """Calls a compiled network. `eagerly` compiles nothing inside, and forgets the batch sizes seen there."""
-
-    def __call__(self, images: Tensor, /) -> Tensor: ...
-    def eagerly(self) -> AbstractContextManager[None]: ...
 
 
 class Classifier(L.LightningModule):
@@ -94,8 +76,8 @@ class Classifier(L.LightningModule):
         gradient_clip_norm: float | None,
         autocast: dtype | None,
         layout: Layout,
-        compiler: Callable[[nn.Module, Sequence[ExactDropout], Layout], Compiled] | None,
-        grapher: Callable[..., Callable[[Tensor, Shard], Tensor]] | None,
+        compiler: Compiler | None,
+        grapher: Grapher | None,
         has_flip_test: bool,
         seed: int,
         log_every_n_steps: int,
@@ -125,7 +107,7 @@ class Classifier(L.LightningModule):
         self.scores = nn.ModuleDict({split: Scores(measured) for split in ("val", *self.test_splits)})
         self._compiled = compiler and compiler(net, self.dropouts, layout)
         self.grapher = grapher
-        self._graphed: Callable[[Tensor, Shard], Tensor] | None = None
+        self._graphed: Graphed | None = None
         self.counts = EpochCounts(task.scored)
         self._weight_sum: Tensor | None = None  # of this rank's samples of the global batch, if they have weights
         self.metrics: dict[str, float] = {}

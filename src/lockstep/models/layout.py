@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lockstep.distributed import collectives
 from lockstep.distributed.rng import ExactDropout
-from lockstep.models.classifier import Layout
+from lockstep.models.passes import Layout
 
 AVX2_NUMBERS, AVX512_NUMBERS = 8, 16  # float32 numbers in a vector register: the channels that the kernel writes
 

@@ -19,9 +19,10 @@ from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.partition import Shard
 from lockstep.distributed.rng import drawing_layer, replace_dropout, seed_of
 from lockstep.models import layout
-from lockstep.models.classifier import Classifier, ImageFormat, Layout
+from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.origin import with_ends
 from lockstep.models.parameter_groups import ParameterRule, rule_of
+from lockstep.models.passes import Layout
 from lockstep.models.schedules import Schedule
 from lockstep.tasks import reduction
 from lockstep.tasks.task import Task

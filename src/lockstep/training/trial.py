@@ -12,7 +12,8 @@ from lockstep.config.schema import Config
 from lockstep.data.images.splits import Splits, is_streamed
 from lockstep.data.module import ImageData
 from lockstep.distributed.batch import Batch
-from lockstep.models.classifier import Classifier, Layout
+from lockstep.models.classifier import Classifier
+from lockstep.models.passes import Layout
 from lockstep.system.wording import plural
 from lockstep.tasks.scores import MetricError, Scores
 from lockstep.tasks.task import Task, checked_losses

@@ -9,8 +9,8 @@ from torch import distributed as dist
 
 from lockstep.distributed import collectives
 from lockstep.distributed.collectives import FlagChannel, gather_objects, is_distributed, sum_over_ranks
-from lockstep.models.classifier import Layout
 from lockstep.models.layout import CompiledNetwork
+from lockstep.models.passes import Layout
 from tests.support.processes import TIMEOUT, Ranks, started
 
 # the flag each of three ranks raises at each step

@@ -1,0 +1,34 @@
+"""What a classifier needs of code that calls its network in another way: compiled, or replayed as CUDA graphs."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.distributed.partition import Shard
+from lockstep.distributed.rng import ExactDropout
+
+
+class Layout(NamedTuple):
+    """The memory format of a network and its images, and why it was chosen."""
+
+    memory_format: torch.memory_format
+    reason: str
+
+    @property
+    def name(self) -> str:
+        return "channels_last" if self.memory_format == torch.channels_last else "contiguous"
+
+
+class Compiled(Protocol):
+    """Calls a compiled network. `eagerly` compiles nothing inside, and forgets the batch sizes seen there."""
+
+    def __call__(self, images: Tensor, /) -> Tensor: ...
+    def eagerly(self) -> AbstractContextManager[None]: ...
+
+
+Graphed = Callable[[Tensor, Shard], Tensor]
+Compiler = Callable[[nn.Module, Sequence[ExactDropout], Layout], Compiled]
+Grapher = Callable[..., Graphed]

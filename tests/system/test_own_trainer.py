@@ -1,0 +1,47 @@
+"""docs/own-trainer.md does what it says: its loop computes the same in 1, 2 and 3 processes, by the promise alone."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.architecture import MODULES, ring_of
+from tests.support.guides import guides
+from tests.support.harness import PATIENCE_S, ROOT, environ
+
+pytestmark = pytest.mark.processes
+(GUIDE,) = [guide for guide in guides(ROOT / "docs" / "own-trainer.md").values() if guide.files]
+NAMED = "import json, runpy, sys; runpy.run_path('loop.py'); json.dump(sorted(sys.modules), open('modules.json', 'w'))"
+
+
+def run(folder: Path, *words: str) -> dict[str, torch.Tensor]:
+    """Run `python ...` in a folder with the loop. Returns its weights."""
+    folder.mkdir()
+    GUIDE.write(folder)
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "epoch 3: accuracy " in done.stdout
+    return torch.load(folder / "net.pt", weights_only=True)
+
+
+def test_the_loop_of_any_number_of_processes_ends_with_the_weights_of_one(tmp_path: Path) -> None:
+    alone = run(tmp_path / "1", "-c", NAMED)
+    for num_ranks in (2, 3):
+        words = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", "loop.py")
+        for name, value in run(tmp_path / str(num_ranks), *words).items():
+            assert (value - alone[name]).abs().max() <= 1e-12, name
+    imported = json.loads((tmp_path / "1" / "modules.json").read_text())
+    own = {name.removeprefix("lockstep.") for name in imported if name.startswith("lockstep.")}
+    # a package without code of its own is none of a ring: `lockstep.data` only has the names
+    assert {name for name in own if ring_of(name) != "promise"} == {"data", "system"}
+    assert own <= MODULES.keys()
+    assert not any(name.partition(".")[0] in ("lightning", "hydra", "pydantic", "omegaconf") for name in imported)
+
+
+def test_the_loop_is_short_enough_to_read() -> None:
+    assert GUIDE.files["loop.py"].count("\n") - 1 <= 40  # without its name
