@@ -651,7 +651,7 @@ def test_a_finished_run_is_left_as_it_is_once_an_older_process_lets_go(tmp_path:
     work = threading.Thread(target=lambda: codes.append(prepared.train_prepared(folder, has_test=True)))
     with folder.lock():
         work.start()
-        time.sleep(3 * runner.LOCKED_EVERY_S)
+        time.sleep(3 * prepared.LOCKED_EVERY_S)
         assert codes == []
         folder.write_summary({"epochs": 2})
     work.join(PATIENCE_S)
