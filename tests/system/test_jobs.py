@@ -27,7 +27,7 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.slurm_rules import KEYS
 from lockstep.config.workers import resolve_workers
-from lockstep.launch import prepared, runner, worker
+from lockstep.launch import prepared, worker
 from lockstep.runs import discovery, files
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from lockstep.sweeps import array
