@@ -13,7 +13,7 @@ from lockstep.config.errors import ConfigError
 from lockstep.data.sources.builtin import synthetic
 from lockstep.launch import worker
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
-from lockstep.training.assembly import refuse_unfit_images
+from lockstep.training.trial import refuse_unfit_images
 from tests.support import commands
 from tests.support.exact import train
 from tests.support.harness import write_run

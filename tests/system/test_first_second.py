@@ -59,7 +59,7 @@ def signalled(
     [
         (signal.SIGINT, "hydra"),
         (signal.SIGTERM, "lockstep.config.validation"),
-        (signal.SIGHUP, "lockstep.launch.runner"),
+        (signal.SIGHUP, "lockstep.launch.prepared"),
         (signal.SIGUSR1, "hydra"),
     ],
 )

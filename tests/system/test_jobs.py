@@ -27,7 +27,7 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.slurm_rules import KEYS
 from lockstep.config.workers import resolve_workers
-from lockstep.launch import runner, worker
+from lockstep.launch import prepared, worker
 from lockstep.runs import discovery, files
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from lockstep.sweeps import array
@@ -649,10 +649,10 @@ def test_the_script_of_a_job_requeues_it_by_the_exit_code_of_srun_alone(
 def test_a_finished_run_is_left_as_it_is_once_an_older_process_lets_go(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", SMALL)
     codes: list[int] = []
-    work = threading.Thread(target=lambda: codes.append(runner.train_prepared(folder, has_test=True)))
+    work = threading.Thread(target=lambda: codes.append(prepared.train_prepared(folder, has_test=True)))
     with folder.lock():
         work.start()
-        time.sleep(3 * runner.LOCKED_EVERY_S)
+        time.sleep(3 * prepared.LOCKED_EVERY_S)
         assert codes == []
         folder.write_summary({"epochs": 2})
     work.join(PATIENCE_S)

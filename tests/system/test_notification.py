@@ -175,13 +175,13 @@ def test_one_process_notifies_once_after_the_run_is_unlocked(
     monkeypatch.setattr(runner, "outer_world", lambda environ: world)
     group = SimpleNamespace(join=lambda *args: None, shared_folder=lambda make, config, place, known: make())
     monkeypatch.setitem(sys.modules, "lockstep.training.process_group", group)  # which imports torch
-    config = validation.checked(composed(["trainer.devices=2", "strategy=ddp", "silent=true"]))
+    config = validation.checked(composed(["trainer.devices=2", "strategy=ddp", "silent=true", "notify.command=unused"]))
 
     def make(held: Any) -> RunFolder:
         held.enter_context(runner.locked(folder))
         return folder
 
-    assert runner._train(make, config) == (folder, code)
+    assert runner.run_workers(make, config) == (folder, code)
     assert told == ([code] if is_sent else [])
 
 

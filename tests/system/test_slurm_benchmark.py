@@ -45,7 +45,7 @@ def test_workers_on_several_machines_are_a_step_without_the_options_of_its_job(s
     words = (srun / "arguments").read_text()
     assert "--overlap --overcommit --cpu-bind=none --mem=0" in words
     assert "--nodes=2 --ntasks=8 --ntasks-per-node=4" in words
-    assert words.endswith(f"-m lockstep.launch.runner {tmp_path / 'run'} --task train\n")
+    assert words.endswith(f"-m lockstep.launch.prepared {tmp_path / 'run'} --task train\n")
     lines = (srun / "variables").read_text().splitlines()
     variables = {line.partition("=")[0]: line.partition("=")[2] for line in lines}
     assert {name for name in variables if name.startswith(("SLURM", "SRUN"))} == {"SLURM_JOB_ID"}

@@ -175,7 +175,7 @@ def test_processes_of_a_known_folder_meet_on_a_port_that_is_free(
     slurm: Slurm, alone: RunFolder, tmp_path: Path
 ) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "strategy.interface=eth0"])
-    task = shlex.join([sys.executable, "-m", "lockstep.launch.runner", str(folder.path), "--task", "train"])
+    task = shlex.join([sys.executable, "-m", "lockstep.launch.prepared", str(folder.path), "--task", "train"])
     job = slurm.sbatch(f"{HOLD}\nsrun {task}", "--nodes=2", cwd=tmp_path)
     assert slurm.wait(job) == "COMPLETED", (tmp_path / f"slurm-{job}.out").read_text()
     assert folder.read_summary()["workers"] == 2

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import lockstep
+from lockstep.config import features
 from tests.support.architecture import (
     LAYERS,
     MODULES,
+    PACKAGE,
     imports,
     layer_of,
     outward_imports,
     own_imports,
     part_of,
+    ring_of,
 )
 from tests.support.harness import ROOT
 
@@ -87,6 +90,21 @@ def _is_override(node: ast.expr) -> bool:
 def test_the_promise_knows_no_run_and_a_run_no_feature() -> None:
     assert not outward_imports("promise")
     assert not outward_imports("run")
+
+
+def test_one_training_is_read_in_an_afternoon() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    section = text.split("## One training, straight down")[1].split("\n## ")[0]
+    paths = [ROOT / "train.py", *(PACKAGE / name for name in set(re.findall(r"`(\w+/[\w/]+\.py)`", section)))]
+    lines = {path.name: len(path.read_text().splitlines()) for path in paths}
+    assert len(lines) <= 20, sorted(lines)
+    assert sum(lines.values()) <= 3900, lines
+
+
+def test_every_feature_has_its_function() -> None:
+    for feature in features.FEATURES:
+        assert ring_of(feature.function.partition(":")[0].removeprefix("lockstep.")) == "features"
+        assert callable(features.named_function(feature.function))
 
 
 def test_commands_start_without_torch_and_those_that_only_read_runs_without_hydra_too() -> None:

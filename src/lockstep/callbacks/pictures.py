@@ -18,7 +18,6 @@ from lockstep.callbacks.events import SplitTensorBoardLogger
 from lockstep.data.images.splits import Pixels
 from lockstep.data.module import ImageData
 from lockstep.models.classifier import Classifier
-from lockstep.models.outcomes import Findings, Outcomes
 from lockstep.runs.files import atomic_file, remove, write_json
 from lockstep.runs.folder import RunFolder
 from lockstep.system.kinds import Positive
@@ -26,6 +25,8 @@ from lockstep.tasks.builtin import Classification
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from lockstep.models.outcomes import Findings, Outcomes
 
 DPI = 130
 
@@ -90,6 +91,8 @@ class Pictures(Collector):
 
     def _start(self, pl_module: L.LightningModule) -> None:
         if isinstance(pl_module, Classifier) and isinstance(pl_module.task, Classification):
+            from lockstep.models.outcomes import Outcomes
+
             self.outcomes = Outcomes(len(pl_module.image_format.class_names))
 
     def _draw(self, trainer: L.Trainer, pl_module: L.LightningModule, split: str) -> None:
@@ -103,7 +106,7 @@ class Pictures(Collector):
             except Exception as error:  # a finished training must not be lost because of a picture
                 warnings.warn(f"The pictures of the {split} split are incomplete: {error!r}", stacklevel=1)
 
-    def _show(self, trainer: L.Trainer, module: Classifier, split: str, findings: Findings) -> None:
+    def _show(self, trainer: L.Trainer, module: Classifier, split: str, findings: "Findings") -> None:
         from PIL import Image
 
         from lockstep.callbacks import plots
@@ -138,7 +141,7 @@ def _writer(logger: TensorBoardLogger, split: str) -> SummaryWriter:
 def figures(
     pixels: Pixels,
     names: tuple[str, ...],
-    findings: Findings,
+    findings: "Findings",
     num_images: int,
     what: str,
     explained: Callable[[NDArray[np.int64]], NDArray[np.uint8] | None] = lambda rows: None,
@@ -163,7 +166,7 @@ def figures(
 
 
 def _grid(
-    pixels: Pixels, findings: Findings, rows: Any, names: tuple[str, ...], title: str, below: Any = None
+    pixels: Pixels, findings: "Findings", rows: Any, names: tuple[str, ...], title: str, below: Any = None
 ) -> "Figure":
     from lockstep.callbacks import plots
 

@@ -3,24 +3,17 @@
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
-from datetime import datetime
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lockstep
-from lockstep.runs import naming
-from lockstep.runs.folder import SWEEP, RunFolder
-from lockstep.system.launcher import start_once
-from lockstep.system.redaction import redacted
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from lockstep.config.compose import Source
     from lockstep.config.saved_run import SavedRun
-    from lockstep.config.schema import Config
 
 
 def run(project: Path) -> int:
@@ -110,8 +103,8 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
     """Check the overrides. Returns False after printing --help. Raises ConfigError."""
     from omegaconf import OmegaConf
 
+    from lockstep.cli import folders
     from lockstep.config import compose, options, overrides
-    from lockstep.config.errors import ConfigError, errors_of
 
     compose.search_defaults()
     OmegaConf.register_new_resolver("sweep_folder", lambda: "outputs", replace=True)
@@ -126,79 +119,13 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
     if arguments.cfg or arguments.info or arguments.shell_completion or arguments.hydra_help:
         return True
     if arguments.multirun:
-        try:
-            start_once("train -m", os.environ)
-        except ValueError as error:
-            raise ConfigError(*errors_of(error)) from error
-    check = overrides.check if arguments.multirun else overrides.plan  # a single run begins with the second round
-    configs = check(arguments.overrides, source, is_multirun=arguments.multirun).configs
-    if arguments.multirun:
-        _check_launcher(arguments.overrides, source)
-        _check_inputs(configs)
-        _name_sweep_folder(configs[0].sweep.name, arguments.overrides, source, is_trusted=arguments.is_trusted)
+        from lockstep.cli import sweep
+
+        sweep.check(arguments, source)
     else:
-        _check_folder("hydra.run.dir", "outputs", arguments.overrides, source)
+        overrides.plan(arguments.overrides, source)  # a single run begins with the second round
+        folders.check("hydra.run.dir", "outputs", arguments.overrides, source)
     return True
-
-
-def _check_launcher(typed: Sequence[str], source: "Source") -> None:
-    """Raise ConfigError for another launcher than Lockstep's: it has neither ledger nor table."""
-    from lockstep.config import overrides
-    from lockstep.config.errors import ConfigError, Error
-
-    target = overrides.hydra_value("hydra.launcher._target_", typed, source)
-    if target not in (None, "hydra_plugins.lockstep.Workstation"):
-        hint = "remove hydra/launcher; launcher.mode=sequential runs one trial at a time"
-        raise ConfigError(Error(target, "cannot run a sweep of Lockstep", hint))
-
-
-def _check_inputs(configs: Sequence["Config"]) -> None:
-    """Raise ConfigError if data or initial weights of the jobs of a sweep do not exist."""
-    from lockstep.config import presence  # it imports numpy, which neither help nor an error needs
-    from lockstep.training import checkpoints
-
-    if configs[0].cluster.name == "none":  # else the data may exist only on the nodes
-        for index, config in enumerate(configs):
-            if all(config.data != other.data for other in configs[:index]):
-                presence.check(config.data)
-    for init_from in {config.init_from for config in configs}:
-        checkpoints.named(init_from)
-
-
-def _check_folder(key: str, default: str, typed: Sequence[str], source: "Source") -> None:
-    """Raise ConfigError if the folder of a run or sweep cannot be made: Hydra would show a traceback."""
-    from lockstep.config import overrides
-    from lockstep.config.errors import ConfigError
-    from lockstep.training import refusals
-
-    chosen = overrides.hydra_value(key, typed, source)
-    path = chosen or default
-    error = refusals.exposed(chosen) or refusals.unwritable(Path(path))
-    if error is not None:
-        raise ConfigError(error if path == default else error.within(f"{key}={path}"))
-
-
-def _name_sweep_folder(name: str | None, typed: Sequence[str], source: "Source", *, is_trusted: bool) -> None:
-    """Resolve Hydra's sweep folder: that of the sweep that this command resumes, else a new one, made on first use.
-
-    A trusted sweep becomes this user's. Raises ConfigError if the folder cannot be made.
-    """
-    from omegaconf import OmegaConf
-
-    from lockstep.config import overrides
-    from lockstep.sweeps.ledger import command_of, find, need_own
-
-    new = Path("outputs"), name or "sweep", datetime.now()
-    known = find(new[0], name, redacted(command_of(typed)))
-    chosen = overrides.hydra_value("hydra.sweep.dir", typed, source) or known
-    if chosen and Path(chosen, SWEEP).exists():  # before Hydra writes into it
-        need_own(RunFolder(Path(chosen).resolve()), is_trusted=is_trusted)
-    path = str(known or naming.free_path(*new))
-    OmegaConf.register_new_resolver("sweep_folder", lambda: path, replace=True)
-    _check_folder("hydra.sweep.dir", path, typed, source)
-    if known is None:
-        made = cache(lambda: str(naming.create_path(*new)))
-        OmegaConf.register_new_resolver("sweep_folder", made, replace=True)
 
 
 def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:

@@ -118,9 +118,9 @@ def _do(folder: RunFolder, job: Record, *, is_first: bool) -> int:
         return EXIT_CONFIG
     if job.command:
         return _execute(folder, job, is_first=is_first)
-    from lockstep.launch import runner
+    from lockstep.launch import prepared
 
-    return runner.do(folder.path, job.task)
+    return prepared.do(folder.path, job.task)
 
 
 def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:

@@ -11,21 +11,19 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from lockstep.config import signatures
+from lockstep.config import refused, signatures
 from lockstep.config.compose import CONF, DEFAULT, Source, composed, plain
-from lockstep.config.errors import ConfigError, Error, near, one_line
-from lockstep.config.foreign_names import hint
-from lockstep.config.key_scopes import EVERYWHERE, OF_ENVIRONMENTS, SAME_FOR_ALL_JOBS, names, scope
+from lockstep.config.errors import ConfigError, Error, one_line
+from lockstep.config.key_scopes import EVERYWHERE, SAME_FOR_ALL_JOBS, names
 from lockstep.config.options import REFUSALS, groups, parsed
 from lockstep.config.resume import on_top_of, resumed_config
 from lockstep.config.schema import CALLED, Config, fields
 from lockstep.config.storage import to_tree
 from lockstep.config.sweep_space import combinations, values_of
-from lockstep.config.targets import Groups, legal_names, meant_key, unknown_key
+from lockstep.config.targets import Groups
 from lockstep.config.validation import checked
 from lockstep.system import processes
 from lockstep.system.internals import apply_override
-from lockstep.system.trees import at
 
 Choice = tuple[DictConfig | None, list[Error]]  # a configuration, and the errors of its choices
 
@@ -69,7 +67,7 @@ def plan(
     for text in overrides:
         try:
             override = parsed(text)
-            if misplaced := _misplaced(override, is_multirun=is_multirun, is_benchmark=is_benchmark):
+            if misplaced := refused.misplaced(override, is_multirun=is_multirun, is_benchmark=is_benchmark):
                 errors.append(misplaced)
             else:
                 values.append(values_of(override, options, overrides, source))
@@ -127,24 +125,6 @@ def benchmarked(overrides: Sequence[str]) -> list[str]:
     """Add `+benchmark=default` to the overrides of `lockstep benchmark`, unless they choose another option."""
     added = [f"+{text}" if text.startswith("benchmark=") else text for text in overrides]
     return added if any(text.startswith("+benchmark=") for text in added) else ["+benchmark=default", *added]
-
-
-def _misplaced(override: Override, *, is_multirun: bool, is_benchmark: bool) -> Error | None:
-    """Describe an override of another command, or one with several values where there can be one."""
-    key, text = override.key_or_group, override.input_line or ""
-    if is_benchmark:
-        if key in ("resume", "changed_data"):
-            return Error(text, "is not for a benchmark, which starts new runs", "remove it")
-        if key in OF_ENVIRONMENTS:
-            return Error(text, "is set by each environment", "see benchmark.environments and budget_s")
-    elif key.partition(".")[0] == "benchmark":
-        return Error(text, "is only for `lockstep benchmark`", "remove it")
-    if override.is_sweep_override() and not is_multirun:
-        line = "give one" if is_benchmark else "add -m to sweep over them"
-        return Error(text, "lists several values", f"{line}, or quote a value with commas")
-    if override.is_sweep_override() and scope(key) in SAME_FOR_ALL_JOBS:
-        return Error(text, "lists several values, but all jobs of a sweep share it", "give one")
-    return None
 
 
 def _job(
@@ -229,48 +209,22 @@ def _chosen(choices: tuple[str, ...], source: Source, options: Groups) -> Choice
             composed([text], source)
             good.append(text)
         except REFUSALS as error:
-            errors.append(_option_error(parsed(text), options) or Error(text, f": {one_line(error)}"))
+            errors.append(refused.option_error(parsed(text), options) or Error(text, f": {one_line(error)}"))
     try:
         return composed(good, source), errors
     except REFUSALS as error:
         return None, [*(errors if good else ()), Error("", one_line(error))]
 
 
-def _option_error(override: Override, options: Groups) -> Error | None:
-    key, value = override.key_or_group, override.value()
-    wrong = [option for option in (value if isinstance(value, list) else [value]) if option not in options.get(key, ())]
-    if key not in options or not wrong:
-        return None
-    meant, all_options = near(str(wrong[0]), options[key]), ", ".join(options[key])
-    fix = f"did you mean {meant[0]}? Choose from {all_options}" if meant else f"choose from {all_options}"
-    return Error(override.input_line or "", "is not an option", hint(f"{key}={wrong[0]}") or fix)
-
-
 def _applied(cfg: DictConfig, overrides: Sequence[Override], options: Groups) -> tuple[DictConfig, list[Error]]:
     """Apply overrides as Hydra does, one by one. Returns the errors of those that it refuses, too."""
-    cfg, refused = copy.copy(cfg), []
+    cfg, others = copy.copy(cfg), []
     for override in overrides:
         changed = copy.copy(cfg)  # a refused override may have changed something
         try:
             apply_override(override, changed)
             cfg = changed
         except HydraException as error:
-            refused.append((override, error))
+            others.append((override, error))
     # at the end: other overrides may have changed a _target_ and with it the legal names
-    return cfg, [_refusal(cfg, override, error, options) for override, error in refused]
-
-
-def _refusal(cfg: DictConfig, override: Override, error: Exception, options: Groups) -> Error:
-    """Describe an override that Hydra refuses. If it lacks a +, its value is added, so that it is checked, too."""
-    text, key = override.input_line or "", override.key_or_group
-    path, tree = key.split("."), plain(cfg)[0]
-    parent = at(tree, path[:-1])
-    if isinstance(parent, dict) and path[-1] in parent:
-        reason = one_line(error if error.__cause__ is None else error.__cause__)
-        return Error(text, f": {reason}", f"write +{text} to add it" if isinstance(override.value(), dict) else "")
-    legal = legal_names(tree, path[:-1], options)
-    is_unknown = path[-1] not in legal if legal is not None else bool(meant_key(tree, path, options))
-    if override.is_delete() or not isinstance(parent, dict) or is_unknown:
-        return unknown_key(tree, path, options)
-    OmegaConf.update(cfg, key, override.value(), merge=True, force_add=True)
-    return Error(key, "is not set in conf/", f"add it with +{key}=...")
+    return cfg, [refused.refusal(cfg, override, error, options) for override, error in others]

@@ -14,7 +14,6 @@ from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Pixels, Splits, is_streamed, num_bytes, whole
 from lockstep.data.images.statistics import Statistics, channel_statistics, unchanged, value_counts
 from lockstep.data.loader import Crop, ShardDataset, ShardLoader, fits_on, pinned, sent
-from lockstep.data.prefetch import worker_settings
 from lockstep.data.sampler import GlobalBatches, ShardIndices, positions
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch import Batch
@@ -141,7 +140,11 @@ class ImageData(L.LightningDataModule):
         prepare = None
         if self._device.type == "cuda" and not self.is_on_device:
             prepare = functools.partial(pinned, device=self._device)
-        workers = worker_settings(self._num_workers) if self._is_made(split) and self._num_workers else {}
+        workers = {}
+        if self._is_made(split) and self._num_workers:
+            from lockstep.data.prefetch import worker_settings
+
+            workers = worker_settings(self._num_workers)
         return ShardLoader(self._images[split], self.batches(split), prepare=prepare, **workers)
 
     @override

@@ -7,13 +7,14 @@ tensors go over NCCL. Like the process group, the state is global to the process
 import os
 import sys
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from lockstep.distributed.shared_memory import Neighbours, RankLost, Segment, machine
+if TYPE_CHECKING:
+    from lockstep.distributed.shared_memory import Neighbours
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ def is_distributed() -> bool:
 def is_lost_rank(error: BaseException) -> bool:
     """Return True if a collective failed because another rank is missing; gloo raises a plain RuntimeError."""
     texts = ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "timed out waiting")
-    return isinstance(error, dist.DistError | RankLost) or (
+    return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts)
     )
 
@@ -40,7 +41,7 @@ def is_missing_rank(error: BaseException) -> bool:
     return has_no_store or isinstance(error, dist.DistStoreError)
 
 
-_neighbours: Neighbours | None = None
+_neighbours: "Neighbours | None" = None  # its module is imported by ranks that are not alone
 
 
 def connect(timeout: timedelta, num_cores: int) -> None:
@@ -49,6 +50,8 @@ def connect(timeout: timedelta, num_cores: int) -> None:
     Every rank of a process group must call it. The launcher does not matter: the ranks compare their machines here.
     `num_cores` are those that all ranks of this machine may use: with fewer than ranks, none waits by polling.
     """
+    from lockstep.distributed.shared_memory import Neighbours, Segment, machine
+
     global _neighbours
     rank, world_size = dist.get_rank(), dist.get_world_size()
     machines = gather_objects(machine())
@@ -86,6 +89,8 @@ def keep_out_of_graphs() -> None:
     A compiled graph does not write this rank's row, but copies the whole segment and writes it back: rows that other
     ranks wrote in the meantime would be lost.
     """
+    from lockstep.distributed.shared_memory import Neighbours
+
     Neighbours.gather = torch.compiler.disable(Neighbours.gather)  # pyright: ignore[reportAttributeAccessIssue]
     Neighbours.add_up = torch.compiler.disable(Neighbours.add_up)  # pyright: ignore[reportAttributeAccessIssue]
 

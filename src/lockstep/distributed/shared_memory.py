@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 
 LINE = 64  # bytes of a cache line; more than a semaphore of any C library
 FLAG_BYTES = LINE
@@ -36,7 +37,7 @@ SPIN_S = 2e-4  # of polling before a rank that has its own core sleeps: about wh
 SLICE_S = 0.1  # between two checks of a sleeping rank that the others are alive
 
 
-class RankLost(RuntimeError):
+class RankLost(dist.DistError):
     """Another rank of this machine misses an exchange: it has died, exited, or is late."""
 
 

@@ -1,38 +1,29 @@
-"""Starts or resumes a run: prepares and locks its folder, trains in it, and sends the notification of its end.
+"""Starts or resumes a run: prepares and locks its folder, trains in it, and sends the notification of its end."""
 
-`python -m lockstep.launch.runner FOLDER` trains or resumes a prepared run: a trial of a sweep, a job.
-"""
-
-import argparse
 import contextlib
 import os
-import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from lockstep.config import build, features, project, saved_run, storage, workers
-from lockstep.config.errors import ConfigError, Error, report
+from lockstep.config import build, features, project, storage, workers
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
 from lockstep.launch import parent, worker
 from lockstep.launch.worker import Job
 from lockstep.runs import gate, naming
-from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import EXIT_FAILED, EXIT_INTERRUPTED, RunFolder
 from lockstep.runs.naming import resume_command, resuming, shown
 from lockstep.system.launcher import World, outer_world
-from lockstep.system.process import leave
 from lockstep.system.redaction import redacted
-from lockstep.system.signals import STOP_SIGNALS, SignalFlag, SignalList
+from lockstep.system.signals import SignalFlag, SignalList
 from lockstep.system.terminal import is_cell
 from lockstep.system.wording import plural
 from lockstep.training import checkpoints
-
-LOCKED_EVERY_S = 0.5
 
 
 def start(
@@ -75,7 +66,7 @@ def start(
             naming.link_latest(outputs, folder.path)
         return folder
 
-    return _train(make, scaled, note=note, stop_signals=stop_signals, first=first)
+    return run_workers(make, scaled, note=note, stop_signals=stop_signals, first=first)
 
 
 def check_files(config: Config, *, is_new: bool = False) -> None:
@@ -122,57 +113,24 @@ def resume(
         held.enter_context(locked(folder))
         folder.remove_leftovers()
         held.enter_context(folder.end_kept(ConfigError))
-        _prepare_resume(folder)
+        prepare_resume(folder)
         storage.save(config, folder.config)
         project.record(folder)
         return folder
 
     before = storage.other_version(folder)
     kept = f"{shown(folder.path)} keeps its settings of {before}; new defaults do not apply"
-    return _train(make, config, known=folder, note=kept if before else "", stop_signals=stop_signals, first=first)
+    return run_workers(make, config, known=folder, note=kept if before else "", stop_signals=stop_signals, first=first)
 
 
-def train_prepared(folder: RunFolder, *, has_test: bool, is_worker: bool = False) -> int:
-    """Train a prepared run from its last checkpoint, if any. Returns the exit code; 0 if it has finished already.
-
-    A worker (`is_worker`) starts no other process for a run of one worker. Waits while another process trains the run:
-    a requeued job can overlap with the end of its predecessor.
-    """
-    config = storage.load(folder.config)
-    project.use(folder, config)
-    if errors := resolve_workers(config).errors:
-        raise ConfigError(*errors)
-    saved_run.progress(folder)  # raises for damaged files
-    if folder.is_locked():
-        print(f"{shown(folder.path)} is being trained by another process: waiting for it to end", flush=True)
-    while folder.is_locked():  # every rank: one that waits in a collective would run into its timeout
-        if signal.sigpending() & set(STOP_SIGNALS):  # they are blocked until there is a run to stop
-            return EXIT_STOPPED
-        time.sleep(LOCKED_EVERY_S)
-
-    def make(held: contextlib.ExitStack) -> RunFolder:
-        check_files(config)
-        while True:
-            try:
-                held.enter_context(folder.lock())
-                break
-            except BlockingIOError:
-                time.sleep(LOCKED_EVERY_S)
-        folder.remove_leftovers()
-        _prepare_resume(folder)
-        return folder
-
-    return 0 if folder.read_summary() else _train(make, config, known=folder, has_test=has_test, is_worker=is_worker)[1]
-
-
-def _prepare_resume(folder: RunFolder) -> None:
+def prepare_resume(folder: RunFolder) -> None:
     """Prepare a locked run for resuming. Raises ConfigError, with nothing changed, if every checkpoint is damaged."""
     checkpoints.chosen(folder, folder.last_checkpoint)
     folder.forget_end()
     folder.update_status(state="starting", reason="", host=socket.gethostname(), pid=os.getpid())
 
 
-def _train(
+def run_workers(
     make: Callable[[contextlib.ExitStack], RunFolder],
     config: Config,
     *,
@@ -268,42 +226,3 @@ def locked(folder: RunFolder) -> Iterator[None]:
     except BlockingIOError as error:
         problem = "is being trained by another process"
         raise ConfigError(Error(shown(folder.path), problem, "stop it, or wait for it to end")) from error
-
-
-def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m lockstep.launch.runner")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--task", choices=("train", "train-without-test", "test"), required=True)
-    arguments = parser.parse_args(argv)
-    return do(arguments.folder, arguments.task)
-
-
-def do(path: Path, task: str, *, is_worker: bool = False) -> int:
-    """Do "train", "train-without-test" or "test" in a prepared run folder. Returns the exit code."""
-    folder = RunFolder(path.resolve())
-    try:
-        if task == "test":
-            return test(folder, is_worker=is_worker)
-        return train_prepared(folder, has_test=task == "train", is_worker=is_worker)
-    except ConfigError as error:
-        with contextlib.suppress(OSError):  # it is printed in any case
-            folder.record_failure(report(error))
-            folder.update_status(state="failed", reason=str(error.errors[0]))
-        print(report(error), end="", file=sys.stderr, flush=True)
-        return EXIT_CONFIG
-
-
-def test(folder: RunFolder, *, is_worker: bool) -> int:
-    """Evaluate a finished run on its test set; the result is added to its summary. Returns the exit code."""
-    config = storage.load(folder.config)
-    project.use(folder, config)
-    num_workers = resolve_workers(config).world_size
-    job = Job(worker.TEST, str(folder.path), {})
-    with locked(folder):
-        if is_worker and num_workers == 1:
-            return worker.run_here(job, None, SignalFlag(has_parent=True))
-        return parent.run(job, num_workers, is_parallel=num_workers > 1)
-
-
-if __name__ == "__main__":
-    leave(lambda: main(sys.argv[1:]))

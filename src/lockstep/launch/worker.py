@@ -220,7 +220,7 @@ def _prepare_libraries() -> None:
     """Silence Lightning, and limit the threads of torch to a CPU quota, which it ignores."""
     import torch
 
-    from lockstep.training.session import quiet
+    from lockstep.system.silence import quiet
 
     quiet()
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > num_cores():

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lightning as L
 import torch
@@ -21,13 +21,15 @@ from lockstep.distributed.batch_norm import refuse_inexact_norms
 from lockstep.distributed.collectives import sum_over_ranks
 from lockstep.distributed.rng import replace_dropout
 from lockstep.models.counts import EpochCounts
-from lockstep.models.loss_scale import LossScale
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
 from lockstep.models.passes import Compiler, Graphed, Grapher, Layout
 from lockstep.models.schedules import Schedule, replay
 from lockstep.models.step import LossGuard, OptimizerStep
 from lockstep.tasks.scores import Scores
 from lockstep.tasks.task import Task, checked_losses
+
+if TYPE_CHECKING:
+    from lockstep.models.loss_scale import LossScale
 
 
 class ImageFormat(NamedTuple):
@@ -89,7 +91,7 @@ class Classifier(L.LightningModule):
         self.accumulate_grad_batches = accumulate_grad_batches
         self._gradient_clip_norm = gradient_clip_norm
         self._autocast = autocast
-        self.loss_scale = LossScale() if autocast == torch.float16 else None
+        self.loss_scale = _loss_scale() if autocast == torch.float16 else None
         self._log_every_n_steps = log_every_n_steps
         refuse_inexact_norms(net)
         self.dropouts = replace_dropout(net, seed)
@@ -341,3 +343,9 @@ def _inverse_mean(weight_sum: Tensor, num_samples: int) -> Tensor:
     """Return 1 / the mean weight of a global batch of `num_samples`; 0, which learns nothing, if all weights are 0."""
     total = sum_over_ranks(weight_sum)
     return torch.where(total > 0, num_samples / total, 0.0)
+
+
+def _loss_scale() -> "LossScale":
+    from lockstep.models.loss_scale import LossScale
+
+    return LossScale()

@@ -5,7 +5,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lightning as L
 import torch
@@ -18,9 +18,11 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.collectives import FailedElsewhere, gather_objects, is_distributed
 from lockstep.distributed.partition import Shard
-from lockstep.models.loss_scale import LossScale
 from lockstep.models.parameter_groups import ParameterGroups
 from lockstep.system import internals
+
+if TYPE_CHECKING:
+    from lockstep.models.loss_scale import LossScale
 
 MOST_PENDING = 8  # steps that the host may be ahead of the device
 HINT = "Begin again (init_from=...) with a lower optimizer.lr or gradient_clip_norm, or trainer.precision=float32."
@@ -40,7 +42,7 @@ class OptimizerStep:
         groups: ParameterGroups,
         *,
         clip_norm: float | None,
-        loss_scale: LossScale | None = None,
+        loss_scale: "LossScale | None" = None,
     ) -> None:
         trainer = module.trainer
         self._groups = groups
@@ -205,7 +207,7 @@ class LossGuard:
         *,
         rank: int,
         is_deferred: bool | None = None,
-        loss_scale: LossScale | None = None,
+        loss_scale: "LossScale | None" = None,
     ) -> None:
         self._can_skip = internals.can_skip_update(optimizer)
         self._is_deferred = self._can_skip and device.type == "cuda" if is_deferred is None else is_deferred

@@ -4,25 +4,19 @@ import dataclasses
 import gc
 import time
 from pathlib import Path
-from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lockstep.callbacks.best import REPLACED
 from lockstep.callbacks.console import Console
 from lockstep.callbacks.own_module import metrics_of, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.relocation import Relocation
 from lockstep.callbacks.stop import Stopped, StopTogether
-from lockstep.config import build, callback_rules, features, measured, project, signatures, storage
+from lockstep.config import features, measured, project, signatures, storage
 from lockstep.config.errors import ConfigError
-from lockstep.config.schema import Config
-from lockstep.config.target_sections import Open
 from lockstep.data.module import ImageData
 from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.models.classifier import Classifier
@@ -30,9 +24,8 @@ from lockstep.runs.folder import EXIT_STOPPED, PRUNED, RunFolder
 from lockstep.system import internals, provenance
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
-from lockstep.training import assembly, session, trial
+from lockstep.training import assembly, observers, session, trial
 from lockstep.training.session import Session
-from lockstep.training.staging import together
 from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize, tested
 
 PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
@@ -56,8 +49,8 @@ def train(
         if here.rank == 0:
             folder.note(environment=provenance.describe(project.root()))
             show_header(here, data, module, is_resumed=resumed_from.path is not None)
-        callbacks = built_callbacks(config)
-        checkpoint = _prepared_checkpoint(callbacks, folder)
+        callbacks = observers.built_callbacks(config)
+        checkpoint = observers.prepared_checkpoint(callbacks, folder)
         timer = next((callback for callback in callbacks if isinstance(callback, Timer)), None)
         record = Record(
             folder,
@@ -81,7 +74,7 @@ def train(
             here,
             module,
             callbacks=[*first, record, Relocation(), *console, *callbacks, stop],
-            logger=_loggers(here, _next_step(resumed_from.path, is_own=config.has_own_module)),
+            logger=observers.built_loggers(here, observers.next_step(resumed_from.path, is_own=config.has_own_module)),
             profiler=profiler and PROFILERS[profiler](dirpath=folder.path, filename="profile"),
             max_epochs=config.trainer.max_epochs,
             log_every_n_steps=config.trainer.log_every_n_steps,
@@ -129,12 +122,12 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
         checkpoint = session.checkpoint(here, folder.best_checkpoint if has_best else folder.last_checkpoint).path
         data = assembly.image_data(here, folder)
         module, first = assembly.build_module(here, assembly.image_format(data))
-        callbacks = [each for each in built_callbacks(config) if not isinstance(each, ModelCheckpoint)]
+        callbacks = [each for each in observers.built_callbacks(config) if not isinstance(each, ModelCheckpoint)]
         trainer = assembly.lightning_trainer(
             here,
             module,
             callbacks=[*first, *callbacks],
-            logger=_loggers(here, steps + 1),
+            logger=observers.built_loggers(here, steps + 1),
             enable_checkpointing=False,
         )
         internals.set_global_step(trainer, steps)
@@ -186,60 +179,3 @@ def _with_class_weights(here: Session, data: ImageData) -> Session:
     if here.rank == 0:
         storage.save(here.config, here.folder.config)
     return here
-
-
-def built_callbacks(config: Config) -> list[Callback]:
-    """Build the callbacks of the configuration. Raises ConfigError for a subclass of one that does not work here.
-
-    The check of the command, which does not import them, has checked only their names.
-    """
-    built: list[Callback] = []
-    for name, section in config.callbacks.items():
-        if section is None:
-            continue
-        callback = build.build(section)
-        if target := REPLACED.get(type(callback)):
-            callback = build.build(section.model_copy(update={"target": target}))
-        built.append(callback)
-        lightnings = (kind.__name__ for kind in type(built[-1]).__mro__ if kind.__module__.startswith("lightning."))
-        if (kind := next(lightnings, "")) in callback_rules.INSTEAD:
-            raise ConfigError(callback_rules.unfit_callback(f"callbacks.{name}", section.target, kind))
-    return built
-
-
-def _prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelCheckpoint | None:
-    """Set the folder of every ModelCheckpoint without one; return the first."""
-    checkpoints = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
-    for callback in checkpoints:
-        if callback.dirpath is None:
-            callback.dirpath = str(folder.checkpoints)
-    return checkpoints[0] if checkpoints else None
-
-
-def _loggers(here: Session, purge_step: int) -> list[Logger]:
-    """Build the loggers of the configuration, which write into the run folder.
-
-    Those that append to files of earlier sessions drop entries from `purge_step` on: these steps are done again. Every
-    rank must call it. Raises ConfigError on all ranks if one cannot start.
-    """
-    sections = [section for section in here.config.logger.values() if section is not None]
-    return together(lambda: [_logger(here, section, purge_step) for section in sections])
-
-
-def _logger(here: Session, section: Open, purge_step: int) -> Logger:
-    known: dict[str, Any] = {"rank": here.rank, "held": here.held}
-    supplied = {name: value for name, value in known.items() if signatures.takes(section.target, name)}
-    # also of a new run: TensorBoard does not count the first session mark as a restart, and purges nothing
-    if section.target.endswith(".TensorBoardLogger") or signatures.takes(section.target, "purge_step"):
-        supplied["purge_step"] = purge_step
-    return build.build(section, save_dir=str(here.folder.path), **supplied)
-
-
-def _next_step(checkpoint: Path | None, *, is_own: bool) -> int:
-    """Return the first step after `checkpoint`; 0, where texts and settings are logged, without one."""
-    if checkpoint is None:
-        return 0
-    saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    # Lightning logs a custom module at the number of batches, for any optimizers
-    batches = saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["ready"]
-    return (batches if is_own else saved["global_step"]) + 1

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lockstep.config.errors import ConfigError, Error, errors_of, one_line
+from lockstep.config.errors import ConfigError, Error, errors_of, one_line, several, shown
 from lockstep.config.schema import Config
+from lockstep.data.images.splits import Splits, is_streamed
 from lockstep.data.module import ImageData
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
@@ -42,6 +43,40 @@ def try_out(here: Session, data: ImageData, module: Classifier) -> None:
         _measure(config, module, data.example(size))
         if here.world_size > 1:
             _try_empty(config, module, data.example(0))
+
+
+def refuse_unfit_images(config: Config, images: Splits) -> None:
+    """Raise ConfigError if the images of a source do not fit the settings of data and augment."""
+    name, pixels, memory = f"data._target_={config.data.target}", images.train.pixels, config.data.memory
+    found: list[Error] = []
+    if memory not in ("auto", "stream") and is_streamed(pixels):
+        found.append(Error(f"data.memory={memory}", f", but {name} makes samples on demand", "use data.memory=stream"))
+    if memory == "stream" and not any(is_streamed(part.pixels) for part in images.parts.values()):
+        found.append(Error("data.memory=stream", f", but {name} does not stream its images", "use data.memory=auto"))
+    if images.statistics is None and not isinstance(pixels, Tensor):
+        hint = "return Splits(..., statistics=Statistics(mean, std))"
+        found.append(Error(name, "returns neither pixels nor statistics of them", hint))
+    uses = {"data.balance": config.data.balance, "task.class_weights": config.task.arguments().get("class_weights")}
+    counting = [f"{key}={value}" for key, value in uses.items() if value and not isinstance(value, list)]
+    if counting and images.class_counts("train") is None:
+        hint = f"let {name} return them, a Dataset as `targets` (no target_transform)"
+        found.append(Error(counting[0], "needs the class of each training image", hint))
+    if (absent := images.absent_classes("train")) and (counting or len(images.train.targets)):
+        found.append(Error(name, f"has no training image of {several(absent)}", "add some, or remove the class"))
+    augment = config.augment
+    used = [f"augment.{name}={shown(value)}" for name, value in augment.used.items()]
+    if used and images.train.dtype != torch.uint8:
+        hint = "remove it, and change the images in the source"
+        found.append(Error(", ".join(used), f"needs uint8 images, and {name} returns floats", hint))
+    side = min(pixels.shape[-2:])
+    if augment.crop_border == "reflect" and augment.crop_padding >= side:
+        key, hint = f"augment.crop_padding={augment.crop_padding}", f"use less than their shorter side, {side}"
+        found.append(Error(key, f"reflects more than the images of {name} have", hint))
+    if augment.cutout_inside and augment.cutout > side:
+        key, hint = f"augment.cutout={augment.cutout}", f"use at most their shorter side, {side}"
+        found.append(Error(key, f"does not fit inside the images of {name}", hint))
+    if found:
+        raise ConfigError(*found)
 
 
 def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:

@@ -16,7 +16,7 @@ from lockstep.config import compose, validation
 from lockstep.runs import files
 from lockstep.runs.folder import RunFolder
 from lockstep.sweeps.results import Objective, best_epoch
-from lockstep.training.train import built_callbacks
+from lockstep.training.observers import built_callbacks
 from tests.support.harness import SMALL
 
 pytestmark = pytest.mark.filterwarnings(

@@ -16,7 +16,7 @@ from lockstep.data.images.crops import RandomCrop
 from lockstep.data.loader import ShardDataset
 from lockstep.data.sampler import repeats
 from lockstep.distributed.partition import Shard
-from lockstep.training.assembly import refuse_unfit_images
+from lockstep.training.trial import refuse_unfit_images
 from tests.support.plans import Plan
 from tests.support.sources import labelled
 

@@ -19,7 +19,7 @@ import torch
 from omegaconf import OmegaConf
 from scipy import stats
 
-from lockstep.cli import train
+from lockstep.cli import sweep
 from lockstep.config import storage, validation
 from lockstep.config.compose import Source, composed, plain
 from lockstep.config.errors import ConfigError
@@ -263,7 +263,7 @@ def test_what_somebody_else_trains_is_not_started(tmp_path: Path) -> None:
 
 def test_a_run_that_waits_for_another_process_can_be_stopped(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", SMALL)
-    words = [sys.executable, "-m", "lockstep.launch.runner", str(folder.path), "--task", "train"]
+    words = [sys.executable, "-m", "lockstep.launch.prepared", str(folder.path), "--task", "train"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # as a sweep and a job start it
     with folder.lock():
         try:
@@ -374,7 +374,7 @@ def test_sweeps_of_the_same_second_get_folders_of_their_own_when_hydra_asks_for_
     asked = OmegaConf.create({"dir": "${sweep_folder:}"})
     paths = []
     for number in range(3):
-        train._name_sweep_folder(name, [f"lr={number}"], Source(), is_trusted=False)
+        sweep.name_folder(name, [f"lr={number}"], Source(), is_trusted=False)
         assert len(list(tmp_path.glob("outputs/*/*"))) == number  # another hydra.sweep.dir may have been typed
         paths.append(Path(asked.dir))
         assert Path(asked.dir) == paths[-1]
@@ -382,7 +382,7 @@ def test_sweeps_of_the_same_second_get_folders_of_their_own_when_hydra_asks_for_
     assert all(path.is_dir() for path in paths)
     RunFolder(paths[1]).claim()
     Ledger.opened(paths[1], name, ["lr=9"]).write()
-    train._name_sweep_folder(name, ["lr=9"], Source(), is_trusted=False)
+    sweep.name_folder(name, ["lr=9"], Source(), is_trusted=False)
     assert Path(asked.dir) == paths[1]
 
 

@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, TQDMProgressBar
 from lockstep.config import compose, validation
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
-from lockstep.training.train import built_callbacks
+from lockstep.training.observers import built_callbacks
 from tests.support.harness import SMALL
 
 

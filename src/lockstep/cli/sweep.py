@@ -1,0 +1,82 @@
+"""`train -m`: checks the command line of a sweep, and names its folder, before Hydra starts it."""
+
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.cli import folders
+from lockstep.runs import naming
+from lockstep.runs.folder import SWEEP, RunFolder
+from lockstep.system.launcher import start_once
+from lockstep.system.redaction import redacted
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from lockstep.config.compose import Source
+    from lockstep.config.schema import Config
+
+
+def check(arguments: "Namespace", source: "Source") -> None:
+    """Raise ConfigError, with all errors of the first jobs, before anything is written."""
+    from lockstep.config import overrides
+    from lockstep.config.errors import ConfigError, errors_of
+
+    try:
+        start_once("train -m", os.environ)
+    except ValueError as error:
+        raise ConfigError(*errors_of(error)) from error
+    configs = overrides.check(arguments.overrides, source, is_multirun=True).configs
+    _check_launcher(arguments.overrides, source)
+    _check_inputs(configs)
+    name_folder(configs[0].sweep.name, arguments.overrides, source, is_trusted=arguments.is_trusted)
+
+
+def _check_launcher(typed: Sequence[str], source: "Source") -> None:
+    """Raise ConfigError for another launcher than Lockstep's: it has neither ledger nor table."""
+    from lockstep.config import overrides
+    from lockstep.config.errors import ConfigError, Error
+
+    target = overrides.hydra_value("hydra.launcher._target_", typed, source)
+    if target not in (None, "hydra_plugins.lockstep.Workstation"):
+        hint = "remove hydra/launcher; launcher.mode=sequential runs one trial at a time"
+        raise ConfigError(Error(target, "cannot run a sweep of Lockstep", hint))
+
+
+def _check_inputs(configs: Sequence["Config"]) -> None:
+    """Raise ConfigError if data or initial weights of the jobs of a sweep do not exist."""
+    from lockstep.config import presence  # it imports numpy, which neither help nor an error needs
+    from lockstep.training import checkpoints
+
+    if configs[0].cluster.name == "none":  # else the data may exist only on the nodes
+        for index, config in enumerate(configs):
+            if all(config.data != other.data for other in configs[:index]):
+                presence.check(config.data)
+    for init_from in {config.init_from for config in configs}:
+        checkpoints.named(init_from)
+
+
+def name_folder(name: str | None, typed: Sequence[str], source: "Source", *, is_trusted: bool) -> None:
+    """Resolve Hydra's sweep folder: that of the sweep that this command resumes, else a new one, made on first use.
+
+    A trusted sweep becomes this user's. Raises ConfigError if the folder cannot be made.
+    """
+    from omegaconf import OmegaConf
+
+    from lockstep.config import overrides
+    from lockstep.sweeps.ledger import command_of, find, need_own
+
+    new = Path("outputs"), name or "sweep", datetime.now()
+    known = find(new[0], name, redacted(command_of(typed)))
+    chosen = overrides.hydra_value("hydra.sweep.dir", typed, source) or known
+    if chosen and Path(chosen, SWEEP).exists():  # before Hydra writes into it
+        need_own(RunFolder(Path(chosen).resolve()), is_trusted=is_trusted)
+    path = str(known or naming.free_path(*new))
+    OmegaConf.register_new_resolver("sweep_folder", lambda: path, replace=True)
+    folders.check("hydra.sweep.dir", path, typed, source)
+    if known is None:
+        made = cache(lambda: str(naming.create_path(*new)))
+        OmegaConf.register_new_resolver("sweep_folder", made, replace=True)
