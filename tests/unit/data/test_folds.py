@@ -100,7 +100,7 @@ def test_folds_that_cannot_be_stratified_are_refused(tmp_path: Path) -> None:
     relabelled = Turned()
     relabelled.target_transform = abs  # pyright: ignore[reportAttributeAccessIssue]
     for unknown in (relabelled, Subset(Turned(), range(50))):
-        with pytest.raises(ValueError, match="does not list: give it `targets`, and no target_transform"):
+        with pytest.raises(ValueError, match="does not list: give it `targets`, no target_transform"):
             of_dataset(tmp_path)(train=unknown, class_names=Turned.classes, fold=Fold(0, 5))
     (config,) = plan(["data=synthetic", "+data.folds=5"]).configs
     with pytest.raises(

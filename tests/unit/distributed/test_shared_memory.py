@@ -114,7 +114,7 @@ def as_on_machines(names: str, function: Callable[..., Any], *args: Any) -> Any:
     collectives._neighbours = None  # that of `Ranks`
     here = names[dist.get_rank()], "", 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collectives, "machine", lambda: here)
+        patch.setattr(shared_memory, "machine", lambda: here)
         collectives.connect(TIMEOUT, num_cores())
     return collectives.shares_memory(), function(*args)
 
@@ -351,7 +351,7 @@ def test_a_lost_rank_is_recognized_in_a_backward_pass(ranks: Ranks) -> None:
 
 KEPT = """
 import os, sys, time
-from lockstep.distributed import collectives
+from lockstep.distributed import collectives, shared_memory
 from torch import distributed as dist
 from datetime import timedelta
 rank, path = int(sys.argv[1]), sys.argv[2]
