@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.distributed import collectives, gradients
+from lockstep.distributed import collectives, gradients, shared_memory
 from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.distributed.collectives import FlagChannel, add_up, all_gather, is_lost_rank
 from lockstep.distributed.shared_memory import Neighbours, RankLost, Segment
