@@ -56,7 +56,6 @@ def run(project: Path) -> int:
 
 def _parsed(folder: Path) -> "tuple[Namespace, Source]":
     """Return the arguments of Hydra, and the source of the configuration. Raises ConfigError."""
-
     from lockstep.config import compose, project, saved_run
     from lockstep.config.errors import ConfigError, Error
     from lockstep.system.internals import hydra_parser

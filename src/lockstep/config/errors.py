@@ -65,7 +65,7 @@ def errors_of(text: object) -> list[Error]:
     """Return the errors of a ConfigError, or of a text or another exception with a line for each."""
     if isinstance(text, ConfigError):
         return text.errors
-    return [Error("", line.removeprefix(PREFIX)) for line in str(text).splitlines()]
+    return [Error("", line.removeprefix(PREFIX)) for line in str(text).splitlines() or [""]]
 
 
 def of_file(error: OSError) -> Error:

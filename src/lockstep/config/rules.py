@@ -90,11 +90,11 @@ def _task_rules(config: Config) -> Iterator[Error]:
 
 
 def _package_rules(config: Config) -> Iterator[Error]:
-    needed = {"timm": f"model._target_={config.model.target}"} if config.model.target == "lockstep.models.timm" else {}
+    needed = [("timm", f"model._target_={config.model.target}")] * (config.model.target == "lockstep.models.timm")
     for name, logger in config.logger.items():
         if logger is not None and logger.target.endswith((".ResumableWandbLogger", ".WandbLogger")):
-            needed["wandb"] = f"logger.{name}"
-    for package, key in needed.items():
+            needed.append(("wandb", f"logger.{name}"))
+    for package, key in needed:
         if not signatures.is_there(package):
             yield Error(key, f"needs the package {package}", f"install it with: pip install 'lockstep[{package}]'")
 

@@ -29,7 +29,6 @@ def fingerprint(config: Config) -> str:
 
     Notifications are not part of it, nor network interfaces, whose names may differ between machines.
     """
-
     tree = {key: value for key, value in to_tree(config).items() if scope(key) not in NOT_OF_A_TRAINING}
     tree["strategy"] = {k: v for k, v in tree["strategy"].items() if k not in ("interface", "variables")}
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]

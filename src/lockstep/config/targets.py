@@ -17,7 +17,6 @@ def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups, names
 
     `names` are the legal ones, if the schema does not have them.
     """
-
     key = ".".join(path)
     parent = at(tree, path[:-1])
     target = parent.get("_target_") if isinstance(parent, dict) else None

@@ -54,11 +54,9 @@ def train_prepared(folder: RunFolder, *, has_test: bool, is_worker: bool = False
         runner.prepare_resume(folder)
         return folder
 
-    return (
-        0
-        if folder.read_summary()
-        else runner.run_workers(make, config, known=folder, has_test=has_test, is_worker=is_worker)[1]
-    )
+    if folder.read_summary():
+        return 0
+    return runner.run_workers(make, config, known=folder, has_test=has_test, is_worker=is_worker)[1]
 
 
 def main(argv: Sequence[str]) -> int:

@@ -63,7 +63,6 @@ def named(init_from: str | None) -> Path | None:
     """Return the whole checkpoint that `init_from` names: a file, or the last one of a run. Raises ConfigError."""
     if init_from is None:
         return None
-
     path = Path(init_from).resolve()  # it is typed: a link is followed
     if path.is_file():
         error = damage(path)

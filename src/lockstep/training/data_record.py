@@ -139,7 +139,7 @@ def _rows(record: Record) -> dict[str, tuple[str, Any]]:
     """Return split and target, a class by its name, of each image."""
     classes: Any = list(record["class_names"])
     rows: dict[str, tuple[str, Any]] = {}
-    for split in ("train", "val", "test"):
+    for split in SPLITS:
         names, targets = record[split]["names"], record[split]["targets"]
         for name, target in zip(names, targets or [None] * len(names), strict=True):  # a Dataset has no targets here
             is_class = isinstance(target, int) and 0 <= target < len(classes)

@@ -15,7 +15,7 @@ from lockstep.training.session import Session
 def write(here: Session, data: ImageData, module: L.LightningModule) -> None:
     """Write the predictions of a tested module on the images of its fold into the run folder. Every rank must call it.
 
-    Runs of other tasks than classification, write none.
+    Runs of other tasks than classification write none.
     """
     images, names, fold = data.splits.test, data.class_names, str(here.config.data.fold)
     if (classes := images.classes) is None:

@@ -11,7 +11,7 @@ from lockstep.callbacks.best import REPLACED
 from lockstep.config import build, signatures
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
-from lockstep.config.target_sections import Open
+from lockstep.config.target_sections import Open, is_ours
 from lockstep.runs.folder import RunFolder
 from lockstep.training.session import Session
 from lockstep.training.staging import together
@@ -60,10 +60,10 @@ def built_loggers(here: Session, purge_step: int) -> list[Logger]:
 
 
 def _logger(here: Session, section: Open, purge_step: int) -> Logger:
-    known: dict[str, Any] = {"rank": here.rank, "held": here.held}
+    known: dict[str, Any] = {"rank": here.rank, "held": here.held} if is_ours(section.target) else {}
     supplied = {name: value for name, value in known.items() if signatures.takes(section.target, name)}
     # also of a new run: TensorBoard does not count the first session mark as a restart, and purges nothing
-    if section.target.endswith(".TensorBoardLogger") or signatures.takes(section.target, "purge_step"):
+    if section.target.endswith("TensorBoardLogger") or signatures.takes(section.target, "purge_step"):
         supplied["purge_step"] = purge_step
     return build.build(section, save_dir=str(here.folder.path), **supplied)
 

@@ -12,7 +12,7 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from torch import distributed as dist
 
-from lockstep.config.errors import ConfigError, errors_of
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
 from lockstep.data.images.image_error import ImageError
@@ -100,11 +100,10 @@ def opened(folder: RunFolder, config: Config, world: World | None) -> Iterator[S
         )
         try:
             yield session
-        except (
-            ImageError,
-            MetricError,
-        ) as error:  # while streaming; of a custom module, which logs during the training
-            raise ConfigError(*errors_of(error)) from error
+        except ImageError as error:  # while streaming
+            raise ConfigError(*(Error("", line) for line in error.errors)) from error
+        except MetricError as error:  # of a custom module, which logs during the training
+            raise ConfigError(Error("", str(error))) from error
         except Exception as error:
             text = refusals.explained(error, folder.path, f"rank {world.rank} of {world.world_size}")
             if text is not None:

@@ -71,4 +71,4 @@ def readable(read: Callable[[], T], remark: str = "") -> T:
         return read()
     except (FileNotFoundError, ValueError) as error:
         *others, last = errors_of(error)
-        raise ConfigError(*others, last._replace(fix=f"{last.fix} ({remark})") if remark else last) from error
+        raise ConfigError(*others, Error("", f"{last} ({remark})") if remark else last) from error

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lockstep.config.errors import ConfigError, Error, errors_of, one_line, several, shown
+from lockstep.config.errors import ConfigError, Error, one_line, several, shown
 from lockstep.config.schema import Config
 from lockstep.data.images.splits import Splits, is_streamed
 from lockstep.data.module import ImageData
@@ -171,7 +171,7 @@ def _measure(config: Config, module: Classifier, batch: Batch) -> None:
     try:
         list(scores.numbers())
     except MetricError as error:
-        raise ConfigError(*errors_of(error)) from error
+        raise ConfigError(Error("", str(error))) from error
     except (ValueError, RuntimeError, ZeroDivisionError):
         return  # two samples can be too few
 
@@ -201,7 +201,7 @@ def _as_config_error(module: Classifier, key: str, problem: str) -> Iterator[Non
     except ConfigError:
         raise
     except MetricError as error:
-        raise ConfigError(*errors_of(error)) from error
+        raise ConfigError(Error("", str(error))) from error
     except Exception as error:  # of custom code
         if is_of_memory(error):
             raise

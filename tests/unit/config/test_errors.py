@@ -51,6 +51,10 @@ def test_all_errors_are_printed_once_without_secrets_and_read_again(capsys: pyte
     assert list(map(str, errors_of(report(found)))) == str(found).splitlines()
 
 
+def test_a_text_without_a_line_is_an_error_without_a_text() -> None:
+    assert errors_of("") == [Error("", "")]
+
+
 def _functions() -> Iterator[tuple[str, ast.FunctionDef]]:
     for path in SOURCE.rglob("*.py"):
         if "files" not in path.relative_to(SOURCE).parts:

@@ -373,6 +373,7 @@ def test_a_logger_whose_package_is_not_installed_is_reported_before_the_run(monk
     assert errors("logger=wandb") == [f"logger.wandb {hint}"]
     lightnings = "+logger.mine={_target_:lightning.pytorch.loggers.WandbLogger}"
     assert errors(lightnings) == [f"logger.mine {hint}"]
+    assert errors("logger=wandb", lightnings) == [f"logger.wandb {hint}", f"logger.mine {hint}"]
     assert errors("logger=csv") == []
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from lockstep.config import copies
+from lockstep.config.errors import ConfigError
 from lockstep.config.target_sections import Data
 from lockstep.data.images.decoding import Decoding
 from lockstep.data.images.listing import list_classes
@@ -300,6 +301,8 @@ def test_a_copy_of_another_user_is_refused(root: Path, scratch: Path, monkeypatc
 
 def test_errors_in_a_copy_name_the_source(root: Path, scratch: Path) -> None:
     (root / "red fox" / "broken.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"broken\.png cannot be read.*") as caught, contextlib.ExitStack() as held:
+    with pytest.raises(ConfigError) as caught, contextlib.ExitStack() as held:
         begin(section(root, scratch), held, assembly.source)
-    assert str(caught.value).endswith(f"({make(root, scratch)} is the copy of {root})")
+    copy = make(root, scratch)
+    error = f"image {copy / 'red fox' / 'broken.png'} cannot be read (not an image): replace or delete it."
+    assert str(caught.value) == f"{error} ({copy} is the copy of {root})"

@@ -11,8 +11,10 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lockstep.config import compose, errors, validation
 from lockstep.config.schema import Config
+from lockstep.data.images.image_error import ImageError
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
+from lockstep.tasks.scores import MetricError
 from lockstep.training import assembly, session
 from lockstep.training.process_group import JoinedEnvironment
 from lockstep.training.session import Session
@@ -56,6 +58,20 @@ def test_lightning_trains_on_the_gpu_of_the_worker(
     trainer = assembly.lightning_trainer(here, L.LightningModule(), logger=False, enable_checkpointing=False)
     assert trainer.strategy.root_device == torch.device(device)
     assert (trainer.world_size, trainer.global_rank, trainer.local_rank) == (4, 3, 1)
+
+
+IMAGES = [f"image {number}.png cannot be read: replace or delete it." for number in range(15)]
+
+
+@pytest.mark.parametrize(
+    ("error", "lines"),
+    [(ImageError(IMAGES), IMAGES), (MetricError("two\nlines"), ["two\nlines"])],
+    ids=["images", "metric"],
+)
+def test_every_image_and_every_metric_that_cannot_be_used_is_an_error(error: ValueError, lines: list[str]) -> None:
+    with pytest.raises(errors.ConfigError) as caught, session.opened(RunFolder(Path()), config_of(), None):
+        raise error
+    assert list(map(str, caught.value.errors)) == lines
 
 
 # -- precision ---------------------------------------------------------------------------------------------------------

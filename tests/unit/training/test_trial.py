@@ -18,6 +18,8 @@ from lockstep.data.images.samples import Samples
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Shard
 from lockstep.tasks import Classification, Multilabel, Regression, Task
+from lockstep.tasks.scores import MetricError
+from lockstep.training import trial
 from lockstep.training.trial import refuse_augmentation, refuse_targets
 from tests.support.harness import SMALL
 from tests.support.modules import classification, classifier
@@ -174,3 +176,10 @@ def augmented(text: str) -> tuple[Config, Batch]:
     batch = Batch(torch.zeros(COUNT, 1, 4, 4, dtype=torch.uint8), MASKS, torch.arange(COUNT), shard)
     plain = [override for override in SMALL if not override.startswith("augment")]
     return validation.checked(compose.composed([*plain, f"augment.{text}", "augment.color_jitter.hue=0.1"])), batch
+
+
+def test_an_error_of_a_metric_is_one_error_however_many_lines_it_has() -> None:
+    error = "task.metrics.mine cannot be updated: expected\n(4,)"
+    with pytest.raises(ConfigError) as caught, trial._as_config_error(classifier(nn.Identity()), "task", "fails"):
+        raise MetricError(error)
+    assert list(map(str, caught.value.errors)) == [error]

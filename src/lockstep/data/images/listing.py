@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from lockstep.data.transfer import copying
 from lockstep.data.transfer.copying import is_skipped
 
-# folders below data.root with the files of a downloaded data set
 IMAGE_SUFFIXES = (
     *(".apng", ".avif", ".bmp", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".jpx"),
     *(".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
