@@ -576,9 +576,7 @@ def test_names_of_classes_that_only_look_different_are_found(names: tuple[str, .
 def test_images_of_two_sizes_need_an_image_size(tmp_path: Path) -> None:
     write_classes(tmp_path, {"a": 3, "b": 3})
     write(tmp_path / "b" / "9.png", height=6, width=7)
-    with pytest.raises(
-        ValueError, match=r"data\.image_size=null.*0\.png has 8x8.*9\.png 6x7.*set data\.image_size"
-    ):
+    with pytest.raises(ValueError, match=r"data\.image_size=null.*0\.png has 8x8.*9\.png 6x7.*set data\.image_size"):
         read(tmp_path)
 
 
