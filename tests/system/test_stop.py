@@ -66,6 +66,15 @@ def test_sigquit_aborts(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_a_signal_in_the_first_moments_is_neither_lost_nor_deadly(tmp_path: Path) -> None:
+    with training(tmp_path, *LONG, "trainer.devices=2") as run:
+        wait_until(lambda: len(run.workers()) == 2, "workers started")
+        run.process.send_signal(signal.SIGTERM)
+        assert run.exit_code() == EXIT_STOPPED
+        assert run.folder.last_checkpoint.exists()
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(("in_test", "code", "state"), [(False, EXIT_STOPPED, "stopped"), (True, 0, "finished")])
 def test_a_signal_to_one_rank_while_it_is_alone_hangs_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_test: bool, code: int, state: str
@@ -88,14 +97,15 @@ def test_the_time_limit_stops_the_run(tmp_path: Path) -> None:
     assert hint == "The time limit applies again; add trainer.max_time_s=null to remove it"
 
 
-def test_kill_9_of_a_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.full)])
+def test_kill_9_of_a_rank_ends_the_run_and_is_named(tmp_path: Path, rank: int) -> None:
     with training(tmp_path, *LONG, "trainer.devices=2") as run:
         run.wait_for_step(2)
         workers = run.workers()
-        os.kill(workers[0], signal.SIGKILL)
+        os.kill(workers[rank], signal.SIGKILL)
         assert run.exit_code() == 1
         assert_nothing_alive(workers)
-        assert f"rank 0 of 2 was ended by SIGKILL on {socket.gethostname()}" in run.log.read_text()[-400:]
+        assert f"rank {rank} of 2 was ended by SIGKILL on {socket.gethostname()}" in run.log.read_text()[-400:]
         assert run.folder.read_status()["state"] == "failed"
 
 

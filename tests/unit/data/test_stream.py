@@ -150,6 +150,30 @@ def test_processes_resume_in_the_middle_and_after_being_left_early(streamed: Sha
         assert_equal(list(loader), expected[2:])
 
 
+UNGUARDED = """
+from pathlib import Path
+
+from lockstep.data.loader import ShardDataset
+from tests.support.image_files import read
+from tests.unit.data.test_stream import streaming
+
+images = read(Path({root!r}), memory="stream").train
+print(len(list(streaming(ShardDataset(images.pixels, images.targets)))), "batches")
+"""
+
+
+@pytest.mark.full
+@pytest.mark.processes
+def test_processes_do_not_run_the_script_that_trains_again(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(UNGUARDED.format(root=str(write_folder(tmp_path / "images"))))
+    variables = {**environ(), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(path)], env=variables, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.stdout == "4 batches\n", done.stderr
+
+
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
