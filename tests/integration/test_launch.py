@@ -200,7 +200,7 @@ def test_out_of_memory_is_reported_with_the_settings_that_need_less(
     folder = latest(tmp_path)
     (told,) = folder.failure.read_text().splitlines()
     rank = next(rank for rank in range(num_workers) if told.startswith(f"rank {rank} of {num_workers} "))
-    assert told.startswith(f"rank {rank} of {num_workers} ran out of memory ({said}). A larger ")
+    assert told.startswith(f"rank {rank} of {num_workers} ran out of memory ({said}). Raise ")
     assert "trainer.accumulate_grad_batches" in told
     assert told in done.stderr
     assert "Traceback" not in done.stdout + done.stderr

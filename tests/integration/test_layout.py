@@ -122,7 +122,7 @@ def test_the_header_has_the_layout_and_an_unsafe_one_is_rejected_except_for_eval
     forced = run(tmp_path, command(*settings, "trainer.memory_format=channels_last"), **WITHOUT_AVX512)
     assert forced.returncode == EXIT_CONFIG, forced.stderr
     assert "the gradient of layer2.0.downsample.0 on this CPU" in forced.stderr
-    assert "use trainer.memory_format=auto" in forced.stderr
+    assert ": use auto" in forced.stderr
     saved = tmp_path / "run" / "config.yaml"
     saved.write_text(saved.read_text().replace("memory_format: auto", "memory_format: channels_last"))
     tool = [sys.executable, "-m", "lockstep.cli.main", "eval", "run"]

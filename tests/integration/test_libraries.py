@@ -158,7 +158,7 @@ def test_a_failed_download_of_weights_is_one_line(
     assert train(folder) == EXIT_CONFIG
     (line,) = folder.failure.read_text().splitlines()
     assert line.startswith(f"config error: model.pretrained=true: cannot load the weights ({error})")
-    assert "model.pretrained=false" in line
+    assert "model.pretrained=weights.pth, or false" in line
 
 
 def test_a_file_of_another_network_is_rejected(files: dict[str, Path], tmp_path: Path) -> None:

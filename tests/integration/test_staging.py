@@ -274,7 +274,7 @@ def test_workers_that_were_killed_leave_no_copy_behind(tmp_path: Path, monkeypat
     kept = write_run(tmp_path / "kept", recipe(images, scratch))
     removed = write_run(tmp_path / "removed", recipe(images, scratch, "data.copy_remove=true"))
     make(images, scratch)
-    monkeypatch.setattr(parent, "_work", _dies)
+    monkeypatch.setattr(worker, "take_job", _dies)
     config = storage.to_tree(storage.load(removed.config))
     for job, is_left in (
         (worker.Job(worker.TRAIN, str(kept.path), {}), True),

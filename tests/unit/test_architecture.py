@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import lockstep
+from lockstep.benchmark import command as benchmark
+from lockstep.cli import inference
 from lockstep.config import features
+from lockstep.launch import worker
+from lockstep.verify import command as verify
 from tests.support.architecture import (
     LAYERS,
     MODULES,
@@ -105,6 +109,8 @@ def test_every_feature_has_its_function() -> None:
     for feature in features.FEATURES:
         assert ring_of(feature.function.partition(":")[0].removeprefix("lockstep.")) == "features"
         assert callable(features.named_function(feature.function))
+    for task in (*inference.TASKS.values(), benchmark.EVALUATE, verify.VERIFY, worker.TRAIN, worker.TEST):
+        assert callable(features.named_function(task))
 
 
 def test_commands_start_without_torch_and_those_that_only_read_runs_without_hydra_too() -> None:

@@ -21,7 +21,10 @@ class Sweeps:
         if not facts:
             raise KeyError(name)
         with self._lock:
-            return self._sweeps.setdefault(name, _Sweep(RunFolder(self._watched.root / name))).show(facts, filter_text)
+            runs, shown = self._sweeps.setdefault(name, _Sweep(RunFolder(self._watched.root / name))).show(facts)
+        from lockstep.monitoring.selection import matching  # it needs rich, which TensorBoard does not
+
+        return matching(runs, filter_text, name) | shown
 
 
 class _Sweep:
@@ -34,13 +37,12 @@ class _Sweep:
         self._rows: dict[int, Any] = {}
         self._metrics: dict[int, dict[str, float]] = {}
 
-    def show(self, facts: dict[RunFolder, dict[str, Any]], filter_text: str) -> dict[str, Any]:
-        """Return the table of the sweep, with the numbers of the trials that match the filter.
+    def show(self, facts: dict[RunFolder, dict[str, Any]]) -> tuple[dict[int, Any], dict[str, Any]]:
+        """Return the trials by number, as runs, and the table of the sweep.
 
         `facts` are those of its runs, of which a trial may be none yet.
         """
-        from lockstep.monitoring.selection import matching  # these need rich and pydantic, which TensorBoard does not
-        from lockstep.sweeps import results, table
+        from lockstep.sweeps import results, table  # these need pydantic, which TensorBoard does not
         from lockstep.sweeps.ledger import Ledger
 
         if (changed := modified(self._folder.path / SWEEP)) != self._changed:
@@ -59,7 +61,7 @@ class _Sweep:
         trials = [self._trial(row, made, facts.get(row.trial.folder, {})) for row in made.rows]
         names = dict.fromkeys([objective.name, *made.tests])
         runs = {row.trial.number: _as_run(row, trial, facts) for row, trial in zip(made.rows, trials, strict=True)}
-        return matching(runs, filter_text, self._folder.path.name) | {
+        return runs, {
             "keys": made.keys,
             "is_max": objective.is_max,  # of the first metric, by which the trials are sorted
             "metrics": list(names | dict.fromkeys(name for trial in trials for name in trial["values"])),

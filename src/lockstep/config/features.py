@@ -5,9 +5,16 @@ Its module is imported then. Only this table names them; the core calls what `us
 
 import importlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from lockstep.config.target_sections import IMAGE_LIST, LIBRARIES, OF_FILES
+
+# fmt: off
+Moment = Literal[
+    "rules", "files", "new files", "view", "stage", "killed", "crop", "module", "grapher", "data row", "module row",
+    "weights", "pretrained", "shards", "tested", "end",
+]
+# fmt: on
 
 
 class Feature(NamedTuple):
@@ -16,9 +23,13 @@ class Feature(NamedTuple):
     It is used by a configuration, or by the part of a run that the moment has: the section `data`, the module.
     """
 
-    moment: str
+    moment: Moment
     function: str
     is_used: Callable[[Any], object]
+
+
+def _has_files(data: Any) -> bool:
+    return bool(data.check or data.root or data.target == IMAGE_LIST or "$" in str(data.arguments()))
 
 
 def _has_own_module(config: Any) -> bool:
@@ -38,7 +49,7 @@ def _pretrained(config: Any) -> Any:
 
 
 FEATURES = (
-    # errors of a configuration, without reading a file: (config) -> texts
+    # errors of a configuration, without reading a file: (config) -> errors
     Feature(
         "rules",
         "lockstep.config.copies:errors",
@@ -48,10 +59,10 @@ FEATURES = (
     Feature(
         "files",
         "lockstep.config.presence:check_data",
-        lambda config: config.data.check or config.data.root or config.data.target == IMAGE_LIST,
+        lambda config: _has_files(config.data),
     ),
     # and before a new one starts
-    Feature("new files", "lockstep.config.presence:check_weights", _pretrained),
+    Feature("new files", "lockstep.config.presence:check_weights", lambda config: _pretrained(config) is not None),
     # the view of images that a new run keeps in its configuration: (config) -> keys of data
     Feature("view", "lockstep.config.pretrained:view", _has_known_weights),
     # the files of data, brought to this machine: (data, is_first, held) -> data there, and a remark for errors
@@ -80,7 +91,7 @@ FEATURES = (
 )
 
 
-def used(moment: str, by: Any) -> list[Callable[..., Any]]:
+def used(moment: Moment, by: Any) -> list[Callable[..., Any]]:
     """Return the functions of the features that a configuration, or a part of a run, uses at a moment."""
     return [named_function(each.function) for each in FEATURES if each.moment == moment and each.is_used(by)]
 

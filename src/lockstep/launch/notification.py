@@ -22,12 +22,11 @@ STATES = {0: "finished", EXIT_STOPPED: "stopped"}
 
 
 def send(config: Config, folder: RunFolder, code: int) -> None:
-    """Report that the run ended with this exit code, if there is a command.
+    """Report that the run ended with this exit code to the command.
 
     A SIGTERM, which launchers send when a worker failed, does not end a report; a second Ctrl-C does.
     """
-    if config.notify.command is None:
-        return
+    assert config.notify.command is not None, "see config/features.py"
     sys.stdout.flush()
     with SignalFlag().installed():
         try:

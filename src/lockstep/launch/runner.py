@@ -153,6 +153,7 @@ def run_workers(
     world = outer_world(os.environ) if is_parallel else None
     computes_here = world is not None or (is_worker and not is_parallel)
     flag = SignalFlag(has_parent=is_worker) if computes_here else stop_signals or SignalList()
+    reports = features.used("end", config)  # imported now: the source may change during a training
     with contextlib.ExitStack() as held:
         if world is not None:
             worker.import_training()
@@ -179,7 +180,7 @@ def run_workers(
             raise ConfigError(*errors)
     # the run is unlocked: the notified command may resume it
     if (world is None or world.rank == 0) and code != EXIT_INTERRUPTED:
-        for report in features.used("end", config):
+        for report in reports:
             report(config, folder, code)
     return folder, code
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ class Listed:
         return ""
 
 
-@cache
+@lru_cache(maxsize=1000)
 def _settings(text: str) -> dict[str, str]:
     from yaml import YAMLError  # which a listing without settings does not need
 
@@ -120,7 +120,7 @@ class Selection:
             if condition is None or (found := condition.groups())[1] == "=":  # with = it may be any text
                 continue
             key, sign, wanted = found
-            if not wanted:
+            if not wanted and sign != "!=":
                 raise ValueError(f"{term} is incomplete: write it as optimizer.lr>=0.05.")
             self._check_key(runs, key)
             values = [value for run in runs for value in run.compared(key)]
