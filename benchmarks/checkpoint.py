@@ -10,13 +10,16 @@ import torch
 
 from benchmarks.step import RESNET18
 from benchmarks.table import Row, alternate, row
-from lockstep.config import build, compose, storage, validation
-from lockstep.training.checkpoint_io import AtomicCheckpointIO
+from lockstep.assembly.checkpoint_io import AtomicCheckpointIO
+from lockstep.config import build
+from lockstep.config.checks import validation
+from lockstep.config.composing import compose
+from lockstep.config.saved import config_file
 
 
 def checkpoint(num_rounds: int = 7) -> list[Row]:
     """Milliseconds: torch.save alone; the whole, synced to the disk and renamed."""
-    tree = storage.to_tree(validation.checked(compose.composed([])))
+    tree = config_file.to_tree(validation.check_config(compose.compose_config([])))
     net: Any = build.build(validation.check_tree({**tree, "model": RESNET18}).model, in_channels=1, num_classes=10)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     for parameter in net.parameters():

@@ -19,7 +19,10 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAccuracy
 from torchvision.transforms import v2
 
-from lockstep.config import build, compose, storage, validation
+from lockstep.config import build
+from lockstep.config.checks import validation
+from lockstep.config.composing import compose
+from lockstep.config.saved import config_file
 from lockstep.launch import worker
 from lockstep.runs.folder import RunFolder
 
@@ -111,7 +114,7 @@ def lockstep_tree(task: Task) -> dict[str, Any]:
         "strategy=cpu",
         "trainer.devices=1",
     ]
-    tree = storage.to_tree(validation.checked(compose.composed(overrides)))
+    tree = config_file.to_tree(validation.check_config(compose.compose_config(overrides)))
     return {**tree, "model": task.network}
 
 
@@ -119,7 +122,7 @@ def lockstep(task: Task, **changes: Any) -> float:
     """Seconds a step of a run with everything Lockstep does by default; `changes` replace sections."""
     with tempfile.TemporaryDirectory() as root:
         folder = RunFolder(Path(root))
-        storage.save(validation.check_tree({**lockstep_tree(task), **changes}), folder.config)
+        config_file.save(validation.check_tree({**lockstep_tree(task), **changes}), folder.config)
         with contextlib.redirect_stdout(io.StringIO()):
             code = worker.run_here(worker.Job(worker.TRAIN, root, {"command": "", "has_test": True}), None)
         assert code == 0

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.parts import ROOT
+from benchmarks import ROOT
 from lockstep.sweeps.statistics import spread
 
 RESULTS = ROOT / "benchmarks" / "results"

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks import ROOT
+
 if TYPE_CHECKING:
     from benchmarks.table import Row
 
-ROOT = Path(__file__).parents[1]
 # of a command that is measured: Python keeps its compiled files, even if this process disabled that
 ENVIRON = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 # what a training no longer imports; each in a process that has imported torch and numpy
@@ -53,15 +54,17 @@ def _measured(folder: Path) -> dict[str, float]:
         seconds[name] = time.process_time() - begin
 
     with part("import Hydra, pydantic"):
-        from lockstep.config import compose, storage, validation
+        from lockstep.config.checks import validation
+        from lockstep.config.composing import compose
+        from lockstep.config.saved import config_file
         from lockstep.launch import worker
         from lockstep.runs.folder import RunFolder
         from lockstep.system.lazy_imports import lazy
     with part("composition and check of the configuration"):
         step = folder / "first step"
         clock = f"+callbacks.clock={{_target_:benchmarks.first_step.FirstStep,path:'{step}',clock:process_time}}"
-        composed = compose.composed(["debug=fast", "strategy=cpu", "trainer.devices=1", "silent=true", clock])
-        storage.save(validation.checked(composed), RunFolder(folder).config)
+        composed = compose.compose_config(["debug=fast", "strategy=cpu", "trainer.devices=1", "silent=true", clock])
+        config_file.save(validation.check_config(composed), RunFolder(folder).config)
     with lazy():
         with part("import torch"):
             import torch

@@ -26,10 +26,10 @@ from torchvision.transforms import v2
 from benchmarks.augmentations import OFF
 from benchmarks.input import batches_of, rate
 from benchmarks.table import Row, alternate, conditions, markdown, ratios, row
-from lockstep.data.images.crops import RandomCrop
-from lockstep.data.images.decode import decode, pixels_of
+from lockstep.data.images.decoded_image import decode, pixels_of
+from lockstep.data.images.preprocessing import View
+from lockstep.data.images.random_crop import RandomCrop
 from lockstep.data.images.splits import Images
-from lockstep.data.images.views import View
 from lockstep.data.loader import ShardDataset, ShardLoader
 from lockstep.data.sources.folders import image_folder
 from lockstep.data.transforms.augment import Augment
@@ -141,12 +141,12 @@ def measure(root: Path, num_rounds: int) -> list[Row]:
 def differences(root: Path) -> Iterator[str]:
     """Yield the mean and the 99th percentile of the differences for some sizes of the view."""
     for size in (32, 64, 128, 224):
-        view, found = View.of(size, 1.0, "crop", "bilinear", "white"), []
+        view, found = View.from_keys(size, 1.0, "crop", "bilinear", "white"), []
         for path in sorted(root.rglob("*.jpg")):
             shrunk = decode(str(path), 3, view)
             with Image.open(path) as file:
                 whole, _ = pixels_of(file, 3, "white")
-            seen = view.cropped(view.scaled(shrunk.pixels, shrunk.size))
+            seen = view.crop(view.scale(shrunk.pixels, shrunk.size))
             found.append((seen.int() - view(whole).int()).abs().numpy())
         levels = np.stack(found)
         yield f"{size}: mean {levels.mean():.1f}, 99 % at most {np.quantile(levels, 0.99):.0f}"

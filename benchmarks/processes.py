@@ -10,7 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.parts import ENVIRON, ROOT
+from benchmarks import ROOT
+from benchmarks.parts import ENVIRON
 from benchmarks.table import Row, alternate, ratios, row
 from lockstep.system.hardware import num_cores
 

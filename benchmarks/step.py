@@ -11,8 +11,11 @@ from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_a
 
 from benchmarks.loops import Task, lockstep, lockstep_tree, raw, template
 from benchmarks.table import Row, alternate, ratios, row
-from lockstep.config import build, compose, storage, validation
-from lockstep.training.precision import bfloat16_unit
+from lockstep.assembly.precision import bfloat16_unit
+from lockstep.config import build
+from lockstep.config.checks import validation
+from lockstep.config.composing import compose
+from lockstep.config.saved import config_file
 
 RESNET18 = {
     "_target_": "lockstep.models.ResNet18",
@@ -104,7 +107,9 @@ def watching(num_rounds: int = 31) -> list[Row]:
 def averaging(num_rounds: int = 5) -> list[Row]:
     """Time an exponential moving average of the weights in a step of the full ResNet-18."""
     net: Any = build.build(
-        validation.check_tree(storage.to_tree(validation.checked(compose.composed(["model=resnet18"])))).model,
+        validation.check_tree(
+            config_file.to_tree(validation.check_config(compose.compose_config(["model=resnet18"])))
+        ).model,
         in_channels=1,
         num_classes=10,
     )

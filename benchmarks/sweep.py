@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.parts import ENVIRON, ROOT
+from benchmarks import ROOT
+from benchmarks.parts import ENVIRON
 from benchmarks.processes import TRAIN, import_torch
 from benchmarks.table import Row, alternate, conditions, markdown, ratios, row
 

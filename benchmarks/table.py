@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.parts import ROOT
+from benchmarks import ROOT
 from lockstep.system.provenance import describe
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import lightning as L
 from typing_extensions import override
 
-from benchmarks.parts import ENVIRON, ROOT
+from benchmarks import ROOT
+from benchmarks.parts import ENVIRON
 from benchmarks.table import Row, conditions, markdown, ratios, row
 
 RECIPE = (

@@ -14,7 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.gpu.peer import resnet18
 from benchmarks.gpu.profiled import costs_of
 from benchmarks.gpu.stage import Bench
-from lockstep.config import build, compose, validation
+from lockstep.config import build
+from lockstep.config.checks import validation
+from lockstep.config.composing import compose
 
 NUM_STEPS, NUM_PROFILED = 30, 5
 
@@ -94,7 +96,7 @@ def _step(variant: Variant, is_rehearsal: bool) -> Callable[[], None]:
 
 
 def _ours(in_channels: int, width: int) -> nn.Module:
-    model = validation.checked(compose.composed([f"model.width={width}"])).model
+    model = validation.check_config(compose.compose_config([f"model.width={width}"])).model
     return build.build(model, in_channels=in_channels, num_classes=10)
 
 

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, open_dict
 from typing_extensions import override
 
 if TYPE_CHECKING:
-    from lockstep.config.schema import Config
+    from lockstep.config.schema.configuration import Config
     from lockstep.sweeps.ledger import Ledger, Trial
 
 
@@ -28,18 +28,18 @@ class Composer:
 
     def __call__(self, overrides: Sequence[str], number: int) -> "tuple[Config, str]":
         """Return the checked configuration of a trial, and the name of its folder. Raises ConfigError."""
-        from lockstep.config.overrides import of_job
+        from lockstep.config.overrides import check_job
 
-        cfg = self._composed(list(overrides))
+        cfg = self._compose(list(overrides))
         with open_dict(cfg):
             cfg.hydra.job.id = cfg.hydra.job.num = number
         HydraConfig.instance().set_config(cfg)
         subdir = str(cfg.hydra.sweep.subdir)
         with open_dict(cfg):
             del cfg["hydra"]
-        return of_job(cfg, overrides, self._composed), subdir
+        return check_job(cfg, overrides, self._compose), subdir
 
-    def _composed(self, overrides: list[str]) -> DictConfig:
+    def _compose(self, overrides: list[str]) -> DictConfig:
         return self._context.config_loader.load_sweep_config(self._config, overrides)
 
 
@@ -65,14 +65,15 @@ class Workstation(Launcher):
             config, _ = self._compose(job_overrides[0], initial_job_idx)
             num_jobs = len(job_overrides)
             if config.dry_run:
-                settled = (build.settled(self._compose(texts, 0)[0]) for texts in job_overrides)
+                settled = (build.settle_config(self._compose(texts, 0)[0]) for texts in job_overrides)
                 num_jobs = len({command.identity(each) for each in settled})
             if _is_handed_over(self._config, config, num_jobs):
                 return []
             with _ledger(self._config, config.sweep.name) as ledger:
                 equal: dict[str, Trial] = {}
                 each = (
-                    command.prepared(ledger, texts, partial(self._compose, texts), equal) for texts in job_overrides
+                    command.prepare_trial(ledger, texts, partial(self._compose, texts), equal)
+                    for texts in job_overrides
                 )
                 made = list({trial.number: (trial, trial_config) for trial, trial_config in each}.values())
                 if len(made) < len(job_overrides) and not config.silent:
@@ -81,7 +82,7 @@ class Workstation(Launcher):
                 if config.cluster.name == "slurm":
                     array.submit(ledger, made)
                     return []
-                code = command.run(
+                code = command.run_sweep(
                     ledger,
                     Grid(left),
                     {trial.number: trial_config for trial, trial_config in made},
@@ -108,15 +109,15 @@ class Study(Sweeper):
     @override
     def sweep(self, arguments: list[str]) -> None:
         """Run the study. Exits with the code of the sweep if it is not 0."""
-        from lockstep.config import storage
+        from lockstep.config.composing.sweep_space import Interval, separate_space
         from lockstep.config.errors import ConfigError, Error, exit_with
-        from lockstep.config.sweep_space import Interval, searched
+        from lockstep.config.saved import config_file
         from lockstep.sweeps import command, search
         from lockstep.sweeps.ledger import DONE
-        from lockstep.sweeps.results import monitored
+        from lockstep.sweeps.results import monitored_objective
 
         try:
-            fixed, space = searched(arguments, self._options_of)
+            fixed, space = separate_space(arguments, self._options_of)
             first = [f"{key}={drawn.low if isinstance(drawn, Interval) else drawn[0]}" for key, drawn in space.items()]
             config, _ = self._compose([*fixed, *first], 0)
             if config.search is None:
@@ -129,25 +130,27 @@ class Study(Sweeper):
                 return
             with _ledger(self._config, config.sweep.name) as ledger:
                 command.check_study(ledger, arguments, self._compose, num_seeds)
-                objective = monitored(config)
+                objective = monitored_objective(config)
                 configs: dict[int, Config] = {}
 
                 drawn_from = search.distributions(space)
                 equal = {
-                    command.identity(storage.load(trial.folder.config)): trial
+                    command.identity(config_file.load(trial.folder.config)): trial
                     for trial in reversed(ledger.trials)  # the first of equal ones remains
                     if trial.folder.config.exists()
                 }
 
-                def make(drawn: Sequence[str]) -> "list[Trial]":
+                def make_trials(drawn: Sequence[str]) -> "list[Trial]":
                     texts = [*fixed, *drawn]
                     if num_seeds == 1:
-                        return [made(texts)]
+                        return [make_trial(texts)]
                     first, _ = self._compose(texts, 0)  # whose seed a drawn option may set
-                    return [made([*texts, f"seed={first.seed + number}"]) for number in range(num_seeds)]
+                    return [make_trial([*texts, f"seed={first.seed + number}"]) for number in range(num_seeds)]
 
-                def made(texts: Sequence[str]) -> "Trial":
-                    trial, configs[trial.number] = command.prepared(ledger, texts, partial(self._compose, texts), equal)
+                def make_trial(texts: Sequence[str]) -> "Trial":
+                    trial, configs[trial.number] = command.prepare_trial(
+                        ledger, texts, partial(self._compose, texts), equal
+                    )
                     ledger.write()  # before it starts: a command that is killed finds its job again
                     return trial
 
@@ -155,11 +158,11 @@ class Study(Sweeper):
                     search.study_in(ledger, drawn_from, config.search, objective),
                     drawn_from,
                     ledger,
-                    make,
+                    make_trials,
                     objective=objective,
                     num_trials=config.search.num_trials,
                 )
-                code = command.run(
+                code = command.run_sweep(
                     ledger,
                     draws,
                     configs,
@@ -183,7 +186,7 @@ def _is_handed_over(hydra_config: DictConfig, config: "Config", num_jobs: int) -
     elif config.cluster.name == "local":
         with _ledger(hydra_config, config.sweep.name) as ledger:
             ledger.write()  # so that the same command finds it
-        array.in_background(path, config)
+        array.start_background(path, config)
     else:
         return False
     _remove_empty(path)
@@ -204,4 +207,4 @@ def _ledger(config: DictConfig, name: str | None) -> "AbstractContextManager[Led
     from lockstep.sweeps import command
     from lockstep.sweeps.ledger import command_of
 
-    return command.opened(Path(config.hydra.sweep.dir), name, command_of(config.hydra.overrides.task))
+    return command.open_ledger(Path(config.hydra.sweep.dir), name, command_of(config.hydra.overrides.task))

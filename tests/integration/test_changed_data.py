@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config import overrides, storage, validation
-from lockstep.config.compose import composed
+from lockstep.assembly.try_out import refuse_unfit_images
+from lockstep.config import overrides
+from lockstep.config.checks import validation
+from lockstep.config.composing.compose import compose_config
 from lockstep.config.errors import ConfigError
+from lockstep.config.saved import config_file
 from lockstep.data.sources.builtin import synthetic
 from lockstep.launch import worker
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
-from lockstep.training.trial import refuse_unfit_images
 from tests.support import commands
 from tests.support.exact import train
 from tests.support.harness import write_run
@@ -33,11 +35,11 @@ def write_classes(root: Path) -> None:
 
 def evaluated(folder: RunFolder, tmp_path: Path, *typed: str) -> int:
     """The exit code of an evaluation, as `lockstep eval` asks for it."""
-    saved = storage.load(folder.config)
+    saved = config_file.load(folder.config)
     (config,) = overrides.check(typed, saved=saved).configs
-    options = {"config": storage.to_tree(config), "run": str(folder.path), "split": "test"}
+    options = {"config": config_file.to_tree(config), "run": str(folder.path), "split": "test"}
     job = worker.Job(
-        "lockstep.training.evaluate:evaluate",
+        "lockstep.inference.evaluate:evaluate",
         str(tmp_path / "eval"),
         {**options, "checkpoint": str(folder.last_checkpoint)},
     )
@@ -168,4 +170,4 @@ def test_images_that_train_lacks_a_class_of_are_refused(tmp_path: Path) -> None:
     assert images.absent_classes("val") == []
     assert images.absent_classes("test") == ["class 2", "class 3", "class 4"]
     with pytest.raises(ConfigError, match="has no training image of class 3, class 4: add some, or remove the class"):
-        refuse_unfit_images(validation.checked(composed(["data=synthetic"])), images)
+        refuse_unfit_images(validation.check_config(compose_config(["data=synthetic"])), images)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config import storage
-from lockstep.config.compose import DEFAULT
+from lockstep.config.composing.compose import DEFAULT
 from lockstep.config.errors import ConfigError
-from lockstep.config.saved_run import changed
+from lockstep.config.saved import config_file
+from lockstep.config.saved_run import change_config
 from tests.support.exact import cut_after, train
 from tests.support.harness import difference, train_all, write_run
 from tests.support.recipes import PLAIN, TURNED, UNEQUAL, on_data
@@ -30,7 +30,7 @@ def test_a_training_goes_on_in_the_middle_of_an_epoch_on_other_workers(tmp_path:
     assert train(alone) == 0
     cut = write_run(tmp_path / "cut", settings)
     cut_after(cut, 2)  # of 5 in an epoch
-    storage.save(changed(cut, storage.load(cut.config), ["trainer.devices=3"], DEFAULT), cut.config)
+    config_file.save(change_config(cut, config_file.load(cut.config), ["trainer.devices=3"], DEFAULT), cut.config)
     train_all([cut], 3)
     assert difference(alone, cut) <= 1e-12
 
@@ -38,15 +38,15 @@ def test_a_training_goes_on_in_the_middle_of_an_epoch_on_other_workers(tmp_path:
 def test_balanced_class_weights_are_numbers_from_the_first_step_on(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", (*UNEQUAL, "task.class_weights=balanced"))
     cut_after(run, 1)
-    saved = storage.load(run.config)
+    saved = config_file.load(run.config)
     weights = saved.task.arguments()["class_weights"]
     classes = json.loads(gzip.decompress(run.images.read_bytes()))["train"]["targets"]
     assert weights == [len(classes) / (10 * classes.count(number)) for number in range(10)]
-    kept = changed(run, saved, ["task.class_weights=balanced"], DEFAULT)  # as an experiment of a resume sets it
+    kept = change_config(run, saved, ["task.class_weights=balanced"], DEFAULT)  # as an experiment of a resume sets it
     assert kept.task.arguments()["class_weights"] == weights
     given = saved.model_copy(update={"task": saved.task.model_copy(update={"class_weights": [1.0] * 9 + [2.0]})})
     with pytest.raises(ConfigError, match=r"class_weights=balanced cannot change on resume, this run has"):
-        changed(run, given, ["task.class_weights=balanced"], DEFAULT)
+        change_config(run, given, ["task.class_weights=balanced"], DEFAULT)
 
 
 @pytest.mark.full

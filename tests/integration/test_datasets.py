@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config import storage, validation
+from lockstep.config.checks import validation
+from lockstep.config.saved import config_file
 from lockstep.runs.folder import EXIT_CONFIG
 from tests.support.exact import cut_after, train
 from tests.support.harness import difference, write_run
@@ -21,9 +22,9 @@ def test_a_dataset_goes_on_in_the_middle_of_an_epoch_with_the_same_bits(tmp_path
     for step in (1, 5):  # of 4 in an epoch
         cut = write_run(tmp_path / f"cut{step}", TURNED)
         cut_after(cut, step)
-        tree = storage.to_tree(storage.load(cut.config))
+        tree = config_file.to_tree(config_file.load(cut.config))
         tree["data"]["num_workers"] = num_decoding
-        storage.save(validation.check_tree(tree), cut.config)
+        config_file.save(validation.check_tree(tree), cut.config)
         assert train(cut) == 0
         assert difference(alone, cut) == 0, f"cut after the request in step {step}"
 

@@ -13,8 +13,8 @@ import pytest
 import timm
 import torch
 
+from lockstep.assembly import checkpoints
 from lockstep.runs.folder import RunFolder
-from lockstep.training import checkpoints
 from tests.support.exact import train
 from tests.support.harness import (
     ACCUMULATE_AUGMENT,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config import storage, validation
+from lockstep.config.checks import validation
+from lockstep.config.saved import config_file
 from lockstep.runs.folder import EXIT_CONFIG
 from tests.support.exact import cut_after, train
 from tests.support.harness import difference, write_run
@@ -40,9 +41,9 @@ def test_a_streamed_run_cut_in_the_middle_goes_on_with_the_same_bits_streamed_or
     for step in (1, 4):
         cut = write_run(tmp_path / f"cut{step}", overrides(root, "stream", recipe))
         cut_after(cut, step)
-        tree = storage.to_tree(storage.load(cut.config))
+        tree = config_file.to_tree(config_file.load(cut.config))
         tree["data"] |= {"memory": "auto", "cache": str(root / "cache later")} if later == "cache" else {}
-        storage.save(validation.check_tree(tree), cut.config)
+        config_file.save(validation.check_tree(tree), cut.config)
         time.sleep(1 - time.time() % 1)  # TensorBoard orders files by the second they were begun in
         assert train(cut) == 0
         assert difference(alone, cut) == 0, f"cut after the request in step {step}"

@@ -34,7 +34,7 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import torch
-from lockstep.training.checkpoint_io import AtomicCheckpointIO
+from lockstep.assembly.checkpoint_io import AtomicCheckpointIO
 
 path, gate, thread = Path(sys.argv[1]), threading.Event(), ThreadPoolExecutor(1)
 thread.submit(gate.wait)

@@ -8,9 +8,9 @@ import torch
 import yaml
 from torch import Tensor
 
+from lockstep.assembly import checkpoints
 from lockstep.config.errors import ConfigError
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
-from lockstep.training import checkpoints
 from tests.support import commands
 from tests.support.exact import cut_after, train
 from tests.support.harness import ROOT, command, difference, own_network, write_run
@@ -130,7 +130,7 @@ def test_what_has_no_weights_is_rejected_before_a_folder_is_made(source: RunFold
         (str(broken), "is damaged"),
     ):
         with pytest.raises(ConfigError, match=f"init_from=.*{reason}"):
-            checkpoints.named(name)
+            checkpoints.initial_checkpoint(name)
     for many in ([], ["-m", "seed=0,1"]):
         done = commands.run(command(*many, *INITIAL, f"init_from={broken}"), tmp_path)
         assert done.returncode == EXIT_CONFIG, done.stderr

@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.config import build, compose, storage, validation
-from lockstep.config.options import groups
+from lockstep.config import build
+from lockstep.config.checks import validation
+from lockstep.config.composing import compose
+from lockstep.config.composing.options import groups
+from lockstep.config.saved import config_file
 from lockstep.models.layout import AVX2_NUMBERS, AVX512_NUMBERS, faulty_convolution
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support.compiler import needs_compiler
@@ -43,7 +46,7 @@ MODELS = [option for option in groups(compose.CONF)["model"] if option.startswit
 
 
 def network(option: str, *changes: str, channels: int = 1) -> nn.Module:
-    config = validation.checked(compose.composed([f"model={option}", *changes]))
+    config = validation.check_config(compose.compose_config([f"model={option}", *changes]))
     return build.build(config.model, in_channels=channels, num_classes=10)
 
 
@@ -157,7 +160,7 @@ def gradient(how, is_compiled):
     net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 8, 1, stride=2), nn.AdaptiveAvgPool2d(1))
     net = nn.Sequential(net, nn.Flatten(), nn.Linear(8, 4)).to(dtype)
     compiler = layout.CompiledNetwork if is_compiled else None
-    module = classifier(net, layout=layout.chosen(how, None), compiler=compiler).to(dtype)
+    module = classifier(net, layout=layout.choose_layout(how, None), compiler=compiler).to(dtype)
     module(torch.arange(16 * 784).remainder(251).to(torch.uint8).view(16, 1, 28, 28)).square().sum().backward()
     return net[0][1].weight.grad.double()
 
@@ -206,8 +209,8 @@ def test_a_run_resumes_in_another_layout(tmp_path: Path) -> None:
     alone = write_run(tmp_path / "alone", [*recipe, "trainer.memory_format=contiguous"])
     first = write_run(tmp_path / "first", [*recipe, "trainer.memory_format=channels_last", "trainer.max_epochs=1"])
     train_all([alone, first], 1)
-    config = validation.checked(compose.composed([*recipe, "trainer.memory_format=contiguous"]))
-    storage.save(config, first.config)
+    config = validation.check_config(compose.compose_config([*recipe, "trainer.memory_format=contiguous"]))
+    config_file.save(config, first.config)
     train_all([first], 1)
     assert difference(alone, first) < 1e-12
     assert {value.is_contiguous() for value in state(first).values()} == {True}

@@ -14,14 +14,14 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
 
+from lockstep.assembly.networks import _parameter_rules
 from lockstep.config.overrides import plan
 from lockstep.models import timm as of_timm
 from lockstep.models import torchvision as of_torchvision
-from lockstep.models.libraries import adapted
-from lockstep.models.origin import with_ends
+from lockstep.models.libraries import adapt_channels
+from lockstep.models.origin import attach_ends
 from lockstep.models.parameter_groups import ParameterGroups
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
-from lockstep.training.networks import _parameter_rules
 from tests.support.exact import train
 from tests.support.harness import environ, train_all, write_run
 from tests.support.image_files import write_folder
@@ -187,7 +187,7 @@ def test_files_of_torchvision_with_names_of_before_are_loaded(monkeypatch: pytes
 @pytest.mark.parametrize("num_channels", [1, 3, 4, 7])
 def test_other_channels_compute_what_a_repeated_image_gives(num_channels: int) -> None:
     weight = torch.randn(5, 3, 2, 2, dtype=torch.float64)
-    found = adapted(weight, num_channels)
+    found = adapt_channels(weight, num_channels)
     assert found.shape == (5, num_channels, 2, 2)
     grey = torch.randn(2, 1, 6, 6, dtype=torch.float64)
     expected = nn.functional.conv2d(grey.expand(-1, 3, -1, -1), weight)
@@ -213,8 +213,8 @@ def test_fine_tuning_trains_the_head_at_ten_times_the_rate(make: Any, name: str,
     library = make.__name__
     config = plan(["experiment=finetune", "data.root=here", f"model={library}", f"model.name={name}"]).configs[0]
     net = make(3, 7, name=name, **PLAIN)
-    rules = _parameter_rules(config, net, nn.Module(), with_ends(net, 7).head)
-    groups = ParameterGroups(net, nn.Module(), rules).for_optimizer(0.01)
+    rules = _parameter_rules(config, net, nn.Module(), attach_ends(net, 7).head)
+    groups = ParameterGroups(net, nn.Module(), rules).optimizer_groups(0.01)
     assert {group.get("lr_factor", 1.0) for group in groups} == {1.0, 10.0}
     names = {parameter: key for key, parameter in net.named_parameters()}
     fast = {names[p] for group in groups if group.get("lr_factor") == 10 for p in group["params"]}

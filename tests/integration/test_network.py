@@ -14,16 +14,19 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from lockstep.assembly import process_group
 from lockstep.cli import main
-from lockstep.config import compose, overrides, storage, validation, workers
+from lockstep.config import overrides
+from lockstep.config.checks import validation, workers
+from lockstep.config.checks.workers import resolve_workers
+from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
-from lockstep.config.schema import Config
-from lockstep.config.workers import resolve_workers
+from lockstep.config.saved import config_file
+from lockstep.config.schema.configuration import Config
 from lockstep.distributed import collectives
 from lockstep.launch import parent, worker
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World, first_node, outer_world, step_port
-from lockstep.training import process_group
 from tests.support.commands import run as run_command
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
 
@@ -33,8 +36,8 @@ STEP |= {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
 MEET = """
 import os, sys
 from pathlib import Path
-from lockstep.config import storage
-from lockstep.training import process_group
+from lockstep.config.saved import config_file as storage
+from lockstep.assembly import process_group
 from lockstep.system.launcher import World
 from lockstep.distributed.collectives import gather_objects
 from lockstep.runs.folder import RunFolder
@@ -45,7 +48,7 @@ print(gather_objects((rank, [os.environ.get(name) for name in ("GLOO_SOCKET_IFNA
 
 
 def config_of(*texts: str) -> Config:
-    return validation.checked(compose.composed(texts))
+    return validation.check_config(compose.compose_config(texts))
 
 
 def errors(*texts: str) -> list[str]:
@@ -173,7 +176,7 @@ def test_an_evaluation_elsewhere_needs_no_network_of_the_training(
         jobs.append(job)
         return 0
 
-    monkeypatch.setattr(parent, "run", run)
+    monkeypatch.setattr(parent, "run_workers", run)
     folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", "strategy.interface=ib0"])
     folder.checkpoints.mkdir()
     torch.save({}, folder.best_checkpoint)
@@ -212,8 +215,8 @@ def test_a_variable_without_its_plus_is_reported_with_it() -> None:
 def test_machines_may_reach_each_other_by_other_networks_and_a_resume_too() -> None:
     texts = ("strategy.interface=ib0", "+strategy.variables.NCCL_DEBUG=INFO")
     changed = config_of(*texts)
-    assert storage.fingerprint(changed) == storage.fingerprint(config_of())
-    assert storage.fingerprint(config_of("strategy.bucket_size_mib=1")) != storage.fingerprint(changed)
+    assert config_file.fingerprint(changed) == config_file.fingerprint(config_of())
+    assert config_file.fingerprint(config_of("strategy.bucket_size_mib=1")) != config_file.fingerprint(changed)
     (config,) = overrides.check(["strategy.interface=null"], saved=changed).configs
     assert config.strategy.interface is None
     (config,) = overrides.check(texts, saved=config_of()).configs

@@ -96,7 +96,7 @@ def test_a_chain_of_two_nodes_two_nodes_and_one_ends_where_one_process_would(
     folder = RunFolder(tmp_path / "run")
 
     def told() -> dict[str, Any]:
-        status.show(folder, is_json=True)
+        status.show_status(folder, is_json=True)
         return json.loads(capsys.readouterr().out)
 
     first = Both(two, tmp_path, *script, **variables)

@@ -12,12 +12,15 @@ import pytest
 from torch import distributed as dist
 from torchvision.datasets import CIFAR10, FashionMNIST
 
-from lockstep.config import compose, overrides, storage, validation
+from lockstep.assembly import data_copies, staging
+from lockstep.config import overrides
+from lockstep.config.checks import validation
+from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
-from lockstep.config.target_sections import Data
+from lockstep.config.saved import config_file
+from lockstep.config.schema.target_sections import Data
 from lockstep.data.sources import FOLDERS
 from lockstep.launch import parent, worker
-from lockstep.training import copies, staging
 from tests.support.copies import contents, make, section, shown
 from tests.support.harness import difference, train_all, wait_until, write_run
 from tests.support.image_files import write_folder, write_image
@@ -84,9 +87,9 @@ def test_a_copy_to_the_disk_of_a_variable_resumes_on_another_disk_with_the_same_
     text = run.config.read_text()
     train_all([direct], 2)
     train_all([run, short], 2, DISK=str(tmp_path / "one"))
-    config = storage.load(short.config)
+    config = config_file.load(short.config)
     trainer = config.trainer.model_copy(update={"max_epochs": 2})
-    storage.save(config.model_copy(update={"trainer": trainer}), short.config)
+    config_file.save(config.model_copy(update={"trainer": trainer}), short.config)
     train_all([short], 2, DISK=str(tmp_path / "two"))
     assert run.config.read_text() == short.config.read_text() == text
     assert "copy_to: $DISK/copies" in text
@@ -174,7 +177,7 @@ def test_waiting_ranks_exchange_messages_so_that_no_collective_times_out(ranks: 
 
 def _stage_changing(root: str, home: str) -> Any:
     """The source gets another image after the first node has listed it."""
-    find, listed = copies._source, Path(home) / "listed"
+    find, listed = data_copies._source, Path(home) / "listed"
 
     def changing(*args: Any) -> Any:
         if dist.get_rank() == 1:
@@ -184,11 +187,11 @@ def _stage_changing(root: str, home: str) -> Any:
         listed.touch()
         return found
 
-    copies._source = changing
+    data_copies._source = changing
     try:
         return _stage(root, "scratch", 1, home)
     finally:
-        copies._source = find
+        data_copies._source = find
 
 
 @pytest.mark.processes
@@ -251,7 +254,7 @@ def test_the_folders_of_downloads_are_those_of_torchvision() -> None:
 
 
 def test_a_resume_may_copy_elsewhere_but_not_read_something_else() -> None:
-    saved = validation.checked(compose.composed(["data=cifar10", "data.copy_to=a"]))
+    saved = validation.check_config(compose.compose_config(["data=cifar10", "data.copy_to=a"]))
 
     def again(*texts: str) -> Any:
         return overrides.check(["resume=x", *texts], saved=saved).configs[0]
@@ -275,12 +278,12 @@ def test_workers_that_were_killed_leave_no_copy_behind(tmp_path: Path, monkeypat
     removed = write_run(tmp_path / "removed", recipe(images, scratch, "data.copy_remove=true"))
     make(images, scratch)
     monkeypatch.setattr(worker, "take_job", _dies)
-    config = storage.to_tree(storage.load(removed.config))
+    config = config_file.to_tree(config_file.load(removed.config))
     for job, is_left in (
         (worker.Job(worker.TRAIN, str(kept.path), {}), True),
         (worker.Job(worker.TRAIN, str(removed.path), {}), False),
-        (worker.Job("lockstep.training.evaluate:evaluate", str(tmp_path), {"config": config}), False),
+        (worker.Job("lockstep.inference.evaluate:evaluate", str(tmp_path), {"config": config}), False),
     ):
         make(images, scratch)
-        assert parent.run(job, 2) == worker.EXIT_FAILED
+        assert parent.run_workers(job, 2) == worker.EXIT_FAILED
         assert bool(shown(scratch)) == is_left

@@ -20,6 +20,8 @@ LAYERS = (
     ("tasks",),
     ("data", "models"),
     ("callbacks", "config", "monitoring"),
+    ("assembly",),
+    ("inference",),
     ("training",),
     ("launch",),
     ("starter", "verify"),
@@ -34,26 +36,59 @@ RINGS = {
     "promise": (
         *("distributed", "tasks", "callbacks.own_module", "callbacks.stop"),
         *("data.balance", "data.loader", "data.sampler", "data.transforms"),
-        *("data.images.image_error", "data.images.samples", "data.images.splits", "data.images.statistics"),
+        *(
+            "data.images.image_error",
+            "data.images.dataset_samples",
+            "data.images.splits",
+            "data.images.channel_statistics",
+        ),
         *("models.classifier", "models.counts", "models.loss_scale", "models.parameter_groups", "models.passes"),
         *("models.schedules", "models.step"),
         *("system.internals", "system.kinds", "system.signals"),
     ),
-    "run": ("callbacks", "config", "data", "launch", "models", "runs", "system", "training"),
+    "run": ("assembly", "callbacks", "config", "data", "launch", "models", "runs", "system", "training"),
     # commands too: they know the features that they start
     "features": (
-        *("__main__", "benchmark", "board", "cli", "cluster", "monitoring", "python", "starter", "sweeps"),
+        *("inference", "__main__", "benchmark", "board", "cli", "cluster", "monitoring", "python", "starter", "sweeps"),
         *("testing", "verify"),
         *("callbacks.average", "callbacks.csv_logger", "callbacks.pictures", "callbacks.plots"),
-        *("callbacks.wandb_logger", "config.copies", "config.presence", "config.pretrained"),
-        *("data.images.crops", "data.images.decode", "data.images.decoding", "data.images.files"),
-        *("data.images.listing", "data.images.ragged", "data.inspection", "data.sources.datasets"),
+        *(
+            "callbacks.wandb_logger",
+            "config.checks.data_copies",
+            "config.checks.data_presence",
+            "config.checks.pretrained_view",
+        ),
+        *(
+            "data.images.random_crop",
+            "data.images.decoded_image",
+            "data.images.decoded_splits",
+            "data.images.image_files",
+        ),
+        *("data.images.image_table", "data.images.ragged_table", "data.inspection", "data.sources.datasets"),
         *("data.sources.folders", "data.sources.lists", "data.transfer", "launch.notification"),
-        *("models.graphs", "models.layers", "models.libraries", "models.outcomes", "runs.verified", "training.chunks"),
-        *("training.copies", "training.evaluate", "training.explanations", "training.export", "training.folds"),
-        *("training.image_files", "training.initial_weights", "training.loads", "training.other_images"),
-        *("training.own_module", "training.predict", "training.pretrained", "training.report"),
-        *("training.verification",),
+        *(
+            "models.graphs",
+            "models.layers",
+            "models.libraries",
+            "models.outcomes",
+            "runs.verified",
+            "inference.row_chunks",
+        ),
+        *(
+            "assembly.data_copies",
+            "inference.evaluate",
+            "inference.grad_cam",
+            "inference.export",
+            "inference.fold_predictions",
+        ),
+        *(
+            "assembly.listed_images",
+            "training.initial_weights",
+            "training.measured_loads",
+            "inference.evaluation_images",
+        ),
+        *("assembly.custom_module", "inference.predict", "assembly.pretrained_weights", "inference.class_report"),
+        *("training.exactness_check",),
     ),
 }
 
@@ -103,7 +138,7 @@ def imports(path: Path, *, for_types: bool = True) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import hides where it points"
             assert node.module is not None
-            # `from lockstep.config import rules` names a module, `from lockstep.config.rules import METRICS` does not
+            # `from lockstep.runs import naming` names a module, `from lockstep.runs.naming import find` does not
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
             known = (name if name.removeprefix("lockstep.") in MODULES else LAZY.get(name) for name in inner)
             yield from {name or node.module for name in known}

@@ -26,8 +26,8 @@ from werkzeug.serving import make_server
 from werkzeug.test import Client
 
 from lockstep.board.plugin import NAME, TrainingLoader
-from lockstep.config import storage
 from lockstep.config.overrides import plan
+from lockstep.config.saved import config_file
 from lockstep.runs import files
 from lockstep.runs.folder import RunFolder
 from lockstep.sweeps.ledger import Ledger
@@ -78,7 +78,7 @@ def write_trials(path: Path, results: Mapping[tuple[str, ...], float], **fields:
         files.write_rows(folder.metrics, rows)
         folder.write_summary({"best": accuracy, "training_s": 60.0 + number})
         if number == 0:
-            storage.save(config, folder.config)
+            config_file.save(config, folder.config)
         ledger.add(overrides, str(number))
     ledger.write()
     return [trial.folder for trial in ledger.trials]
@@ -87,7 +87,7 @@ def write_trials(path: Path, results: Mapping[tuple[str, ...], float], **fields:
 def write_search(path: Path, results: Mapping[tuple[str, ...], float]) -> None:
     """Write a sweep by `write_trials` as a search with its study."""
     first, *_ = write_trials(path, results)
-    storage.save(plan(["data=digits", "search=random"], is_multirun=True).configs[0], first.config)
+    config_file.save(plan(["data=digits", "search=random"], is_multirun=True).configs[0], first.config)
     journal = JournalStorage(JournalFileBackend(str(path / JOURNAL)))
     study = optuna.create_study(study_name="study", storage=journal, direction="maximize")
     drawn: dict[str, BaseDistribution] = {}

@@ -47,16 +47,16 @@ class Command:
         self.args = list(map(str, words))
         self.returncode: int | None = None
         self.stdout: IO[str] | None = None
-        self._kept = [os.memfd_create("output") for _ in range(2)]
-        for descriptor in self._kept:
+        self._keep_best = [os.memfd_create("output") for _ in range(2)]
+        for descriptor in self._keep_best:
             weakref.finalize(self, os.close, descriptor)
         if stdout == subprocess.PIPE:
             read, out = os.pipe()
             self.stdout = open(read)  # noqa: SIM115
         else:
-            out = os.dup(self._kept[0] if stdout is None else stdout.fileno())
+            out = os.dup(self._keep_best[0] if stdout is None else stdout.fileno())
         is_kept = stderr in (None, subprocess.PIPE)
-        err = os.dup(out if stderr == subprocess.STDOUT else self._kept[1] if is_kept else stderr.fileno())
+        err = os.dup(out if stderr == subprocess.STDOUT else self._keep_best[1] if is_kept else stderr.fileno())
         files = [Connection(number, readable=False) for number in (out, err)]
         work = partial(_execute, self.args, str(cwd or Path.cwd()), files, INSTALLED)
         self._process = parent.start(work, environ() if env is None else env)
@@ -82,7 +82,7 @@ class Command:
             with self.stdout:
                 out = self.stdout.read()
         self.wait(timeout)
-        return _text(self._kept[0]) if out is None else out, _text(self._kept[1])
+        return _text(self._keep_best[0]) if out is None else out, _text(self._keep_best[1])
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:

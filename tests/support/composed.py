@@ -5,16 +5,16 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
-from lockstep.config.compose import DEFAULT, Source, composed
+from lockstep.config.composing.compose import DEFAULT, Source, compose_config
 
 
 def composed_once(texts: Sequence[str], source: Source = DEFAULT, *, with_hydra: bool = False) -> DictConfig:
     """`composed` with a cache, whose results must not be changed; without one for another source."""
     if source != DEFAULT:
-        return composed(texts, source, with_hydra=with_hydra)
+        return compose_config(texts, source, with_hydra=with_hydra)
     return _kept(tuple(texts), with_hydra)
 
 
 @functools.cache
 def _kept(texts: tuple[str, ...], with_hydra: bool) -> DictConfig:
-    return composed(texts, with_hydra=with_hydra)
+    return compose_config(texts, with_hydra=with_hydra)

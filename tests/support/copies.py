@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.target_sections import Data
-from lockstep.training import staging
+from lockstep.assembly import staging
+from lockstep.config.schema.target_sections import Data
 from tests.support.image_files import SETTINGS
 
 

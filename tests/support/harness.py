@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from lockstep.config import storage
 from lockstep.config.overrides import plan
+from lockstep.config.saved import config_file
 from lockstep.launch import parent
 from lockstep.launch.worker import TRAIN, Job, run_here
 from lockstep.runs.folder import RunFolder
@@ -106,7 +106,7 @@ def write_run(path: Path, overrides: Sequence[str]) -> RunFolder:
     """Write a run folder that can be trained."""
     path.mkdir(parents=True)
     folder = RunFolder(path)
-    storage.save(plan(overrides).configs[0], folder.config)
+    config_file.save(plan(overrides).configs[0], folder.config)
     folder.claim()
     return folder
 

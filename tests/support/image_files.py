@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from lockstep.data.images.preprocessing import View
 from lockstep.data.images.splits import Splits
-from lockstep.data.images.views import View
 from lockstep.data.sources.folders import image_folder
 
-VIEW = View.of(8, "auto", "crop", "auto", "white")
+VIEW = View.from_keys(8, "auto", "crop", "auto", "white")
 SETTINGS: dict[str, Any] = {
     "image_size": 8,
     "crop_percent": "auto",

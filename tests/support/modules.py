@@ -31,7 +31,7 @@ def classifier(net: nn.Module, task: Task | None = None, **changes: Any) -> Clas
         "gradient_clip_norm": None,
         "measured": {"accuracy": Accuracy(num_classes=4)},
         "autocast": None,
-        "layout": layout.chosen("auto", None),
+        "layout": layout.choose_layout("auto", None),
         "compiler": None,
         "grapher": None,
         "has_flip_test": False,

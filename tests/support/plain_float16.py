@@ -11,18 +11,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lockstep.config import storage
+from lockstep.assembly import session
+from lockstep.config.saved import config_file
 from lockstep.models.classifier import Classifier
 from lockstep.runs.folder import RunFolder
-from lockstep.training import session
-from lockstep.training.train import prepared
+from lockstep.training.train import prepare_training
 
 
 def main(folder: RunFolder, growth_interval: int) -> None:
-    config = storage.load(folder.config)
+    config = config_file.load(folder.config)
     parts = config.trainer.accumulate_grad_batches
-    with session.opened(folder, config, None) as here:
-        here, data, module, _ = prepared(here, is_new=True)
+    with session.open_session(folder, config, None) as here:
+        here, data, module, _ = prepare_training(here, is_new=True)
         assert isinstance(module, Classifier)
         module.to(here.device).train()
         net, loader = module.net, data.train_dataloader()

@@ -17,12 +17,12 @@ from omegaconf import OmegaConf
 
 import lockstep
 from lockstep.cli import declarations
-from lockstep.config.compose import CONF, composed
-from lockstep.config.errors import shown
-from lockstep.config.key_scopes import scope
-from lockstep.config.options import groups
-from lockstep.config.schema import CALLED, kind_of
-from lockstep.config.sections import Scope
+from lockstep.config.composing.compose import CONF, compose_config
+from lockstep.config.composing.options import groups
+from lockstep.config.errors import literal
+from lockstep.config.schema.configuration import CALLED, kind_of
+from lockstep.config.schema.key_scopes import scope
+from lockstep.config.schema.sections import Scope
 from lockstep.system.trees import at, leaves
 
 CONFIGURATION = """\
@@ -99,7 +99,7 @@ def _word(decided: Scope) -> str:
 
 
 def _tree(*overrides: str) -> dict[str, Any]:
-    tree: Any = OmegaConf.to_container(composed(overrides))
+    tree: Any = OmegaConf.to_container(compose_config(overrides))
     return tree
 
 
@@ -118,7 +118,7 @@ def _row(tree: dict[str, Any], key: str) -> str:
     path = key.split(".")
     field = declarations.meaning(tree, path)
     kind, meaning = (kind_of(field), field.description) if field is not None else ("", "")
-    cells = (f"`{key}`", f"`{shown(at(tree, path))}`", kind, _word(scope(key, tree)), meaning or "")
+    cells = (f"`{key}`", f"`{literal(at(tree, path))}`", kind, _word(scope(key, tree)), meaning or "")
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

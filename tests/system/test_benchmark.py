@@ -16,15 +16,17 @@ import pytest
 import torch
 from matplotlib.image import imread
 
+from lockstep.assembly import precision
 from lockstep.benchmark import command, report, results
-from lockstep.benchmark.environments import Environment, Machines, available, environments
+from lockstep.benchmark.environments import Environment, Machines, available_machines, environments
 from lockstep.callbacks.plots import new_figure, style
-from lockstep.config import compose, overrides, validation
+from lockstep.config import overrides
+from lockstep.config.checks import validation
+from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
-from lockstep.config.schema import BenchmarkConfig
+from lockstep.config.schema.configuration import BenchmarkConfig
 from lockstep.runs.folder import RunFolder
 from lockstep.system import hardware
-from lockstep.training import precision
 from tests.support.commands import run as run_command
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, environ, wait_until
 
@@ -113,14 +115,14 @@ def test_nothing_is_compared_with_unsteady_epochs_or_without_a_single_worker() -
 
 
 def composed(*texts: str) -> BenchmarkConfig:
-    config = validation.checked(compose.composed(overrides.benchmarked(texts)))
+    config = validation.check_config(compose.compose_config(overrides.add_benchmark(texts)))
     assert isinstance(config, BenchmarkConfig)
     return config
 
 
 def errors(*texts: str, is_benchmark: bool = True) -> list[str]:
     try:
-        chosen = overrides.benchmarked(texts) if is_benchmark else texts
+        chosen = overrides.add_benchmark(texts) if is_benchmark else texts
         overrides.check(chosen, is_multirun=False, is_benchmark=is_benchmark)
     except ConfigError as error:
         return str(error).splitlines()
@@ -178,8 +180,8 @@ def test_the_machines_are_those_of_the_allocation(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(hardware, "num_cores", lambda: 16)
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 2)
     job = {"SLURM_JOB_CPUS_PER_NODE": "8(x2),4"}
-    assert available(job) == Machines(4, 2, 3)
-    assert available({}) == Machines(16, 2, 1)
+    assert available_machines(job) == Machines(4, 2, 3)
+    assert available_machines({}) == Machines(16, 2, 1)
 
 
 def test_bfloat16_is_skipped_on_a_cpu_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +248,7 @@ def test_keys_of_the_environments_and_of_the_benchmark_are_refused_elsewhere() -
 def test_the_reason_of_a_failure_is_its_cause(tmp_path: Path, text: str, reason: str) -> None:
     folder = RunFolder(tmp_path)
     folder.failure.write_text(text)
-    assert folder.failed_by() == reason
+    assert folder.failure_cause() == reason
 
 
 @pytest.mark.parametrize(

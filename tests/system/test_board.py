@@ -521,7 +521,7 @@ def test_the_plugin_brings_nothing_that_tensorboard_does_not_bring() -> None:
 def with_token(client: Client) -> Client:
     """The same, as `lockstep board` serves it."""
     flags = argparse.Namespace(training_hosts="", bind_all=False, host=None)
-    return Client(command._for_known(client.application, guard.Hosts(flags), "secret"))
+    return Client(command._restrict_hosts(client.application, guard.Hosts(flags), "secret"))
 
 
 PAGES = ("/", "/data/plugins_listing", f"{BASE}/runs", f"{BASE}/index.js", "/none")
@@ -568,7 +568,7 @@ def test_the_token_is_asked_for_once_and_compared_in_constant_time(
 
 
 def test_pages_of_other_sites_cannot_frame_the_board(client: Client) -> None:
-    framed = Client(command._unframed(client.application))
+    framed = Client(command._forbid_frames(client.application))
     policies = framed.get("/", base_url=LOCAL).headers.getlist("Content-Security-Policy")
     assert "frame-ancestors 'self'" in policies
     assert any("script-src" in policy for policy in policies)
@@ -660,4 +660,4 @@ def test_a_port_in_use_is_skipped_unless_it_was_given(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere does not exist: train something first"):
-        command.run(tmp_path / "nowhere", None, None, "")
+        command.serve_board(tmp_path / "nowhere", None, None, "")

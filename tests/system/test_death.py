@@ -74,7 +74,7 @@ def test_a_task_of_srun_that_dies_is_named_by_the_others_and_its_place_is_in_its
     tmp_path: Path, number: signal.Signals
 ) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", dies(number.name, rank=1)])
-    words = [sys.executable, "-m", "lockstep.launch.prepared", str(folder.path), "--task", "train"]
+    words = [sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "--task", "train"]
     place = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     place |= {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "localhost"}
     tasks = [

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from lockstep.assembly import refusals
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED
-from lockstep.training import refusals
 from tests.support import commands
 from tests.support.commands import latest
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, WATCHED, command, environ
@@ -53,7 +53,7 @@ def test_a_full_disk_is_reported_with_the_file_and_the_free_space(tmp_path: Path
     error = OSError(number, os.strerror(number), str(tmp_path / "run" / "status.json"))
     follows = RuntimeError("[enforce fail at inline_container.cc:671] . unexpected pos 704 vs 598")
     follows.__context__ = error
-    text = refusals.explained(follows, tmp_path / "run", "rank 0 of 1")
+    text = refusals.explain_error(follows, tmp_path / "run", "rank 0 of 1")
     assert text is not None
     assert str(tmp_path / "run" / "status.json") in text
     assert "the disk is full" in text
@@ -73,10 +73,10 @@ def test_a_full_disk_is_reported_with_the_file_and_the_free_space(tmp_path: Path
     ids=repr,
 )
 def test_an_error_that_is_of_no_disk_is_left_as_it_is(tmp_path: Path, error: Exception) -> None:
-    assert refusals.explained(error, tmp_path, "rank 0 of 1") is None
+    assert refusals.explain_error(error, tmp_path, "rank 0 of 1") is None
     for number in (errno.ENOENT, errno.EEXIST):  # such as os.mkdir of a user's callback, which meets its folder again
         of_code = OSError(number, "no", str(tmp_path / "mine"))
-        assert refusals.explained(of_code, tmp_path, "rank 0 of 1") is None
+        assert refusals.explain_error(of_code, tmp_path, "rank 0 of 1") is None
 
 
 @pytest.mark.full
@@ -86,16 +86,16 @@ def test_torchs_errors_of_shared_memory_are_recognized(tmp_path: Path) -> None:
     )
     done = run(tmp_path, [sys.executable, "-c", script], preexec_fn=limited)
     assert done.returncode == 1
-    text = refusals.explained(RuntimeError(done.stderr), tmp_path, "rank 0 of 1")
+    text = refusals.explain_error(RuntimeError(done.stderr), tmp_path, "rank 0 of 1")
     assert text is not None, done.stderr
     assert "shared memory" in text
 
 
 def test_a_place_where_nothing_can_be_made_is_found_by_trying(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert refusals.unwritable(tmp_path / "a" / "b") is None
-    assert "is not a folder" in str(refusals.unwritable(tmp_path / "file" / "a"))
-    assert "cannot be written to" in str(refusals.unwritable(Path("/proc/lockstep")))
+    assert refusals.write_obstacle(tmp_path / "a" / "b") is None
+    assert "is not a folder" in str(refusals.write_obstacle(tmp_path / "file" / "a"))
+    assert "cannot be written to" in str(refusals.write_obstacle(Path("/proc/lockstep")))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

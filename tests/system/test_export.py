@@ -17,8 +17,8 @@ from PIL import Image, ImageOps
 
 import lockstep
 from lockstep.data.images.splits import whole
+from lockstep.inference import export, predict
 from lockstep.runs.folder import RunFolder
-from lockstep.training import export, predict
 from tests.support import commands, guides
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, train_all, wait_until, write_run
 from tests.support.image_files import write_image

@@ -58,8 +58,8 @@ def signalled(
     ("number", "module"),
     [
         (signal.SIGINT, "hydra"),
-        (signal.SIGTERM, "lockstep.config.validation"),
-        (signal.SIGHUP, "lockstep.launch.prepared"),
+        (signal.SIGTERM, "lockstep.config.checks.validation"),
+        (signal.SIGHUP, "lockstep.launch.prepared_run"),
         (signal.SIGUSR1, "hydra"),
     ],
 )

@@ -26,8 +26,8 @@ import torch
 from typing_extensions import override
 
 import lockstep
-from lockstep.config import storage
 from lockstep.config.overrides import plan
+from lockstep.config.saved import config_file
 from lockstep.runs.files import read_json, write_json
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from lockstep.sweeps.search import JOURNAL
@@ -220,7 +220,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 def reads(run: RunFolder, *overrides: str) -> None:
     """Let a run have been trained on these images."""
     run.images.unlink()  # of those on which it was
-    edit(run, data=storage.to_tree(plan([*overrides, "data.num_workers=1"]).configs[0])["data"])
+    edit(run, data=config_file.to_tree(plan([*overrides, "data.num_workers=1"]).configs[0])["data"])
 
 
 READING = {
@@ -315,7 +315,7 @@ def test_code_of_an_unpacked_run_is_refused_here_and_as_a_job(theirs: RunFolder,
     (work / "modules").mkdir()
     (work / "modules" / "their_images.py").write_text(f"import os\nos.system('{TOUCH}')\n")
     theirs.note(project={"modules": [str(work / "modules")], "started_in": []})
-    edit(theirs, data={**storage.to_tree(storage.load(theirs.config))["data"], "_target_": "their_images.load"})
+    edit(theirs, data={**config_file.to_tree(config_file.load(theirs.config))["data"], "_target_": "their_images.load"})
     refused(typed(work, "eval", "theirs", f"cluster={cluster}"), "their_images.load", "--trust")
     assert not (work / "ran").exists()
     assert not (work / "outputs").exists()

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from lockstep.config import overrides
-from lockstep.config.options import parsed
+from lockstep.config.composing.options import parse_override
 from lockstep.runs.folder import RunFolder
 from lockstep.system import hardware
 from tests.support import commands
@@ -50,7 +50,7 @@ def smaller(words: list[str]) -> list[str]:
     has_data = any(word.startswith(("data=image_folder", "resume=")) for word in words)
     kept = [word for word in words if not word.startswith(("data=fashion", "experiment="))]
     fewer = [word.replace("pretrained=true", "pretrained=false") for word in kept if not word.startswith("debug=")]
-    known = {parsed(word).key_or_group for word in fewer if "=" in word}
+    known = {parse_override(word).key_or_group for word in fewer if "=" in word}
     of_recipe = [
         *(["model=resnet18_d2l", "scheduler=constant"] if any("d2l" in word for word in words) else []),
         *(["model.width=2"] if not known & {"model", "model.width"} else []),

@@ -22,19 +22,20 @@ import pytest
 from lockstep.cluster import code, commands, following, job, jobs, scheduler, slurm, submission
 from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
-from lockstep.config import storage, validation
+from lockstep.config.checks import validation
+from lockstep.config.checks.slurm_rules import KEYS
+from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError
-from lockstep.config.schema import Config
-from lockstep.config.slurm_rules import KEYS
-from lockstep.config.workers import resolve_workers
-from lockstep.launch import prepared, worker
+from lockstep.config.saved import config_file
+from lockstep.config.schema.configuration import Config
+from lockstep.launch import prepared_run, worker
 from lockstep.runs import discovery, files
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from lockstep.sweeps import array
 from lockstep.sweeps import command as sweeps
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.system import output
-from lockstep.system.signals import blocked, restored
+from lockstep.system.signals import block_signals, restore_signals
 from tests.support.commands import run as run_command
 from tests.support.composed import composed_once
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until, write_run
@@ -67,12 +68,12 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def config_of(*overrides: str) -> Config:
     """A configuration of a job of SLURM."""
-    return validation.checked(composed_once([*SLURM, *overrides]))
+    return validation.check_config(composed_once([*SLURM, *overrides]))
 
 
 def errors(*overrides: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        validation.checked(composed_once(overrides))
+        validation.check_config(composed_once(overrides))
     return str(caught.value).splitlines()
 
 
@@ -134,9 +135,9 @@ def test_gpus_of_a_job_are_not_looked_for_here(tools: Path) -> None:
         config = config_of(*overrides)
         found = resolve_workers(config)
         assert (found.num_local, len(found.gpus)) == (num_workers, num_gpus), overrides
-        there = submission.for_job(config)
+        there = submission.job_config(config)
         assert (there.cluster.name, there.trainer.devices) == ("none", num_workers)
-        validation.check_tree(storage.to_tree(there))  # what the job reads has no error, as here so there
+        validation.check_tree(config_file.to_tree(there))  # what the job reads has no error, as here so there
 
 
 def test_no_option_that_lockstep_sets_can_be_set_twice(tools: Path, tmp_path: Path) -> None:
@@ -232,7 +233,9 @@ def sweep(path: Path, *overrides: str) -> tuple[Ledger, list[tuple[Trial, Config
     made = []
     for text in overrides:
         config = config_of(text)
-        made.append(sweeps.prepared(ledger, [text], lambda number, config=config: (config, f"nested/{number}"), {}))
+        made.append(
+            sweeps.prepare_trial(ledger, [text], lambda number, config=config: (config, f"nested/{number}"), {})
+        )
     return ledger, made
 
 
@@ -255,13 +258,13 @@ def test_a_sweep_does_not_go_on_here_while_a_trial_of_it_waits_as_a_job(
     array.submit(ledger, made)
     tool(tools, "squeue", f"echo '{line('17_1', 'PENDING', 'Resources', '', '0:00', '0', '0')}'")
     with pytest.raises(ConfigError, match=r"trial 1 of .*sweep is a job that waits or runs: wait for it, or lockstep"):
-        sweeps._live(ledger, is_submitted=False)
+        sweeps._live_jobs(ledger, is_submitted=False)
     tool(tools, "squeue", "exit 0")
-    sweeps._live(ledger, is_submitted=False)
+    sweeps._live_jobs(ledger, is_submitted=False)
     (tools / "squeue").unlink()
     monkeypatch.setenv("PATH", str(tools))
     with pytest.raises(ConfigError, match="the state of job 17_0 is unknown: squeue is not on this machine"):
-        sweeps._live(ledger, is_submitted=False)
+        sweeps._live_jobs(ledger, is_submitted=False)
 
 
 def submitting(cwd: Path, tools: Path, *overrides: str) -> "subprocess.CompletedProcess[str]":
@@ -391,7 +394,7 @@ def test_what_a_submission_keeps_of_secrets_is_private(
     submission.submit_all([folder], [config], base=folder, name="it")
     shutil.rmtree(folder.code)  # these tests are in it
     assert keepers(folder.path) == {"config.yaml", "job.json", "17_submission.sh"}
-    assert commands.run(["show", str(folder.path)]) == 0
+    assert commands.run_jobs_command(["show", str(folder.path)]) == 0
     out = capsys.readouterr().out
     assert "HF_TOKEN=***" in out
     assert "hunter" not in out
@@ -428,14 +431,14 @@ def test_a_package_that_git_ignores_is_refused(tmp_path: Path, monkeypatch: pyte
     (tmp_path / ".gitignore").write_text("ignored.py\n")
     subprocess.run(["git", "-C", str(tmp_path), "init", "-q"], check=True)
     monkeypatch.syspath_prepend(tmp_path)
-    tree = storage.to_tree(validation.checked(composed_once([])))
+    tree = config_file.to_tree(validation.check_config(composed_once([])))
     own, ignored = (
         validation.check_tree({**tree, "data": {"_target_": f"{name}.load", "memory": "auto"}})
         for name in ("own", "ignored")
     )
-    assert Path("own.py") in code.needed([own], tmp_path)
+    assert Path("own.py") in code.required_files([own], tmp_path)
     with pytest.raises(ConfigError, match=r"^data\._target_=ignored\.load: .* is not copied for a job, because git"):
-        code.needed([own, ignored, ignored], tmp_path)
+        code.required_files([own, ignored, ignored], tmp_path)
 
 
 def test_code_of_jobs_is_no_run(tmp_path: Path) -> None:
@@ -539,7 +542,7 @@ def test_a_command_that_is_stopped_because_another_task_failed_has_failed(
     record = submitted(folder, command=("predict",))
     if other:
         folder.record_failure(other)
-    with restored(), blocked():  # as they are in a job
+    with restore_signals(), block_signals():  # as they are in a job
         code = job._execute(folder, record, is_first=True)
     status = folder.read_status()
     assert (tmp_path / "project").read_text() == "c\n"  # whose conf it reads
@@ -649,10 +652,10 @@ def test_the_script_of_a_job_requeues_it_by_the_exit_code_of_srun_alone(
 def test_a_finished_run_is_left_as_it_is_once_an_older_process_lets_go(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", SMALL)
     codes: list[int] = []
-    work = threading.Thread(target=lambda: codes.append(prepared.train_prepared(folder, has_test=True)))
+    work = threading.Thread(target=lambda: codes.append(prepared_run.train_prepared(folder, has_test=True)))
     with folder.lock():
         work.start()
-        time.sleep(3 * prepared.LOCKED_EVERY_S)
+        time.sleep(3 * prepared_run.LOCKED_EVERY_S)
         assert codes == []
         folder.write_summary({"epochs": 2})
     work.join(PATIENCE_S)
@@ -713,7 +716,7 @@ def cells_of(text: str) -> list[list[str]]:
 def test_all_jobs_are_listed_with_their_states_and_those_of_their_runs(
     four: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert commands.run(["list"]) == 0
+    assert commands.run_jobs_command(["list"]) == 0
     rows = cells_of(capsys.readouterr().out)
     assert rows[0] == ["job", "state", "run", "epoch", "best", "reason", "time", "nodes"]
     assert [row[:4] for row in rows[1:]] == [
@@ -724,7 +727,7 @@ def test_all_jobs_are_listed_with_their_states_and_those_of_their_runs(
     ]
     assert [row[5] for row in rows[1:]] == ["Resources", "why", "why", "why"]
     assert [row[6] for row in rows[1:]] == ["-", "9.0 s", "1.0 s", "-"]
-    assert commands.run(["list", "--json", "22", "23"]) == 0
+    assert commands.run_jobs_command(["list", "--json", "22", "23"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(each["id"], each["state"], each["exit_code"]) for each in found] == [
         ("22", "failed", 2),
@@ -744,7 +747,7 @@ def test_a_job_that_runs_has_the_reason_of_its_run_and_not_that_of_its_submissio
         folder.write_status(state=state, reason="submitted: see lockstep jobs")
     else:
         folder.write_status(state=state, host="elsewhere", reason="stop flag: lunch")
-    assert commands.run(["list", "--folder", str(tmp_path)]) == 0
+    assert commands.run_jobs_command(["list", "--folder", str(tmp_path)]) == 0
     assert cells_of(capsys.readouterr().out)[1][5] == expected
 
 
@@ -753,12 +756,12 @@ def test_jobs_are_listed_from_their_records_with_a_note_where_slurm_does_not_ans
 ) -> None:
     tool(tools, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
     for words in (["list"], ["show", "20", "21"], ["list", "--json"]):
-        assert commands.run(words) == 0
+        assert commands.run_jobs_command(words) == 0
         said = capsys.readouterr()
         assert "squeue failed: slurm_load_jobs error: Unable to contact" in said.err
         assert "The states below are those of the runs" in said.err
         assert "20" in said.out
-    assert commands.run(["list"]) == 0
+    assert commands.run_jobs_command(["list"]) == 0
     rows = cells_of(capsys.readouterr().out)[1:]
     assert [row[:2] for row in rows] == [["20", "unknown"], ["21", "completed"], ["22", "unknown"], ["23", "unknown"]]
 
@@ -766,7 +769,7 @@ def test_jobs_are_listed_from_their_records_with_a_note_where_slurm_does_not_ans
 @pytest.mark.parametrize("words", [["cancel", ""], ["delete", "21", "", "--yes"], ["list", "--folder="]])
 def test_an_empty_name_is_not_the_current_folder(four: Path, words: list[str]) -> None:
     with pytest.raises(ValueError, match="a name is empty, perhaps an unset variable"):
-        commands.run(words)
+        commands.run_jobs_command(words)
     assert not (four / "cancelled").exists()
     assert len(list((four / "outputs/day").iterdir())) == 4
 
@@ -775,16 +778,16 @@ def test_an_empty_name_is_not_the_current_folder(four: Path, words: list[str]) -
 def test_a_job_is_found_by_id_array_folder_and_latest_and_others_are_named(tmp_path: Path) -> None:
     for number in range(3):
         submitted(RunFolder(tmp_path / "sweep" / str(number)), f"7_{number}", submitted=1e9 - number)
-    found = jobs.recorded([tmp_path])
+    found = jobs.recorded_jobs([tmp_path])
 
     def ids(*names: str) -> list[str]:
-        return [known.id for _, known in jobs.chosen(found, names)]
+        return [known.id for _, known in jobs.select_jobs(found, names)]
 
     assert ids("7") == ids(str(tmp_path / "sweep")) == ["7_2", "7_1", "7_0"]
     assert ids("7_1", "latest") == ["7_1", "7_0"]
     assert ids(str(tmp_path / "sweep" / "2")) == ["7_2"]
     with pytest.raises(ValueError, match=r"8 is not a job\. Known jobs: 7_0, 7_1, 7_2"):
-        jobs.chosen(found, ["8"])
+        jobs.select_jobs(found, ["8"])
 
 
 def test_a_broken_record_hides_no_other_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -792,7 +795,7 @@ def test_a_broken_record_hides_no_other_job(tmp_path: Path, capsys: pytest.Captu
         submitted(RunFolder(tmp_path / name), "local-0", engine="local")
     RunFolder(tmp_path / "bad").job_file.write_text('{"id": "x; rm"}')
     RunFolder(tmp_path / "worse").job_file.write_text("[")
-    assert [run.folder.path.name for run, _ in jobs.recorded([tmp_path])] == ["good"]
+    assert [run.folder.path.name for run, _ in jobs.recorded_jobs([tmp_path])] == ["good"]
     assert capsys.readouterr().err.count("is not a job record") == 2
 
 
@@ -821,7 +824,7 @@ def test_a_record_with_wrong_values_is_one_line_and_hides_no_other_job(
     submitted(bad, "local-2", engine="local", host="elsewhere")
     bad.job_file.write_text(json.dumps(bad.read_job() | changes))
     for words in (["list"], ["list", "--json"], ["show", "local-1"]):
-        assert commands.run([*words, "--folder", str(tmp_path)]) == 0
+        assert commands.run_jobs_command([*words, "--folder", str(tmp_path)]) == 0
         out, error = capsys.readouterr()
         assert "local-1" in out
         assert "local-2" not in out
@@ -853,7 +856,7 @@ def test_a_log_is_followed_without_commands_to_the_terminal(
     )
     with open(shown, "w") if not is_terminal else Tty(shown) as out, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", output.Printed(out))
-        assert commands.run(["follow", "local-1", "--folder", str(tmp_path)]) == 0
+        assert commands.run_jobs_command(["follow", "local-1", "--folder", str(tmp_path)]) == 0
         sys.stdout.flush()
     text = shown.read_bytes().decode()
     assert text == " ]0;title red\tgr\u00fc\u00dfe \ufffd\r 50 %\r [2Jend\n"
@@ -881,13 +884,13 @@ def test_a_log_that_is_no_file_is_not_read(tools: Path, tmp_path: Path, kind: st
         log.mkdir()
     submitted(folder, "local-1", engine="local", host="elsewhere", log="/dev/zero" if kind == "device" else str(log))
     with pytest.raises(ValueError, match=r"is not a file|cannot be read"):
-        commands.run(["follow", "local-1", "--folder", str(tmp_path)])
+        commands.run_jobs_command(["follow", "local-1", "--folder", str(tmp_path)])
 
 
 def test_what_waits_is_cancelled_unless_slurm_refuses_and_what_has_ended_is_not(
     four: Path, tools: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert commands.run(["cancel", "20", "21"]) == 0
+    assert commands.run_jobs_command(["cancel", "20", "21"]) == 0
     said = capsys.readouterr().out
     assert "Job 21 has already ended: completed." in said
     assert "Cancelled job 20 before it started." in said
@@ -896,11 +899,11 @@ def test_what_waits_is_cancelled_unless_slurm_refuses_and_what_has_ended_is_not(
         True,
         False,
     ]
-    assert commands.run(["cancel", "22"]) == EXIT_CONFIG
+    assert commands.run_jobs_command(["cancel", "22"]) == EXIT_CONFIG
     submitted(RunFolder(four / "outputs/day/waits"), "20")
     tool(tools, "scancel", "echo 'Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(ValueError, match="scancel failed: Unable to contact"):
-        commands.run(["cancel", "20"])
+        commands.run_jobs_command(["cancel", "20"])
     assert not RunFolder(four / "outputs/day/waits").read_job()["cancelled"]
 
 
@@ -913,12 +916,12 @@ def test_a_job_that_may_wait_is_left_alone_without_slurm(
     stopped = RunFolder(four / "outputs/day/old")
     for name in ("20", "23"):  # the second one was stopped, perhaps to be requeued
         with pytest.raises(ValueError, match=rf"the state of job {name} is unknown: squeue is not on this machine"):
-            commands.run([*words, name])
+            commands.run_jobs_command([*words, name])
     with pytest.raises(ConfigError, match="the state of job 23 is unknown"):
         submission.refuse_live(stopped)
     assert len(list((four / "outputs/day").iterdir())) == 4
     stopped.update_status(exit_code=EXIT_STOPPED)  # has ended, and needs no SLURM
-    assert commands.run(["wait", "23"]) == EXIT_STOPPED
+    assert commands.run_jobs_command(["wait", "23"]) == EXIT_STOPPED
     submission.refuse_live(stopped)
 
 
@@ -933,10 +936,10 @@ def test_a_run_whose_job_waits_is_not_resumed_elsewhere(tools: Path, tmp_path: P
 
 def test_only_what_has_ended_is_deleted_and_a_person_is_asked(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="job 20 is pending: lockstep jobs cancel 20 first"):
-        commands.run(["delete", "20", "21", "--yes"])
-    assert commands.run(["delete", "21"]) == EXIT_CONFIG
+        commands.run_jobs_command(["delete", "20", "21", "--yes"])
+    assert commands.run_jobs_command(["delete", "21"]) == EXIT_CONFIG
     assert "add --yes to remove these" in capsys.readouterr().err
-    assert commands.run(["delete", "21", "23", "--yes"]) == 0
+    assert commands.run_jobs_command(["delete", "21", "23", "--yes"]) == 0
     assert sorted(path.name for path in (four / "outputs/day").iterdir()) == ["bad", "waits"]
 
 
@@ -961,7 +964,7 @@ def test_an_id_from_before_a_requeue_names_the_present_job(tmp_path: Path) -> No
     ]
 
     def named(name: str) -> list[str]:
-        return [known.id for _, known in jobs.chosen(found, [name])]
+        return [known.id for _, known in jobs.select_jobs(found, [name])]
 
     assert [named(name) for name in ("local-a", "local-b")] == [["local-b"]] * 2
     assert [named(name) for name in ("21", "17_1", "25")] == [["25"]] * 3
@@ -1088,7 +1091,7 @@ def test_the_list_is_drawn_again_until_ctrl_c(four: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # as it should be
 def test_a_command_in_the_background_has_state_result_and_exit_code_and_is_stopped(tmp_path: Path) -> None:
-    config = validation.checked(composed_once(["cluster=local"]))
+    config = validation.check_config(composed_once(["cluster=local"]))
 
     def start(name: str, *words: str) -> RunFolder:
         folder = RunFolder(tmp_path / "outputs" / name)
@@ -1097,7 +1100,7 @@ def test_a_command_in_the_background_has_state_result_and_exit_code_and_is_stopp
         return folder
 
     def found(folder: RunFolder) -> jobs.Job:
-        (job,) = jobs.of([folder])
+        (job,) = jobs.jobs_of([folder])
         return job
 
     def ends(folder: RunFolder) -> tuple[str, int | None, str]:
@@ -1128,7 +1131,7 @@ def test_a_command_in_the_background_has_state_result_and_exit_code_and_is_stopp
     assert found(train).state == "running"
     (train.path / "results.json").write_text('{"verdict": "half"}')
     assert found(train).result is None  # before its end
-    chosen = jobs.look(jobs.chosen(jobs.recorded([tmp_path / "outputs"]), [found(train).id]))
+    chosen = jobs.look(jobs.select_jobs(jobs.recorded_jobs([tmp_path / "outputs"]), [found(train).id]))
     assert commands._cancel(chosen, argparse.Namespace()) == 0
     assert ends(train) == ("cancelled", EXIT_STOPPED, "cancelled")
     assert trained.read_status()["state"] == "stopped"
@@ -1139,7 +1142,7 @@ def test_a_command_in_the_background_has_state_result_and_exit_code_and_is_stopp
     trial.path.mkdir()
     trial.config.touch()
     trial.write_job({**good.read_job(), "command": ()})
-    with files.held(trial.job_lock), pytest.raises(ValueError, match=r"is running: lockstep jobs cancel"):
+    with files.hold_lock(trial.job_lock), pytest.raises(ValueError, match=r"is running: lockstep jobs cancel"):
         commands._delete([found(good)], argparse.Namespace(yes=True))
     with trial.lock():
         assert commands._delete([found(good)], argparse.Namespace(yes=True)) == EXIT_FAILED

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-from lockstep.config import overrides, storage, validation
-from lockstep.config.compose import composed
+from lockstep.config import overrides
+from lockstep.config.checks import validation
+from lockstep.config.composing.compose import compose_config
 from lockstep.config.errors import ConfigError
-from lockstep.config.schema import Config
+from lockstep.config.saved import config_file
+from lockstep.config.schema.configuration import Config
 from lockstep.launch import notification, parent, runner, worker
 from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
@@ -47,7 +49,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def config_of(**notify: Any) -> Config:
-    config = validation.checked(composed([]))
+    config = validation.check_config(compose_config([]))
     return config.model_copy(update={"notify": config.notify.model_copy(update={"timeout_s": PATIENCE_S, **notify})})
 
 
@@ -144,10 +146,10 @@ def test_a_wrong_setting_is_rejected_before_anything_starts(text: str, error: st
 
 
 def test_the_notification_is_not_part_of_the_training() -> None:
-    saved = validation.checked(composed(["seed=3", "notify.command=tell", "notify.timeout_s=3.0"]))
+    saved = validation.check_config(compose_config(["seed=3", "notify.command=tell", "notify.timeout_s=3.0"]))
     (config,) = overrides.check(["resume=x", "notify.command=tell me"], saved=saved).configs
     assert (config.notify.command, config.notify.timeout_s) == ("tell me", 3.0)
-    assert storage.fingerprint(config) == storage.fingerprint(saved)
+    assert config_file.fingerprint(config) == config_file.fingerprint(saved)
     assert overrides.check(["resume=x"], saved=saved).configs[0].notify == saved.notify
 
 
@@ -171,14 +173,16 @@ def test_one_process_notifies_once_after_the_run_is_unlocked(
     monkeypatch.setattr(notification, "send", send)
     monkeypatch.setattr(worker, "run_here", lambda job, place, flag: code)
     monkeypatch.setattr(worker, "import_training", lambda: None)
-    monkeypatch.setattr(parent, "run", lambda job, count, flag, is_parallel, first: code)
+    monkeypatch.setattr(parent, "run_workers", lambda job, count, flag, is_parallel, first: code)
     monkeypatch.setattr(runner, "outer_world", lambda environ: world)
     group = SimpleNamespace(join=lambda *args: None, shared_folder=lambda make, config, place, known: make())
-    monkeypatch.setitem(sys.modules, "lockstep.training.process_group", group)  # which imports torch
-    config = validation.checked(composed(["trainer.devices=2", "strategy=ddp", "silent=true", "notify.command=unused"]))
+    monkeypatch.setitem(sys.modules, "lockstep.assembly.process_group", group)  # which imports torch
+    config = validation.check_config(
+        compose_config(["trainer.devices=2", "strategy=ddp", "silent=true", "notify.command=unused"])
+    )
 
     def make(held: Any) -> RunFolder:
-        held.enter_context(runner.locked(folder))
+        held.enter_context(runner.lock_run(folder))
         return folder
 
     assert runner.run_workers(make, config) == (folder, code)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 import lockstep
-from lockstep.config import storage
+from lockstep.config.saved import config_file
 from lockstep.models import libraries
 from lockstep.runs.folder import RunFolder
 from tests.support import guides
@@ -123,7 +123,7 @@ def test_a_photograph_is_seen_as_the_weights_saw_theirs_whatever_the_library_bec
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunFolder((project / "outputs" / "latest").resolve())
-    view = storage.load(run.config).data.arguments()
+    view = config_file.load(run.config).data.arguments()
     assert (view["crop_percent"], view["interpolation"]) == (0.875, "bicubic")
     monkeypatch.setattr(libraries, "pretrained_view", None)
     monkeypatch.chdir(project)

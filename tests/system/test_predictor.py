@@ -15,11 +15,11 @@ import torch
 from PIL import Image
 
 import lockstep
+from lockstep.assembly.precision import keep_float32
+from lockstep.data.images.preprocessing import View
 from lockstep.data.images.splits import whole
-from lockstep.data.images.views import View
+from lockstep.inference import predict
 from lockstep.runs.folder import RunFolder
-from lockstep.training import predict
-from lockstep.training.precision import float32_kept
 from tests.support.commands import run
 from tests.support.harness import ROOT, SMALL, command, environ, train_all, write_run
 from tests.support.image_files import write_image
@@ -171,7 +171,7 @@ def test_every_way_to_give_an_image_gives_the_same(trained: dict[str, RunFolder]
         ways |= {"uint8": pixels, "floats": [image / 255 for image in pixels]}
         ways |= {"float64": [image.double() / 255 for image in pixels]}
         ways |= {"mixed": [paths[0], as_images[1], pixels[2], pixels[3] / 255, pixels[4][None]]}
-        view = View.of(16, "auto", "crop", "auto", "white")
+        view = View.from_keys(16, "auto", "crop", "auto", "white")
         assert torch.equal(network(torch.stack([view(image) for image in pixels])).values, by_path.values)
         assert isinstance(network(pixels[0][None]), lockstep.Predictions)
     for name, given in ways.items():
@@ -190,7 +190,7 @@ def test_no_image_is_predicted_by_no_prediction(trained: dict[str, RunFolder]) -
 
 
 def test_a_prediction_leaves_the_process_as_it_was(trained: dict[str, RunFolder], photos: Path) -> None:
-    with float32_kept():
+    with keep_float32():
         torch.set_float32_matmul_precision("medium")
         states = random.getstate(), str(np.random.get_state()), torch.get_rng_state()
         network = lockstep.load(trained["colour"].path)

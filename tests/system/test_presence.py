@@ -9,20 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.config import compose, presence, storage, validation
+from lockstep.config.checks import data_presence, validation
+from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
+from lockstep.config.saved import config_file
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
 from tests.support.image_files import write_folder
 
 
 def data(*overrides: str) -> Any:
-    return validation.checked(compose.composed(overrides)).data
+    return validation.check_config(compose.compose_config(overrides)).data
 
 
 def error(*overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        presence.check(data(*overrides))
+        data_presence.check(data(*overrides))
     (found,) = str(caught.value).splitlines()
     return found
 
@@ -41,9 +43,9 @@ def test_data_that_exists_is_no_error(tmp_path: Path) -> None:
         ["data=image_folder", f"data.root=file://{images}"],
         ["data=cifar10", f"data.root={tmp_path / 'downloads'}"],
     ):
-        presence.check(data(*overrides))
+        data_presence.check(data(*overrides))
     (tmp_path / "cifar-10-batches-py").mkdir()
-    presence.check(data("data=cifar10", "data.download=false", f"data.root={tmp_path}"))
+    data_presence.check(data("data=cifar10", "data.download=false", f"data.root={tmp_path}"))
 
 
 @pytest.mark.parametrize("choice", ["image_folder", "cifar10", "fashion_mnist"])
@@ -78,12 +80,12 @@ def test_a_custom_source_is_checked_by_its_own_function(tmp_path: Path, monkeypa
         "def check(*, place):\n    raise FileNotFoundError(f'data.place={place} is empty: fill it.')\n"
     )
     section = {"_target_": "own_source.load", "place": "here", "memory": "auto"}
-    tree = storage.to_tree(validation.checked(compose.composed([])))
-    presence.check(validation.check_tree({**tree, "data": section}).data)
+    tree = config_file.to_tree(validation.check_config(compose.compose_config([])))
+    data_presence.check(validation.check_tree({**tree, "data": section}).data)
     checked = validation.check_tree({**tree, "data": {**section, "_check_": "own_check.check"}})
     assert checked.data.arguments() == {"place": "here"}
     with pytest.raises(ConfigError, match=r"data\.place=here is empty: fill it\."):
-        presence.check(checked.data)
+        data_presence.check(checked.data)
 
 
 @pytest.mark.parametrize(
@@ -99,9 +101,9 @@ def test_a_check_that_cannot_be_called_is_an_error_of_the_configuration(
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_source.py").write_text("def load(*, place): ...\ndef far(*, far): ...\n")
     section = {"_target_": "own_source.load", "_check_": check, "place": "here", "memory": "auto"}
-    tree = storage.to_tree(validation.checked(compose.composed([])))
+    tree = config_file.to_tree(validation.check_config(compose.compose_config([])))
     with pytest.raises(ConfigError) as caught:
-        presence.check(validation.check_tree({**tree, "data": section}).data)
+        data_presence.check(validation.check_tree({**tree, "data": section}).data)
     assert str(caught.value).startswith(error)
 
 

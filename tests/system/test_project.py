@@ -155,7 +155,7 @@ def test_a_project_that_has_moved_is_missed_by_name_and_found_from_its_new_place
         assert "which no longer exists" in said
         assert "run this command in the folder that contains my_package now" in said
         assert "test images" in lockstep(tmp_path / "new place", "eval", folder.path)
-    done = run(tmp_path, "-m", "lockstep.launch.prepared", folder.path, "--task", "test")
+    done = run(tmp_path, "-m", "lockstep.launch.prepared_run", folder.path, "--task", "test")
     assert done.returncode == EXIT_CONFIG
     assert "package 'my_package' was not found in" in folder.failure.read_text()
 

@@ -18,8 +18,8 @@ from tensorboard.summary.writer import event_file_writer
 
 from lockstep.callbacks.stop import StopTogether
 from lockstep.config import saved_run
-from lockstep.config.compose import DEFAULT
-from lockstep.launch import prepared, runner
+from lockstep.config.composing.compose import DEFAULT
+from lockstep.launch import prepared_run, runner
 from lockstep.runs.folder import CURVES, EXIT_CONFIG, EXIT_STOPPED, RunFolder
 from tests.support import commands
 from tests.support.exact import cut_after, train, train_until
@@ -117,7 +117,7 @@ def test_a_killed_and_resumed_run_has_every_point_of_its_curves_once(
 ) -> None:
     killed = f"+callbacks.killed={{_target_:tests.support.callbacks.Killed,hook:{hook},step:{step},flushes:{flushes}}}"
     folder = write_run(tmp_path / "run", [*RECIPE, WITH_CURVES, killed])
-    words = [sys.executable, "-m", "lockstep.launch.prepared", str(folder.path), "--task", "train"]
+    words = [sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "--task", "train"]
     for code in (128 + signal.SIGKILL, 0):
         done = commands.run(words, ROOT)
         assert done.returncode == code, done.stdout + done.stderr
@@ -201,7 +201,7 @@ def test_a_run_without_a_whole_checkpoint_is_left_as_it_is(folder: RunFolder) ->
 def test_a_job_without_a_whole_checkpoint_fails_with_their_names(folder: RunFolder) -> None:
     for path in (folder.last_checkpoint, folder.best_checkpoint):
         cut_short(path)
-    assert prepared.do(folder.path, "train") == EXIT_CONFIG
+    assert prepared_run.run_prepared(folder.path, "train") == EXIT_CONFIG
     assert "last.ckpt is damaged" in folder.failure.read_text()
     assert folder.read_status()["state"] == "failed"
 
@@ -218,7 +218,7 @@ def test_a_run_with_a_damaged_file_is_not_resumed(folder: RunFolder, name: str, 
     error, _ = done.stderr.splitlines()
     assert name in error
     assert (folder.path / name).read_bytes() == content
-    assert prepared.do(folder.path, "train") == EXIT_CONFIG
+    assert prepared_run.run_prepared(folder.path, "train") == EXIT_CONFIG
     assert name in folder.failure.read_text()
 
 
@@ -265,5 +265,5 @@ def test_a_resumed_run_has_its_status_before_it_trains(tmp_path: Path, monkeypat
         return folder, 0
 
     monkeypatch.setattr(runner, "run_workers", train)
-    runner.resume(*saved_run.resumed(folder, [f"resume={folder.path}"], DEFAULT, is_trusted=False))
+    runner.resume(*saved_run.check_resume(folder, [f"resume={folder.path}"], DEFAULT, is_trusted=False))
     assert (seen[0]["state"], seen[0]["reason"], seen[0]["step"]) == ("starting", "", 3)

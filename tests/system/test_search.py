@@ -14,12 +14,14 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from lockstep.config import build, compose, validation
-from lockstep.config.compose import CONF
+from lockstep.config import build
+from lockstep.config.checks import validation
+from lockstep.config.composing import compose
+from lockstep.config.composing.compose import CONF
+from lockstep.config.composing.options import groups
+from lockstep.config.composing.sweep_space import Interval, separate_space
 from lockstep.config.errors import ConfigError, Error
-from lockstep.config.options import groups
-from lockstep.config.sweep_space import Interval, searched
-from lockstep.config.target_sections import Search
+from lockstep.config.schema.target_sections import Search
 from lockstep.runs import files
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.results import Objective
@@ -33,7 +35,7 @@ OPTIONS = groups(CONF).__getitem__
 
 
 def search_of(*overrides: str) -> Search:
-    found = validation.checked(compose.composed(["search=random", *overrides])).search
+    found = validation.check_config(compose.compose_config(["search=random", *overrides])).search
     assert found is not None
     return found
 
@@ -45,10 +47,10 @@ class Fake:
         self, path: Path, search: Search, space: str, result: Callable[[dict[str, str]], float | None]
     ) -> None:
         path.mkdir(exist_ok=True)
-        self.ledger = Ledger.opened(path, None, ())
+        self.ledger = Ledger.open(path, None, ())
         self.search = search
         self.result = result
-        _, self.space = searched([space], OPTIONS)
+        _, self.space = separate_space([space], OPTIONS)
         self.study = study_in(self.ledger, distributions(self.space), search, ACCURACY)
         self.draws = self.begin()
 
@@ -80,13 +82,13 @@ class Fake:
             trial.folder.write_summary({"best": best})
         status = {"state": "finished" if best is not None else "failed", "monitor": "val/accuracy", "host": "elsewhere"}
         trial.folder.write_status(**status)
-        self.draws.ended(trial, status["state"])
+        self.draws.record_result(trial, status["state"])
 
     def run(self, most: int = 10**6, at_once: int = 2) -> list[Trial]:
         """Run until nothing is proposed any more; at most so many. Returns the trials that ran."""
         done: list[Trial] = []
         while len(done) < most:
-            running = list(self.draws.proposed(at_once))
+            running = list(self.draws.propose(at_once))
             if not running:
                 break
             for trial in running[: most - len(done)]:
@@ -112,7 +114,7 @@ def rate(settings: dict[str, str]) -> float:
     ],
 )
 def test_hydras_sweeps_are_what_is_drawn_from(text: str, expected: object) -> None:
-    fixed, space = searched(["seed=3", text], OPTIONS)
+    fixed, space = separate_space(["seed=3", text], OPTIONS)
     assert fixed == ["seed=3"]
     assert list(space.values()) == [expected]
     if text.startswith("model.width"):
@@ -130,7 +132,7 @@ def test_a_study_finds_the_best_rate_and_stops_at_its_number(tmp_path: Path) -> 
     assert len(fake.run()) == 30
     assert abs(fake.study.best_params["optimizer.lr"] - 0.3) < 0.05  # 30 draws of TPE with seed 0 on a parabola
     assert fake.study.best_value == pytest.approx(rate({"optimizer.lr": str(fake.study.best_params["optimizer.lr"])}))
-    assert fake.draws.proposed(2) == []
+    assert fake.draws.propose(2) == []
 
 
 def test_a_sampler_made_for_several_objectives_takes_one(tmp_path: Path) -> None:
@@ -145,10 +147,10 @@ def test_a_study_goes_on_with_other_draws_and_with_what_was_interrupted(tmp_path
     space, search = "optimizer.lr=interval(0.01,1)", search_of("search.num_trials=8")
     first = Fake(tmp_path / "s", search, space, rate)
     first.run(most=3, at_once=1)
-    (open_one,) = first.draws.proposed(1)
+    (open_one,) = first.draws.propose(1)
     del first
     second = Fake(tmp_path / "s", search, space, rate)
-    resumed = second.draws.proposed(1)
+    resumed = second.draws.propose(1)
     assert [trial.number for trial in resumed] == [open_one.number]
     second.end(resumed[0])
     assert len(second.run()) == 8 - 3 - 1
@@ -164,7 +166,7 @@ def test_a_study_whose_file_is_cut_off_learns_from_the_ledger_what_was_trained(t
     space, search = "optimizer.lr=tag(log,interval(0.01,1))", search_of("search.num_trials=30", seed)
     first = Fake(tmp_path / "s", search, space, rate)
     first.run(most=25, at_once=1)
-    (open_one,) = first.draws.proposed(1)
+    (open_one,) = first.draws.propose(1)
     file = tmp_path / "s" / "study.journal"
     text = file.read_text()
     file.write_text({"all and half a line": text + text[:20], "half": text[: len(text) // 2], "nothing": ""}[kept])
@@ -280,7 +282,7 @@ def test_a_trial_that_is_poorer_than_the_median_is_pruned_after_the_warm_up(tmp_
     def row(epoch: int, value: float) -> dict[str, Any]:
         return {"epoch": epoch, "val/accuracy": value}
 
-    good, poor = fake.draws.proposed(2)
+    good, poor = fake.draws.propose(2)
     files.write_rows(good.folder.metrics, [row(1, 0.8), row(2, 0.9)])
     assert not fake.draws.is_poor(good)
     fake.end(good)
@@ -288,7 +290,7 @@ def test_a_trial_that_is_poorer_than_the_median_is_pruned_after_the_warm_up(tmp_
     assert not fake.draws.is_poor(poor)  # warm-up
     files.write_rows(poor.folder.metrics, [row(1, 0.1), row(2, 0.2)])
     assert fake.draws.is_poor(poor)
-    fake.draws.ended(poor, "pruned")
+    fake.draws.record_result(poor, "pruned")
     frozen = fake.study.trials[1]
     assert (frozen.state.name, frozen.intermediate_values) == ("PRUNED", {0: 0.1, 1: 0.2})
 
@@ -316,7 +318,7 @@ def points(fake: Fake) -> list[list[str]]:
 @pytest.mark.parametrize("at_once", [1, 2, 7])
 def test_a_point_is_a_trial_for_each_seed_and_has_their_mean(tmp_path: Path, at_once: int) -> None:
     fake = Fake(tmp_path / "s", search_of("search.num_trials=4", SEEDS), "optimizer.lr=interval(0.01,1)", noisy)
-    assert len(fake.draws.proposed(at_once)) == at_once  # never more than fit
+    assert len(fake.draws.propose(at_once)) == at_once  # never more than fit
     fake.draws = fake.begin()
     assert len(fake.run(at_once=at_once)) == 12
     assert points(fake) == [["0", "1", "2"]] * 4
@@ -347,7 +349,7 @@ def test_a_command_that_was_killed_anywhere_trains_the_seeds_that_are_missing(
 
     first.made = killed
     with pytest.raises(KeyboardInterrupt):
-        first.draws.proposed(9)
+        first.draws.propose(9)
     if journal == "lost":
         (tmp_path / "s" / "study.journal").unlink()
     again = Fake(tmp_path / "s", search, space, noisy)
@@ -373,10 +375,10 @@ def test_a_failed_seed_fails_its_point_which_is_tried_again_without_the_others(t
 def test_a_seed_that_is_stopped_leaves_its_point_open_for_the_next_command(tmp_path: Path) -> None:
     space, search = "optimizer.lr=interval(0.01,1)", search_of("search.num_trials=1", SEEDS)
     first = Fake(tmp_path / "s", search, space, noisy)
-    one, stopped, failed = first.draws.proposed(3)
+    one, stopped, failed = first.draws.propose(3)
     first.end(one)
-    first.draws.ended(stopped, "stopped")
-    first.draws.ended(failed, "failed")
+    first.draws.record_result(stopped, "stopped")
+    first.draws.record_result(failed, "failed")
     assert [trial.state.name for trial in first.study.trials] == ["RUNNING"]
     again = Fake(tmp_path / "s", search, space, noisy)
     assert [trial.number for trial in again.run()] == [1, 2]
@@ -387,13 +389,13 @@ def test_pruning_sees_the_mean_of_an_epoch_that_all_seeds_have_reached_and_ends_
     overrides = ["search.pruner.n_startup_trials=1", "search.pruner.n_warmup_steps=0", "search.num_trials=9", SEEDS]
     space, search = "optimizer.lr=interval(0.01,1)", search_of(*overrides)
     fake = Fake(tmp_path / "s", search, space, noisy)
-    good = fake.draws.proposed(3)
+    good = fake.draws.propose(3)
     for trial in good:
         epochs(trial, 0.5, 0.6)
         assert not fake.draws.is_poor(trial)
     for trial in good:
         fake.end(trial)
-    poor = fake.draws.proposed(3)
+    poor = fake.draws.propose(3)
     for trial, value in zip(poor, (0.9, 0.1, 0.2), strict=True):  # its lucky seed is the best
         assert [fake.draws.is_poor(each) for each in poor] == [False] * 3
         epochs(trial, value)
@@ -401,18 +403,18 @@ def test_pruning_sees_the_mean_of_an_epoch_that_all_seeds_have_reached_and_ends_
     assert fake.study.trials[1].intermediate_values == {0: pytest.approx(0.4)}
     for trial in poor[:2]:
         trial.folder.write_status(state="pruned", host="elsewhere")
-        fake.draws.ended(trial, "pruned")
+        fake.draws.record_result(trial, "pruned")
     again = Fake(tmp_path / "s", search, space, noisy)  # killed before the third one was saved
-    (last,) = again.draws.proposed(1)
+    (last,) = again.draws.propose(1)
     assert (last.number, again.draws.is_poor(last)) == (poor[2].number, True)
-    again.draws.ended(last, "finished")  # it came to its end before it read the request
+    again.draws.record_result(last, "finished")  # it came to its end before it read the request
     assert [trial.state.name for trial in again.study.trials] == ["COMPLETE", "PRUNED"]
 
 
 def test_equal_draws_wait_for_the_mean_of_their_point(tmp_path: Path) -> None:
     space, search = "optimizer=sgd,adamw", search_of("search.num_trials=3", SEEDS)
     fake = Fake(tmp_path / "s", search, space, lambda drawn: float(drawn["seed"]) + 5 * (drawn["optimizer"] == "sgd"))
-    assert len(fake.draws.proposed(9)) == 6
+    assert len(fake.draws.propose(9)) == 6
     assert len(fake.study.trials) == 2 + MOST_REPEATS
     for trial in fake.ledger.trials:
         assert {trial.state.name for trial in fake.study.trials} >= {"RUNNING"}
@@ -440,7 +442,7 @@ def test_points_are_told_apart_by_a_setting_that_is_hidden_like_a_secret(tmp_pat
 
 
 def test_a_study_is_not_turned_around_under_its_name(tmp_path: Path) -> None:
-    ledger = Ledger.opened(tmp_path, None, ())
+    ledger = Ledger.open(tmp_path, None, ())
     study_in(ledger, {}, search_of(), ACCURACY)
     with pytest.raises(ConfigError, match="optimizes something else"):
         study_in(ledger, {}, search_of(), Objective("val/loss", False))
@@ -449,12 +451,12 @@ def test_a_study_is_not_turned_around_under_its_name(tmp_path: Path) -> None:
 def test_a_study_of_several_objectives_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
     optuna.create_study(storage=journal(tmp_path), study_name="study", directions=["maximize", "minimize"])
     with pytest.raises(ConfigError, match=r"optimizes something else: choose another sweep\.name"):
-        study_in(Ledger.opened(tmp_path, None, ()), {}, search_of(), ACCURACY)
+        study_in(Ledger.open(tmp_path, None, ()), {}, search_of(), ACCURACY)
 
 
 def test_every_search_of_conf_names_a_sampler_there_is() -> None:
     for option in groups(CONF)["search"]:
-        found = validation.checked(compose.composed([f"search={option}"])).search
+        found = validation.check_config(compose.compose_config([f"search={option}"])).search
         assert found is not None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

@@ -11,9 +11,12 @@ import pytest
 
 from lockstep.benchmark import command as benchmark
 from lockstep.benchmark import report
-from lockstep.config import compose, overrides, storage, validation
+from lockstep.config import overrides
+from lockstep.config.checks import validation
+from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
-from lockstep.config.schema import BenchmarkConfig
+from lockstep.config.saved import config_file
+from lockstep.config.schema.configuration import BenchmarkConfig
 from lockstep.monitoring.comparison import differences
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from lockstep.system.provenance import describe
@@ -89,7 +92,7 @@ def test_a_sweep_keeps_its_secrets_and_resumes(tmp_path: Path) -> None:
 
 def test_a_benchmark_and_the_facts_of_a_run_keep_their_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["+benchmark=default", *NOTIFY, OWN, "+callbacks.own.api_token=hunter1"]
-    config = validation.checked(compose.composed(texts))
+    config = validation.check_config(compose.compose_config(texts))
     assert isinstance(config, BenchmarkConfig)
     benchmark.Benchmark(tmp_path, config, [], texts)._save(None)
     found = json.loads((tmp_path / "results.json").read_text())
@@ -99,7 +102,7 @@ def test_a_benchmark_and_the_facts_of_a_run_keep_their_secrets(tmp_path: Path, m
 
 
 def test_frozen_keys_are_reported_without_secrets() -> None:
-    saved = validation.checked(compose.composed([OWN, "+callbacks.own.api_token=hunter1"]))
+    saved = validation.check_config(compose.compose_config([OWN, "+callbacks.own.api_token=hunter1"]))
     with pytest.raises(ConfigError, match=r"api_token=\*\*\* cannot change on resume, this run has \*\*\*:"):
         overrides.check(["resume=x", "callbacks.own.api_token=hunter2"], saved=saved)
-    assert storage.to_tree(saved)["callbacks"]["own"]["api_token"] == "hunter1"
+    assert config_file.to_tree(saved)["callbacks"]["own"]["api_token"] == "hunter1"

@@ -12,7 +12,8 @@ import pytest
 from lockstep.benchmark import command
 from lockstep.benchmark.step import Step
 from lockstep.cluster import submission
-from lockstep.config import compose, project
+from lockstep.config.composing import compose
+from lockstep.config.saved import project
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
 from tests.support.commands import run as run_command
 from tests.support.gpus import PretendedGpus
@@ -45,7 +46,7 @@ def test_workers_on_several_machines_are_a_step_without_the_options_of_its_job(s
     words = (srun / "arguments").read_text()
     assert "--overlap --overcommit --cpu-bind=none --mem=0" in words
     assert "--nodes=2 --ntasks=8 --ntasks-per-node=4" in words
-    assert words.endswith(f"-m lockstep.launch.prepared {tmp_path / 'run'} --task train\n")
+    assert words.endswith(f"-m lockstep.launch.prepared_run {tmp_path / 'run'} --task train\n")
     lines = (srun / "variables").read_text().splitlines()
     variables = {line.partition("=")[0]: line.partition("=")[2] for line in lines}
     assert {name for name in variables if name.startswith(("SLURM", "SRUN"))} == {"SLURM_JOB_ID"}
@@ -62,7 +63,7 @@ def test_a_job_repeats_the_command_in_its_own_folder(
     (tmp_path / "conf").mkdir()
     monkeypatch.setattr(project, "root", lambda: tmp_path)
     typed = [*SMALLER, *JOB, "cluster.cpus_per_worker=8", "cluster.gpus_per_node=2", "benchmark.budget_s=7"]
-    assert command.run(typed, compose.DEFAULT) == 0
+    assert command.run_benchmark(typed, compose.DEFAULT) == 0
     ((folder, words, request, named),) = submitted
     own = ["cluster=none", "trainer.num_nodes=1", f"hydra.run.dir={folder.path}"]
     own.append(f'hydra.searchpath=["file://{tmp_path}/conf"]')  # behind the copy, which lacks what git ignores
@@ -71,13 +72,13 @@ def test_a_job_repeats_the_command_in_its_own_folder(
     assert (request.trainer.devices, request.trainer.num_nodes) == (1, 2)
     assert (request.cluster.gpus_per_node, request.strategy.name) == (2, "auto")
     assert folder.read_overrides() == typed
-    assert command.run([*typed, "dry_run=true"], compose.DEFAULT) == 0
+    assert command.run_benchmark([*typed, "dry_run=true"], compose.DEFAULT) == 0
     script = capsys.readouterr().out
     for option in ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=8", "--gpus-per-node=2"):
         assert f"#SBATCH {option}\n" in script
     (folder.path / "results.json").touch()
     with pytest.raises(SystemExit, match="2"):
-        command.run(words[1:], compose.DEFAULT)
+        command.run_benchmark(words[1:], compose.DEFAULT)
     assert "already contains a benchmark: choose a new folder" in capsys.readouterr().err
 
 
@@ -87,10 +88,10 @@ def test_a_job_with_a_wrong_environment_is_not_submitted(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
-        command.run([*SMALLER, *JOB, "trainer.precision=tf32", "cluster.gpus_per_node=2"], compose.DEFAULT)
+        command.run_benchmark([*SMALLER, *JOB, "trainer.precision=tf32", "cluster.gpus_per_node=2"], compose.DEFAULT)
     assert "benchmark.environments.cpu: trainer.precision=tf32 needs GPUs" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):  # this sbatch fails
-        command.run([*SMALLER, *JOB], compose.DEFAULT)
+        command.run_benchmark([*SMALLER, *JOB], compose.DEFAULT)
     assert "sbatch refused the job" in capsys.readouterr().err
     assert not list(tmp_path.glob("outputs/*/*"))
 
@@ -109,7 +110,7 @@ def test_in_a_shell_of_salloc_the_first_machine_measures(monkeypatch: pytest.Mon
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.delenv("SLURMD_NODENAME", raising=False)
     with pytest.raises(Replaced):
-        command.run(["benchmark.budget_s=7"], compose.DEFAULT)
+        command.run_benchmark(["benchmark.budget_s=7"], compose.DEFAULT)
 
 
 # -- as a job, and on a real SLURM -------------------------------------------------------------------------------------

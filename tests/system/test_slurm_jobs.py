@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from lockstep.cluster import submission
-from lockstep.config import compose, validation
+from lockstep.config.checks import validation
+from lockstep.config.composing import compose
 from lockstep.launch import runner, worker
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from tests.support.harness import PATIENCE_S, ROOT, command, difference, wait_until, write_run
@@ -32,7 +33,7 @@ def container(folder: Path) -> str:
 
 def submit_array(shell: Shell, name: str, trees: Sequence[Sequence[str]]) -> list[Submitted]:
     """A run for each list of overrides, as one array of jobs."""
-    configs = [validation.checked(compose.composed([*CLUSTER, *tree])) for tree in trees]
+    configs = [validation.check_config(compose.compose_config([*CLUSTER, *tree])) for tree in trees]
     base = shell.cwd / "outputs" / name
     folders = [RunFolder(base / str(number)) for number in range(len(configs))]
     for folder, config in zip(folders, configs, strict=True):
@@ -102,7 +103,7 @@ def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> Iterator[dict[st
 @pytest.mark.parametrize(("is_head", "num_lines"), [(False, 4), (True, 1)])
 def test_a_command_is_executed_by_every_task_or_by_one(shell: Shell, is_head: bool, num_lines: int) -> None:
     workers = ("trainer.num_nodes=2", "trainer.devices=2", "strategy=cpu")
-    config = validation.checked(compose.composed([*CLUSTER, *workers]))
+    config = validation.check_config(compose.compose_config([*CLUSTER, *workers]))
     folder = RunFolder(shell.cwd / "outputs" / f"command{num_lines}")
     folder.path.mkdir(parents=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -336,7 +337,7 @@ def test_a_dry_run_prints_the_script_and_leaves_nothing(slurm: Slurm, tmp_path: 
     assert not [line for line in lines if "gpus" in line or "wckey" in line]
     assert "module load x" in lines
     queued = slurm.run("squeue", "--noheader", "--format=%j").stdout.split()
-    assert compose.composed(TINY).name not in queued
+    assert compose.compose_config(TINY).name not in queued
 
 
 @pytest.mark.full

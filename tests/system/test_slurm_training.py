@@ -109,11 +109,11 @@ def test_tasks_that_no_srun_starts_are_not_waited_for(slurm: Slurm, tmp_path: Pa
 # a node of this SLURM has two GPUs on paper; a task sees what it would see on a real one
 FINDS = """
 import os
-from lockstep.config import compose, validation
-from lockstep.config.workers import resolve_workers
+from lockstep.config.composing import compose; from lockstep.config.checks import validation
+from lockstep.config.checks.workers import resolve_workers
 listed = os.listdir
 os.listdir = lambda path=".": ["nvidia0", "nvidia1"] if path == "/dev" else listed(path)
-found = resolve_workers(validation.checked(compose.composed(["trainer.num_nodes=2"])))
+found = resolve_workers(validation.check_config(compose.compose_config(["trainer.num_nodes=2"])))
 print(os.environ["SLURM_PROCID"], os.environ["CUDA_VISIBLE_DEVICES"], found)
 """
 
@@ -175,7 +175,7 @@ def test_processes_of_a_known_folder_meet_on_a_port_that_is_free(
     slurm: Slurm, alone: RunFolder, tmp_path: Path
 ) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "strategy.interface=eth0"])
-    task = shlex.join([sys.executable, "-m", "lockstep.launch.prepared", str(folder.path), "--task", "train"])
+    task = shlex.join([sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "--task", "train"])
     job = slurm.sbatch(f"{HOLD}\nsrun {task}", "--nodes=2", cwd=tmp_path)
     assert slurm.wait(job) == "COMPLETED", (tmp_path / f"slurm-{job}.out").read_text()
     assert folder.read_summary()["workers"] == 2

@@ -12,7 +12,7 @@ import yaml
 
 import lockstep
 from lockstep.cluster.record import Record
-from lockstep.config import storage
+from lockstep.config.saved import config_file
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support.harness import SMALL, environ, train_all, wait_until, write_run
 from tests.support.strangers import TOUCH, edit, typed
@@ -113,7 +113,7 @@ def test_a_command_that_is_typed_again_or_of_the_project_is_used_and_any_of_a_tr
 
 def test_a_job_of_somebody_else_is_not_requeued(theirs: RunFolder, tmp_path: Path) -> None:
     (theirs.code / "1").mkdir(parents=True)
-    cluster = {**storage.load(theirs.config).cluster.model_dump(), "name": "local", "setup": [TOUCH]}
+    cluster = {**config_file.load(theirs.config).cluster.model_dump(), "name": "local", "setup": [TOUCH]}
     record = Record(
         id="local-1",
         engine="local",

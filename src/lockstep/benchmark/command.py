@@ -21,17 +21,20 @@ from rich.live import Live
 from rich.text import Text
 
 from lockstep.benchmark import results, step
-from lockstep.benchmark.environments import Environment, Machines, available, environments
-from lockstep.config import compose, overrides, presence, project, saved_run, storage
+from lockstep.benchmark.environments import Environment, Machines, available_machines, environments
+from lockstep.config import overrides, saved_run
+from lockstep.config.checks import data_presence
+from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError, Error, exit_with
-from lockstep.config.schema import BenchmarkConfig, Config
+from lockstep.config.saved import config_file, project
+from lockstep.config.schema.configuration import BenchmarkConfig, Config
 from lockstep.launch.parent import Workers
 from lockstep.launch.worker import TRAIN, Job
 from lockstep.runs import gate, naming
 from lockstep.runs.files import read_json, write_json
 from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder
-from lockstep.runs.naming import shown
-from lockstep.system.redaction import redacted
+from lockstep.runs.naming import display_path
+from lockstep.system.redaction import redact
 from lockstep.system.signals import SignalFlag
 from lockstep.system.terminal import duration, printable, show_table, terminal
 from lockstep.system.wording import plural
@@ -39,16 +42,16 @@ from lockstep.system.wording import plural
 POLL_S = 0.25
 START_S = 15.0  # a guess of the time to start an environment, for the time left
 BEST = "best.ckpt"
-EVALUATE = "lockstep.training.evaluate:evaluate"
+EVALUATE = "lockstep.inference.evaluate:evaluate"
 FILES = (BEST, "epoch_time.png", "report.pdf", BENCHMARK)
 LOG = "terminal.log"  # the output of rank 0, in the folder of an environment
 NAME = "benchmark"
 
 
-def run(texts: Sequence[str], source: compose.Source) -> int:
+def run_benchmark(texts: Sequence[str], source: compose.Source) -> int:
     """Benchmark the configuration of these overrides. Returns the exit code."""
     try:
-        typed = overrides.benchmarked(texts)
+        typed = overrides.add_benchmark(texts)
         (config,) = overrides.check(typed, source, is_benchmark=True).configs
         assert isinstance(config, BenchmarkConfig)
         folder = overrides.hydra_value("hydra.run.dir", typed, source)
@@ -57,20 +60,20 @@ def run(texts: Sequence[str], source: compose.Source) -> int:
             return _submit(config, texts, chosen)
         if "SLURM_JOB_ID" in os.environ and "SLURMD_NODENAME" not in os.environ:  # in a shell of salloc
             step.enter([NAME, *texts])
-        presence.check(config.data)
-        built = environments(config, available(os.environ))
+        data_presence.check(config.data)
+        built = environments(config, available_machines(os.environ))
         if all(each.config is None for each in built):
             raise ConfigError(*(Error(f"benchmark.environments.{e.name}", f": {e.skipped}") for e in built))
         if chosen is not None and any((chosen / name).exists() for name in (BENCHMARK, *config.benchmark.environments)):
             hint = "choose a new folder by hydra.run.dir, because a benchmark cannot be resumed"
-            raise ConfigError(Error(shown(chosen), "already contains a benchmark", hint))
+            raise ConfigError(Error(display_path(chosen), "already contains a benchmark", hint))
     except ConfigError as error:
         exit_with(error)
     path = chosen or naming.create_path(Path("outputs").resolve(), NAME, datetime.now())
     try:
         return Benchmark(gate.open_new(path).path, config, built, texts).run()
     except KeyboardInterrupt:
-        print(f"Interrupted; the results so far are in {shown(path)}", file=sys.stderr)
+        print(f"Interrupted; the results so far are in {display_path(path)}", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
@@ -78,24 +81,24 @@ def _submit(config: BenchmarkConfig, texts: Sequence[str], chosen: Path | None) 
     """Submit the benchmark as a job, whose folder is that of the benchmark. Returns the exit code."""
     from lockstep.cluster import submission
 
-    machines = available(os.environ)
+    machines = available_machines(os.environ)
     if config.cluster.name == "slurm":  # its default is one core
         cores, gpus = config.cluster.cpus_per_worker or 1, config.cluster.gpus_per_node or 0
         machines = Machines(cores, gpus, config.trainer.num_nodes)
     environments(config, machines)  # raises for errors of their runs
 
     def arguments_in(folder: RunFolder) -> list[str]:
-        folder.note(overrides=redacted(texts))
+        folder.note(overrides=redact(texts))
         replaced = re.compile(r"\+*(cluster[.=]|trainer\.num_nodes=|hydra\.run\.dir=)")
         own = ["cluster=none", "trainer.num_nodes=1", f"hydra.run.dir={naming.hydra_text(str(folder.path))}"]
-        return submission.with_ignored([NAME, *(text for text in texts if not replaced.match(text)), *own])
+        return submission.add_ignored_conf([NAME, *(text for text in texts if not replaced.match(text)), *own])
 
     return submission.start_command(_request(config), NAME, arguments_in, chosen=chosen, is_head=True)
 
 
 def _request(config: BenchmarkConfig) -> Config:
     """Return what the job requests: a task on each machine, with all its cores and GPUs."""
-    tree = storage.to_tree(config)
+    tree = config_file.to_tree(config)
     del tree["benchmark"]
     tree["trainer"] |= {"devices": 1, "loads": None}
     tree["strategy"]["name"] = "auto" if config.cluster.gpus_per_node else "cpu"
@@ -113,7 +116,7 @@ class Benchmark:
         targets = {"data": config.data.target, "model": config.model.target}
         self._experiment = {key: target.rpartition(".")[2] for key, target in targets.items()} | {"name": config.name}
         self._environments = chosen_environments
-        typed = RunFolder(path).read_overrides() or redacted(texts)  # those of the submission, in its job
+        typed = RunFolder(path).read_overrides() or redact(texts)  # those of the submission, in its job
         self._command = shlex.join(["lockstep", NAME, *typed])
         self._out = terminal()
         self._flag = SignalFlag()
@@ -126,26 +129,26 @@ class Benchmark:
         self._flag.install()
         trained = [environment for environment in self._environments if environment.config is not None]
         measured = f"{plural(len(trained), 'environment')}, {duration(self._settings.budget_s)} of training each"
-        self._say(f"Benchmark of {measured}, in {shown(self._path)}")
+        self._say(f"Benchmark of {measured}, in {display_path(self._path)}")
         for environment in self._environments:
             if environment.config is None:
-                self._records.append(results.skipped(environment, environment.skipped))
+                self._records.append(results.skipped_record(environment, environment.skipped))
             elif self._flag.received:
-                self._records.append(results.skipped(environment, "not started before the interruption"))
+                self._records.append(results.skipped_record(environment, "not started before the interruption"))
             else:
-                self._records.append(self._measured(environment, trained.index(environment) + 1, len(trained)))
+                self._records.append(self._measure(environment, trained.index(environment) + 1, len(trained)))
                 self._save(None)
-        kept = self._kept()
+        kept = self._keep_best()
         self._save(kept)
         self._report()
         return exit_code(self._records, self._flag.received)
 
-    def _measured(self, environment: Environment, number: int, count: int) -> results.Record:
+    def _measure(self, environment: Environment, number: int, count: int) -> results.Record:
         """Train in an environment. If no epoch was validated, its last checkpoint becomes the best one."""
         folder = RunFolder(self._path / environment.name)
         folder.path.mkdir()
         assert environment.config is not None
-        storage.save(environment.config, folder.config)
+        config_file.save(environment.config, folder.config)
         project.record(folder)
         head = f"[{number}/{count}] {environment.name}"
         self._deadline_s = time.monotonic() + (count - number + 1) * (self._settings.budget_s + START_S)
@@ -170,7 +173,7 @@ class Benchmark:
         """Write the scores of the best checkpoint to scores.json, on this machine. Returns the exit code."""
         assert environment.config is not None
         options = {
-            "config": storage.to_tree(saved_run.on_this_machine(environment.config, devices=None, strategy=None)),
+            "config": config_file.to_tree(saved_run.adapt_to_machine(environment.config, devices=None, strategy=None)),
             "run": str(folder.path),
             "split": split,
             "checkpoint": str(folder.best_checkpoint),
@@ -206,7 +209,7 @@ class Benchmark:
                     live.update(line, refresh=True)
         return code
 
-    def _kept(self) -> dict[str, Any] | None:
+    def _keep_best(self) -> dict[str, Any] | None:
         """Copy the most accurate network and test it; None if there is none."""
         best = results.most_accurate(self._records)
         if best is None:
@@ -218,7 +221,7 @@ class Benchmark:
             "environment": best["name"],
             "checkpoint": BEST,
             "val_accuracy": best["val_accuracy"],
-            "command": f"lockstep eval {naming.quoted(folder.path)}",
+            "command": f"lockstep eval {naming.quote_path(folder.path)}",
         }
         if self._flag.received:
             return kept
@@ -255,7 +258,7 @@ class Benchmark:
         benchmark = read_json(self._path / BENCHMARK)
         report.write(self._path, benchmark)
         files = [name for name in FILES if (self._path / name).exists()]
-        rows = [*report.facts(benchmark), ("folder", shown(self._path)), ("files", ", ".join(files))]
+        rows = [*report.facts(benchmark), ("folder", display_path(self._path)), ("files", ", ".join(files))]
         show_table(report.title(benchmark), rows)
 
     def _say(self, text: str) -> None:
@@ -295,4 +298,4 @@ def _summary(record: results.Record) -> str:
 def _failure(folder: RunFolder) -> str:
     log = folder.path / LOG
     last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
-    return folder.failed_by() or "".join(last) or f"no error was recorded, see {folder.path}"
+    return folder.failure_cause() or "".join(last) or f"no error was recorded, see {folder.path}"

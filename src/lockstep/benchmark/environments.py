@@ -4,10 +4,12 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lockstep.config import build, storage, validation
+from lockstep.config import build
+from lockstep.config.checks import validation
 from lockstep.config.errors import ConfigError, Error
-from lockstep.config.schema import BenchmarkConfig, Config
-from lockstep.config.sections import ExecutionEnvironment
+from lockstep.config.saved import config_file
+from lockstep.config.schema.configuration import BenchmarkConfig, Config
+from lockstep.config.schema.sections import ExecutionEnvironment
 from lockstep.system import hardware, launcher
 
 GPU_STRATEGIES = ("single_device", "ddp")
@@ -22,7 +24,7 @@ class Machines:
     count: int = 1
 
 
-def available(environ: Mapping[str, str]) -> Machines:
+def available_machines(environ: Mapping[str, str]) -> Machines:
     """Return the machines of a SLURM allocation, with the cores of the smallest and GPUs as here; or this machine."""
     num_cores = hardware.num_cores()
     counts = launcher.counts_of_nodes(environ.get("SLURM_JOB_CPUS_PER_NODE", str(num_cores)))
@@ -76,12 +78,12 @@ def _environment(name: str, entry: ExecutionEnvironment, config: BenchmarkConfig
     num_present = machines.num_gpus if device == "gpu" else machines.num_cores
     num_local = num_present if entry.devices == "all" else entry.devices
     num_nodes = machines.count if entry.num_nodes == "all" else entry.num_nodes
-    skipped = _missing(device, entry, num_present, num_nodes, machines.count)
+    skipped = _shortage(device, entry, num_present, num_nodes, machines.count)
     if not skipped and device == "cpu" and config.trainer.precision == "bfloat16":
-        skipped = _without_bfloat16()
+        skipped = _bfloat16_obstacle()
     if skipped:
         return Environment(name, device, num_local * num_nodes, num_nodes, 0, None, skipped)
-    tree = storage.to_tree(config)
+    tree = config_file.to_tree(config)
     del tree["benchmark"]
     tree["trainer"] |= {"devices": num_local, "num_nodes": 1, "loads": None, "max_time_s": config.benchmark.budget_s}
     tree["strategy"]["name"] = entry.strategy
@@ -90,12 +92,12 @@ def _environment(name: str, entry: ExecutionEnvironment, config: BenchmarkConfig
     tree["scale_with_workers"] = entry.scale_with_workers
     checked = validation.check_tree(tree)  # on one machine, because this process is alone
     trainer = checked.trainer.model_copy(update={"num_nodes": num_nodes})
-    scaled = build.settled(checked.model_copy(update={"trainer": trainer}))
+    scaled = build.settle_config(checked.model_copy(update={"trainer": trainer}))
     num_threads = max(1, machines.num_cores // num_local)
     return Environment(name, device, num_local * num_nodes, num_nodes, num_threads, scaled, "")
 
 
-def _missing(device: str, entry: ExecutionEnvironment, num_present: int, num_nodes: int, count: int) -> str:
+def _shortage(device: str, entry: ExecutionEnvironment, num_present: int, num_nodes: int, count: int) -> str:
     """Return what the `count` machines lack for an environment; empty if they have all."""
     what = "GPU" if device == "gpu" else "core"
     where = "this machine" if count == 1 else f"each of the {count} machines"
@@ -112,11 +114,11 @@ def _missing(device: str, entry: ExecutionEnvironment, num_present: int, num_nod
     return f"needs {entry.devices} {what}s, {has}" if device == "gpu" and entry.devices > num_present else ""
 
 
-def _without_bfloat16() -> str:
+def _bfloat16_obstacle() -> str:
     """Reason why a CPU does not train in bfloat16, or "". Emulated bfloat16 products take minutes."""
     import torch
 
-    from lockstep.training.precision import bfloat16_unit
+    from lockstep.assembly.precision import bfloat16_unit
 
     has_unit = bfloat16_unit(torch.device("cpu")) is not None
     return "" if has_unit else "this CPU has no bfloat16 arithmetic (trainer.precision=auto computes in float32)"

@@ -27,7 +27,7 @@ TITLE_HEIGHT, LINE_HEIGHT = 0.45, 0.158  # inches
 
 def write(path: Path, benchmark: dict[str, Any]) -> None:
     """Write report.pdf into the folder `path`, and epoch_time.png if an environment has a time."""
-    shown = timed(benchmark)
+    shown = timed_records(benchmark)
     with style():
         with atomic_file(path / "report.pdf") as file:
             page(benchmark).savefig(file, format="pdf", metadata={"CreationDate": None})
@@ -40,10 +40,10 @@ def write(path: Path, benchmark: dict[str, Any]) -> None:
 
 def page(benchmark: dict[str, Any]) -> Figure:
     """Draw the verdict, the table, the facts and the chart on a page of A4, or on a longer one if they need it."""
-    records, shown = benchmark["environments"], timed(benchmark)
+    records, shown = benchmark["environments"], timed_records(benchmark)
     lines = [f"{name:<14}{value}" for name, value in facts(benchmark)]
-    notes = wrapped(results.notes(records))
-    parts = [wrapped(benchmark["verdict"]), as_text(records), notes, wrapped(lines, indent=14)]
+    notes = wrap_paragraphs(results.notes(records))
+    parts = [wrap_paragraphs(benchmark["verdict"]), table_text(records), notes, wrap_paragraphs(lines, indent=14)]
     text = "\n\n".join(filter(None, parts))
     text_height = (text.count("\n") + 2) * LINE_HEIGHT
     page_height = max(PAGE[1], 2 * MARGIN + TITLE_HEIGHT + text_height + height(shown))
@@ -59,18 +59,18 @@ def page(benchmark: dict[str, Any]) -> Figure:
     return figure
 
 
-def wrapped(paragraphs: Sequence[str], indent: int = 0) -> str:
+def wrap_paragraphs(paragraphs: Sequence[str], indent: int = 0) -> str:
     return "\n".join(textwrap.fill(printable(text), 105, subsequent_indent=" " * indent) for text in paragraphs)
 
 
-def as_text(records: Sequence[Record]) -> str:
+def table_text(records: Sequence[Record]) -> str:
     """Return the table of the terminal, without trailing blanks."""
     file = io.StringIO()
     Console(file=file, width=105).print(results.table(records))
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-def timed(benchmark: dict[str, Any]) -> list[Record]:
+def timed_records(benchmark: dict[str, Any]) -> list[Record]:
     return [r for r in benchmark["environments"] if r.get("epoch_s")]
 
 

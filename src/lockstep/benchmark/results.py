@@ -21,7 +21,7 @@ STEADY = 0.15  # of the median: epochs that deviate more are not compared
 FEWEST = 3  # epochs, fewer of them do not show whether the machine was quiet
 
 
-def skipped(environment: Environment, reason: str) -> Record:
+def skipped_record(environment: Environment, reason: str) -> Record:
     return {"name": environment.name, "device": environment.device, "state": "skipped", "reason": reason}
 
 
@@ -81,7 +81,7 @@ def most_accurate(records: Sequence[Record]) -> Record | None:
     return max(validated, key=lambda r: r["val_accuracy"], default=None)
 
 
-def alone(of: Record, records: Sequence[Record]) -> Record | None:
+def single_worker_record(of: Record, records: Sequence[Record]) -> Record | None:
     """Return the record of one worker on the same device."""
     same = (r for r in records if r["device"] == of["device"] and r.get("workers") == 1)
     return next((r for r in same if r["images_per_s"]), None)
@@ -94,7 +94,7 @@ def is_unsteady(r: Record) -> bool:
 
 def speed_up(r: Record, records: Sequence[Record]) -> float | None:
     """Images per second relative to one worker on the same device; None if either is missing or unsteady."""
-    one = alone(r, records)
+    one = single_worker_record(r, records)
     if one is None or not r.get("images_per_s") or is_unsteady(one) or is_unsteady(r):
         return None
     return r["images_per_s"]["median"] / one["images_per_s"]["median"]
@@ -105,15 +105,15 @@ def verdict(records: Sequence[Record]) -> list[str]:
     several = [r for r in records if r.get("workers", 1) > 1 and r["images_per_s"]]
     if not several:
         return ["No environment with several workers was measured."]
-    return [printable(_pays(r, records)) for r in several]
+    return [printable(_verdict_line(r, records)) for r in several]
 
 
 def workers(r: Record) -> str:
     return plural(r["workers"], "worker") + (f" on {r['nodes']} machines" if r["nodes"] > 1 else "")
 
 
-def _pays(r: Record, records: Sequence[Record]) -> str:
-    one, factor = alone(r, records), speed_up(r, records)
+def _verdict_line(r: Record, records: Sequence[Record]) -> str:
+    one, factor = single_worker_record(r, records), speed_up(r, records)
     if one is None:
         return f"{r['name']}: not compared, because no single worker on the same device was measured."
     if factor is None:

@@ -32,7 +32,7 @@ class _Board(program.TensorBoard):
         """Write no file for notebooks: it would be in /tmp, where another user may have placed a link."""
 
 
-def run(logdir: Path, host: str | None, port: int | None, known_hosts: str) -> int:
+def serve_board(logdir: Path, host: str | None, port: int | None, known_hosts: str) -> int:
     """Serve the runs below `logdir` until Ctrl-C. Without a port it is 6006, or the next free one.
 
     `known_hosts` are comma-separated host names to allow in addition to those of this machine. Raises
@@ -53,14 +53,14 @@ def run(logdir: Path, host: str | None, port: int | None, known_hosts: str) -> i
 
 def _listen(token: str, app: App, flags: argparse.Namespace) -> Any:
     try:
-        server = program.with_port_scanning(_Server)(_unframed(_for_known(app, Hosts(flags), token)), flags)
+        server = program.with_port_scanning(_Server)(_forbid_frames(_restrict_hosts(app, Hosts(flags), token)), flags)
         server.token = token
         return server
     except program.TensorBoardServerException as error:
         raise ValueError(f"{error.msg}: choose others by --host and --port.") from error
 
 
-def _for_known(app: App, hosts: Hosts, token: str) -> App:
+def _restrict_hosts(app: App, hosts: Hosts, token: str) -> App:
     """Restrict `app`, all tabs of TensorBoard, to known host names and to browsers with the token.
 
     The first request has the token in its address, later ones in a cookie. The name of the cookie contains the port,
@@ -86,13 +86,13 @@ def _for_known(app: App, hosts: Hosts, token: str) -> App:
     return answer
 
 
-def _unframed(app: App) -> App:
+def _forbid_frames(app: App) -> App:
     """Forbid pages of other sites to show `app` in a frame, where they could redirect a click."""
 
-    def framed(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
             return start_response(status, [*headers, ("Content-Security-Policy", "frame-ancestors 'self'")], *rest)
 
         return app(environ, start)
 
-    return framed
+    return answer

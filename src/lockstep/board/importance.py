@@ -38,14 +38,14 @@ def importance_in(sweep: Path) -> dict[str, Any]:
             alone.add_trial(create_trial(params=trial.params, distributions=trial.distributions, value=trial.value))
         evaluator = PedAnovaImportanceEvaluator(target_quantile=0.25)
         measured = evaluator.evaluate(alone)
-        shuffled = [evaluator.evaluate(_shuffled(alone, seed)) for seed in range(SHUFFLES)]
+        shuffled = [evaluator.evaluate(_shuffle_values(alone, seed)) for seed in range(SHUFFLES)]
         whole = sum(measured.values()) or 1.0  # all are 0 if the values are equal
         found["importances"] = {key: value / whole for key, value in measured.items()}
         found["chance"] = {key: max(each[key] for each in shuffled) / whole for key in measured}
     return found
 
 
-def _shuffled(study: optuna.Study, seed: int) -> optuna.Study:
+def _shuffle_values(study: optuna.Study, seed: int) -> optuna.Study:
     """Shuffle the values of a study over its trials."""
     trials = study.get_trials(deepcopy=False)
     values = [trial.value for trial in trials]

@@ -22,7 +22,7 @@ from lockstep.board.sweeps import Sweeps
 from lockstep.runs import discovery, gate, naming
 from lockstep.runs.files import read_text, to_json, write_json
 from lockstep.runs.folder import LIVE_STATES
-from lockstep.system.redaction import redacted
+from lockstep.system.redaction import redact
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
@@ -96,10 +96,10 @@ class TrainingPlugin(base_plugin.TBPlugin):
 
     def _list(self, request: Request) -> dict[str, Any]:
         """Return all runs, and those that match a filter."""
-        from lockstep.monitoring.selection import all_runs, matching  # rich, which TensorBoard does not need
+        from lockstep.monitoring.selection import all_runs, select_runs  # rich, which TensorBoard does not need
 
         runs = {run.discovered.id: run for run in all_runs(self._watched)}
-        found = matching(runs, request.args.get("filter", ""), self._root.name)
+        found = select_runs(runs, request.args.get("filter", ""), self._root.name)
         return {"runs": [run.facts for run in runs.values()], "folder": self._root.name, **found}
 
     def _show(self, request: Request) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
         run = self._find(request.args.get("id"))
         try:
             text = read_text(run.folder.config)
-            return {"text": yaml.safe_dump(redacted(from_yaml(text)), sort_keys=False, allow_unicode=True)}
+            return {"text": yaml.safe_dump(redact(from_yaml(text)), sort_keys=False, allow_unicode=True)}
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise Refusal(404, f"config.yaml cannot be shown: {type(error).__name__}.") from error
 
@@ -148,7 +148,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
 
     def _show_sweep(self, request: Request) -> dict[str, Any]:
         try:
-            return self._sweeps.show(request.args.get("name", ""), request.args.get("filter", ""))
+            return self._sweeps.describe(request.args.get("name", ""), request.args.get("filter", ""))
         except KeyError as error:
             raise Refusal(404, "This sweep no longer exists.") from error
         except (OSError, ValueError) as error:
@@ -156,7 +156,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
 
     def _stop(self, request: Request) -> dict[str, Any]:
         self._guard.admit(request)
-        run = self._find(_asked(request).get("run"), is_fresh=True)
+        run = self._find(_request_body(request).get("run"), is_fresh=True)
         state = discovery.look(run)["state"]
         if state not in LIVE_STATES:
             raise Refusal(409, f"{run.name} is not running: {state}.")
@@ -169,13 +169,13 @@ class TrainingPlugin(base_plugin.TBPlugin):
 
     def _write_notes(self, request: Request) -> dict[str, Any]:
         self._guard.admit(request, max_bytes=discovery.MOST_NOTES)
-        asked = _asked(request)
+        asked = _request_body(request)
         note, tags = asked.get("note"), asked.get("tags")
         if not (isinstance(note, str) and isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)):
             raise Refusal(400, 'Expected {"run": id, "note": text, "tags": [text]}.')
         run = self._find(asked.get("run"), is_fresh=True)
         with self._notes_lock:
-            if asked.get("noted", 0) != discovery.modified(run.folder.notes) / 1e9:
+            if asked.get("noted", 0) != discovery.modified_ns(run.folder.notes) / 1e9:
                 raise Refusal(409, f"Not saved: notes.json of {run.name} was changed elsewhere, or cannot be read.")
             try:
                 gate.need_made_here(run.folder, "copy what you need from it")
@@ -205,7 +205,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
         return Request.application(respond)
 
 
-def _asked(request: Request) -> dict[str, Any]:
+def _request_body(request: Request) -> dict[str, Any]:
     try:
         asked = json.loads(request.get_data())
     except (ValueError, RecursionError):

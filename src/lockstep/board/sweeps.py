@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from lockstep.runs.discovery import DiscoveredRun, Watched, is_number, modified
+from lockstep.runs.discovery import DiscoveredRun, Watched, is_number, modified_ns
 from lockstep.runs.folder import SWEEP, RunFolder
 
 
@@ -15,16 +15,16 @@ class Sweeps:
         self._sweeps: dict[str, _Sweep] = {}
         self._lock = threading.Lock()  # TensorBoard answers each request in a thread
 
-    def show(self, name: str, filter_text: str) -> dict[str, Any]:
+    def describe(self, name: str, filter_text: str) -> dict[str, Any]:
         """Return a sweep by its name. Raises KeyError for an unknown one, ValueError for one that cannot be read."""
         facts = {run.folder: self._watched.facts(run) for run in self._watched.runs().values() if run.sweep == name}
         if not facts:
             raise KeyError(name)
         with self._lock:
-            runs, shown = self._sweeps.setdefault(name, _Sweep(RunFolder(self._watched.root / name))).show(facts)
-        from lockstep.monitoring.selection import matching  # it needs rich, which TensorBoard does not
+            runs, shown = self._sweeps.setdefault(name, _Sweep(RunFolder(self._watched.root / name))).describe(facts)
+        from lockstep.monitoring.selection import select_runs  # it needs rich, which TensorBoard does not
 
-        return matching(runs, filter_text, name) | shown
+        return select_runs(runs, filter_text, name) | shown
 
 
 class _Sweep:
@@ -37,7 +37,7 @@ class _Sweep:
         self._rows: dict[int, Any] = {}
         self._metrics: dict[int, dict[str, float]] = {}
 
-    def show(self, facts: dict[RunFolder, dict[str, Any]]) -> tuple[dict[int, Any], dict[str, Any]]:
+    def describe(self, facts: dict[RunFolder, dict[str, Any]]) -> tuple[dict[int, Any], dict[str, Any]]:
         """Return the trials by number, as runs, and the table of the sweep.
 
         `facts` are those of its runs, of which a trial may be none yet.
@@ -45,13 +45,13 @@ class _Sweep:
         from lockstep.sweeps import results, table  # these need pydantic, which TensorBoard does not
         from lockstep.sweeps.ledger import Ledger
 
-        if (changed := modified(self._folder.path / SWEEP)) != self._changed:
-            self._ledger = Ledger.opened(self._folder.path, None, ())
+        if (changed := modified_ns(self._folder.path / SWEEP)) != self._changed:
+            self._ledger = Ledger.open(self._folder.path, None, ())
             self._config = table.config_of(self._ledger)
             self._changed = changed
-        objective, is_search = results.monitored(self._config), self._config.search is not None
+        objective, is_search = results.monitored_objective(self._config), self._config.search is not None
         for trial in self._ledger.trials:
-            seen = trial, facts.get(trial.folder), modified(trial.folder.summary)
+            seen = trial, facts.get(trial.folder), modified_ns(trial.folder.summary)
             if seen != self._seen.get(trial.number):
                 self._seen[trial.number] = seen
                 self._rows.pop(trial.number, None)

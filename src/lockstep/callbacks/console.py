@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lockstep.callbacks.own_module import metrics_of
 from lockstep.callbacks.record import Record
-from lockstep.system.terminal import duration, measure, plain, terminal
+from lockstep.system.terminal import duration, measure, plain_text, terminal
 
 REFRESH_S = 0.25  # of a terminal
 CELL_REFRESH_S = 1.0  # of a notebook
@@ -167,7 +167,7 @@ class Console(L.Callback):
             width = self._out.width - 2  # the terminal prints ^C behind it
             self._live.update(live_line(width, _epoch(trainer), fraction, facts), refresh=True)
         elif self._is_cell:
-            self._overwrite(plain(live_line(self._out.width, _epoch(trainer), fraction, facts)).plain)
+            self._overwrite(plain_text(live_line(self._out.width, _epoch(trainer), fraction, facts)).plain)
         elif now - self._printed >= self._pause_s:
             self._out.print(f"{_epoch(trainer):>{EPOCH_WIDTH}}  {', '.join(facts)}", soft_wrap=True)
             self._printed, self._pause_s = now, EVERY_S

@@ -19,7 +19,7 @@ from lockstep.models.classifier import Classifier
 from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
-from lockstep.system.redaction import redacted
+from lockstep.system.redaction import redact
 
 # sections that define a training; the others choose where it runs and which files it writes
 SECTIONS = ("data", "model", "task", "optimizer", "scheduler", "augment", "trainer", "seed", "global_batch_size")
@@ -87,7 +87,7 @@ def hyperparameters(folder: RunFolder) -> dict[str, bool | str | float]:
 
 
 def _settings(folder: RunFolder) -> dict[str, Any]:
-    return redacted(yaml.safe_load(folder.config.read_text()))
+    return redact(yaml.safe_load(folder.config.read_text()))
 
 
 def _add_graph(writer: Any, module: Classifier) -> None:

@@ -28,7 +28,7 @@ class Pace:
         """Start or resume an epoch; its first batch that ends sets the number of those done."""
         self.num_batches, self.num_done, self._num_seen, self._is_inside = num_batches, 0, 0, True
 
-    def batch_ended(self, now: float, num_done: int, num_images: int) -> None:
+    def count_batch(self, now: float, num_done: int, num_images: int) -> None:
         """Count a batch with `num_images` images; `num_done` batches of the epoch are done."""
         self._last, self.num_done = now, num_done
         self._num_seen += 1
@@ -41,7 +41,7 @@ class Pace:
         self._batch_s = used / (num_done - num_before)
         self.images_per_s = self._num_images / used
 
-    def epoch_ended(self, now: float) -> None:
+    def end_epoch(self, now: float) -> None:
         """Add the time since the last batch, mostly validation, which is expected after later epochs, too."""
         self._other_s += now - self._last
         self._num_ended += 1

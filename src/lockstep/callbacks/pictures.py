@@ -116,7 +116,7 @@ class Pictures(Collector):
         for path in folder.pictures.glob(f"{split}_*"):  # a network without mistakes replaces no picture of them
             remove(path)
         names, step = module.image_format.class_names, module.global_step
-        shown = plots.shown_classes(findings.confusion)
+        shown = plots.displayed_classes(findings.confusion)
         facts = {"step": step, "num_classes": len(names), "classes": [names[number] for number in shown]}
         write_json(folder.confusion(split), {**facts, "counts": findings.confusion[np.ix_(shown, shown)].tolist()})
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
@@ -173,7 +173,7 @@ def _grid(
     captions, is_right = [], (findings.labels == findings.predictions)[rows]
     for row, right in zip(rows, is_right, strict=True):
         true, predicted = names[findings.labels[row]], names[findings.predictions[row]]
-        prediction = f"{plots.short(predicted)} {findings.probabilities[row]:.2f}"
-        captions.append(prediction if right else f"{prediction}\nis {plots.short(true)}")
+        prediction = f"{plots.short_name(predicted)} {findings.probabilities[row]:.2f}"
+        captions.append(prediction if right else f"{prediction}\nis {plots.short_name(true)}")
     shown = pixels[torch.from_numpy(findings.indices[rows])].numpy()
     return plots.image_grid(shown, captions, is_right, title, below)

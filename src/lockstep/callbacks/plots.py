@@ -47,9 +47,9 @@ def new_figure(height: float, *, width: float = WIDTH) -> Figure:
 
 def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str) -> Figure:
     """Draw counts (C, C), true classes down and predicted ones across, shaded by the fraction of the true class."""
-    shown = shown_classes(counts)
+    shown = displayed_classes(counts)
     counts = counts[np.ix_(shown, shown)]
-    labels = [short(names[number]) for number in shown]
+    labels = [short_name(names[number]) for number in shown]
     side = max(4.2, min(9.0, 1.8 + 0.42 * len(labels)))
     fig = new_figure(side, width=side + 0.9)
     ax = fig.subplots()
@@ -74,7 +74,7 @@ def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str
     return fig
 
 
-def shown_classes(counts: NDArray[np.int64]) -> list[int]:
+def displayed_classes(counts: NDArray[np.int64]) -> list[int]:
     """Choose the classes of a confusion matrix: all, or the MOST_CLASSES least accurate ones, worst first."""
     if len(counts) <= MOST_CLASSES:
         return list(range(len(counts)))
@@ -120,7 +120,7 @@ def image_grid(
     return fig
 
 
-def short(name: str) -> str:
+def short_name(name: str) -> str:
     """Cut a name to at most 18 letters."""
     text = " ".join(name.split())
     return text if len(text) <= 18 else text[:17].rstrip(" _-") + "…"

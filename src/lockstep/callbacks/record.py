@@ -94,7 +94,7 @@ class Record(L.Callback):
         now = time.monotonic()
         if not self.pace.has_begun:
             self._enter("training")
-        self.pace.batch_ended(now, batch.shard.micro_step + 1, batch.shard.size)
+        self.pace.count_batch(now, batch.shard.micro_step + 1, batch.shard.size)
         if trainer.is_last_batch:
             self.images_per_s = self._epoch_images / (now - self._epoch_started)
         else:
@@ -109,7 +109,7 @@ class Record(L.Callback):
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         now = time.monotonic()
-        self.pace.epoch_ended(now)
+        self.pace.end_epoch(now)
         used = now - self._epoch_started
         self.epoch_times_s.append(used)
         speed = {
@@ -160,7 +160,7 @@ class Record(L.Callback):
 
     on_test_batch_end = on_validation_batch_end
 
-    def stopping(self, trainer: L.Trainer, pl_module: L.LightningModule, reason: str) -> None:
+    def begin_stop(self, trainer: L.Trainer, pl_module: L.LightningModule, reason: str) -> None:
         """Write the state while all ranks save and stop."""
         self._write(trainer, pl_module, "stopping", is_urgent=True, reason=reason)
 
@@ -205,11 +205,11 @@ class Record(L.Callback):
             **skipped_steps(pl_module),
             percent=round(100 * step / total_steps, 1) if total_steps else None,
             learning_rate=trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None,
-            epoch_s=_rounded(self.epoch_times_s[-1] if self.epoch_times_s else None, 3),
-            elapsed_s=_rounded(now - self._started),
-            epoch_remaining_s=_rounded(self.pace.epoch_left_s(now)) if state == "training" else None,
-            remaining_s=_rounded(self.left_s(trainer)),
-            images_per_s=_rounded(self.images_per_s),
+            epoch_s=_round_digits(self.epoch_times_s[-1] if self.epoch_times_s else None, 3),
+            elapsed_s=_round_digits(now - self._started),
+            epoch_remaining_s=_round_digits(self.pace.epoch_left_s(now)) if state == "training" else None,
+            remaining_s=_round_digits(self.left_s(trainer)),
+            images_per_s=_round_digits(self.images_per_s),
             best=self._best_of(trainer),
             monitor=self._monitor,
             mode=getattr(trainer.checkpoint_callback, "mode", None),
@@ -226,7 +226,7 @@ class Record(L.Callback):
         return self._best
 
 
-def _rounded(value: float | None, digits: int = 1) -> float | None:
+def _round_digits(value: float | None, digits: int = 1) -> float | None:
     return None if value is None else round(value, digits)
 
 

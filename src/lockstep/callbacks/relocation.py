@@ -20,13 +20,13 @@ class Relocation(L.Callback):
             state = checkpoint["callbacks"].get(callback.state_key, {})
             before, now = state.get("dirpath"), getattr(callback, "dirpath", None)
             if before and now and before != now:
-                checkpoint["callbacks"][callback.state_key] = _moved(state, Path(before), Path(now))
+                checkpoint["callbacks"][callback.state_key] = _relocate(state, Path(before), Path(now))
 
 
-def _moved(value: Any, before: Path, now: Path) -> Any:
+def _relocate(value: Any, before: Path, now: Path) -> Any:
     """Replace all paths below `before` by paths below `now`."""
     if isinstance(value, dict):
-        return {_moved(key, before, now): _moved(inner, before, now) for key, inner in value.items()}
+        return {_relocate(key, before, now): _relocate(inner, before, now) for key, inner in value.items()}
     if isinstance(value, str) and value and Path(value).is_relative_to(before):
         return str(now / Path(value).relative_to(before))
     return value

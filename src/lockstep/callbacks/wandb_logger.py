@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from lockstep.runs.folder import SWEEP, RunFolder
-from lockstep.system.redaction import redacted
+from lockstep.system.redaction import redact
 
 
 class ResumableWandbLogger(WandbLogger):
@@ -55,7 +55,7 @@ class ResumableWandbLogger(WandbLogger):
             job_type=job_type,
             tags=tags,
             notes=notes,
-            config=redacted(yaml.safe_load(folder.config.read_text())),
+            config=redact(yaml.safe_load(folder.config.read_text())),
             settings={"console": "off", "silent": True},  # no copy of the terminal, no lines on it
         )
         self._is_lost = False
@@ -72,7 +72,7 @@ class ResumableWandbLogger(WandbLogger):
         if is_sent and not wandb.login(prompt=False):
             hint = "run `wandb login` once, or write logger.wandb.offline=true"
             raise ValueError(f"logger=wandb needs a key for Weights & Biases: {hint}")
-        argv, sys.argv = sys.argv, redacted(sys.argv)  # wandb saves it with the run
+        argv, sys.argv = sys.argv, redact(sys.argv)  # wandb saves it with the run
         try:
             _ = self.experiment
         finally:
@@ -81,20 +81,20 @@ class ResumableWandbLogger(WandbLogger):
     @override
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        with self._surviving():
+        with self._survive_sender():
             super().log_metrics(metrics, step)
 
     def end(self, *, is_well: bool) -> None:
         """Send the rest, and end the process that sends. Rank 0 only."""
         import wandb
 
-        with self._surviving():
+        with self._survive_sender():
             wandb.finish(exit_code=0 if is_well else 1)
-        with self._surviving():  # even if the first failed: otherwise the exit of this process prints its error
+        with self._survive_sender():  # even if the first failed: otherwise the exit of this process prints its error
             wandb.teardown()
 
     @contextlib.contextmanager
-    def _surviving(self) -> Iterator[None]:
+    def _survive_sender(self) -> Iterator[None]:
         """Report the first error of the process that sends, and continue: a SIGTERM to a whole job ends it first."""
         try:
             yield

@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from lockstep.config import build, compose, overrides, presence
+from lockstep.config import build, overrides
+from lockstep.config.checks import data_presence
+from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
-from lockstep.config.schema import Config
-from lockstep.config.target_sections import IMAGE_FOLDER, Data, is_ours
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.target_sections import IMAGE_FOLDER, Data, is_ours
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system.hardware import num_visible_gpus
 from lockstep.system.terminal import say, show_table, terminal
-from lockstep.system.wording import plural, similar, size_text
+from lockstep.system.wording import plural, similar_names, size_text
 
 if TYPE_CHECKING:
-    from lockstep.data.images.decoding import Decoding
+    from lockstep.data.images.decoded_splits import Decoding
     from lockstep.data.images.splits import Splits
     from lockstep.data.inspection import Copies, Inspection
 
@@ -31,11 +33,11 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
     Returns the exit code, 1 if images are broken or in several splits, or if targets are wrong. Raises ConfigError,
     FileNotFoundError or ValueError.
     """
-    config = build.settled(overrides.check(typed, source).configs[0])
-    presence.check(config.data)
+    config = build.settle_config(overrides.check(typed, source).configs[0])
+    data_presence.check(config.data)
+    from lockstep.assembly.listed_images import open_source
+    from lockstep.assembly.staging import once_a_node
     from lockstep.data.inspection import inspect
-    from lockstep.training.image_files import opened
-    from lockstep.training.staging import once_a_node
 
     progress = Progress("Reading images", "images")
     with contextlib.ExitStack() as held:
@@ -44,7 +46,7 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
             # names of a custom function may mean other images in each fold
             numbers = range(section.folds) if section.folds and is_ours(section.target) else ()
             folds = [section.model_copy(update={"fold": number}) for number in numbers]
-            found, *others = (opened(config.seed, config.augment.has_crops, each) for each in (section, *folds))
+            found, *others = (open_source(config.seed, config.augment.has_crops, each) for each in (section, *folds))
             return *found, [images for images, _ in others]
 
         images, decoding, folds = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False, held=held)
@@ -70,7 +72,10 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
             ("targets", wrong_targets),
             ("leaks", _finding(len(leaks), f"in more than one split{' of a fold' if folds else ''}", is_wrong=True)),
             ("duplicates", _finding(len(twice), "more than once in a split", is_wrong=False)),
-            ("similar", f"classes {alike}: are they one class?" if (alike := similar(images.class_names)) else ""),
+            (
+                "similar",
+                f"classes {alike}: are they one class?" if (alike := similar_names(images.class_names)) else "",
+            ),
             ("other targets", _first("of one image", [each for each in copies if each.has_targets])),
             ("other files", _first("equal once decoded", [each for each in copies if each.has_files])),
         ]
@@ -87,7 +92,7 @@ def _counts(config: Config, inspection: "Inspection", split: str) -> str:
     """Describe the number of images of a split, in all and for each class, or the range of its targets."""
     import torch
 
-    from lockstep.data.balance import described
+    from lockstep.data.balance import describe_counts
 
     targets, names = inspection.targets[split], inspection.splits.class_names
     total = plural(len(inspection.seen[split]), "image")
@@ -102,7 +107,7 @@ def _counts(config: Config, inspection: "Inspection", split: str) -> str:
         return f"{total} ({'; '.join(ranges)})"
     else:
         return f"{total}, targets of shape {tuple(targets.shape[1:])}"
-    return f"{total} ({described(names, counts, config.data.balance if split == 'train' else 0)})"
+    return f"{total} ({describe_counts(names, counts, config.data.balance if split == 'train' else 0)})"
 
 
 def _unfit_targets(config: Config, inspection: "Inspection") -> list[str]:
@@ -112,8 +117,8 @@ def _unfit_targets(config: Config, inspection: "Inspection") -> list[str]:
         return []
     import torch
 
+    from lockstep.assembly.try_out import refuse_unfit
     from lockstep.tasks.builtin import Classification
-    from lockstep.training.trial import refuse_unfit
 
     task, found = Classification(loss=None, label_smoothing=0, class_weights=None), list[str]()
     for split, targets in inspection.targets.items():
@@ -142,7 +147,7 @@ def _sizes(inspection: "Inspection") -> str:
 
 def _special(config: Config, inspection: "Inspection") -> Iterator[tuple[str, str]]:
     """Yield the number of images that were not plain photographs, what is done about them, and the first one."""
-    from lockstep.data.images.decode import SPECIAL
+    from lockstep.data.images.decoded_image import SPECIAL
 
     found = inspection.special()
     for kind in (kind for kind in SPECIAL if kind in found):
@@ -152,7 +157,7 @@ def _special(config: Config, inspection: "Inspection") -> Iterator[tuple[str, st
 
 def _others(folder: Path) -> str:
     """Count the files that a folder of images skips for their type, such as HEIC."""
-    from lockstep.data.images.listing import IMAGE_SUFFIXES
+    from lockstep.data.images.image_table import IMAGE_SUFFIXES
     from lockstep.data.transfer.copying import is_skipped
 
     paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
@@ -194,7 +199,7 @@ def _placement(config: Config, images: "Splits", decoding: "Decoding | None") ->
         return f"streamed: decoded when they are needed ({reason}), {size_text(total)} in all"
     if decoding.cache is None:
         return f"{size_text(total)} decoded into memory in every run{gpu}"
-    state = "up to date" if decoding.opened() is not None else "to be decoded once"
+    state = "up to date" if decoding.open_cache() is not None else "to be decoded once"
     return f"{size_text(total)} in {decoding.place}, {state}{gpu}"
 
 

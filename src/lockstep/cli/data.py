@@ -12,7 +12,7 @@ from lockstep.runs.folder import EXIT_CONFIG
 from lockstep.system.wording import plural
 
 if TYPE_CHECKING:
-    from lockstep.config.compose import Source
+    from lockstep.config.composing.compose import Source
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
         subparser.add_argument("overrides", nargs="*", help="settings, such as data=image_folder data.root=flowers")
 
 
-def run(arguments: argparse.Namespace, source: "Source") -> int:
+def run_data_command(arguments: argparse.Namespace, source: "Source") -> int:
     """Run a command. Returns the exit code."""
     from lockstep.cli import check, fetch
     from lockstep.config import errors
@@ -64,16 +64,16 @@ def prepare(root: str, changes: Mapping[str, str | None], source: "Source") -> i
         raise ValueError("data.cache=null keeps nothing: name a folder with --cache.")
     import torch
 
+    from lockstep.assembly.listed_images import files_of
+    from lockstep.assembly.staging import once_a_node
     from lockstep.data.images.image_error import ImageError
-    from lockstep.training.image_files import files_of
-    from lockstep.training.staging import once_a_node
 
     with contextlib.ExitStack() as held:
         # keeps the copy of a URL for the training, too
         decoding = once_a_node(section, files_of, rank=0, local_rank=0, is_silent=False, held=held)
-        is_new = decoding.opened() is None
+        is_new = decoding.open_cache() is None
         try:
-            images = decoding.decoded()
+            images = decoding.load_pixels()
         except ImageError as error:
             print("\n".join(f"lockstep: {message}" for message in error.errors), file=sys.stderr)
             return EXIT_CONFIG

@@ -12,8 +12,8 @@ import typing_extensions
 from pydantic.fields import FieldInfo
 
 import lockstep
-from lockstep.config.schema import fields, section
-from lockstep.config.target_sections import is_ours
+from lockstep.config.schema.configuration import fields, section
+from lockstep.config.schema.target_sections import is_ours
 from lockstep.system import kinds
 from lockstep.system.trees import at
 
@@ -34,7 +34,7 @@ def meaning(tree: dict[str, Any], path: list[str]) -> FieldInfo | None:
     *above, name = path
     section_type = section(tree, above)
     field = fields(section_type).get(name) if section_type is not None else None
-    if field is None and name in (annotations := _declared(at(tree, [*above, "_target_"]))[1]):
+    if field is None and name in (annotations := _declaration(at(tree, [*above, "_target_"]))[1]):
         field = FieldInfo.from_annotation(annotations[name])
         field.description = next(
             (m.documentation for m in field.metadata if isinstance(m, typing_extensions.Doc)), None
@@ -45,10 +45,10 @@ def meaning(tree: dict[str, Any], path: list[str]) -> FieldInfo | None:
 def purpose(tree: dict[str, Any], name: str) -> str:
     """Describe a section at the top of a configuration in one line."""
     section_type = section(tree, [name])
-    return _declared(at(tree, [name, "_target_"]))[0] or (section_type.__doc__ or "" if section_type else "")
+    return _declaration(at(tree, [name, "_target_"]))[0] or (section_type.__doc__ or "" if section_type else "")
 
 
-def _declared(target: object) -> tuple[str, dict[str, Any]]:
+def _declaration(target: object) -> tuple[str, dict[str, Any]]:
     """Return the first line of the docstring of a callable of Lockstep, and the annotations of its keywords."""
     if not is_ours(target):
         return "", {}

@@ -27,7 +27,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-def as_usual() -> None:
+def restore_handlers() -> None:
     """Restore Python's own signal handlers, for commands that end by KeyboardInterrupt."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -55,7 +55,7 @@ def train(script: str) -> NoReturn:
     """Run the train.py of a project, with the `conf` and modules next to the script."""
     begin()
     start_training()
-    from lockstep.cli.train import run
+    from lockstep.cli.train import run_command
     from lockstep.system.process import leave
 
-    leave(lambda: run(Path(script).resolve().parent))
+    leave(lambda: run_command(Path(script).resolve().parent))

@@ -3,9 +3,11 @@
 import contextlib
 from collections.abc import Sequence
 
-from lockstep.config import compose, overrides, places, presence
+from lockstep.config import overrides
+from lockstep.config.checks import data_paths, data_presence
+from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError, Error
-from lockstep.config.target_sections import Data
+from lockstep.config.schema.target_sections import Data
 from lockstep.system.terminal import show_table
 from lockstep.system.wording import plural
 
@@ -17,20 +19,20 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
     """
     config = overrides.check(typed, source).configs[0]
     data, is_url = config.data, config.data.is_remote
-    if is_url and places.VARIABLE.search(data.copy_to or ""):
+    if is_url and data_paths.VARIABLE.search(data.copy_to or ""):
         problem = "is on the job's machine"
         raise ConfigError(Error(f"data.copy_to={data.copy_to}", problem, "remove it to use data.cache here"))
     # the nodes copy what is here
     changes = {"copy_remove": False, "copy_to": data.copy_to if is_url else None}
     section = data.model_copy(update={**changes, **({"download": True} if "download" in data.arguments() else {})})
-    presence.check(section)
-    presence.check_weights(config)
-    from lockstep.training import pretrained
-    from lockstep.training.image_files import opened
-    from lockstep.training.staging import once_a_node
+    data_presence.check(section)
+    data_presence.check_weights(config)
+    from lockstep.assembly import pretrained_weights
+    from lockstep.assembly.listed_images import open_source
+    from lockstep.assembly.staging import once_a_node
 
     def load(local: Data) -> tuple[str, str | None, int, int]:
-        images, decoding = opened(config.seed, config.augment.has_crops, local)
+        images, decoding = open_source(config.seed, config.augment.has_crops, local)
         folder = decoding.table.folder if decoding is not None else local.root
         text = plural(sum(map(len, images.parts.values())), "image") + (f" in {folder}" if folder else "")
         return text, local.root, images.train.pixels.shape[1], len(images.class_names)
@@ -38,7 +40,7 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
     with contextlib.ExitStack() as held:
         text, root, *shape = once_a_node(section, load, rank=0, local_rank=0, is_silent=False, held=held)
     file, weights = config.model.arguments().get("pretrained"), ""
-    if pretrained.fetch_weights(config, *shape):
+    if pretrained_weights.fetch_weights(config, *shape):
         weights = file if isinstance(file, str) else "in the cache of the library, which TORCH_HOME or HF_HOME moves"
     rows = [("data", text), ("weights", weights), ("for jobs", f"data.root={root}" if is_url else "")]
     show_table(f"Data: {section.target.rpartition('.')[2]}", rows)

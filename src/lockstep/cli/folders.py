@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lockstep.config.compose import Source
+    from lockstep.config.composing.compose import Source
 
 
 def check(key: str, default: str, typed: Sequence[str], source: "Source") -> None:
     """Raise ConfigError if the folder of a run or sweep cannot be made: Hydra would show a traceback."""
+    from lockstep.assembly import refusals
     from lockstep.config import overrides
     from lockstep.config.errors import ConfigError
-    from lockstep.training import refusals
 
     chosen = overrides.hydra_value(key, typed, source)
     path = chosen or default
-    error = refusals.exposed(chosen) or refusals.unwritable(Path(path))
+    error = refusals.exposure_reason(chosen) or refusals.write_obstacle(Path(path))
     if error is not None:
         raise ConfigError(error if path == default else error.within(f"{key}={path}"))

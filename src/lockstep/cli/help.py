@@ -8,10 +8,10 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from lockstep.cli import declarations
-from lockstep.config.compose import DEFAULT, Source, composed
-from lockstep.config.errors import shown
-from lockstep.config.options import groups
-from lockstep.config.schema import NAMED, kind_of
+from lockstep.config.composing.compose import DEFAULT, Source, compose_config
+from lockstep.config.composing.options import groups
+from lockstep.config.errors import literal
+from lockstep.config.schema.configuration import NAMED, kind_of
 from lockstep.runs.naming import SCRIPTLESS, training_command
 from lockstep.system.trees import leaves
 
@@ -54,9 +54,9 @@ Exit code: 0, 1 if an environment failed, 2 for a wrong configuration, 130 after
 """
 
 
-def show(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
+def show_help(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
     """Print the help for the configuration of a command line."""
-    tree: Any = OmegaConf.to_container(composed(overrides, source))
+    tree: Any = OmegaConf.to_container(compose_config(overrides, source))
     command = training_command()
     print(HEAD.format(command=command))
     examples = [(line.format(command=command), meaning) for line, meaning in EXAMPLES]
@@ -65,8 +65,8 @@ def show(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
         print(f"  {line:<{wide}}  {meaning}".rstrip())
     if command != SCRIPTLESS:  # Hydra's completion reads its first word alone
         print(COMPLETION.format(command=command), end="")
-    sections = {name: list(_rows(tree, name)) for name in tree if isinstance(tree[name], dict)}
-    top = [(f"{key}={shown(tree[key])}", _meaning(tree, [key])) for key in tree if key not in sections]
+    sections = {name: list(_key_rows(tree, name)) for name in tree if isinstance(tree[name], dict)}
+    top = [(f"{key}={literal(tree[key])}", _meaning(tree, [key])) for key in tree if key not in sections]
     # one column for all but the long names of callbacks and loggers
     wide = max(len(key) for name, rows in sections.items() if name not in NAMED for key, meaning in rows if meaning)
     every = [*top, *(row for rows in sections.values() for row in rows)]
@@ -83,9 +83,9 @@ def show(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
 
 
 def show_benchmark(source: Source) -> None:
-    tree: Any = OmegaConf.to_container(composed(["+benchmark=default"], source))
+    tree: Any = OmegaConf.to_container(compose_config(["+benchmark=default"], source))
     print(BENCHMARK, end="")
-    _print("Keys, in addition to those of python train.py --help", list(_rows(tree, "benchmark")), 0)
+    _print("Keys, in addition to those of python train.py --help", list(_key_rows(tree, "benchmark")), 0)
 
 
 def _print(title: str, rows: Sequence[tuple[str, str]], wide: int) -> None:
@@ -97,9 +97,9 @@ def _print(title: str, rows: Sequence[tuple[str, str]], wide: int) -> None:
             print(f"  {left:<{wide}}  {line.replace(NO_BREAK, ' ')}".rstrip())
 
 
-def _rows(tree: dict[str, Any], name: str) -> list[tuple[str, str]]:
+def _key_rows(tree: dict[str, Any], name: str) -> list[tuple[str, str]]:
     keys = [(key, value) for key, value in leaves(tree[name], name) if not key.endswith("._partial_")]
-    return [(f"{key}={shown(value)}", _meaning(tree, key.split("."))) for key, value in keys]
+    return [(f"{key}={literal(value)}", _meaning(tree, key.split("."))) for key, value in keys]
 
 
 def _meaning(tree: dict[str, Any], path: Sequence[str]) -> str:

@@ -9,21 +9,24 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import compose, options, presence, project, saved_run, storage, trust
+from lockstep.assembly import checkpoints, refusals
+from lockstep.config import saved_run
+from lockstep.config.checks import data_presence
+from lockstep.config.checks.workers import resolve_workers
+from lockstep.config.composing import compose, options
 from lockstep.config.errors import ConfigError, Error, exit_with
-from lockstep.config.key_scopes import scope
-from lockstep.config.schema import Config
-from lockstep.config.sections import Scope
-from lockstep.config.workers import resolve_workers
+from lockstep.config.saved import config_file, project, trust
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.key_scopes import scope
+from lockstep.config.schema.sections import Scope
 from lockstep.launch import parent, runner, worker
 from lockstep.launch.worker import Job
 from lockstep.runs import gate, naming
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import outer_world
-from lockstep.training import checkpoints, refusals
 
 # functions of the workers
-TASKS = {"evaluate": "lockstep.training.evaluate:evaluate", "predict": "lockstep.training.predict:predict"}
+TASKS = {"evaluate": "lockstep.inference.evaluate:evaluate", "predict": "lockstep.inference.predict:predict"}
 # options that the command of a job repeats
 VALUES = ("split", "output", "pictures", "explain", "top_k", "checkpoint", "devices", "strategy", "job")
 
@@ -37,28 +40,28 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
     given = _prediction(arguments) if is_prediction else _evaluation(arguments)
     try:
         reads_data = given.get("source", "test") in ("val", "test")
-        folder, checkpoint, saved, source = opened(arguments, current, reads_data=reads_data)
+        folder, checkpoint, saved, source = open_run(arguments, current, reads_data=reads_data)
         if of_hydra := [text for text in arguments.overrides if text.lstrip("+~").startswith("hydra.")]:
             raise ConfigError(Error(of_hydra[0], "is for a run folder, which this command does not make", "remove it"))
         devices, world = _devices(arguments.devices), outer_world(os.environ)
-        here = saved_run.on_this_machine(saved, devices=devices, strategy=arguments.strategy, world=world)
+        here = saved_run.adapt_to_machine(saved, devices=devices, strategy=arguments.strategy, world=world)
         if not is_prediction:
-            here, given["may_differ"] = saved_run.with_other_images(here, arguments.overrides)
-        config = saved_run.changed(folder, here, arguments.overrides, source)
+            here, given["may_differ"] = saved_run.replace_images(here, arguments.overrides)
+        config = saved_run.change_config(folder, here, arguments.overrides, source)
         if config.cluster.name != "none":
             if not is_prediction and arguments.json:
                 raise ConfigError(Error("--json", "prints what is computed here", "use `lockstep jobs result`"))
             return _submit(arguments, folder, config)
         given |= {"may_differ": given["may_differ"] and config.changed_data == "refuse"} if not is_prediction else {}
         if reads_data and not given.get("may_differ"):
-            presence.check(config.data)
-        given |= {"config": storage.to_tree(config), "checkpoint": str(checkpoint), "run": str(folder.path)}
+            data_presence.check(config.data)
+        given |= {"config": config_file.to_tree(config), "checkpoint": str(checkpoint), "run": str(folder.path)}
         return _compute(TASKS[arguments.task], given, config, arguments.job)
     except ConfigError as error:
         exit_with(error)
 
 
-def opened(
+def open_run(
     arguments: argparse.Namespace, current: Path, *, reads_data: bool = True
 ) -> tuple[RunFolder, Path, Config, compose.Source]:
     """Find a run, its checkpoint, configuration and modules, for the project in the folder `current`.
@@ -68,8 +71,8 @@ def opened(
     folder = naming.find(arguments.run)
     if not arguments.trust:
         gate.need_readable(folder)
-    checkpoint = checkpoints.requested(folder, arguments.checkpoint, option="--checkpoint {}")
-    saved = storage.load(folder.config)
+    checkpoint = checkpoints.requested_checkpoint(folder, arguments.checkpoint, option="--checkpoint {}")
+    saved = config_file.load(folder.config)
     project.enter(current, None if arguments.trust else folder)
     source = compose.source_of(current)
     settings = (*trust.VARIABLES, *(trust.PATHS if reads_data else ()))
@@ -105,7 +108,7 @@ def _output(arguments: argparse.Namespace) -> str:
         raise ValueError(f"--top-k {arguments.top_k} is no number of classes: use 1 or more.")
     if output.is_dir():
         raise ValueError(f"--output {arguments.output} is a folder: name a file in it.")
-    if (error := refusals.unwritable(output.parent)) is not None:
+    if (error := refusals.write_obstacle(output.parent)) is not None:
         raise ValueError(f"--output {arguments.output}: {error}.")
     return str(output)
 
@@ -117,7 +120,7 @@ def _new_folder(option: str, name: str | None) -> str | None:
     folder = Path(name).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{option} {name} is not empty: name a new folder.")
-    if (error := refusals.unwritable(folder.parent)) is not None:
+    if (error := refusals.write_obstacle(folder.parent)) is not None:
         raise ValueError(f"{option} {name}: {error}.")
     return str(folder)
 
@@ -141,13 +144,13 @@ def _compute(task: str, given: dict[str, Any], config: Config, job: Path | None)
     if world is None:
         num_workers = resolve_workers(config).world_size
         with tempfile.TemporaryDirectory(prefix="lockstep-") as path:
-            return parent.run(Job(task, str(job or path), given), num_workers, is_parallel=num_workers > 1)
+            return parent.run_workers(Job(task, str(job or path), given), num_workers, is_parallel=num_workers > 1)
     worker.import_training()
-    from lockstep.training.process_group import shared_folder
+    from lockstep.assembly.process_group import shared_folder
 
     def make() -> RunFolder:
         outputs = Path("outputs").resolve()
-        if (error := refusals.unwritable(outputs)) is not None:
+        if (error := refusals.write_obstacle(outputs)) is not None:
             raise ConfigError(error)
         outputs.mkdir(exist_ok=True)
         return RunFolder(Path(tempfile.mkdtemp(prefix=f".{task.rpartition(':')[2]}-", dir=outputs)))
@@ -174,7 +177,11 @@ def _submit(arguments: argparse.Namespace, run: RunFolder, config: Config) -> in
             *(command, str(run.path), *([arguments.source] if command == "predict" else [])),
             *(f"--{key.replace('_', '-')}={chosen[key]}" for key in VALUES if chosen.get(key) is not None),
             *(f"--{key}" for key in ("strict", "trust") if chosen.get(key)),
-            *(text for text in arguments.overrides if scope(options.parsed(text).key_or_group) is not Scope.SUBMISSION),
+            *(
+                text
+                for text in arguments.overrides
+                if scope(options.parse_override(text).key_or_group) is not Scope.SUBMISSION
+            ),
         ]
 
     return submission.start_command(config, f"{command}_{config.run_name}", arguments_in)

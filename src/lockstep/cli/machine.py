@@ -15,7 +15,7 @@ from lockstep.system.terminal import duration, new_table, print_table, say, show
 from lockstep.system.wording import size_text
 
 
-def show(*, is_json: bool) -> int:
+def show_machine(*, is_json: bool) -> int:
     """Print the machine and its cluster. Returns the exit code, 1 if torch or SLURM does not answer."""
     gpus, error = processes.call(_gpus) if hardware.num_visible_gpus() else ([], "")
     try:
@@ -33,7 +33,7 @@ def show(*, is_json: bool) -> int:
         "partitions": [partition._asdict() for partition in nodes],
         "limits": limits,
         # on CPUs one process with all threads of a machine is faster than several
-        "commands": [training_command() + (f" trainer.devices={len(gpus)}" if gpus else ""), *_on_cluster(nodes)],
+        "commands": [training_command() + (f" trainer.devices={len(gpus)}" if gpus else ""), *_cluster_command(nodes)],
     }
     if is_json:
         print(to_json(facts))
@@ -48,7 +48,7 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
     """Return the GPUs as torch sees them, or its error. It starts CUDA on each, which takes some memory there."""
     import torch
 
-    from lockstep.training.precision import bfloat16_unit
+    from lockstep.assembly.precision import bfloat16_unit
 
     try:
         found, numbers = [], range(torch.cuda.device_count())
@@ -98,7 +98,7 @@ def _show(facts: dict[str, Any], nodes: list[Partition]) -> None:
     print("Train with:", *facts["commands"], sep="\n  ")
 
 
-def _on_cluster(nodes: list[Partition]) -> list[str]:
+def _cluster_command(nodes: list[Partition]) -> list[str]:
     """Return a command for one partition: with GPUs, the default one, or with idle nodes; none if all are down."""
     best = max(filter(lambda each: each.is_up, nodes), key=lambda p: (p.gpus > 0, p.is_default, p.idle), default=None)
     if best is None:

@@ -12,12 +12,12 @@ import lockstep
 from lockstep.cli import data, entry
 from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG, SWEEP, RunFolder
-from lockstep.runs.naming import quoted, shown
+from lockstep.runs.naming import display_path, quote_path
 from lockstep.system import launcher
 from lockstep.system.process import leave
 
 if TYPE_CHECKING:
-    from lockstep.config.compose import Source
+    from lockstep.config.composing.compose import Source
 
 NEW = "Create a project with its own data source, network, task and settings, and a test of exact training."
 VERIFYING = """\
@@ -44,25 +44,25 @@ def main() -> NoReturn:
 def _command() -> int:
     if sys.argv[1:2] == ["train"]:
         entry.start_training()
-        from lockstep.cli.train import run
+        from lockstep.cli.train import run_command as run
 
         sys.argv = [f"{sys.argv[0]} train", *sys.argv[2:]]
-        return run(_current())
+        return run(_current_folder())
     try:
         if sys.argv[1:2] == ["jobs"]:
-            entry.as_usual()
-            from lockstep.cluster.commands import run
+            entry.restore_handlers()
+            from lockstep.cluster.commands import run_jobs_command as run
 
             return run(sys.argv[2:])
-        arguments = _parsed(_joined(sys.argv[1:]))
+        arguments = _parse_arguments(_join_sort(sys.argv[1:]))
         if arguments.function is _infer:
-            launcher.of_several(os.environ)
+            launcher.shared_world(os.environ)
             entry.start_training()
         elif arguments.function in (_benchmark, _verify):
             launcher.start_once(sys.argv[1], os.environ)
             entry.start_training()
         else:
-            entry.as_usual()
+            entry.restore_handlers()
         return arguments.function(arguments)
     except (FileNotFoundError, ValueError) as error:
         print(f"lockstep: {error}", file=sys.stderr)
@@ -70,11 +70,11 @@ def _command() -> int:
         if error.filename is None:
             raise
         separator = " " if error.errno == errno.EPERM else ": "  # a sentence of runs/gate.py
-        print(f"lockstep: {shown(Path(error.filename))}{separator}{error.strerror}", file=sys.stderr)
+        print(f"lockstep: {display_path(Path(error.filename))}{separator}{error.strerror}", file=sys.stderr)
     return EXIT_CONFIG
 
 
-def _parsed(words: Sequence[str]) -> argparse.Namespace:
+def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments; overrides may also follow options, where argparse does not accept them."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(words)
@@ -85,7 +85,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def _joined(words: Sequence[str]) -> list[str]:
+def _join_sort(words: Sequence[str]) -> list[str]:
     """Join `--sort -best` into one word: argparse takes -best for an option."""
     joined: list[str] = []
     for word in words:
@@ -194,9 +194,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _current() -> Path:
+def _current_folder() -> Path:
     """Return the folder of the project: the current one, in a job the copy of it. Exits if it was removed."""
-    from lockstep.config import errors, project
+    from lockstep.config import errors
+    from lockstep.config.saved import project
 
     if launcher.PROJECT in os.environ:
         return Path(os.environ.pop(launcher.PROJECT))
@@ -206,11 +207,12 @@ def _current() -> Path:
         errors.exit_with(error)
 
 
-def _entered(run: RunFolder | None = None) -> "Source":
+def _enter_project(run: RunFolder | None = None) -> "Source":
     """Let this process find the modules of the project in the current folder. Returns its configuration."""
-    from lockstep.config import compose, project
+    from lockstep.config.composing import compose
+    from lockstep.config.saved import project
 
-    folder = _current()
+    folder = _current_folder()
     project.enter(folder, run)
     return compose.source_of(folder)
 
@@ -218,11 +220,11 @@ def _entered(run: RunFolder | None = None) -> "Source":
 def _new(arguments: argparse.Namespace) -> int:
     from lockstep.starter.project import create
 
-    path = _current() / arguments.path
+    path = _current_folder() / arguments.path
     requirement = create(path)
     print(
-        f"{quoted(path)} is a project with its own images, network and task:\n"
-        f"  cd {quoted(path)}\n"
+        f"{quote_path(path)} is a project with its own images, network and task:\n"
+        f"  cd {quote_path(path)}\n"
         "  make train    # or without installing it: lockstep train\n"
         "  make test\n"
         f"Its pyproject.toml requires {requirement}"
@@ -232,46 +234,46 @@ def _new(arguments: argparse.Namespace) -> int:
 
 def _board(arguments: argparse.Namespace) -> int:
     try:
-        from lockstep.board.command import run
+        from lockstep.board.command import serve_board
 
-        return run(Path(arguments.logdir), arguments.host, arguments.port, arguments.training_hosts)
+        return serve_board(Path(arguments.logdir), arguments.host, arguments.port, arguments.training_hosts)
     except KeyboardInterrupt:  # ends it, also while it starts
         return 0
 
 
 def _benchmark(arguments: argparse.Namespace) -> int:
-    source = _entered()
+    source = _enter_project()
     if arguments.is_help:
         from lockstep.cli.help import show_benchmark
 
         show_benchmark(source)
         return 0
-    from lockstep.benchmark.command import run
+    from lockstep.benchmark.command import run_benchmark
 
-    return run(arguments.overrides, source)
+    return run_benchmark(arguments.overrides, source)
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    source = _entered()
-    from lockstep.verify.command import run
+    source = _enter_project()
+    from lockstep.verify.command import run_verification
 
-    return run(arguments.overrides, source)
+    return run_verification(arguments.overrides, source)
 
 
 def _model(arguments: argparse.Namespace) -> int:
     from lockstep.cli import model
 
-    return model.show(arguments.overrides, _entered(), depth=arguments.depth, is_json=arguments.json)
+    return model.show_model(arguments.overrides, _enter_project(), depth=arguments.depth, is_json=arguments.json)
 
 
 def _status(arguments: argparse.Namespace) -> int:
     if (Path(arguments.run) / SWEEP).is_file():
         from lockstep.sweeps import views
 
-        return views.show_present(Path(arguments.run).resolve(), is_json=arguments.json)
+        return views.show_sweep(Path(arguments.run).resolve(), is_json=arguments.json)
     from lockstep.monitoring import status
 
-    return status.show(naming.find(arguments.run), is_json=arguments.json)
+    return status.show_status(naming.find(arguments.run), is_json=arguments.json)
 
 
 def _runs(arguments: argparse.Namespace) -> int:
@@ -286,17 +288,17 @@ def _runs(arguments: argparse.Namespace) -> int:
     columns = [key for key in arguments.columns.split(",") if key]
     order = {"sort": arguments.sort, "is_reversed": arguments.reverse}
     if arguments.watch:
-        return table.watch(chosen, columns, **order)
-    return table.show(chosen, columns, **order, is_json=arguments.json)
+        return table.watch_runs(chosen, columns, **order)
+    return table.show_runs(chosen, columns, **order, is_json=arguments.json)
 
 
 def _compare(arguments: argparse.Namespace) -> int:
     if all(name.endswith(".csv") for name in arguments.runs):
-        from lockstep.sweeps.predictions import show
+        from lockstep.sweeps.predictions import compare_predictions as show
     elif any((Path(name.partition(":")[0]) / SWEEP).is_file() for name in arguments.runs):
-        from lockstep.sweeps.comparison import show
+        from lockstep.sweeps.comparison import compare_sweeps as show
     else:
-        from lockstep.monitoring.comparison import show
+        from lockstep.monitoring.comparison import compare_runs as show
     return show(arguments.runs, is_json=arguments.json)
 
 
@@ -309,23 +311,23 @@ def _stop(arguments: argparse.Namespace) -> int:
 def _infer(arguments: argparse.Namespace) -> int:
     from lockstep.cli import inference
 
-    return inference.infer(arguments, _current())
+    return inference.infer(arguments, _current_folder())
 
 
 def _export(arguments: argparse.Namespace) -> int:
     from lockstep.cli import export
 
-    return export.run(arguments, _current())
+    return export.run_export(arguments, _current_folder())
 
 
 def _data(arguments: argparse.Namespace) -> int:
-    return data.run(arguments, _entered())
+    return data.run_data_command(arguments, _enter_project())
 
 
 def _machine(arguments: argparse.Namespace) -> int:
     from lockstep.cli import machine
 
-    return machine.show(is_json=arguments.json)
+    return machine.show_machine(is_json=arguments.json)
 
 
 if __name__ == "__main__":

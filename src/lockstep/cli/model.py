@@ -4,7 +4,9 @@ import contextlib
 from collections.abc import Sequence
 from functools import partial
 
-from lockstep.config import build, compose, overrides, presence
+from lockstep.config import build, overrides
+from lockstep.config.checks import data_presence
+from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.launch.worker import import_training
 from lockstep.runs.files import to_json
@@ -13,22 +15,22 @@ from lockstep.system.terminal import new_table, print_table, say, terminal
 HEADS = ("layer", "type", "output", "parameters", "MFLOPs")
 
 
-def show(typed: Sequence[str], source: compose.Source, *, depth: int, is_json: bool) -> int:
+def show_model(typed: Sequence[str], source: compose.Source, *, depth: int, is_json: bool) -> int:
     """Print the layers of the network for the images of these overrides. Returns the exit code. Raises ConfigError."""
-    config = build.settled(overrides.check(typed, source).configs[0])
+    config = build.settle_config(overrides.check(typed, source).configs[0])
     if config.has_own_module:
         raise ConfigError(Error(f"module._target_={config.module.target}", "may build another network", "remove it"))
-    presence.check(config.data)
+    data_presence.check(config.data)
     import_training()
+    from lockstep.assembly.listed_images import open_source
+    from lockstep.assembly.staging import once_a_node
     from lockstep.models.layers import layers_of
-    from lockstep.training.image_files import opened
-    from lockstep.training.staging import once_a_node
 
     with contextlib.ExitStack() as held:
-        load = partial(opened, config.seed, False)
+        load = partial(open_source, config.seed, False)
         images, _ = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False, held=held)
         shape, num_classes = images.train.pixels.shape[1:], len(images.class_names)
-    with build.answering(config, "model"):
+    with build.section_errors(config, "model"):
         net = build.build(config.model, in_channels=shape[0], num_classes=num_classes)
     try:
         layers = layers_of(net, shape)

@@ -11,13 +11,13 @@ from lockstep.cli import folders
 from lockstep.runs import naming
 from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.launcher import start_once
-from lockstep.system.redaction import redacted
+from lockstep.system.redaction import redact
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from lockstep.config.compose import Source
-    from lockstep.config.schema import Config
+    from lockstep.config.composing.compose import Source
+    from lockstep.config.schema.configuration import Config
 
 
 def check(arguments: "Namespace", source: "Source") -> None:
@@ -48,15 +48,15 @@ def _check_launcher(typed: Sequence[str], source: "Source") -> None:
 
 def _check_inputs(configs: Sequence["Config"]) -> None:
     """Raise ConfigError if data or initial weights of the jobs of a sweep do not exist."""
-    from lockstep.config import presence  # it imports numpy, which neither help nor an error needs
-    from lockstep.training import checkpoints
+    from lockstep.assembly import checkpoints
+    from lockstep.config.checks import data_presence  # it imports numpy, which neither help nor an error needs
 
     if configs[0].cluster.name == "none":  # else the data may exist only on the nodes
         for index, config in enumerate(configs):
             if all(config.data != other.data for other in configs[:index]):
-                presence.check(config.data)
+                data_presence.check(config.data)
     for init_from in {config.init_from for config in configs}:
-        checkpoints.named(init_from)
+        checkpoints.initial_checkpoint(init_from)
 
 
 def name_folder(name: str | None, typed: Sequence[str], source: "Source", *, is_trusted: bool) -> None:
@@ -70,7 +70,7 @@ def name_folder(name: str | None, typed: Sequence[str], source: "Source", *, is_
     from lockstep.sweeps.ledger import command_of, find, need_own
 
     new = Path("outputs"), name or "sweep", datetime.now()
-    known = find(new[0], name, redacted(command_of(typed)))
+    known = find(new[0], name, redact(command_of(typed)))
     chosen = overrides.hydra_value("hydra.sweep.dir", typed, source) or known
     if chosen and Path(chosen, SWEEP).exists():  # before Hydra writes into it
         need_own(RunFolder(Path(chosen).resolve()), is_trusted=is_trusted)

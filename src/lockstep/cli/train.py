@@ -12,11 +12,11 @@ import lockstep
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from lockstep.config.compose import Source
+    from lockstep.config.composing.compose import Source
     from lockstep.config.saved_run import SavedRun
 
 
-def run(project: Path) -> int:
+def run_command(project: Path) -> int:
     """Check the command line, then print --help or --version, or start Hydra. Returns the exit code.
 
     `project` is the folder with the `conf` and modules of this command.
@@ -27,11 +27,11 @@ def run(project: Path) -> int:
 
     import hydra
 
-    from lockstep.config import compose
+    from lockstep.config.composing import compose
     from lockstep.config.errors import ConfigError, exit_with
 
     try:
-        arguments, source = _parsed(project)
+        arguments, source = _parse_command(project)
         resumed = _saved_run(arguments, source)
         if resumed is None and not _is_checked(arguments, source):
             return 0
@@ -54,17 +54,19 @@ def run(project: Path) -> int:
     return 0
 
 
-def _parsed(folder: Path) -> "tuple[Namespace, Source]":
+def _parse_command(folder: Path) -> "tuple[Namespace, Source]":
     """Return the arguments of Hydra, and the source of the configuration. Raises ConfigError."""
-    from lockstep.config import compose, project, saved_run
+    from lockstep.config import saved_run
+    from lockstep.config.composing import compose
     from lockstep.config.errors import ConfigError, Error
+    from lockstep.config.saved import project
     from lockstep.system.internals import hydra_parser
 
     is_trusted, run = "--trust" in sys.argv, None
     sys.argv[1:] = [word for word in sys.argv[1:] if word != "--trust"]
     if any("resume=" in word for word in sys.argv):
         with contextlib.suppress(ConfigError):  # reported later, unless this is --help
-            run = saved_run.named(sys.argv[1:])
+            run = saved_run.run_to_resume(sys.argv[1:])
     elif is_trusted and not {"-m", "--multirun"}.intersection(sys.argv):
         raise ConfigError(Error("--trust", "is for a run or a sweep that is resumed", "remove it, or add resume=..."))
     project.enter(folder, None if is_trusted else run)
@@ -86,14 +88,15 @@ def _saved_run(arguments: "Namespace", source: "Source") -> "SavedRun | None":
     is_help = any((arguments.help, arguments.hydra_help, arguments.cfg, arguments.info, arguments.shell_completion))
     if is_help or arguments.multirun or not any("resume=" in text for text in arguments.overrides):
         return None
-    from lockstep.config import compose, options, overrides, saved_run
+    from lockstep.config import overrides, saved_run
+    from lockstep.config.composing import compose, options
 
     compose.search_defaults()
-    if (folder := saved_run.named(arguments.overrides)) is None:
+    if (folder := saved_run.run_to_resume(arguments.overrides)) is None:
         return None
-    found = saved_run.resumed(folder, arguments.overrides, source, is_trusted=arguments.is_trusted)
+    found = saved_run.check_resume(folder, arguments.overrides, source, is_trusted=arguments.is_trusted)
     groups = options.groups(*source.folders)
-    applied = [text for text in arguments.overrides if not overrides.is_choice(options.parsed(text), groups)]
+    applied = [text for text in arguments.overrides if not overrides.is_choice(options.parse_override(text), groups)]
     sys.argv[1:] = [word for word in sys.argv[1:] if word not in applied]
     return found
 
@@ -103,17 +106,18 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
     from omegaconf import OmegaConf
 
     from lockstep.cli import folders
-    from lockstep.config import compose, options, overrides
+    from lockstep.config import overrides
+    from lockstep.config.composing import compose, options
 
     compose.search_defaults()
     OmegaConf.register_new_resolver("sweep_folder", lambda: "outputs", replace=True)
     if arguments.help:
-        from lockstep.cli.help import show
+        from lockstep.cli.help import show_help
 
         try:
-            show(arguments.overrides, source)
+            show_help(arguments.overrides, source)
         except options.REFUSALS:
-            show(source=source)  # without the wrong overrides
+            show_help(source=source)  # without the wrong overrides
         return False
     if arguments.cfg or arguments.info or arguments.shell_completion or arguments.hydra_help:
         return True
@@ -152,11 +156,11 @@ def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
         elif is_submitted:
             from lockstep.cluster import submission
 
-            config = overrides.of_job(cfg, typed, partial(compose, hydra.job.config_name))
+            config = overrides.check_job(cfg, typed, partial(compose, hydra.job.config_name))
             overrides.check_called([config])
             _, code = submission.start(config, typed, chosen)
         else:
-            config = overrides.of_job(cfg, typed, partial(compose, hydra.job.config_name))
+            config = overrides.check_job(cfg, typed, partial(compose, hydra.job.config_name))
             _, code = runner.start(config, typed, chosen, first=first)
     except ConfigError as error:
         exit_with(error)

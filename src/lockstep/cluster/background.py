@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lockstep.cluster.slurm import exports, interpreter
 from lockstep.config.errors import ConfigError, Error
-from lockstep.config.sections import Cluster
+from lockstep.config.schema.sections import Cluster
 from lockstep.runs.files import open_to_append
 from lockstep.runs.folder import RunFolder
 

@@ -8,10 +8,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from lockstep.config.errors import ConfigError, Error
-from lockstep.config.schema import Config
-from lockstep.config.storage import to_tree
-from lockstep.config.targets import called
-from lockstep.runs.naming import quoted, shown
+from lockstep.config.saved.config_file import to_tree
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.legal_keys import named_callables
+from lockstep.runs.naming import display_path, quote_path
 from lockstep.system import provenance
 from lockstep.system.process import OTHERS
 from lockstep.system.wording import size_text
@@ -48,23 +48,24 @@ def files(root: Path, max_bytes: int = MAX_BYTES) -> list[Path]:
     if total > max_bytes:
         largest = ", ".join(f"{p} ({size_text(sizes[p])})" for p in sorted(chosen, key=lambda p: -sizes[p])[:3])
         problem = f"has {size_text(total)} of code, a copy at most {size_text(max_bytes)}"
-        raise ConfigError(Error(shown(root), problem, f"add other files to .gitignore, the largest are {largest}"))
+        raise ConfigError(
+            Error(display_path(root), problem, f"add other files to .gitignore, the largest are {largest}")
+        )
     return chosen
 
 
-def needed(configs: Iterable[Config], root: Path) -> list[Path]:
+def required_files(configs: Iterable[Config], root: Path) -> list[Path]:
     """As `files`. Also raises ConfigError if git ignores a package of the project that a configuration names."""
     paths = files(root)
     errors: list[Error] = []
-    for key, target in (name for config in configs for name in called(to_tree(config))):
+    for key, target in (name for config in configs for name in named_callables(to_tree(config))):
         package = target.partition(".")[0]
         candidates = (package, f"{package}.py", f"src/{package}", f"src/{package}.py")
         present = [name for name in candidates if (root / name).exists()]
         if present and not any(path.is_relative_to(name) for path in paths for name in present):
-            problem = (
-                f": {package} in {shown((root / present[0]).parent)} is not copied for a job, because git ignores it"
-            )
-            errors.append(Error(f"{key}={target}", problem, f"see git check-ignore -v {quoted(root / present[0])}"))
+            where = display_path((root / present[0]).parent)
+            problem = f": {package} in {where} is not copied for a job, because git ignores it"
+            errors.append(Error(f"{key}={target}", problem, f"see git check-ignore -v {quote_path(root / present[0])}"))
     if errors:
         raise ConfigError(*errors)
     return paths

@@ -19,9 +19,9 @@ from lockstep.runs import gate
 from lockstep.runs.discovery import DiscoveredRun
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
-from lockstep.runs.naming import ADOPT, TRUSTING, quoted, resuming, shown
+from lockstep.runs.naming import ADOPT, TRUSTING, display_path, quote_path, resume_override
 from lockstep.system import terminal
-from lockstep.system.redaction import redacted
+from lockstep.system.redaction import redact
 from lockstep.system.terminal import duration, new_table, print_table, printable, show_table
 from lockstep.system.wording import plural
 
@@ -29,18 +29,20 @@ NAMES = "id of a job or an array, run folder, or latest"
 EPILOG = "A job is given by its id (17, 17_3 of the array 17, local-3fa9c1), its run folder, or latest."
 
 
-def run(texts: Sequence[str]) -> int:
+def run_jobs_command(texts: Sequence[str]) -> int:
     """Run a `lockstep jobs` command. Returns its exit code. Raises ValueError if it is not possible."""
     arguments = _parser().parse_args(texts)
     if not all([arguments.folder, *arguments.names]):
         raise ValueError("a name is empty, perhaps an unset variable: give a job id, a run folder, or latest.")
-    return arguments.function(_chosen(arguments), arguments)
+    return arguments.function(_select_jobs(arguments), arguments)
 
 
-def _chosen(arguments: argparse.Namespace) -> list[Job]:
-    found = jobs.recorded([Path(arguments.folder), *(Path(name) for name in arguments.names if Path(name).is_dir())])
+def _select_jobs(arguments: argparse.Namespace) -> list[Job]:
+    found = jobs.recorded_jobs(
+        [Path(arguments.folder), *(Path(name) for name in arguments.names if Path(name).is_dir())]
+    )
     if arguments.names or arguments.function != _list:
-        found = jobs.chosen(found, arguments.names or ["latest"])
+        found = jobs.select_jobs(found, arguments.names or ["latest"])
     only_reads = arguments.function in (_list, _show, following.result)
     return jobs.look(found, is_slurm_needed=not only_reads)
 
@@ -79,9 +81,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _list(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     if arguments.watch:
-        terminal.watch(lambda out: _table(_chosen(arguments)[2 - out.height :], out))  # as many as the screen has lines
+        terminal.watch(
+            lambda out: _table(_select_jobs(arguments)[2 - out.height :], out)
+        )  # as many as the screen has lines
     elif arguments.json:
-        print(to_json([jobs.as_json(job) for job in chosen_jobs]))
+        print(to_json([jobs.job_facts(job) for job in chosen_jobs]))
     elif not chosen_jobs:
         print("No jobs: submit a run with cluster=slurm or cluster=local, or choose another --folder.", file=sys.stderr)
     else:
@@ -110,7 +114,7 @@ def _table(chosen_jobs: Sequence[Job], out: Console) -> Table:
 
 def _show(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     if arguments.json:
-        values = [jobs.as_json(job) for job in chosen_jobs]
+        values = [jobs.job_facts(job) for job in chosen_jobs]
         print(to_json(values if len(values) > 1 else values[0]))
         return 0
     for job in chosen_jobs:
@@ -120,29 +124,32 @@ def _show(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
 
 def _facts(job: Job) -> list[tuple[str, str | Text]]:
     known, scheduled, facts = job.record, job.scheduled, job.facts
-    settings = {key: value for key, value in redacted(known.cluster).items() if value not in (None, [], "")}
+    settings = {key: value for key, value in redact(known.cluster).items() if value not in (None, [], "")}
     return [
         ("state", cells.state(job.state)),
         ("reason", printable(job.reason)),
-        ("command", shlex.join(["lockstep", *redacted(known.command)]) if known.command else ""),
+        ("command", shlex.join(["lockstep", *redact(known.command)]) if known.command else ""),
         ("run", facts["state"] if not known.command else ""),
         ("epoch", cells.epochs(facts) if "epoch" in facts else ""),
         ("best", cells.best(facts) if "best" in facts else ""),
         ("nodes", scheduled.nodes),
-        ("requested", jobs.requested(known)),
+        ("requested", jobs.resource_text(known)),
         ("settings", ", ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())),
         ("time", duration(scheduled.elapsed_s) if scheduled.elapsed_s else ""),
         ("requeued", plural(scheduled.restarts, "time") if scheduled.restarts else ""),
         ("exit code", "" if job.exit_code is None else str(job.exit_code)),
         ("submitted", f"{cells.moment(known.submitted)} on {known.host}"),
         ("earlier jobs", ", ".join(known.earlier)),
-        ("log", shown(Path(known.log))),
-        ("code", shown(Path(known.code))),
-        ("run folder", shown(job.folder.path)),
+        ("log", display_path(Path(known.log))),
+        ("code", display_path(Path(known.code))),
+        ("run folder", display_path(job.folder.path)),
         ("follow", f"lockstep jobs follow {job.id}" if job.is_live else ""),
         ("cancel", f"lockstep jobs cancel {job.id}" if job.is_live else ""),
         ("resume", f"lockstep jobs requeue {job.id}" if job.exit_code and known.is_resumable else ""),
-        ("evaluate", f"lockstep eval {quoted(job.folder.path)}" if job.exit_code == 0 and not known.command else ""),
+        (
+            "evaluate",
+            f"lockstep eval {quote_path(job.folder.path)}" if job.exit_code == 0 and not known.command else "",
+        ),
     ]
 
 
@@ -172,17 +179,17 @@ def _requeue(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
         if not job.record.is_resumable:
             raise ValueError(f"job {job.id} is a benchmark, which is not resumed: submit it again.")
         if job.exit_code == 0:
-            hint = "" if job.record.command else f": train longer with {resuming(job.folder.path)}"
+            hint = "" if job.record.command else f": train longer with {resume_override(job.folder.path)}"
             raise ValueError(f"job {job.id} is finished{hint}.")
         gate.need_own(job.folder, ADOPT, is_trusted=arguments.trust)
     for job in chosen_jobs:
         job.folder.claim()
-        print(f"Job {job.id} resumes as job {submission.again(job.folder, job.record).id}.", flush=True)
+        print(f"Job {job.id} resumes as job {submission.resubmit(job.folder, job.record).id}.", flush=True)
     return 0
 
 
 def _delete(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
-    below = jobs.recorded(job.folder.path for job in chosen_jobs)  # trials of a sweep may have jobs of their own
+    below = jobs.recorded_jobs(job.folder.path for job in chosen_jobs)  # trials of a sweep may have jobs of their own
     for job in chosen_jobs:
         gate.need_made_here(job.folder, "remove it by hand")
     live = [job for job in jobs.look(below) if job.is_live]

@@ -19,7 +19,7 @@ SILENT_S = 120.0  # a scheduler that does not answer for longer is an error
 READ_EVERY_S = 0.2
 
 
-def looks(chosen_jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
+def poll_jobs(chosen_jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
     """Yield the same jobs again and again, at most some seconds old. Deleted ones are left out."""
     answered = looked = time.monotonic()
     while True:
@@ -28,7 +28,7 @@ def looks(chosen_jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
         if time.monotonic() - looked < LOOK_EVERY_S:
             continue
         try:
-            chosen_jobs, answered = jobs.of(job.folder for job in chosen_jobs), time.monotonic()
+            chosen_jobs, answered = jobs.jobs_of(job.folder for job in chosen_jobs), time.monotonic()
         except ValueError:
             if time.monotonic() - answered > SILENT_S:
                 raise
@@ -42,7 +42,7 @@ def follow(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
         raise ValueError(f"follow shows one job, not {len(chosen_jobs)}: choose from {ids}.")
     job, shown_state, log, position = chosen_jobs[0], "", "", 0
     try:
-        for looked in looks(chosen_jobs):
+        for looked in poll_jobs(chosen_jobs):
             if not output.is_read():  # the job continues
                 return 0
             if not looked:
@@ -83,7 +83,7 @@ def _print_from(log: Path, position: int) -> int:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     lines = decoder.decode(content).split("\r")  # of progress bars
     out = terminal().file  # which removes no \r
-    out.write("\r".join(map(output.without_commands, lines)))
+    out.write("\r".join(map(output.strip_commands, lines)))
     out.flush()
     return position + len(content) - len(decoder.getstate()[0])
 
@@ -92,7 +92,7 @@ def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     """Wait for all jobs, and print each as it ends. Returns the first exit code that is not 0, else 0."""
     reported: set[str] = set()
     try:
-        for looked in looks(chosen_jobs):
+        for looked in poll_jobs(chosen_jobs):
             ended = [job for job in looked if not job.is_live]
             for job in ended:
                 if job.id not in reported:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from lockstep.cluster import record
 from lockstep.cluster.record import Record
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, GRACE_S, RunFolder
-from lockstep.runs.naming import quoted
+from lockstep.runs.naming import quote_path
 from lockstep.system.hardware import num_visible_gpus
 from lockstep.system.launcher import PROJECT, outer_world
 from lockstep.system.process import leave
@@ -41,7 +41,7 @@ REASONS = {
 RECORD_S = 300.0  # a network file system may show a new file a minute late
 
 
-def run(path: str) -> NoReturn:
+def run_job(path: str) -> NoReturn:
     """Do the work of a SLURM job; submitit calls this in every task of srun. Exits with the code of the work."""
     import submitit
 
@@ -96,12 +96,12 @@ def take_signals() -> None:
     A handler, because ignoring a signal would discard a pending one.
     """
     for number in STOP_SIGNALS:
-        signal.signal(number, _pass)
+        signal.signal(number, _ignore_signal)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
 
 
-def _pass(number: int, frame: FrameType | None) -> None:
+def _ignore_signal(number: int, frame: FrameType | None) -> None:
     pass
 
 
@@ -118,9 +118,9 @@ def _do(folder: RunFolder, job: Record, *, is_first: bool) -> int:
         return EXIT_CONFIG
     if job.command:
         return _execute(folder, job, is_first=is_first)
-    from lockstep.launch import prepared
+    from lockstep.launch import prepared_run
 
-    return prepared.do(folder.path, job.task)
+    return prepared_run.run_prepared(folder.path, job.task)
 
 
 def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:
@@ -151,7 +151,7 @@ def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:
         folder.record_failure(f"the command {end} on {socket.gethostname()}, see the log\n")
         code = max(code, EXIT_FAILED)
     if is_first:
-        failed_by = folder.failed_by()
+        failed_by = folder.failure_cause()
         if code == EXIT_STOPPED and failed_by:  # another task, and srun stopped this one
             code = EXIT_FAILED
         state = {0: "finished", EXIT_STOPPED: "stopped"}.get(code, "failed")
@@ -177,7 +177,7 @@ def _refusal(folder: RunFolder, job: Record, restarts: int) -> str:
 def _over_limit(folder: RunFolder, job: Record, restarts: int) -> str:
     return (
         f"requeued {plural(restarts, 'time')}, the limit is cluster.max_requeues={job.cluster['max_requeues']}: "
-        f"resume with lockstep jobs requeue {quoted(folder.path)}"
+        f"resume with lockstep jobs requeue {quote_path(folder.path)}"
     )
 
 

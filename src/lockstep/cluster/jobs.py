@@ -16,7 +16,7 @@ from lockstep.runs import discovery, gate
 from lockstep.runs.discovery import DiscoveredRun
 from lockstep.runs.files import read_json
 from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_STOPPED, JOB, LIVE_STATES, RunFolder
-from lockstep.runs.naming import shown
+from lockstep.runs.naming import display_path
 from lockstep.system.terminal import printable
 from lockstep.system.wording import plural
 
@@ -86,7 +86,7 @@ class Job:
         return code or (EXIT_STOPPED if self.record.cancelled else EXIT_FAILED)
 
 
-def recorded(roots: Iterable[Path]) -> list[Recorded]:
+def recorded_jobs(roots: Iterable[Path]) -> list[Recorded]:
     """Find every record of a job below the folders, in the order of submission."""
     records: dict[Path, Recorded] = {}
     for root in roots:
@@ -98,11 +98,11 @@ def recorded(roots: Iterable[Path]) -> list[Recorded]:
                 print(f"lockstep: {error}", file=sys.stderr)
                 continue
             if read is not None:
-                records[path] = DiscoveredRun(run.id, shown(path), RunFolder(path)), read
+                records[path] = DiscoveredRun(run.id, display_path(path), RunFolder(path)), read
     return sorted(records.values(), key=lambda pair: (pair[1].submitted, int(pair[1].id.partition("_")[2] or 0)))
 
 
-def chosen(found: Sequence[Recorded], names: Sequence[str]) -> list[Recorded]:
+def select_jobs(found: Sequence[Recorded], names: Sequence[str]) -> list[Recorded]:
     """Select those named by the id of a job or array, by a run folder, or by a folder of runs; `latest` is the newest.
 
     An id from before a requeue selects the present job. Raises ValueError for an unknown name, with the known ones.
@@ -150,14 +150,14 @@ def look(found: Sequence[Recorded], *, is_slurm_needed: bool = True) -> list[Job
     for (run, known), each in zip(found, facts, strict=True):
         scheduled = states.get(known.id)
         if scheduled is None:
-            scheduled = _without_scheduler(run.folder, known, each["state"], is_sure=known.id not in unsure)
+            scheduled = _unscheduled_state(run.folder, known, each["state"], is_sure=known.id not in unsure)
         jobs.append(Job(run, known, each, scheduled))
     return jobs
 
 
-def of(folders: Iterable[RunFolder]) -> list[Job]:
+def jobs_of(folders: Iterable[RunFolder]) -> list[Job]:
     """Return the present jobs of those runs that were submitted. Raises ValueError like `record.read` and `look`."""
-    read = [(DiscoveredRun("", shown(folder.path), folder), record.read(folder)) for folder in folders]
+    read = [(DiscoveredRun("", display_path(folder.path), folder), record.read(folder)) for folder in folders]
     return look([(run, known) for run, known in read if known is not None])
 
 
@@ -193,7 +193,7 @@ def stop(jobs: Sequence[Job], reason: str) -> None:
     cancel([job for job in jobs if job not in begun])
 
 
-def _without_scheduler(folder: RunFolder, job: Record, run_state: str, *, is_sure: bool) -> Scheduled:
+def _unscheduled_state(folder: RunFolder, job: Record, run_state: str, *, is_sure: bool) -> Scheduled:
     """Return the state of a job in the background, or of one that SLURM has forgotten, by the status of its run."""
     is_here = job.engine == "local" and job.host == socket.gethostname()
     has_job = folder.has_job_here() if is_here else None
@@ -211,12 +211,12 @@ def _has_ended(folder: RunFolder, facts: dict[str, Any]) -> bool:
     return facts["state"] in ENDED and isinstance(folder.read_status().get("exit_code"), int)
 
 
-def requested(job: Record) -> str:
+def resource_text(job: Record) -> str:
     gpus = f", {plural(job.gpus_per_node, 'GPU')} per node" if job.gpus_per_node else ""
     return f"{plural(job.num_nodes, 'node')}, {plural(job.workers_per_node, 'worker')} per node{gpus}"
 
 
-def as_json(job: Job) -> dict[str, Any]:
+def job_facts(job: Job) -> dict[str, Any]:
     return {
         "id": job.id,
         "state": job.state,

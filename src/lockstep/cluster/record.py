@@ -68,7 +68,7 @@ def read(folder: RunFolder) -> Record | None:
 
 def _is_of(value: Any, kind: Any) -> bool:
     """Check a value against the annotation of a field of `Record`. No number is negative or huge."""
-    if kind == Mapping[str, Any]:  # as `config.sections.Cluster`: plain values and lists of texts
+    if kind == Mapping[str, Any]:  # as `config.schema.sections.Cluster`: plain values and lists of texts
         values = value.values() if isinstance(value, dict) else [{}]
         return all(each is None or isinstance(each, str | int | float) or _has_texts(each) for each in values)
     if kind == tuple[str, ...]:

@@ -47,14 +47,18 @@ def states(ids: Iterable[str]) -> dict[str, Scheduled]:
     """
     requested, found = set(ids), dict[str, Scheduled]()
     squeue = ("squeue", "--array", "--states=all", f"--Format={QUEUE}")
-    for job, state, reason, nodes, elapsed, status, restarts, *_ in _rows(squeue, requested, unless="Invalid job id"):
+    for job, state, reason, nodes, elapsed, status, restarts, *_ in _query_fields(
+        squeue, requested, unless="Invalid job id"
+    ):
         state = "SUSPENDED" if state == "STOPPED" else state  # in Lockstep a stopped run has saved and ended
         reason = "" if reason == "None" else reason
         wait_status = int(status or 0)
         code = wait_status >> 8 or _signal_code(wait_status & 127)
         found[job] = Scheduled(state.lower(), reason, nodes, seconds(elapsed), code, int(restarts or 0))
     sacct = ("sacct", "--allocations", "--parsable2", f"--format={ACCOUNTS}")
-    for job, state, nodes, elapsed, codes in _rows(sacct, requested - found.keys(), unless="storage is disabled"):
+    for job, state, nodes, elapsed, codes in _query_fields(
+        sacct, requested - found.keys(), unless="storage is disabled"
+    ):
         name = state.partition(" ")[0]  # "CANCELLED by 1000"
         code, number = map(int, codes.split(":"))
         found.setdefault(job, Scheduled(name.lower(), "", nodes, seconds(elapsed), code or _signal_code(number)))
@@ -80,7 +84,7 @@ def cancel(jobs: Sequence[str]) -> None:
     call("scancel", *jobs)
 
 
-def _rows(command: Sequence[str], jobs: set[str], *, unless: str) -> Iterator[list[str]]:
+def _query_fields(command: Sequence[str], jobs: set[str], *, unless: str) -> Iterator[list[str]]:
     """Yield the fields of jobs, and of others in the same arrays; none if the tool's error contains `unless`."""
     if jobs:
         numbers = ",".join(sorted({job.partition("_")[0] for job in jobs}))

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.cluster import job
+from lockstep.config.checks.workers import Workers
 from lockstep.config.errors import ConfigError, Error
-from lockstep.config.sections import Cluster
-from lockstep.config.workers import Workers
+from lockstep.config.schema.sections import Cluster
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.system.internals import sbatch_script
 
@@ -115,7 +115,7 @@ def submit(slurm_executor: "submitit.SlurmExecutor", folders: Sequence[RunFolder
 
     try:
         with _clean_environment({*slurm_executor.parameters, *slurm_executor.parameters["additional_parameters"]}):
-            jobs = slurm_executor.map_array(job.run, [str(folder.path) for folder in folders])
+            jobs = slurm_executor.map_array(job.run_job, [str(folder.path) for folder in folders])
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         raise ConfigError(Error("", "sbatch refused the job", _reason(error))) from error
     for submitted in jobs:

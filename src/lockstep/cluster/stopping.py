@@ -7,7 +7,7 @@ from lockstep.cluster import jobs
 from lockstep.cluster.jobs import Job
 from lockstep.runs import gate, naming
 from lockstep.runs.folder import EXIT_CONFIG, LIVE_STATES, SWEEP, RunFolder
-from lockstep.runs.naming import shown
+from lockstep.runs.naming import display_path
 
 STOP_IT = "to stop it all the same, create a file STOP in it"
 
@@ -18,14 +18,14 @@ def stop(run: str, reason: str) -> int:
     if (Path(run) / SWEEP).is_file():
         folder = RunFolder(Path(run).resolve())
         gate.need_made_here(folder, STOP_IT)
-        live = [job for job in jobs.look(jobs.recorded([folder.path])) if job.is_live]
+        live = [job for job in jobs.look(jobs.recorded_jobs([folder.path])) if job.is_live]
         is_running, state = bool(live) or folder.is_locked() is not False, ""
-        name, its = f"the sweep in {shown(folder.path)}", "each trial"
+        name, its = f"the sweep in {display_path(folder.path)}", "each trial"
     else:
         folder = naming.find(run)
         gate.need_made_here(folder, STOP_IT)
         state = folder.read_status().get("state", "starting" if folder.is_locked() else "not started")
-        name, its, is_running = shown(folder.path), "it", state in LIVE_STATES
+        name, its, is_running = display_path(folder.path), "it", state in LIVE_STATES
     if not is_running:
         print(f"lockstep: {name} is not running{f': {state}' if state else ''}", file=sys.stderr)
         return EXIT_CONFIG

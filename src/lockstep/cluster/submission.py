@@ -11,14 +11,16 @@ from pathlib import Path
 from lockstep.cluster import background, code, jobs, record, slurm
 from lockstep.cluster.jobs import Job
 from lockstep.cluster.record import Record
-from lockstep.config import build, project, slurm_rules, storage
+from lockstep.config import build
+from lockstep.config.checks import slurm_rules
+from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError, Error, errors_of
-from lockstep.config.schema import Config
-from lockstep.config.workers import resolve_workers
+from lockstep.config.saved import config_file, project
+from lockstep.config.schema.configuration import Config
 from lockstep.launch import runner
 from lockstep.runs import gate, naming
 from lockstep.runs.folder import RunFolder
-from lockstep.runs.naming import quoted, resuming, shown
+from lockstep.runs.naming import display_path, quote_path, resume_override
 from lockstep.system import signals
 from lockstep.system.signals import Ended, SignalFlag
 from lockstep.system.terminal import show_table
@@ -26,17 +28,17 @@ from lockstep.system.terminal import show_table
 
 def interruptible() -> contextlib.AbstractContextManager[None]:
     """Return a context that the first stop signal ends, before sbatch is called or after its id is recorded."""
-    return SignalFlag(ends=True).installed()
+    return SignalFlag(ends=True).handle_signals()
 
 
 def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[RunFolder, int]:
     """Submit a new run. Returns its folder, whose name never changes, and the exit code."""
-    config = build.settled(config)
+    config = build.settle_config(config)
     if config.dry_run:
         return _dry_run(config, config.run_name, chosen), 0
-    code.needed([config], project.root())  # an error leaves not even an empty folder of the day
+    code.required_files([config], project.root())  # an error leaves not even an empty folder of the day
     with interruptible(), _new_folder(chosen, config.run_name) as folder:
-        runner.save(folder, for_job(config), typed)
+        runner.save(folder, job_config(config), typed)
         (job,) = submit_all([folder], [config], base=folder, name=config.run_name)
         if chosen is None:
             naming.link_latest(Path("outputs").resolve(), folder.path)
@@ -89,7 +91,7 @@ def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
     if config.dry_run:
         print(script(folder, config, name=config.run_name), end="")
         return folder, 0
-    with runner.locked(folder):  # raises if another process trains it
+    with runner.lock_run(folder):  # raises if another process trains it
         pass
     with interruptible():
         (job,) = submit_all([folder], [config], base=folder, name=config.run_name)
@@ -122,11 +124,11 @@ def submit_all(
         raise ConfigError(Error("", "jobs of one array need the same cluster.*, devices, num_nodes and strategy"))
     is_from_here, cwd = cwd is None, cwd or Path.cwd()
     earlier = [record.read(folder) for folder in folders]
-    frozen = old_code or code.freeze(code.needed(configs, project.root()), base.code, project.root())
+    frozen = old_code or code.freeze(code.required_files(configs, project.root()), base.code, project.root())
     records: list[Record] = []
     try:
         # a Ctrl-C of the terminal also reaches sbatch, which may have submitted the job without printing its id yet
-        with signals.blocked():
+        with signals.block_signals():
             if cluster.name == "local":
                 started = [background.start(cluster, folder, code=frozen, cwd=cwd) for folder in folders]
             else:
@@ -156,7 +158,7 @@ def submit_all(
                 )
                 if is_from_here:
                     project.record_copy(folder, project.root(), frozen)
-                storage.save(*((config, folder.job_config) if command else (for_job(config), folder.config)))
+                config_file.save(*((config, folder.job_config) if command else (job_config(config), folder.config)))
                 _mark_waiting(folder, run_name)
                 submitted.save(folder)  # last: the job begins
                 records.append(submitted)
@@ -167,7 +169,7 @@ def submit_all(
     except Ended as error:
         if records:
             array = records[0].id.partition("_")[0]
-            error.add_note(f"job {array} is submitted: lockstep jobs cancel {quoted(base.path)} ends it")
+            error.add_note(f"job {array} is submitted: lockstep jobs cancel {quote_path(base.path)} ends it")
         raise
     return records
 
@@ -193,7 +195,7 @@ def submit_command(
     return job
 
 
-def with_ignored(words: Sequence[str]) -> list[str]:
+def add_ignored_conf(words: Sequence[str]) -> list[str]:
     """Add the `conf` of this project to those of its copy, which lacks files that git ignores."""
     conf = project.root() / "conf"
     if not conf.is_dir() or any("hydra.searchpath=" in word for word in words):
@@ -201,14 +203,14 @@ def with_ignored(words: Sequence[str]) -> list[str]:
     return [*words, f"hydra.searchpath=[{naming.hydra_text(f'file://{conf.resolve()}')}]"]
 
 
-def again(folder: RunFolder, job: Record) -> Record:
+def resubmit(folder: RunFolder, job: Record) -> Record:
     """Submit the rest of a run with the settings and the code of its last submission. Raises ConfigError."""
     old_code = Path(job.code)
     if not old_code.is_dir():
-        hint = "submit it again" if job.command else f"use {resuming(folder.path)}"
+        hint = "submit it again" if job.command else f"use {resume_override(folder.path)}"
         raise ConfigError(Error(job.code, f", the code of job {job.id}, is gone", hint))
     settings = folder.job_config if job.command else folder.config
-    tree = storage.to_tree(storage.load(settings)) | {"cluster": dict(job.cluster)}
+    tree = config_file.to_tree(config_file.load(settings)) | {"cluster": dict(job.cluster)}
     config = Config.model_validate(tree)
     # targets may exist only in that code
     errors = [*resolve_workers(config).errors, *slurm_rules.errors(config)]
@@ -220,27 +222,27 @@ def again(folder: RunFolder, job: Record) -> Record:
         return submit_all([folder], [config], name=job.name, **what, **where)[0]
 
 
-def for_job(config: Config) -> Config:
+def job_config(config: Config) -> Config:
     """Return the configuration of the processes of a job: with as many workers as requested, and without `cluster`."""
     if config.cluster.name == "none":
         return config
     trainer = config.trainer
     if config.cluster.name == "slurm":
         trainer = trainer.model_copy(update={"devices": resolve_workers(config).num_local})
-    return config.model_copy(update={"trainer": trainer, "cluster": slurm_rules.without_job(config.cluster)})
+    return config.model_copy(update={"trainer": trainer, "cluster": slurm_rules.drop_job_settings(config.cluster)})
 
 
 def refuse_live(folder: RunFolder) -> None:
     """Raise ConfigError if the job of a run waits or runs, or may do so because SLURM does not answer."""
-    for job in live([folder]):
+    for job in live_jobs([folder]):
         fix = f"lockstep jobs cancel {job.id} first"
-        raise ConfigError(Error(shown(folder.path), f"has job {job.id}, {job.state}", fix))
+        raise ConfigError(Error(display_path(folder.path), f"has job {job.id}, {job.state}", fix))
 
 
-def live(folders: Iterable[RunFolder]) -> list[Job]:
+def live_jobs(folders: Iterable[RunFolder]) -> list[Job]:
     """Return the jobs of runs that wait or run. Raises ConfigError if SLURM does not answer."""
     try:
-        return [job for job in jobs.of(folders) if job.is_live]
+        return [job for job in jobs.jobs_of(folders) if job.is_live]
     except ValueError as error:
         raise ConfigError(*errors_of(error)) from error
 
@@ -248,7 +250,7 @@ def live(folders: Iterable[RunFolder]) -> list[Job]:
 def _need_empty(chosen: Path) -> None:
     """Raise ConfigError for a folder that is not empty: `lockstep jobs delete` removes the folder of a run whole."""
     if RunFolder(chosen).config.exists():
-        raise ConfigError(Error(str(chosen), "already contains a run", f"resume it with {resuming(chosen)}"))
+        raise ConfigError(Error(str(chosen), "already contains a run", f"resume it with {resume_override(chosen)}"))
     if chosen.is_dir() and any(chosen.iterdir()):
         raise ConfigError(Error(f"hydra.run.dir={chosen}", "is not empty", f"choose a new folder, e.g. {chosen}/run"))
 
@@ -268,12 +270,12 @@ def _show(folder: RunFolder, job: Record, config: Config) -> None:
         return
     rows = [
         ("job", job.id),
-        ("workers", jobs.requested(job)),
-        ("run folder", shown(folder.path)),
+        ("workers", jobs.resource_text(job)),
+        ("run folder", display_path(folder.path)),
         ("follow", f"lockstep jobs follow {job.id}"),
         ("wait", f"lockstep jobs wait {job.id}"),
         ("cancel", f"lockstep jobs cancel {job.id}"),
     ]
     if job.is_head or not job.command:
-        rows.append(("watch", f"lockstep board --logdir {quoted(folder.path)}"))
+        rows.append(("watch", f"lockstep board --logdir {quote_path(folder.path)}"))
     show_table("Submitted to SLURM" if job.engine == "slurm" else "Started in the background", rows)

@@ -4,45 +4,46 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from lockstep.config import features, measured
+from lockstep.config import features
+from lockstep.config.checks import metric_names
+from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError, Error, one_line
-from lockstep.config.schema import Config
-from lockstep.config.storage import to_tree
-from lockstep.config.target_sections import Open, Target
-from lockstep.config.workers import resolve_workers
+from lockstep.config.saved.config_file import to_tree
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.target_sections import Open, Target
 
 SPECIAL = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")  # keys of Hydra
 
 
-def monitored(config: Config) -> tuple[str, Literal["min", "max"]]:
+def monitored_metric(config: Config) -> tuple[str, Literal["min", "max"]]:
     """Return the metric that chooses best.ckpt, and which of its values is the best."""
     for section in config.callbacks.values():
         if section is not None and section.target.endswith(".ModelCheckpoint"):
             arguments = section.arguments()
             if arguments.get("monitor"):
                 return str(arguments["monitor"]), arguments.get("mode", "min")
-    name, is_max = measured.default(config)
+    name, is_max = metric_names.default(config)
     return name, "max" if is_max else "min"
 
 
-def settled(config: Config) -> Config:
+def settle_config(config: Config) -> Config:
     """Settle what a new run decides once: how its workers scale it, and the view of its pretrained weights.
 
     The saved configuration has the numbers, so that nothing else has to know where they come from.
     """
-    config = _scaled(config)
+    config = _scale_with_workers(config)
     view, given = {"crop_percent": 1.0, "interpolation": "bilinear"}, config.data.arguments()
-    if measured.AUTO not in [given.get(name) for name in view]:
+    if metric_names.AUTO not in [given.get(name) for name in view]:
         return config
-    for view_of in features.used("view", config):
+    for view_of in features.used_features("view", config):
         view |= view_of(config)
     if given["fit"] == "letterbox" or given["image_size"] is None:
         view["crop_percent"] = 1.0  # nothing is cropped
-    settled_view = {name: value for name, value in view.items() if given[name] == measured.AUTO}
+    settled_view = {name: value for name, value in view.items() if given[name] == metric_names.AUTO}
     return config.model_copy(update={"data": config.data.model_copy(update=settled_view)})
 
 
-def _scaled(config: Config) -> Config:
+def _scale_with_workers(config: Config) -> Config:
     """Multiply batch size and learning rate by the number of workers, if `scale_with_workers` is set."""
     if not config.scale_with_workers:
         return config
@@ -55,7 +56,7 @@ def _scaled(config: Config) -> Config:
 
 
 @contextlib.contextmanager
-def answering(config: Config, section: str) -> Iterator[None]:
+def section_errors(config: Config, section: str) -> Iterator[None]:
     """Turn a TypeError or ValueError of the target of a section into a ConfigError that names the `_target_`."""
     try:
         yield
@@ -73,25 +74,25 @@ def build(section: Target | Open, **supplied: Any) -> Any:
     Values are passed unchanged: only Hydra would resolve the text ${...} in them.
     """
     is_partial = getattr(section, "partial", False)
-    return _built({"_target_": section.target, "_partial_": is_partial, **section.arguments()}, **supplied)
+    return _build_value({"_target_": section.target, "_partial_": is_partial, **section.arguments()}, **supplied)
 
 
-def _built(value: Any, /, **supplied: Any) -> Any:
+def _build_value(value: Any, /, **supplied: Any) -> Any:
     if isinstance(value, list):
-        return [_built(item) for item in value]
+        return [_build_value(item) for item in value]
     if not isinstance(value, dict):
         return value
-    built = value if value.get("_recursive_") is False else {key: _built(item) for key, item in value.items()}
+    built = value if value.get("_recursive_") is False else {key: _build_value(item) for key, item in value.items()}
     if "_target_" not in value:
         return built
     keywords = {key: item for key, item in built.items() if key not in SPECIAL}
-    bound = _bound(value["_target_"])
+    bound = _partial_target(value["_target_"])
     # set as a copy of a partial is: Hydra's partial has attributes that its call needs
     bound.__setstate__((bound.func, tuple(built.get("_args_", ())), keywords | supplied, vars(bound)))
     return bound if value.get("_partial_") else bound()
 
 
-def _bound(target: str) -> Any:
+def _partial_target(target: str) -> Any:
     """Hydra's functools.partial of a dotted name: Hydra rejects functions that no configuration should call."""
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate

@@ -12,7 +12,7 @@ from typing_extensions import override
 from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG
 from lockstep.system.kinds import LARGEST
-from lockstep.system.redaction import redacted
+from lockstep.system.redaction import redact
 from lockstep.system.wording import plural
 
 PREFIX = "config error: "
@@ -42,7 +42,7 @@ class ConfigError(ValueError):
     """All errors of a configuration, one line each."""
 
     def __init__(self, *errors: Error) -> None:
-        self.errors = [Error(*map(redacted, error)) for error in dict.fromkeys(errors)]
+        self.errors = [Error(*map(redact, error)) for error in dict.fromkeys(errors)]
         super().__init__(*self.errors)
 
     @override
@@ -68,9 +68,9 @@ def errors_of(text: object) -> list[Error]:
     return [Error("", line.removeprefix(PREFIX)) for line in str(text).splitlines() or [""]]
 
 
-def of_file(error: OSError) -> Error:
+def file_error(error: OSError) -> Error:
     """Return the error of a file that `runs.gate` refuses."""
-    return Error(naming.shown(Path(error.filename)), str(error.strerror))
+    return Error(naming.display_path(Path(error.filename)), str(error.strerror))
 
 
 def one_line(error: BaseException) -> str:
@@ -83,7 +83,7 @@ def one_line(error: BaseException) -> str:
     return " ".join(" ".join(lines).split())
 
 
-def shown(value: Any) -> str:
+def literal(value: Any) -> str:
     """Return a value as it is typed, in quotes if it is a string that looks like another type."""
     if not isinstance(value, str):
         return json.dumps(value, default=str, separators=(",", ":"))
@@ -96,19 +96,19 @@ def shown(value: Any) -> str:
 
 def mismatch(key: str, value: Any, expected: str, *, as_text: bool) -> Error:
     """Describe a value that is not `expected`, or too large if that is empty; `as_text` if it would do in quotes."""
-    text = shown(value)
+    text = literal(value)
     if not expected:
         return Error(f"{key}={text}", "is too large", f"{LARGEST:,} at most")
     return Error(f"{key}={text}", f"must be {expected}", f"write \"{key}='{text}'\"" if as_text else "")
 
 
-def several(names: Sequence[str], most: int = 3) -> str:
+def join_names(names: Sequence[str], most: int = 3) -> str:
     """Return the first names, and the number of the others."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
-def near(name: str, names: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
+def near_names(name: str, names: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
     """Return the most similar names; if there are none, those that are similar in lower case."""
     from difflib import get_close_matches  # 10 ms that a good configuration does not need
 

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from lockstep.config.target_sections import IMAGE_LIST, LIBRARIES, OF_FILES
+from lockstep.config.schema.target_sections import IMAGE_LIST, LIBRARIES, OF_FILES
 
 # fmt: off
 Moment = Literal[
@@ -41,10 +41,10 @@ def _net(module: Any) -> Any:
 
 
 def _has_known_weights(config: Any) -> bool:
-    return config.model.target in LIBRARIES and _pretrained(config) and not config.has_own_module
+    return config.model.target in LIBRARIES and _has_pretrained(config) and not config.has_own_module
 
 
-def _pretrained(config: Any) -> Any:
+def _has_pretrained(config: Any) -> Any:
     return config.model.arguments().get("pretrained")
 
 
@@ -52,46 +52,50 @@ FEATURES = (
     # errors of a configuration, without reading a file: (config) -> errors
     Feature(
         "rules",
-        "lockstep.config.copies:errors",
+        "lockstep.config.checks.data_copies:errors",
         lambda config: config.data.copy_to or config.data.is_remote or config.data.copy_remove,
     ),
     # files that must exist before a run starts or resumes: (config), raises ConfigError
     Feature(
         "files",
-        "lockstep.config.presence:check_data",
+        "lockstep.config.checks.data_presence:check_data",
         lambda config: _has_files(config.data),
     ),
     # and before a new one starts
-    Feature("new files", "lockstep.config.presence:check_weights", lambda config: _pretrained(config) is not None),
+    Feature(
+        "new files",
+        "lockstep.config.checks.data_presence:check_weights",
+        lambda config: _has_pretrained(config) is not None,
+    ),
     # the view of images that a new run keeps in its configuration: (config) -> keys of data
-    Feature("view", "lockstep.config.pretrained:view", _has_known_weights),
+    Feature("view", "lockstep.config.checks.pretrained_view:view", _has_known_weights),
     # the files of data, brought to this machine: (data, is_first, held) -> data there, and a remark for errors
-    Feature("stage", "lockstep.training.copies:stage", lambda data: data.is_copied),
+    Feature("stage", "lockstep.assembly.data_copies:stage", lambda data: data.is_copied),
     # what killed workers leave: (data)
-    Feature("killed", "lockstep.config.copies:remove_unused", lambda data: data.copy_remove),
+    Feature("killed", "lockstep.config.checks.data_copies:remove_unused", lambda data: data.copy_remove),
     # random parts of training images, made where these are read: (scale, ratio, seed)
-    Feature("crop", "lockstep.data.images.crops:RandomCrop", lambda config: config.augment.has_crops),
+    Feature("crop", "lockstep.data.images.random_crop:RandomCrop", lambda config: config.augment.has_crops),
     # a custom module in place of ours: (session, image format, total steps) -> module, its companion callback
-    Feature("module", "lockstep.training.own_module:made", _has_own_module),
+    Feature("module", "lockstep.assembly.custom_module:build_module", _has_own_module),
     # what replays training passes, if the workers can and the network allows it: (module, dropouts)
     Feature("grapher", "lockstep.models.graphs:GraphedModule", lambda config: config.trainer.graph),
     # rows of the header of a run: (config) -> name, text; and of its module: (config, module)
-    Feature("data row", "lockstep.training.image_files:header_row", lambda config: config.data.target in OF_FILES),
-    Feature("module row", "lockstep.training.own_module:header_row", _has_own_module),
+    Feature("data row", "lockstep.assembly.listed_images:header_row", lambda config: config.data.target in OF_FILES),
+    Feature("module row", "lockstep.assembly.custom_module:header_row", _has_own_module),
     # the weights of a new run: (session, module, image format)
     Feature("weights", "lockstep.training.initial_weights:load", lambda config: config.init_from is not None),
     # or else those that its network has from elsewhere: the same, used by a module
-    Feature("pretrained", "lockstep.training.pretrained:load", lambda module: hasattr(_net(module), "origin")),
+    Feature("pretrained", "lockstep.assembly.pretrained_weights:load", lambda module: hasattr(_net(module), "origin")),
     # the shards of the workers, before the first step: (session, data, module) -> session
-    Feature("shards", "lockstep.training.loads:measured", lambda config: config.trainer.loads == "auto"),
+    Feature("shards", "lockstep.training.measured_loads:measure_loads", lambda config: config.trainer.loads == "auto"),
     # after a test: (session, data, module)
-    Feature("tested", "lockstep.training.folds:write", lambda config: config.data.folds is not None),
+    Feature("tested", "lockstep.inference.fold_predictions:write", lambda config: config.data.folds is not None),
     # the end of a run, once its folder is unlocked: (config, folder, exit code)
     Feature("end", "lockstep.launch.notification:send", lambda config: config.notify.command is not None),
 )
 
 
-def used(moment: Moment, by: Any) -> list[Callable[..., Any]]:
+def used_features(moment: Moment, by: Any) -> list[Callable[..., Any]]:
     """Return the functions of the features that a configuration, or a part of a run, uses at a moment."""
     return [named_function(each.function) for each in FEATURES if each.moment == moment and each.is_used(by)]
 

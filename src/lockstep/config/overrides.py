@@ -11,17 +11,18 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from lockstep.config import refused, signatures
-from lockstep.config.compose import CONF, DEFAULT, Source, composed, plain
+from lockstep.config.checks import signatures
+from lockstep.config.checks.validation import check_config
+from lockstep.config.composing import override_errors
+from lockstep.config.composing.compose import CONF, DEFAULT, Source, compose_config, plain_tree
+from lockstep.config.composing.options import REFUSALS, groups, parse_override
+from lockstep.config.composing.sweep_space import combinations, values_of
 from lockstep.config.errors import ConfigError, Error, one_line
-from lockstep.config.key_scopes import EVERYWHERE, SAME_FOR_ALL_JOBS, names
-from lockstep.config.options import REFUSALS, groups, parsed
-from lockstep.config.resume import on_top_of, resumed_config
-from lockstep.config.schema import CALLED, Config, fields
-from lockstep.config.storage import to_tree
-from lockstep.config.sweep_space import combinations, values_of
-from lockstep.config.targets import Groups
-from lockstep.config.validation import checked
+from lockstep.config.saved.config_file import to_tree
+from lockstep.config.saved.resume import merge_saved, resumed_config
+from lockstep.config.schema.configuration import CALLED, Config, fields
+from lockstep.config.schema.key_scopes import EVERYWHERE, SAME_FOR_ALL_JOBS, names
+from lockstep.config.schema.legal_keys import Groups
 from lockstep.system import processes
 from lockstep.system.internals import apply_override
 
@@ -66,8 +67,8 @@ def plan(
     values: list[list[str]] = []
     for text in overrides:
         try:
-            override = parsed(text)
-            if misplaced := refused.misplaced(override, is_multirun=is_multirun, is_benchmark=is_benchmark):
+            override = parse_override(text)
+            if misplaced := override_errors.misplacement(override, is_multirun=is_multirun, is_benchmark=is_benchmark):
                 errors.append(misplaced)
             else:
                 values.append(values_of(override, options, overrides, source))
@@ -76,11 +77,11 @@ def plan(
             errors.append(Error(repr(text), "cannot be read", hint))
         except ConfigError as error:
             errors += error.errors
-    choose = cache(partial(_chosen, source=source, options=options))
+    choose = cache(partial(_compose_choices, source=source, options=options))
     configs: list[Config] = []
     later: set[str] = set()
     for texts in combinations(values):
-        config, job_errors, job_later = _job([parsed(text) for text in texts], choose, options, source, saved)
+        config, job_errors, job_later = _job([parse_override(text) for text in texts], choose, options, source, saved)
         errors += job_errors
         later |= job_later
         if config is not None:
@@ -97,13 +98,13 @@ def hydra_value(key: str, texts: Sequence[str], source: Source) -> str | None:
 
     Overrides with several values, those of a sweep, are left out.
     """
-    parsed_overrides = [parsed(text) for text in texts]
+    parsed_overrides = [parse_override(text) for text in texts]
     may_differ = any(o.is_hydra_override() or o.key_or_group in EVERYWHERE for o in parsed_overrides)
     if not may_differ and source == DEFAULT:
         return None  # composing takes 0.1 s
     kept = [override.input_line or "" for override in parsed_overrides if not override.is_sweep_override()]
     try:
-        value = OmegaConf.select(composed(kept, source, with_hydra=True), key)
+        value = OmegaConf.select(compose_config(kept, source, with_hydra=True), key)
     except REFUSALS as error:
         raise ConfigError(Error(key, f": {one_line(error)}")) from error
     return None if value in (None, ".") else str(value)
@@ -121,7 +122,7 @@ def _sweep_errors(config: Config, first: Config, *, may_search: bool, is_multiru
     return []
 
 
-def benchmarked(overrides: Sequence[str]) -> list[str]:
+def add_benchmark(overrides: Sequence[str]) -> list[str]:
     """Add `+benchmark=default` to the overrides of `lockstep benchmark`, unless they choose another option."""
     added = [f"+{text}" if text.startswith("benchmark=") else text for text in overrides]
     return added if any(text.startswith("+benchmark=") for text in added) else ["+benchmark=default", *added]
@@ -144,30 +145,32 @@ def _job(
     cfg, refused = choose(chosen)
     if cfg is None:
         return None, refused, set()
-    cfg, errors = _applied(cfg if saved is None else on_top_of(saved, cfg, choices), values, options)
+    cfg, errors = _apply_overrides(cfg if saved is None else merge_saved(saved, cfg, choices), values, options)
     if not refused and saved is None:
         texts = [*chosen, *(override.input_line or "" for override in values)]
-        cfg = _with_own_sections(cfg, texts, partial(composed, source=source))
-    later = {key for key, reason in plain(cfg)[1].items() if not reason}
+        cfg = _drop_replaced_parameters(cfg, texts, partial(compose_config, source=source))
+    later = {key for key, reason in plain_tree(cfg)[1].items() if not reason}
     errors = [*refused, *errors]
     try:
-        return checked(cfg, options) if saved is None else resumed_config(saved, cfg, options), errors, later
+        return check_config(cfg, options) if saved is None else resumed_config(saved, cfg, options), errors, later
     except ConfigError as error:
         return None, [*errors, *error.errors], later
 
 
-def of_job(cfg: DictConfig, texts: Sequence[str], compose: Callable[[list[str]], DictConfig]) -> Config:
+def check_job(cfg: DictConfig, texts: Sequence[str], compose: Callable[[list[str]], DictConfig]) -> Config:
     """Check the configuration that Hydra composed of these overrides for a job: the first round."""
-    return checked(_with_own_sections(cfg, texts, compose))
+    return check_config(_drop_replaced_parameters(cfg, texts, compose))
 
 
-def _with_own_sections(cfg: DictConfig, texts: Sequence[str], compose: Callable[[list[str]], DictConfig]) -> DictConfig:
+def _drop_replaced_parameters(
+    cfg: DictConfig, texts: Sequence[str], compose: Callable[[list[str]], DictConfig]
+) -> DictConfig:
     """Remove, from sections with a custom `_target_`, the parameters of the target that it replaces.
 
     `texts` are all overrides of `cfg`, and `compose` composes some of them. A section whose option names the target
     stays as it is.
     """
-    typed = [(text, parsed(text)) for text in texts]
+    typed = [(text, parse_override(text)) for text in texts]
     for group, section_type in CALLED.items():
         files = (CONF / group).glob("*.yaml")
         known = {name for file in files for name in re.findall(r"^_target_: *(\S+)$", file.read_text(), re.MULTILINE)}
@@ -199,24 +202,26 @@ def is_choice(override: Override, options: Groups) -> bool:
     return override.key_or_group in options or override.is_hydra_override()
 
 
-def _chosen(choices: tuple[str, ...], source: Source, options: Groups) -> Choice:
+def _compose_choices(choices: tuple[str, ...], source: Source, options: Groups) -> Choice:
     """Compose some choices, without those that Hydra refuses."""
     with contextlib.suppress(*REFUSALS):
-        return composed(choices, source), []
+        return compose_config(choices, source), []
     errors, good = [], []
     for text in choices:
         try:
-            composed([text], source)
+            compose_config([text], source)
             good.append(text)
         except REFUSALS as error:
-            errors.append(refused.option_error(parsed(text), options) or Error(text, f": {one_line(error)}"))
+            errors.append(
+                override_errors.option_error(parse_override(text), options) or Error(text, f": {one_line(error)}")
+            )
     try:
-        return composed(good, source), errors
+        return compose_config(good, source), errors
     except REFUSALS as error:
         return None, [*(errors if good else ()), Error("", one_line(error))]
 
 
-def _applied(cfg: DictConfig, overrides: Sequence[Override], options: Groups) -> tuple[DictConfig, list[Error]]:
+def _apply_overrides(cfg: DictConfig, overrides: Sequence[Override], options: Groups) -> tuple[DictConfig, list[Error]]:
     """Apply overrides as Hydra does, one by one. Returns the errors of those that it refuses, too."""
     cfg, others = copy.copy(cfg), []
     for override in overrides:
@@ -227,4 +232,4 @@ def _applied(cfg: DictConfig, overrides: Sequence[Override], options: Groups) ->
         except HydraException as error:
             others.append((override, error))
     # at the end: other overrides may have changed a _target_ and with it the legal names
-    return cfg, [refused.refusal(cfg, override, error, options) for override, error in others]
+    return cfg, [override_errors.refusal(cfg, override, error, options) for override, error in others]

@@ -7,16 +7,18 @@ from typing import Any, NamedTuple
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from lockstep.config import options, overrides, project, storage, trust
-from lockstep.config.compose import Source
-from lockstep.config.errors import ConfigError, Error, errors_of, of_file
-from lockstep.config.schema import Config
-from lockstep.config.target_sections import OF_FILES
-from lockstep.config.workers import ONLY_ON_GPUS
+from lockstep.config import overrides
+from lockstep.config.checks.workers import ONLY_ON_GPUS
+from lockstep.config.composing import options
+from lockstep.config.composing.compose import Source
+from lockstep.config.errors import ConfigError, Error, errors_of, file_error
+from lockstep.config.saved import config_file, project, trust
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.target_sections import OF_FILES
 from lockstep.runs import gate, naming
 from lockstep.runs.discovery import look_at
 from lockstep.runs.folder import RunFolder
-from lockstep.runs.naming import shown
+from lockstep.runs.naming import display_path
 from lockstep.system import hardware
 from lockstep.system.launcher import World
 
@@ -33,12 +35,12 @@ class SavedRun(NamedTuple):
     config: Config
 
 
-def named(texts: Sequence[str]) -> RunFolder | None:
+def run_to_resume(texts: Sequence[str]) -> RunFolder | None:
     """Return the run of the override `resume=`, None without it. Raises ConfigError if there is no such run."""
     name = None
     for text in texts:
         try:
-            override = options.parsed(text)
+            override = options.parse_override(text)
         except HydraException:
             continue  # the check reports it
         if override.key_or_group == "resume" and not override.is_delete() and not override.is_sweep_override():
@@ -51,55 +53,57 @@ def named(texts: Sequence[str]) -> RunFolder | None:
         raise ConfigError(*errors_of(f"resume={error}")) from error
 
 
-def resumed(folder: RunFolder, texts: Sequence[str], source: Source, *, is_trusted: bool) -> SavedRun:
+def check_resume(folder: RunFolder, texts: Sequence[str], source: Source, *, is_trusted: bool) -> SavedRun:
     """Check the run in `folder`, as these overrides change it, for a resume. Raises ConfigError with all errors."""
     try:
         gate.need_own(folder, naming.ADOPT, is_trusted=is_trusted)
     except PermissionError as error:
-        raise ConfigError(of_file(error).within("resume")) from error
-    saved = storage.load(folder.config)
+        raise ConfigError(file_error(error).within("resume")) from error
+    saved = config_file.load(folder.config)
     trust.check(folder, saved, source, texts, is_trusted=is_trusted, settings=trust.OF_A_TRAINING)
     try:
-        config = changed(folder, saved, texts, source)
+        config = change_config(folder, saved, texts, source)
         overrides.check_called([config])
     except ConfigError as error:
-        before = storage.other_version(folder)
-        advice = [Error(shown(folder.path), f"was trained by {before}", "resume with that version")] if before else []
+        before = config_file.other_version(folder)
+        advice = (
+            [Error(display_path(folder.path), f"was trained by {before}", "resume with that version")] if before else []
+        )
         raise ConfigError(*error.errors, *advice) from error
     max_epochs = config.trainer.max_epochs
     epochs, epoch = progress(folder)
     if max_epochs <= epochs:
         fix = f"set trainer.max_epochs above {max_epochs} to train longer"
-        raise ConfigError(Error(f"resume={shown(folder.path)}", "is finished", fix))
+        raise ConfigError(Error(f"resume={display_path(folder.path)}", "is finished", fix))
     if max_epochs < epoch:
-        problem = f"is below epoch {epoch}, where {shown(folder.path)} is already"
+        problem = f"is below epoch {epoch}, where {display_path(folder.path)} is already"
         raise ConfigError(Error(f"trainer.max_epochs={max_epochs}", problem, "set at least that"))
     return SavedRun(folder, config)
 
 
-def changed(folder: RunFolder, saved: Config, texts: Sequence[str], source: Source) -> Config:
+def change_config(folder: RunFolder, saved: Config, texts: Sequence[str], source: Source) -> Config:
     """Apply overrides to the saved configuration of a run, and find its data.
 
     Raises ConfigError for overrides that would make it another run, and for all other errors.
     """
     (config,) = overrides.plan(texts, source, saved=saved).configs
-    return project.found(folder, config)
+    return project.find_data(folder, config)
 
 
-def with_other_images(saved: Config, texts: Sequence[str]) -> tuple[Config, bool]:
+def replace_images(saved: Config, texts: Sequence[str]) -> tuple[Config, bool]:
     """Return the configuration with the image files that these overrides select, and whether they select any."""
     known = set(SELECTING).intersection(saved.data.arguments()) if saved.data.target in OF_FILES else ()
     changes: dict[str, Any] = {}
     for text in texts:
         with contextlib.suppress(HydraException):  # the check reports it
-            override = options.parsed(text)
+            override = options.parse_override(text)
             section, _, key = override.key_or_group.partition(".")
             if section == "data" and key in known and not (override.is_sweep_override() or override.is_delete()):
                 changes[key] = override.value()
     return saved.model_copy(update={"data": saved.data.model_copy(update=changes)}), bool(changes)
 
 
-def on_this_machine(
+def adapt_to_machine(
     saved: Config, *, devices: int | list[int] | None, strategy: str | None, world: World | None = None
 ) -> Config:
     """Adapt the settings of a run to this machine, and to `devices` and `strategy` if given. Does not check them.
@@ -131,9 +135,9 @@ def progress(folder: RunFolder) -> tuple[int, int]:
     """Return the epochs of a finished run, else 0, and the current epoch. Raises ConfigError for damaged files."""
     facts = look_at(folder)
     if facts["state"] == "broken":
-        raise ConfigError(Error(shown(folder.status_file), "cannot be read", "remove it"))
+        raise ConfigError(Error(display_path(folder.status_file), "cannot be read", "remove it"))
     try:
         epochs = int(folder.read_summary().get("epochs", 0))
     except (OSError, OverflowError, TypeError, ValueError) as error:
-        raise ConfigError(Error(f"{shown(folder.path)}/summary.json", "cannot be read", "remove it")) from error
+        raise ConfigError(Error(f"{display_path(folder.path)}/summary.json", "cannot be read", "remove it")) from error
     return epochs, facts.get("epoch", 0)

@@ -33,7 +33,7 @@ def order(classes: Tensor, sizes: Tensor, source: torch.Generator) -> Tensor:
     return drawn[torch.randperm(len(drawn), generator=source)]
 
 
-def described(names: Sequence[str], counts: Sequence[int], balance: float = 0) -> str:
+def describe_counts(names: Sequence[str], counts: Sequence[int], balance: float = 0) -> str:
     """List the images of each class, of many classes the fewest and most, and with `balance` those of an epoch."""
     texts = [f"{count:,}" for count in counts]
     if balance:

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.data.images.files import ImageFiles
+from lockstep.data.images.dataset_samples import Samples
 from lockstep.data.images.image_error import ImageError
-from lockstep.data.images.samples import Samples
+from lockstep.data.images.image_files import ImageFiles
+from lockstep.data.images.preprocessing import size_of
 from lockstep.data.images.splits import Images, Splits
-from lockstep.data.images.views import size_of
 from lockstep.system.hardware import num_cores
 
 
@@ -116,7 +116,7 @@ def inspect(splits: Splits, show: Callable[[int, int], None]) -> Inspection:
     for split, images in splits.parts.items():
         seen, targets = inspection.seen.setdefault(split, []), [images.targets[:0]]
         labelled = inspection.labelled.setdefault(split, [])
-        for name, (each, target) in zip(images.names, _inspected(images), strict=True):
+        for name, (each, target) in zip(images.names, _inspect_images(images), strict=True):
             seen.append(each)
             labelled += [str(name)] * len(target)
             targets.append(target)
@@ -126,7 +126,7 @@ def inspect(splits: Splits, show: Callable[[int, int], None]) -> Inspection:
     return inspection
 
 
-def _inspected(images: Images) -> Iterator[tuple[Seen, Tensor]]:
+def _inspect_images(images: Images) -> Iterator[tuple[Seen, Tensor]]:
     """Yield each image and its target (1, ...), which is empty (0, ...) for a sample that cannot be made."""
     files = images.pixels
     if isinstance(files, ImageFiles):
@@ -165,7 +165,7 @@ def _inspect_pixels(images: Images, position: Tensor) -> tuple[Seen, Tensor]:
     pixels = images.pixels
     try:
         if isinstance(pixels, Samples):
-            inputs, target = pixels.made(position, 0)
+            inputs, target = pixels.make(position, 0)
         else:
             inputs, target = pixels[position], images.targets[position]
     except ImageError as error:

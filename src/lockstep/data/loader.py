@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from lockstep.data.images.dataset_samples import Samples
 from lockstep.data.images.image_error import ImageError
-from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Pixels
 from lockstep.data.sampler import GlobalBatches, ShardIndices, repeats
 from lockstep.distributed.batch import Batch
@@ -41,8 +41,8 @@ class ShardDataset(Dataset[Batch | ImageError]):
         indices, shard = shard_indices
         drawn_by = repeats(shard, len(indices))
         if isinstance(self.pixels, Samples) and self.crop is None:
-            return Batch(*self.pixels.made(indices, shard.epoch, drawn_by), indices, shard)
-        chosen = sent(indices, self.targets.device)
+            return Batch(*self.pixels.make(indices, shard.epoch, drawn_by), indices, shard)
+        chosen = copy_to_device(indices, self.targets.device)
         # index_select: 3.4 million 32x32 images/s, brackets: 0.4 (one CPU thread, 2026-11-21)
         if self.crop is not None:
             pixels = self.crop(self.pixels, indices, shard.epoch, drawn_by)
@@ -66,11 +66,11 @@ class ShardDataset(Dataset[Batch | ImageError]):
         return batch
 
 
-def _unchanged(batch: Batch | ImageError) -> Batch | ImageError:
+def _return_batch(batch: Batch | ImageError) -> Batch | ImageError:
     return batch
 
 
-def _raised(batch: Batch | ImageError) -> Batch:
+def _raise_error(batch: Batch | ImageError) -> Batch:
     if isinstance(batch, ImageError):
         raise batch
     return batch
@@ -94,13 +94,15 @@ class ShardLoader(DataLoader[Batch]):
         prepare: Callable[[Batch], Batch] | None = None,
         **workers: Any,
     ) -> None:
-        super().__init__(images, batch_sampler=batches, collate_fn=_unchanged, **workers)  # pyright: ignore[reportArgumentType]
+        super().__init__(images, batch_sampler=batches, collate_fn=_return_batch, **workers)  # pyright: ignore[reportArgumentType]
         self._prepare = prepare
         self._position = (0, 0)
 
     def __iter__(self) -> Iterator[Batch]:  # pyright: ignore[reportIncompatibleMethodOverride]
         # without worker processes not by DataLoader's iterator, which costs 30 us a batch (one CPU thread, 2026-11-21)
-        batches = map(_raised, super().__iter__()) if self.num_workers else map(self.dataset.batch, self.batch_sampler)
+        batches = (
+            map(_raise_error, super().__iter__()) if self.num_workers else map(self.dataset.batch, self.batch_sampler)
+        )
         for batch in read_ahead(batches, NUM_AHEAD, self._prepare) if self._prepare else batches:
             # before the yield: a checkpoint of this step must not repeat its batch
             self._position = (batch.shard.epoch, batch.shard.micro_step + 1)
@@ -127,26 +129,26 @@ def read_ahead(items: Iterable[T], depth: int, prepare: Callable[[T], T]) -> Ite
     source = iter(items)
     thread = ThreadPoolExecutor(1, "read ahead")
 
-    def next_prepared() -> list[T]:
+    def prepare_next() -> list[T]:
         return [prepare(item) for item in islice(source, 1)]
 
     try:
-        pending = deque(thread.submit(next_prepared) for _ in range(depth))
+        pending = deque(thread.submit(prepare_next) for _ in range(depth))
         while found := pending.popleft().result():
-            pending.append(thread.submit(next_prepared))
+            pending.append(thread.submit(prepare_next))
             yield found[0]
     finally:
         thread.shutdown(cancel_futures=True)
 
 
-def sent(value: Tensor, device: torch.device) -> Tensor:
+def copy_to_device(value: Tensor, device: torch.device) -> Tensor:
     """Copy `value` from host memory to `device` without waiting for a GPU."""
     if device.type == "cuda" and value.nbytes > STAGED_BYTES:
         value = value.pin_memory()
     return value.to(device, non_blocking=True)
 
 
-def pinned(batch: Batch, device: torch.device) -> Batch:
+def pin_batch(batch: Batch, device: torch.device) -> Batch:
     """Copy the batch to page-locked memory, from which it is copied to the GPU asynchronously."""
     with torch.cuda.device(device):  # a new thread starts on the first GPU
         parts = {name: value.pin_memory() for name, value in batch._asdict().items() if isinstance(value, Tensor)}

@@ -10,10 +10,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from lockstep.data import balance
-from lockstep.data.images.samples import Samples
+from lockstep.data.images.channel_statistics import Statistics, channel_statistics, identity_statistics, value_counts
+from lockstep.data.images.dataset_samples import Samples
 from lockstep.data.images.splits import Pixels, Splits, is_streamed, num_bytes, whole
-from lockstep.data.images.statistics import Statistics, channel_statistics, unchanged, value_counts
-from lockstep.data.loader import Crop, ShardDataset, ShardLoader, fits_on, pinned, sent
+from lockstep.data.loader import Crop, ShardDataset, ShardLoader, copy_to_device, fits_on, pin_batch
 from lockstep.data.sampler import GlobalBatches, ShardIndices, positions
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch import Batch
@@ -139,7 +139,7 @@ class ImageData(L.LightningDataModule):
     def _loader(self, split: str) -> ShardLoader:
         prepare = None
         if self._device.type == "cuda" and not self.is_on_device:
-            prepare = functools.partial(pinned, device=self._device)
+            prepare = functools.partial(pin_batch, device=self._device)
         workers = {}
         if self._is_made(split) and self._num_workers:
             from lockstep.data.prefetch import worker_settings
@@ -187,7 +187,7 @@ class ImageData(L.LightningDataModule):
         """Augment training batches on the device. Indices are moved last: draws are made from them on the host."""
         if self.trainer is not None and self.trainer.training:
             batch = self.augment(batch)
-        return batch._replace(indices=sent(batch.indices, batch.inputs.device))
+        return batch._replace(indices=copy_to_device(batch.indices, batch.inputs.device))
 
 
 def _first_samples(splits: Splits, num_samples: int) -> Splits:
@@ -201,5 +201,5 @@ def _first_samples(splits: Splits, num_samples: int) -> Splits:
 def _statistics(pixels: Pixels) -> Statistics:
     assert isinstance(pixels, Tensor), "other sources set statistics"
     if pixels.is_floating_point():
-        return unchanged(pixels.shape[1])
+        return identity_statistics(pixels.shape[1])
     return channel_statistics(value_counts(pixels))

@@ -32,7 +32,7 @@ _FIRST_FUSED = (8, 0)  # compute capability of the first GPUs with bfloat16
 
 
 @functools.cache
-def _built_kernels() -> ModuleType | None:
+def _build_kernels() -> ModuleType | None:
     try:
         from lockstep.distributed import norm_kernels
 
@@ -51,7 +51,7 @@ def _kernels(x: Tensor) -> ModuleType | None:
     if not x.is_cuda or x.dtype not in _FUSED or torch.compiler.is_compiling():
         return None
     is_current = x.get_device() == torch.cuda.current_device()
-    return _built_kernels() if is_current and torch.cuda.get_device_capability() >= _FIRST_FUSED else None
+    return _build_kernels() if is_current and torch.cuda.get_device_capability() >= _FIRST_FUSED else None
 
 
 def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -62,12 +62,12 @@ def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.batch_norm_update_stats(x, unused[0], unused[1], 0.0)
 
 
-def _normalized(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+def _normalize(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """F.batch_norm in evaluation, without its checks, which cost more than the arithmetic for a small x."""
     return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
 
 
-def _of_all_ranks(x: Tensor, row: Tensor) -> Tensor:
+def _gather_rows(x: Tensor, row: Tensor) -> Tensor:
     """`row` (mean, variance, count) of every rank; raises ValueError, as torch does, for one value per channel."""
     rows = all_gather(row)
     if x.numel() <= x.shape[1] and rows[:, -1].sum().item() == 1:  # no rank has more, so that all check
@@ -76,7 +76,7 @@ def _of_all_ranks(x: Tensor, row: Tensor) -> Tensor:
     return rows
 
 
-def _merged(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _merge_rows(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and variance (C,) of all ranks together, and their count (), from rows (mean, variance, count) of each.
 
     `rows` is (world_size, 2 C + 1); a count of zero comes with zeros.
@@ -101,12 +101,12 @@ def _input_gradient(
     bias, weight = (expected * -factor).unbind()
     factor = factor.view([1, -1] + [1] * (x.dim() - 2))
     if x.dtype == mean.dtype or x.device.type != "cpu" or x.numel() <= _BLOCK_ELEMENTS:
-        shift = _normalized(x.to(mean.dtype), mean, var, weight, bias, eps)
+        shift = _normalize(x.to(mean.dtype), mean, var, weight, bias, eps)
         return shift.addcmul_(dy.to(mean.dtype), factor).to(x.dtype)
     size = max(1, _BLOCK_ELEMENTS * len(x) // x.numel())
     dx = torch.empty_like(x)
     for part, part_x, part_dy in zip(dx.split(size), x.split(size), dy.split(size), strict=True):
-        shift = _normalized(part_x.to(mean.dtype), mean, var, weight, bias, eps)
+        shift = _normalize(part_x.to(mean.dtype), mean, var, weight, bias, eps)
         part.copy_(shift.addcmul_(part_dy.to(mean.dtype), factor))
     return dx
 
@@ -121,18 +121,18 @@ class _Normalize(torch.autograd.Function):
             mean, var = _statistics(x, dtype)
         else:
             mean = var = torch.zeros(num_channels, dtype=dtype, device=x.device)
-        rows = _of_all_ranks(x, torch.cat([mean, var, mean.new_full((1,), count)]))
+        rows = _gather_rows(x, torch.cat([mean, var, mean.new_full((1,), count)]))
         if (kernels := _kernels(x)) is not None:  # so that statistics have the same bits as on ranks in channels_last
             mean, var, total = kernels.merged(rows, norm).split([num_channels, num_channels, 1])
         else:
-            mean, var, total = _merged(rows)
+            mean, var, total = _merge_rows(rows)
             _track(norm, mean, var, total)
         ctx.parameter_dtype = None if weight is None else weight.dtype
         if weight is not None and weight.dtype == x.dtype and x.dtype != dtype:  # these must be as wide as statistics
             weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
         ctx.save_for_backward(x, weight, mean, var, total)
         ctx.eps = norm.eps
-        return _normalized(x, mean, var, weight, bias, norm.eps)
+        return _normalize(x, mean, var, weight, bias, norm.eps)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -196,7 +196,7 @@ def _is_fused(norm: BatchNorm, x: Tensor, residual: Tensor | None, *, is_synchro
 
 def _forward(norm: BatchNorm, x: Tensor, residual: Tensor | None, relu: bool, is_synchronized: bool) -> Tensor:
     if _is_fused(norm, x, residual, is_synchronized=is_synchronized):
-        gather = _of_all_ranks if is_synchronized else None
+        gather = _gather_rows if is_synchronized else None
         normalize = cast(Any, _kernels(x)).Normalize
         return normalize.apply(x, residual, norm.weight, norm.bias, norm, relu, gather)
     if is_synchronized:

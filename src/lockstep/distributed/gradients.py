@@ -45,7 +45,7 @@ class _Unused:
         if not self._model.require_backward_grad_sync:
             return
         self._num_passes += 1
-        missing = {at: self._parameters[at] for at in internals.unreached(self._model)}
+        missing = {at: self._parameters[at] for at in internals.unreached_parameters(self._model)}
         store = internals.store()
         if not missing or store is None:
             return

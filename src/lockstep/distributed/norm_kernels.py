@@ -170,13 +170,13 @@ def _tiles(x: Tensor, size: int, most_channels: int) -> tuple[int, int, dict[str
     return triton.cdiv(x.numel() // x.shape[1], rows), triton.cdiv(x.shape[1], channels), options
 
 
-def _for_each(kernel: Any, x: Tensor, *arguments: Any, **constants: Any) -> None:
+def _run_elementwise(kernel: Any, x: Tensor, *arguments: Any, **constants: Any) -> None:
     """Compute every number of a tensor like x."""
     num_tiles, num_blocks, options = _tiles(x, *EACH)
     kernel[(num_tiles * num_blocks,)](x.numel() // x.shape[1], x.shape[1], *arguments, **constants, **options)
 
 
-def _reduced(kernel: Any, x: Tensor, width: int, *arguments: Any, **constants: Any) -> Tensor:
+def _run_reduction(kernel: Any, x: Tensor, width: int, *arguments: Any, **constants: Any) -> Tensor:
     """Return `width` sums for each of some parts of x."""
     num_tiles, num_blocks, options = _tiles(x, *REDUCED)
     parts = x.new_empty(min(num_tiles, max(1, NUM_PROGRAMS // num_blocks)), width, dtype=torch.float32)
@@ -185,7 +185,7 @@ def _reduced(kernel: Any, x: Tensor, width: int, *arguments: Any, **constants: A
     return parts
 
 
-def merged(parts: Tensor, norm: BatchNorm | None = None) -> Tensor:
+def merge_statistics(parts: Tensor, norm: BatchNorm | None = None) -> Tensor:
     """Return one row of statistics for several, and move the running ones of `norm`."""
     n, c = len(parts), parts.shape[1] // 2
     moved: Any = (None, None, None, None)
@@ -210,9 +210,12 @@ class Normalize(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, residual: Any, weight: Any, bias: Any, norm: BatchNorm, relu: bool, gather: Any
     ) -> Tensor:
-        parts = _reduced(_statistics, x, 2 * x.shape[1] + 1, x)
-        row, y = merged(parts if gather is None else gather(x, merged(parts)), norm), torch.empty_like(x)
-        _for_each(_normalize, x, x, residual, y, row, weight, bias, norm.eps, relu=relu)
+        parts = _run_reduction(_statistics, x, 2 * x.shape[1] + 1, x)
+        row, y = (
+            merge_statistics(parts if gather is None else gather(x, merge_statistics(parts)), norm),
+            torch.empty_like(x),
+        )
+        _run_elementwise(_normalize, x, x, residual, y, row, weight, bias, norm.eps, relu=relu)
         ctx.save_for_backward(x, y if relu and residual is not None else None, row, weight, bias)
         ctx.eps, ctx.relu, ctx.has_residual, ctx.is_alone = norm.eps, relu, residual is not None, gather is None
         return y
@@ -225,12 +228,12 @@ class Normalize(torch.autograd.Function):
         dy = dy.contiguous(memory_format=torch.channels_last)
         dz = None if y is None else torch.empty_like(dy)
         affine = row, weight, bias, ctx.eps
-        sums = _reduced(_gradient_sums, x, 2 * x.shape[1], dy, x, y, dz, *affine, relu=ctx.relu).sum(0)
+        sums = _run_reduction(_gradient_sums, x, 2 * x.shape[1], dy, x, y, dz, *affine, relu=ctx.relu).sum(0)
         db, dw = sums.split(x.shape[1])
         relu, dz = ctx.relu and dz is None, dy if dz is None else dz
         dx = None
         if ctx.needs_input_grad[0]:
             sums, dx = sums if ctx.is_alone else sum_over_ranks(sums), torch.empty_like(x)
-            _for_each(_input_gradient, x, dz, x, dx, sums, *affine, relu=relu)
+            _run_elementwise(_input_gradient, x, dz, x, dx, sums, *affine, relu=relu)
         dw, db = (None if each is None else sums.to(each.dtype) for each, sums in ((weight, dw), (bias, db)))
         return dx, dz if ctx.has_residual else None, dw, db, None, None, None

@@ -22,7 +22,7 @@ def generator(*keys: int | str, device: torch.device | str = "cpu") -> torch.Gen
     return torch.Generator(device=device).manual_seed(seed_of(*keys))
 
 
-def hashed(indices: Tensor, *keys: int | str) -> Tensor:
+def hash_indices(indices: Tensor, *keys: int | str) -> Tensor:
     """Hash every index below 2**32 of a data set to 32 bits, int64 (B,), with `keys`; the same on any device.
 
     By xor-shifts and products; factors below 2**31 keep int64 from overflowing.
@@ -38,7 +38,7 @@ def uniform(count: int, indices: Tensor, *keys: int | str) -> Tensor:
 
     A sample has the same draws on any number of workers, in any batch and on any device.
     """
-    return torch.stack([hashed(indices, *keys, number) for number in range(count)]).double() / 2**32
+    return torch.stack([hash_indices(indices, *keys, number) for number in range(count)]).double() / 2**32
 
 
 class ExactDropout(nn.Module):

@@ -209,13 +209,13 @@ class Channel:
             if has_taken(address):
                 return
         while not self._semaphores.wait(address, SLICE_S):
-            lost = self._lost(other, is_late=time.monotonic() - started > self._timeout_s)
+            lost = self._loss_message(other, is_late=time.monotonic() - started > self._timeout_s)
             if lost:
                 if has_taken(address):  # it posted before it died
                     return
                 raise RankLost(lost)
 
-    def _lost(self, other: int, *, is_late: bool) -> str:
+    def _loss_message(self, other: int, *, is_late: bool) -> str:
         poll = select.poll()
         poll.register(self._pidfds[other], select.POLLIN)
         if poll.poll(0):  # the process is gone, or a zombie

@@ -11,7 +11,7 @@ import sys
 from datetime import datetime
 from typing import Any
 
-from lockstep.config.schema import Config
+from lockstep.config.schema.configuration import Config
 from lockstep.runs.discovery import look_at
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
@@ -28,7 +28,7 @@ def send(config: Config, folder: RunFolder, code: int) -> None:
     """
     assert config.notify.command is not None, "see config/features.py"
     sys.stdout.flush()
-    with SignalFlag().installed():
+    with SignalFlag().handle_signals():
         try:
             _run(config.notify.command, describe(config, folder, code), config.notify.timeout_s)
         except (Exception, KeyboardInterrupt) as error:  # process border: a finished run must not fail

@@ -25,7 +25,7 @@ from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXI
 from lockstep.system import processes
 from lockstep.system.hardware import num_cores
 from lockstep.system.process import ServerDied
-from lockstep.system.signals import LEAVE, SignalList, blocked, is_main_thread, report_end, restored
+from lockstep.system.signals import LEAVE, SignalList, block_signals, is_main_thread, report_end, restore_signals
 
 POLL_S = 0.05
 
@@ -49,7 +49,7 @@ def start(
     return process
 
 
-def run(
+def run_workers(
     job: Job,
     num_workers: int,
     signals: SignalList | None = None,
@@ -68,7 +68,7 @@ def run(
     if not is_parallel and sys.gettrace() is not None:
         return worker.run_here(job, None)
     workers = Workers(job, num_workers, is_parallel=is_parallel, log=log)
-    with signals.installed(), workers.suspended_together():
+    with signals.handle_signals(), workers.suspend_together():
         try:
             workers.start(environ, first)
             while (code := workers.poll(POLL_S)) is None:
@@ -101,7 +101,7 @@ class Workers:
     def start(self, environ: Mapping[str, str], first: Callable[[], None] | None = None) -> None:
         """Start all workers. Rank 0 inherits the socket on which it opens the store where the ranks meet."""
         try:
-            with blocked(), socket.socket() as listener:  # signals wait until all are started
+            with block_signals(), socket.socket() as listener:  # signals wait until all are started
                 listener.bind(("127.0.0.1", 0))  # rank 0 listens later; the others retry until then
                 for rank in range(self._num_workers):
                     variables, log = dict(environ), self._folder.rank_log(rank) if rank else self._log
@@ -143,7 +143,7 @@ class Workers:
             self._send(LEAVE if self._aborted_by else number)
 
     @contextmanager
-    def suspended_together(self) -> Iterator[None]:
+    def suspend_together(self) -> Iterator[None]:
         """Forward Ctrl-Z and `fg` to the workers, which are in another process group."""
 
         def suspend(number: int, frame: FrameType | None) -> None:
@@ -151,7 +151,7 @@ class Workers:
             os.kill(os.getpid(), signal.SIGSTOP)
             self._send(signal.SIGCONT)
 
-        with restored():
+        with restore_signals():
             if is_main_thread():
                 signal.signal(signal.SIGTSTP, suspend)
             yield
@@ -185,7 +185,7 @@ class Workers:
         if min(codes) < 0:
             _remove_copy(job)
         if self._aborted_by and (min(codes) < 0 or EXIT_INTERRUPTED in codes):
-            return worker.aborted(job, self._aborted_by, has_record=True)
+            return worker.end_aborted(job, self._aborted_by, has_record=True)
         if received and job.is_unsaved:
             code = worker.code_of(job, received)
             if {code, -signal.SIGKILL} & {*codes}:
@@ -196,7 +196,7 @@ class Workers:
         code = codes[self._first_failed]
         if code == EXIT_INTERRUPTED:
             return code
-        if not worker.refused(job):
+        if not worker.refusal_errors(job):
             self._show_failure()
         if code == EXIT_CONFIG:
             return code
@@ -233,12 +233,14 @@ def _rank_variables(rank: int, num_workers: int, port: int) -> dict[str, str]:
 
 def _remove_copy(job: Job) -> None:
     """Remove the data copy of killed workers (data.copy_remove)."""
-    from lockstep.config import features, storage, validation
+    from lockstep.config import features
+    from lockstep.config.checks import validation
+    from lockstep.config.saved import config_file
 
     tree = job.options.get("config")
     folder = RunFolder(Path(job.folder))
     if not tree and not folder.config.exists():
         return  # the run folder is gone
-    config = validation.check_tree(tree) if tree else storage.load(folder.config)
-    for remove in features.used("killed", config.data):
+    config = validation.check_tree(tree) if tree else config_file.load(folder.config)
+    for remove in features.used_features("killed", config.data):
         remove(config.data)

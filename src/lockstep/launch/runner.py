@@ -9,21 +9,23 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from lockstep.config import build, features, project, storage, workers
+from lockstep.assembly import checkpoints
+from lockstep.config import build, features
+from lockstep.config.checks import workers
+from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError, Error
-from lockstep.config.schema import Config
-from lockstep.config.workers import resolve_workers
+from lockstep.config.saved import config_file, project
+from lockstep.config.schema.configuration import Config
 from lockstep.launch import parent, worker
 from lockstep.launch.worker import Job
 from lockstep.runs import gate, naming
 from lockstep.runs.folder import EXIT_FAILED, EXIT_INTERRUPTED, RunFolder
-from lockstep.runs.naming import resume_command, resuming, shown
+from lockstep.runs.naming import display_path, resume_command, resume_override
 from lockstep.system.launcher import World, outer_world
-from lockstep.system.redaction import redacted
+from lockstep.system.redaction import redact
 from lockstep.system.signals import SignalFlag, SignalList
 from lockstep.system.terminal import is_cell
 from lockstep.system.wording import plural
-from lockstep.training import checkpoints
 
 
 def start(
@@ -38,7 +40,7 @@ def start(
 
     `stop_signals` records the signals for the caller. Each worker calls `first` before it trains.
     """
-    scaled = build.settled(config)
+    scaled = build.settle_config(config)
     note = ""
     if config.scale_with_workers:
         note = (
@@ -51,15 +53,17 @@ def start(
 
     def make(held: contextlib.ExitStack) -> RunFolder:
         check_files(config, is_new=True)
-        checkpoints.named(config.init_from)
+        checkpoints.initial_checkpoint(config.init_from)
         if chosen is None:
             folder = RunFolder(naming.create_path(outputs, config.run_name, datetime.now()))
         else:
             folder = gate.open_new(chosen)
         kept = os.listdir(folder.path)
-        held.enter_context(locked(folder))
+        held.enter_context(lock_run(folder))
         if folder.config.exists():
-            raise ConfigError(Error(str(chosen), "already contains a run", f"resume it with {resuming(folder.path)}"))
+            raise ConfigError(
+                Error(str(chosen), "already contains a run", f"resume it with {resume_override(folder.path)}")
+            )
         held.push(partial(_remove_rejected, folder, kept, outputs, latest))
         save(folder, scaled, typed)
         if chosen is None:  # after `save`: init_from=outputs/latest is the run before this one
@@ -72,7 +76,7 @@ def start(
 def check_files(config: Config, *, is_new: bool = False) -> None:
     """Raise ConfigError for files of the data, and of a new run, that do not exist."""
     for moment in ("files", "new files") if is_new else ("files",):
-        for check in features.used(moment, config):
+        for check in features.used_features(moment, config):
             check(config)
 
 
@@ -94,9 +98,9 @@ def save(folder: RunFolder, config: Config, typed: Sequence[str]) -> None:
     Raises ConfigError if those weights cannot be read.
     """
     checkpoints.keep_initial(folder, config.init_from)
-    storage.save(config, folder.config)
+    config_file.save(config, folder.config)
     project.record(folder)
-    folder.note(overrides=redacted(typed))
+    folder.note(overrides=redact(typed))
 
 
 def resume(
@@ -110,22 +114,22 @@ def resume(
 
     def make(held: contextlib.ExitStack) -> RunFolder:
         check_files(config)
-        held.enter_context(locked(folder))
+        held.enter_context(lock_run(folder))
         folder.remove_leftovers()
-        held.enter_context(folder.end_kept(ConfigError))
+        held.enter_context(folder.keep_end(ConfigError))
         prepare_resume(folder)
-        storage.save(config, folder.config)
+        config_file.save(config, folder.config)
         project.record(folder)
         return folder
 
-    before = storage.other_version(folder)
-    kept = f"{shown(folder.path)} keeps its settings of {before}; new defaults do not apply"
+    before = config_file.other_version(folder)
+    kept = f"{display_path(folder.path)} keeps its settings of {before}; new defaults do not apply"
     return run_workers(make, config, known=folder, note=kept if before else "", stop_signals=stop_signals, first=first)
 
 
 def prepare_resume(folder: RunFolder) -> None:
     """Prepare a locked run for resuming. Raises ConfigError, with nothing changed, if every checkpoint is damaged."""
-    checkpoints.chosen(folder, folder.last_checkpoint)
+    checkpoints.choose_checkpoint(folder, folder.last_checkpoint)
     folder.forget_end()
     folder.update_status(state="starting", reason="", host=socket.gethostname(), pid=os.getpid())
 
@@ -153,30 +157,30 @@ def run_workers(
     world = outer_world(os.environ) if is_parallel else None
     computes_here = world is not None or (is_worker and not is_parallel)
     flag = SignalFlag(has_parent=is_worker) if computes_here else stop_signals or SignalList()
-    reports = features.used("end", config)  # imported now: the source may change during a training
+    reports = features.used_features("end", config)  # imported now: the source may change during a training
     with contextlib.ExitStack() as held:
         if world is not None:
             worker.import_training()
-            from lockstep.training.process_group import shared_folder
+            from lockstep.assembly.process_group import shared_folder
 
             meet(config, world, known)  # before, a signal ends this process, which may wait for others
-            held.enter_context(flag.installed())
-            folder = shared_folder(lambda: _prepared(make, held, known), config, world, known)
+            held.enter_context(flag.handle_signals())
+            folder = shared_folder(lambda: _prepare_folder(make, held, known), config, world, known)
         else:
-            held.enter_context(flag.installed())
-            folder = _prepared(make, held, known)
+            held.enter_context(flag.handle_signals())
+            folder = _prepare_folder(make, held, known)
         if note and not config.silent and (world is None or world.rank == 0):
             print(note, flush=True)
-        run = shown(folder.path)
+        run = display_path(folder.path)
         options = {"command": resume_command(folder.path), "has_test": has_test, "is_cell": is_cell()}
         job = Job(worker.TRAIN, str(folder.path), options)
         if isinstance(flag, SignalList):
             if is_parallel and not config.silent:
                 print(f"Starting {plural(num_workers, 'worker')} for {run} ...", flush=True)
-            code = parent.run(job, num_workers, flag, is_parallel=is_parallel, first=first)
+            code = parent.run_workers(job, num_workers, flag, is_parallel=is_parallel, first=first)
         else:
             code = worker.run_here(job, world, flag)
-        if world is None and (errors := worker.refused(job)):
+        if world is None and (errors := worker.refusal_errors(job)):
             raise ConfigError(*errors)
     # the run is unlocked: the notified command may resume it
     if (world is None or world.rank == 0) and code != EXIT_INTERRUPTED:
@@ -187,8 +191,8 @@ def run_workers(
 
 def meet(config: Config, world: World, known: RunFolder | None) -> None:
     """Join the process group of an outer launcher; exit with one line if ranks are missing."""
+    from lockstep.assembly.process_group import join
     from lockstep.distributed.collectives import is_lost_rank, is_missing_rank
-    from lockstep.training.process_group import join
 
     try:
         join(config, world, known)
@@ -206,24 +210,24 @@ def meet(config: Config, world: World, known: RunFolder | None) -> None:
         raise SystemExit(EXIT_FAILED) from error
 
 
-def _prepared(
+def _prepare_folder(
     make: Callable[[contextlib.ExitStack], RunFolder], held: contextlib.ExitStack, known: RunFolder | None
 ) -> RunFolder:
     """Prepare the run folder. Raises ConfigError for an OSError."""
     try:
         return make(held)
     except OSError as error:
-        where = shown(Path(error.filename)) if isinstance(error.filename, str) else "the run folder"
+        where = display_path(Path(error.filename)) if isinstance(error.filename, str) else "the run folder"
         fix = "check its permissions and its disk" + (", or choose another hydra.run.dir" if known is None else "")
         raise ConfigError(Error(where, f"cannot be written ({error.strerror or error})", fix)) from error
 
 
 @contextlib.contextmanager
-def locked(folder: RunFolder) -> Iterator[None]:
+def lock_run(folder: RunFolder) -> Iterator[None]:
     """Lock a run. Raises ConfigError while another process has the lock."""
     try:
         with folder.lock():
             yield
     except BlockingIOError as error:
         problem = "is being trained by another process"
-        raise ConfigError(Error(shown(folder.path), problem, "stop it, or wait for it to end")) from error
+        raise ConfigError(Error(display_path(folder.path), problem, "stop it, or wait for it to end")) from error

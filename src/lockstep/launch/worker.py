@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
 
+from lockstep.assembly.refusals import Refused, explain_error
 from lockstep.config.errors import PREFIX, ConfigError, Error, errors_of, report
 from lockstep.config.features import named_function
 from lockstep.runs import vitals
@@ -24,9 +25,8 @@ from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World, outer_world
 from lockstep.system.lazy_imports import lazy
 from lockstep.system.process import close_files
-from lockstep.system.redaction import redacted
-from lockstep.system.signals import Ended, SignalFlag, report_end, restored, run_exit_functions
-from lockstep.training.refusals import Refused, explained
+from lockstep.system.redaction import redact
+from lockstep.system.signals import Ended, SignalFlag, report_end, restore_signals, run_exit_functions
 
 # of a training, by its state: a later signal does not change them
 ENDS = {"finished": 0, "stopped": EXIT_STOPPED, "pruned": EXIT_STOPPED}
@@ -138,15 +138,15 @@ def take_job(job: Job, first: Callable[[], None] | None, listener: socket.socket
     world = outer_world(os.environ) if is_parallel else None
     if world is not None and listener is not None:
         world = replace(world, listener=listener.detach())
-    return run(job, world, SignalFlag(has_parent=True, ends=job.is_unsaved))
+    return run_task(job, world, SignalFlag(has_parent=True, ends=job.is_unsaved))
 
 
 def run_here(job: Job, world: World | None, flag: SignalFlag | None = None) -> int:
     """Do the job in this process. Returns the exit code. `flag` has the signals received before."""
     flag = flag or SignalFlag(ends=job.is_unsaved)
-    with restored():
-        code = run(job, world, flag)
-        if code in (EXIT_FAILED, EXIT_CONFIG) and (world is not None or not refused(job)):
+    with restore_signals():
+        code = run_task(job, world, flag)
+        if code in (EXIT_FAILED, EXIT_CONFIG) and (world is not None or not refusal_errors(job)):
             show_failure(job)
         elif flag.received and job.is_unsaved and code == code_of(job, flag.received):
             report_end(flag.received, continuation(job))
@@ -163,7 +163,7 @@ def continuation(job: Job) -> str:
     return "the same command continues" if job.options.get("output") else ""
 
 
-def run(job: Job, world: World | None, flag: SignalFlag) -> int:
+def run_task(job: Job, world: World | None, flag: SignalFlag) -> int:
     """Run the task; write the traceback of a failure to failure.txt and the log of the rank. Returns the exit code."""
     folder = RunFolder(Path(job.folder))
     rank, world_size = (world.rank, world.world_size) if world else (0, 1)
@@ -173,13 +173,13 @@ def run(job: Job, world: World | None, flag: SignalFlag) -> int:
         if world and sys.platform == "linux":  # gloo aborts if foreign connections exhaust the open files
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        with vitals.shown(folder, rank):
+        with vitals.write_heartbeats(folder, rank):
             task = task_function(job.task)
             _prepare_libraries()
             try:
                 return task(folder, world, flag, **job.options)
             except Exception as error:
-                lost = _lost(error, folder, world_size)  # while this rank still has a heartbeat
+                lost = _missing_ranks(error, folder, world_size)  # while this rank still has a heartbeat
                 raise
     except Ended as ended:
         return code_of(job, ended.args[0])
@@ -188,8 +188,8 @@ def run(job: Job, world: World | None, flag: SignalFlag) -> int:
         return EXIT_CONFIG
     except BaseException as error:  # process border: every error is recorded
         if flag.aborted_by:  # Lightning turns KeyboardInterrupt into sys.exit(1)
-            return aborted(job, flag.aborted_by, has_record=rank == 0)
-        text = redacted(f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}")
+            return end_aborted(job, flag.aborted_by, has_record=rank == 0)
+        text = redact(f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}")
         try:
             if lost:
                 folder.record_failure(f"{lost}\nrank {rank} of {world_size} waited for it: {error}\n")
@@ -202,7 +202,7 @@ def run(job: Job, world: World | None, flag: SignalFlag) -> int:
         return EXIT_FAILED
 
 
-def _lost(error: BaseException, folder: RunFolder, world_size: int) -> str:
+def _missing_ranks(error: BaseException, folder: RunFolder, world_size: int) -> str:
     """Describe the ranks that did not join; empty for other errors. If one failed first, wait for its record."""
     if world_size == 1:
         return ""
@@ -210,9 +210,9 @@ def _lost(error: BaseException, folder: RunFolder, world_size: int) -> str:
 
     if isinstance(error, FailedElsewhere):
         folder.await_failure(GRACE_S)
-    lost = vitals.silent(folder, world_size) if is_lost_rank(error) else ""
+    lost = vitals.silent_ranks(folder, world_size) if is_lost_rank(error) else ""
     if not lost and is_missing_rank(error) and not folder.failure.exists():
-        return vitals.absent(folder, world_size)
+        return vitals.absent_ranks(folder, world_size)
     return lost
 
 
@@ -220,14 +220,14 @@ def _prepare_libraries() -> None:
     """Silence Lightning, and limit the threads of torch to a CPU quota, which it ignores."""
     import torch
 
-    from lockstep.system.silence import quiet
+    from lockstep.system.silence import silence_libraries
 
-    quiet()
+    silence_libraries()
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > num_cores():
         torch.set_num_threads(num_cores())
 
 
-def aborted(job: Job, by: str, *, has_record: bool) -> int:
+def end_aborted(job: Job, by: str, *, has_record: bool) -> int:
     """Return the exit code of an aborted task; with `has_record` update the status of a training."""
     if job.task != TRAIN:
         return EXIT_INTERRUPTED
@@ -240,7 +240,7 @@ def aborted(job: Job, by: str, *, has_record: bool) -> int:
     return EXIT_INTERRUPTED
 
 
-def refused(job: Job) -> list[Error]:
+def refusal_errors(job: Job) -> list[Error]:
     """Return the configuration errors because of which a training did not begin or resume; empty for other tasks."""
     folder = RunFolder(Path(job.folder))
     has_begun = folder.read_status().get("state", "starting") != "starting"
@@ -257,9 +257,9 @@ def show_failure(job: Job, out: TextIO | None = None) -> None:
     text = failure or "a worker failed without an error message"
     try:
         if job.task == TRAIN:
-            folder.update_status(state="failed", reason=folder.failed_by() or text)
+            folder.update_status(state="failed", reason=folder.failure_cause() or text)
     except OSError as error:
-        text = failure or explained(error, folder.path, "the command") or text
+        text = failure or explain_error(error, folder.path, "the command") or text
     print(text, file=out or sys.stderr)
     if job.task == TRAIN:
         print(f"The run failed: {folder.path}", file=out or sys.stderr, flush=True)

@@ -127,9 +127,9 @@ class Classifier(L.LightningModule):
             outputs = self.net(values) if self._compiled is None else self._compiled(values)
         return outputs.float() if outputs.dtype == self._autocast else outputs
 
-    def eagerly(self) -> AbstractContextManager[None]:
+    def eager_mode(self) -> AbstractContextManager[None]:
         """Compile nothing inside, and forget the batch sizes seen there."""
-        return nullcontext() if self._compiled is None else self._compiled.eagerly()
+        return nullcontext() if self._compiled is None else self._compiled.eager_mode()
 
     @override
     def on_train_start(self) -> None:
@@ -261,7 +261,7 @@ class Classifier(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         self._publish_scores("val", self.trainer.val_dataloaders)
         if self._step is not None and self.trainer.state.fn == TrainerFn.FITTING:
-            self._step.validated(self._scheduler.monitor, {**self.trainer.callback_metrics, **self.metrics})
+            self._step.step_plateau(self._scheduler.monitor, {**self.trainer.callback_metrics, **self.metrics})
 
     @override
     def on_test_epoch_end(self) -> None:
@@ -275,9 +275,9 @@ class Classifier(L.LightningModule):
 
     def _optimizer_and_schedule(self) -> tuple[Optimizer, LRScheduler]:
         weight_decay = self._optimizer.keywords.get("weight_decay", 0.0)
-        optimizer = self._optimizer(self._groups.for_optimizer(weight_decay))
+        optimizer = self._optimizer(self._groups.optimizer_groups(weight_decay))
         # not trainer.estimated_stepping_batches: it builds the loader before a resume has restored its position
-        return optimizer, self._scheduler.of(optimizer, self._total_steps)
+        return optimizer, self._scheduler.build(optimizer, self._total_steps)
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -59,7 +59,7 @@ class GraphedModule:
 
     def __call__(self, inputs: Tensor, shard: Shard) -> Tensor:
         graphs = self._graphs_of(inputs, shard) if self._is_on else None
-        return self._module(inputs) if graphs is None else self._replayed(graphs, inputs, shard)
+        return self._module(inputs) if graphs is None else self._replay(graphs, inputs, shard)
 
     def _start(self, state: Any) -> None:
         """Forget all graphs: they repeat another state of the module."""
@@ -87,24 +87,24 @@ class GraphedModule:
         if key not in self._graphs and len(self._graphs) < MOST_KEYS:
             self._num_eager[key] += 1
             if self._num_eager[key] > NUM_EAGER:
-                self._graphs[key] = self._captured(inputs, shard)
+                self._graphs[key] = self._try_capture(inputs, shard)
         return self._graphs.get(key)
 
     def _addresses(self) -> list[int]:
         return [parameter.data_ptr() for parameter in self._parameters.values()]
 
-    def _captured(self, inputs: Tensor, shard: Shard) -> Graphs | None:
+    def _try_capture(self, inputs: Tensor, shard: Shard) -> Graphs | None:
         """Return graphs for shards like this one; None if they stay eager. Every rank must call it in the same step."""
         # a batch norm waits for the device where a shard has one sample; an empty shard has nothing to capture
         if min(gather_objects(len(inputs))) < 2:
             return None
         made: list[Graphs] = []
-        if not self._agreed(lambda: made.append(self._recorded(inputs))):
+        if not self._all_agree(lambda: made.append(self._capture_graphs(inputs))):
             return None
-        is_equal = self._agreed(lambda: self._difference(made[0], inputs, shard), exchanges=is_distributed())
+        is_equal = self._all_agree(lambda: self._difference(made[0], inputs, shard), exchanges=is_distributed())
         return made[0] if is_equal else None
 
-    def _agreed(self, work: Callable[[], str | None], *, exchanges: bool = False) -> bool:
+    def _all_agree(self, work: Callable[[], str | None], *, exchanges: bool = False) -> bool:
         """Return whether `work` returns no problem on any rank. If not, stay eager.
 
         An error is a problem, but ends a run whose batch norms exchange statistics in it: other ranks wait for them.
@@ -123,7 +123,7 @@ class GraphedModule:
                 print(f"lockstep: no CUDA graphs, steps are eager: {problems[0]}", file=sys.stderr, flush=True)
         return not problems
 
-    def _recorded(self, inputs: Tensor) -> Graphs:
+    def _capture_graphs(self, inputs: Tensor) -> Graphs:
         """Capture graphs. Raises RuntimeError with the reason if they cannot be used."""
         if internals.has_hooks(self._layers):
             raise RuntimeError("a layer has hooks, which a replay does not call")
@@ -157,7 +157,7 @@ class GraphedModule:
         outputs = outputs.detach()
         return Graphs(forward, backward, static, outputs, output_gradient, gradients, sources, self._addresses())
 
-    def _replayed(self, graphs: Graphs, inputs: Tensor, shard: Shard) -> Tensor:
+    def _replay(self, graphs: Graphs, inputs: Tensor, shard: Shard) -> Tensor:
         for dropout, source in graphs.sources:
             source.manual_seed(dropout.seed(shard))
         trained = zip(self._trained.values(), graphs.gradients, strict=True)
@@ -177,7 +177,7 @@ class GraphedModule:
             return [outputs.detach()], gradients, [value.clone() for value in moved.values()]
 
         expected = results(functional_call(self._module, moved, (inputs,)), moved)
-        found = results(self._replayed(graphs, inputs, shard), buffers)
+        found = results(self._replay(graphs, inputs, shard), buffers)
         for name, value in buffers.items():
             value.copy_(before[name])
         is_equal = all(_is_close(*pair) for pair in zip(found, expected, strict=True))

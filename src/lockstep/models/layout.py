@@ -18,7 +18,7 @@ from lockstep.models.passes import Layout
 AVX2_NUMBERS, AVX512_NUMBERS = 8, 16  # float32 numbers in a vector register: the channels that the kernel writes
 
 
-def chosen(memory_format: str, faulty: str | None) -> Layout:
+def choose_layout(memory_format: str, faulty: str | None) -> Layout:
     """Return the layout for `trainer.memory_format`; `faulty` names a convolution that rules out channels_last."""
     if memory_format != "auto":
         return Layout(torch.channels_last if memory_format == "channels_last" else torch.contiguous_format, "as set")
@@ -71,7 +71,7 @@ class CompiledNetwork:
             return self._net(images)
 
     @contextmanager
-    def eagerly(self) -> Iterator[None]:
+    def eager_mode(self) -> Iterator[None]:
         """Compile nothing inside, and forget the batch sizes seen there."""
         with torch.compiler.set_stance("force_eager"):
             yield

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Doc, override
 
-from lockstep.models.origin import Origin, with_ends
+from lockstep.models.origin import Origin, attach_ends
 from lockstep.system import internals
 from lockstep.system.kinds import Dropout, DropPath, HeadOnly, Pretrained
 
@@ -47,13 +47,13 @@ def torchvision(
     if name in AUXILIARY:
         raise ValueError(f"model.name={name} has auxiliary outputs, which are not trained here: choose another network")
     dropout_name = "drop_rate" if name.startswith("densenet") else "dropout"
-    rates = _without_none({dropout_name: dropout, "stochastic_depth_prob": drop_path})
+    rates = _drop_none({dropout_name: dropout, "stochastic_depth_prob": drop_path})
     net: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **rates)
-    origin = with_ends(net, num_classes)
+    origin = attach_ends(net, num_classes)
     convolution = net.get_submodule(origin.first[0])
     assert isinstance(convolution, nn.Conv2d)
     if convolution.in_channels != in_channels:
-        convolution.weight = nn.Parameter(adapted(convolution.weight.detach(), in_channels).clone())
+        convolution.weight = nn.Parameter(adapt_channels(convolution.weight.detach(), in_channels).clone())
         convolution.in_channels = in_channels
     known: Any = models.get_model_weights(name)
     if pretrained is True and not len(known):
@@ -61,12 +61,14 @@ def torchvision(
     preset = known.DEFAULT.transforms() if len(known) else None
     size = preset.crop_size[0] if preset is not None else None
     mean, std = (preset.mean, preset.std) if preset is not None else IMAGENET
-    origin = replace(origin, image_size=size, mean=repeated(mean, in_channels), std=repeated(std, in_channels))
+    origin = replace(
+        origin, image_size=size, mean=repeat_channels(mean, in_channels), std=repeat_channels(std, in_channels)
+    )
 
     def download() -> State:
         return models.get_model(name, weights="DEFAULT", progress=False).state_dict()  # with the names of today
 
-    return _prepared(net, origin, pretrained, download, head_only=head_only)
+    return _prepare_network(net, origin, pretrained, download, head_only=head_only)
 
 
 def timm(
@@ -85,7 +87,7 @@ def timm(
     """
     import timm as library
 
-    rates = _without_none({"drop_rate": dropout, "drop_path_rate": drop_path})
+    rates = _drop_none({"drop_rate": dropout, "drop_path_rate": drop_path})
     try:
         net: Any = library.create_model(name, in_chans=in_channels, num_classes=num_classes, **rates)
     except RuntimeError as error:
@@ -93,15 +95,15 @@ def timm(
     if not any(isinstance(layer, internals.BatchNorm) for layer in net.modules()):
         net.__class__ = type(type(net).__name__, (_TakesEmpty, type(net)), {})
     settings: Mapping[str, Any] = net.pretrained_cfg
-    mean, std = (repeated(settings[key], in_channels) for key in ("mean", "std"))
-    first, head = (_listed(settings.get(key)) for key in ("first_conv", "classifier"))
+    mean, std = (repeat_channels(settings[key], in_channels) for key in ("mean", "std"))
+    first, head = (_name_tuple(settings.get(key)) for key in ("first_conv", "classifier"))
     origin = Origin(settings["input_size"][-1], mean, std, first=first, head=head)
 
     def download() -> State:
         with _offline_without_network():
             return library.create_model(name, pretrained=True).state_dict()
 
-    return _prepared(net, origin, pretrained, download, head_only=head_only)
+    return _prepare_network(net, origin, pretrained, download, head_only=head_only)
 
 
 @contextlib.contextmanager
@@ -169,22 +171,22 @@ class _TakesEmpty(nn.Module):
                 layer.training = is_training
 
 
-def _without_none(rates: Mapping[str, float | None]) -> dict[str, Any]:
+def _drop_none(rates: Mapping[str, float | None]) -> dict[str, Any]:
     return {name: rate for name, rate in rates.items() if rate is not None}
 
 
-def _listed(value: str | Sequence[str] | None) -> tuple[str, ...]:
+def _name_tuple(value: str | Sequence[str] | None) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value or ())
 
 
-def repeated(values: Sequence[float], num_channels: int) -> tuple[float, ...]:
+def repeat_channels(values: Sequence[float], num_channels: int) -> tuple[float, ...]:
     """Return a mean or standard deviation for other channels: the mean of all for one, else repeated."""
     if num_channels == 1:
         return (sum(values) / len(values),)
     return tuple(float(values[channel % len(values)]) for channel in range(num_channels))
 
 
-def _prepared(
+def _prepare_network(
     net: nn.Module, origin: Origin, pretrained: bool | str, download: Callable[[], State], *, head_only: bool
 ) -> nn.Module:
     """Attach its origin to a network, and freeze all but its head if `head_only`."""
@@ -198,14 +200,14 @@ def _prepared(
 
     def load() -> None:
         state = _read(pretrained) if isinstance(pretrained, str) else download()
-        net.load_state_dict(fitted(state, net, origin), strict=False)
+        net.load_state_dict(fit_weights(state, net, origin), strict=False)
 
     attributed: Any = net
     attributed.origin = replace(origin, load=load) if pretrained else replace(origin, mean=None, std=None)
     return net
 
 
-def fitted(state: State, net: nn.Module, origin: Origin) -> dict[str, Tensor]:
+def fit_weights(state: State, net: nn.Module, origin: Origin) -> dict[str, Tensor]:
     """Return the weights of `state` for a network, adapted to its channels; without a head that does not fit.
 
     Raises ValueError with the first of the others that do not fit.
@@ -214,7 +216,7 @@ def fitted(state: State, net: nn.Module, origin: Origin) -> dict[str, Tensor]:
     for name, value in own.items():
         layer, other = name.rpartition(".")[0], state.get(name)
         if other is not None and layer in origin.first and name.endswith(".weight") and other.ndim == 4:
-            other = adapted(other, value.shape[1])
+            other = adapt_channels(other, value.shape[1])
         if other is not None and other.shape == value.shape:
             found[name] = other
         elif layer not in origin.head and (other is not None or not name.endswith("num_batches_tracked")):
@@ -229,7 +231,7 @@ def fitted(state: State, net: nn.Module, origin: Origin) -> dict[str, Tensor]:
     return found
 
 
-def adapted(weight: Tensor, in_channels: int) -> Tensor:
+def adapt_channels(weight: Tensor, in_channels: int) -> Tensor:
     """Adapt the weight (O, I, h, w) of a first convolution to other channels.
 
     For one channel it is the sum over all, as for a grey image repeated in them. For more, channels are repeated, and

@@ -27,7 +27,7 @@ class LossScale:
         self.overflowed = torch.zeros((), device=device)  # 1 if the update of the last step is skipped
         self._num_skipped = torch.full((), float(self.num_skipped), device=device)
 
-    def scaled(self, loss: Tensor) -> Tensor:
+    def scale(self, loss: Tensor) -> Tensor:
         return self._scaler.scale(loss)
 
     def unscale(self, optimizer: Optimizer) -> None:

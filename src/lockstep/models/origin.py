@@ -30,7 +30,7 @@ def origin_of(net: nn.Module) -> Origin:
     return found if isinstance(found, Origin) else Origin()
 
 
-def with_ends(net: nn.Module, num_outputs: int) -> Origin:
+def attach_ends(net: nn.Module, num_outputs: int) -> Origin:
     """Return the origin of a network with `num_outputs`, with the names of its first layers and of its head."""
     origin = origin_of(net)
     first = [path for path, layer in net.named_modules() if isinstance(layer, nn.Conv2d)][:1]

@@ -53,7 +53,7 @@ class ParameterGroups:
         self._epoch: int | None = None
         self._frozen: list[nn.Parameter] = []
 
-    def for_optimizer(self, weight_decay: float) -> list[dict[str, Any]]:
+    def optimizer_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Return the non-empty groups of an optimizer: those without a rule, then rule by rule.
 
         Weights (ndim > 1) are decayed, norms and biases (ndim <= 1) are not. Permanently frozen parameters are left

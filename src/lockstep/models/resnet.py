@@ -95,10 +95,10 @@ class ResNet18(nn.Module):
         if not (x.is_cuda and x.shape[1] == 1 and is_last and torch.is_autocast_enabled("cuda")):
             return self.conv1(x)
         layer = self.conv1
-        return F.conv2d(_widened(x), _widened(layer.weight), layer.bias, layer.stride, layer.padding)
+        return F.conv2d(_widen_channels(x), _widen_channels(layer.weight), layer.bias, layer.stride, layer.padding)
 
 
-def _widened(x: Tensor) -> Tensor:
+def _widen_channels(x: Tensor) -> Tensor:
     """Return x (B, 1, H, W) with seven more channels of zeros, in channels_last."""
     return F.pad(x.permute(0, 2, 3, 1), (0, 7)).permute(0, 3, 1, 2)
 

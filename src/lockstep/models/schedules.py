@@ -33,7 +33,7 @@ class Schedule(NamedTuple):
     monitor: str = "val/accuracy"
     mode: Literal["min", "max"] = "max"
 
-    def of(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
+    def build(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
         """Make the schedule of an optimizer, with `total_steps` if it takes that parameter.
 
         Raises TypeError if it is no schedule of torch, ValueError for a ReduceLROnPlateau of the wrong mode.
@@ -74,7 +74,7 @@ def replay(checkpoint: dict[str, Any], optimizer: Optimizer, schedule: LRSchedul
 
 def constant(optimizer: Optimizer, total_steps: int) -> LambdaLR:
     """Keep the learning rate of the optimizer."""
-    return _warmed_up(optimizer, total_steps, 0.0, lambda u: 1.0)
+    return _warmup_schedule(optimizer, total_steps, 0.0, lambda u: 1.0)
 
 
 def one_cycle_linear(
@@ -90,7 +90,7 @@ def one_cycle_linear(
     i = `initial_fraction`, the rate is multiplied by i + (1 - i) (s + 1) / w for s < w, then by 1 - u with
     u = (s - w) / (T - w): 1 / (T - w) at the last step.
     """
-    return _warmed_up(optimizer, total_steps, warmup_fraction, lambda u: 1 - u, initial_fraction)
+    return _warmup_schedule(optimizer, total_steps, warmup_fraction, lambda u: 1 - u, initial_fraction)
 
 
 def cosine(
@@ -105,7 +105,7 @@ def cosine(
     Warm-up, from 0, and u are those of `one_cycle_linear`; then the rate is multiplied by
     f + (1 - f) (1 + cos(pi u)) / 2 with f = `final_fraction`.
     """
-    return _warmed_up(
+    return _warmup_schedule(
         optimizer,
         total_steps,
         warmup_fraction,
@@ -113,7 +113,7 @@ def cosine(
     )
 
 
-def _warmed_up(
+def _warmup_schedule(
     optimizer: Optimizer,
     total_steps: int,
     warmup_fraction: float,

@@ -73,7 +73,7 @@ class OptimizerStep:
             self._strategy.pre_backward(loss)  # DDP exchanges gradients only after this call
         if self._loss_scale is not None:
             # without the factor for DDP's mean: gradients of samples are as large as with one rank
-            loss = self._loss_scale.scaled(loss / self._world_size)
+            loss = self._loss_scale.scale(loss / self._world_size)
         self._call("on_before_backward", loss)
         loss.backward()
         if is_last:
@@ -107,7 +107,7 @@ class OptimizerStep:
         if not is_on_plateau and (self._interval == "step" or self._module.trainer.is_last_batch):
             self._scheduler.step()
 
-    def validated(self, monitor: str, metrics: Mapping[str, Any]) -> None:
+    def step_plateau(self, monitor: str, metrics: Mapping[str, Any]) -> None:
         """Step a ReduceLROnPlateau with rank 0's value of `monitor`, after a validation. Every rank must call it.
 
         Raises ValueError if there is no such value.
@@ -217,7 +217,7 @@ class LossGuard:
         self._is_bad = torch.zeros((), device=device)
         self._samples: list[_Samples] = []  # no batches: their pixels would stay on the device
         self._pending: deque[_Pending] = deque()
-        self._rows = _rows(2 if loss_scale is None else 4) if device.type == "cuda" else itertools.repeat(None)
+        self._rows = _host_rows(2 if loss_scale is None else 4) if device.type == "cuda" else itertools.repeat(None)
 
     def check(self, loss: Tensor, batch: Batch, step: int) -> None:
         """Check the loss of a micro-batch of optimizer step `step`, counted from 1."""
@@ -242,7 +242,7 @@ class LossGuard:
             self._optimizer.found_inf = is_bad if scale is None else torch.maximum(is_bad, scale.overflowed)
         flags = torch.stack([self._is_bad, bad_rank, *(() if scale is None else scale.facts())])
         judge = partial(self._judge, step, self._samples)
-        self._pending.append(_Pending(step, *_to_host(flags, next(self._rows)), judge))
+        self._pending.append(_Pending(step, *_copy_to_host(flags, next(self._rows)), judge))
         self._is_bad = torch.zeros_like(self._is_bad)
         self._samples = []
         self._read(step - MOST_PENDING)
@@ -252,7 +252,7 @@ class LossGuard:
 
         At once where nothing is deferred; `values` must not change later.
         """
-        self._pending.append(_Pending(step, *_to_host(values), use))
+        self._pending.append(_Pending(step, *_copy_to_host(values), use))
         if not self._is_deferred:
             self.wait()
 
@@ -305,13 +305,13 @@ class LossGuard:
 _Row = tuple[Tensor, Any]  # page-locked memory, and the CUDA event after which a copy into it is complete
 
 
-def _rows(size: int) -> Iterator[_Row | None]:
+def _host_rows(size: int) -> Iterator[_Row | None]:
     """Cycle through as many rows as can be pending: an allocation costs more than a copy."""
     rows = torch.empty(MOST_PENDING + 1, size, pin_memory=True)
     return itertools.cycle([(row, torch.cuda.Event()) for row in rows])
 
 
-def _to_host(values: Tensor, row: _Row | None = None) -> _Row:
+def _copy_to_host(values: Tensor, row: _Row | None = None) -> _Row:
     """Copy a tensor from a GPU to the host, into `row` or into new memory; the event is None on a CPU."""
     if values.device.type != "cuda":
         return values, None

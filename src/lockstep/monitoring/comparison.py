@@ -10,8 +10,8 @@ from lockstep.monitoring import cells
 from lockstep.runs.discovery import look_at, read_tests
 from lockstep.runs.files import read_text, to_json
 from lockstep.runs.folder import RunFolder
-from lockstep.runs.naming import find, quoted, shown
-from lockstep.system.redaction import redacted
+from lockstep.runs.naming import display_path, find, quote_path
+from lockstep.system.redaction import redact
 from lockstep.system.terminal import duration, new_table, print_table, printable, say, terminal
 from lockstep.system.trees import from_yaml, leaves
 
@@ -19,13 +19,13 @@ OTHERWISE = ("resume", "notify", "sweep", "launcher")  # settings that do not ch
 Row = tuple[str, list[Any]]
 
 
-def show(names: Sequence[str], *, is_json: bool) -> int:
+def compare_runs(names: Sequence[str], *, is_json: bool) -> int:
     """Print how runs differ. Returns the exit code."""
     if len(names) < 2:
         raise ValueError(f"compare needs two or more runs, or a sweep, not only {names[0]}.")
     folders = [find(name) for name in names]
     settings, results = differences(folders), outcomes(folders)
-    paths = [shown(folder.path) for folder in folders]
+    paths = [display_path(folder.path) for folder in folders]
     if is_json:
         print(to_json({"runs": paths, "settings": dict(settings), "results": dict(results)}))
         return 0
@@ -38,7 +38,7 @@ def show(names: Sequence[str], *, is_json: bool) -> int:
         say(terminal(), "One run of each says nothing about the settings. Sweeps of their seeds do.")
     if len(folders) == 2 and None not in dict(results).get("test_accuracy", [None]):
         files = [f"--output {letter(number)}.csv" for number in range(2)]
-        evaluations = [f"lockstep eval {quoted(run.path)} {file}" for run, file in zip(folders, files, strict=True)]
+        evaluations = [f"lockstep eval {quote_path(run.path)} {file}" for run, file in zip(folders, files, strict=True)]
         print("\nThe two networks on the same test images:", *evaluations, "lockstep compare A.csv B.csv", sep="\n  ")
     return 0
 
@@ -79,10 +79,10 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
         tree = from_yaml(read_text(folder.config))
         settings = leaves({key: value for key, value in tree.items() if key not in OTHERWISE}, "")
         # a date, which is a type of YAML, as text
-        return {key: json.loads(json.dumps(redacted(value, key), default=str)) for key, value in settings}
+        return {key: json.loads(json.dumps(redact(value, key), default=str)) for key, value in settings}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
         text = " ".join(str(error).split())[:200]
-        raise ValueError(f"{shown(folder.config)} cannot be read: {text}.") from error
+        raise ValueError(f"{display_path(folder.config)} cannot be read: {text}.") from error
 
 
 def outcomes(folders: Sequence[RunFolder]) -> list[Row]:

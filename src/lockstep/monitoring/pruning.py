@@ -21,7 +21,7 @@ from lockstep.runs.folder import (
     SILENT_S,
     RunFolder,
 )
-from lockstep.runs.naming import link_latest, shown
+from lockstep.runs.naming import display_path, link_latest
 from lockstep.system.terminal import new_table, print_table, printable, terminal
 from lockstep.system.wording import plural, size_text
 
@@ -40,7 +40,7 @@ def prune(selection: Selection, *, is_sure: bool) -> int:
     going: list[DiscoveredRun] = []
     watched = Watched(root, scan_every_s=0.0)
     selection.check(all_runs(watched))
-    for run in Selection(root, selection.terms, selection.states or LEFTOVERS, is_removal=True).listed(watched):
+    for run in Selection(root, selection.terms, selection.states or LEFTOVERS, is_removal=True).matching_runs(watched):
         if not is_named and _has_checkpoint(run.discovered):
             continue
         if reason := _reason_to_stay(run, is_named=is_named):
@@ -49,7 +49,7 @@ def prune(selection: Selection, *, is_sure: bool) -> int:
             going.append(run.discovered)
     if not going:
         which = "in these states" if is_named else "that failed without a checkpoint (others with --state)"
-        print(f"Nothing to remove: no run {which} below {printable(shown(root))}.")
+        print(f"Nothing to remove: no run {which} below {printable(display_path(root))}.")
         return 0
     return remove(going, root, is_sure=is_sure)
 
@@ -121,7 +121,7 @@ def _remove_all(found: Sequence[tuple[DiscoveredRun, dict[str, Any], int]], root
     num_bytes = 0
     try:
         for run, facts, size in found:
-            if reason := _removed(run, facts):
+            if reason := _remove_run(run, facts):
                 _print_kept(run, reason)
             else:
                 removed.append(run.folder.path)
@@ -136,7 +136,7 @@ def _remove_all(found: Sequence[tuple[DiscoveredRun, dict[str, Any], int]], root
     return 0 if len(removed) == len(found) else EXIT_FAILED
 
 
-def _removed(run: DiscoveredRun, facts: dict[str, Any]) -> str:
+def _remove_run(run: DiscoveredRun, facts: dict[str, Any]) -> str:
     """Remove a run under its lock. Returns the reason if it stays."""
     folder = run.folder
     try:
@@ -165,7 +165,7 @@ def _repoint(removed: Sequence[Path]) -> None:
         link = above / "latest"
         if not link.is_symlink() or Path(os.path.realpath(link)) not in removed:
             continue
-        left = Selection(above, (), ()).listed(Watched(above, scan_every_s=0.0))
+        left = Selection(above, (), ()).matching_runs(Watched(above, scan_every_s=0.0))
         if left:
             link_latest(above, left[0].discovered.folder.path)
         else:

@@ -15,8 +15,8 @@ from typing import Any
 from lockstep.monitoring import cells
 from lockstep.runs.discovery import STATES, DiscoveredRun, Watched
 from lockstep.runs.files import read_text
-from lockstep.runs.naming import shown
-from lockstep.system.redaction import redacted
+from lockstep.runs.naming import display_path
+from lockstep.system.redaction import redact
 
 DEFAULT_ROOT = "outputs"
 COLUMNS = ("state", "run", "best", "overrides", "epoch", "s/epoch", "started")
@@ -52,7 +52,7 @@ class Listed:
         facts = typed | self.facts["metrics"] | self.facts | {"started": self.since or None}
         return facts | {name: facts[fact] for name, fact in OTHER_NAMES.items() if fact in facts}
 
-    def compared(self, key: str) -> list[Any]:
+    def comparable(self, key: str) -> list[Any]:
         """Return the values of a key to compare: all tags, the start as text, none for a run without the key."""
         found = self.value(key)
         if isinstance(found, list):
@@ -81,7 +81,7 @@ def _settings(text: str) -> dict[str, str]:
         tree = from_yaml(text)
     except (ValueError, YAMLError):
         return {}
-    settings = {key: redacted(value, key) for key, value in leaves(tree, "") if value not in (None, {})}
+    settings = {key: redact(value, key) for key, value in leaves(tree, "") if value not in (None, {})}
     return {
         key: value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
         for key, value in settings.items()
@@ -108,7 +108,7 @@ class Selection:
     states: Sequence[str]
     is_removal: bool = False
 
-    def listed(self, watched: Watched) -> list[Listed]:
+    def matching_runs(self, watched: Watched) -> list[Listed]:
         """List the matching runs, the newest first."""
         return [run for run in all_runs(watched) if self.matches(run)]
 
@@ -123,7 +123,7 @@ class Selection:
             if not wanted and sign != "!=":
                 raise ValueError(f"{term} is incomplete: write it as optimizer.lr>=0.05.")
             self._check_key(runs, key)
-            values = [value for run in runs for value in run.compared(key)]
+            values = [value for run in runs for value in run.comparable(key)]
             if sign != "!=" and order(wanted)[0] and values and not any(order(value)[0] for value in values):
                 raise ValueError(f"{term} needs a number.")
 
@@ -133,7 +133,7 @@ class Selection:
             same = sorted(name for name in known if re.split(r"[./]", name)[-1] == key)
             near = " or ".join(same or get_close_matches(key, known))
             hint = f"did you mean {near}?" if near else f"choose from {', '.join(USUAL)}, settings and metrics."
-            raise ValueError(f"no run below {shown(self.root)} has {key}: {hint}")
+            raise ValueError(f"no run below {display_path(self.root)} has {key}: {hint}")
 
     def matches(self, run: Listed) -> bool:
         """Return whether all terms match the run, and its state is one of those named."""
@@ -152,7 +152,7 @@ class Selection:
         key, sign, wanted = condition.groups()
         if self.is_removal and sign == "=" and key not in NOTES:
             return False
-        lefts, right = [order(value) for value in run.compared(key)], order(wanted)
+        lefts, right = [order(value) for value in run.comparable(key)], order(wanted)
         if sign == "!=":
             return bool(lefts) and right not in lefts
         return any(left[0] == right[0] and OPERATORS[sign](left, right) for left in lefts)
@@ -167,7 +167,7 @@ def all_runs(watched: Watched) -> list[Listed]:
     return sorted(runs, key=lambda run: (run.since, run.discovered.name), reverse=True)
 
 
-def matching(runs: Mapping[Any, Listed], filter_text: str, where: str) -> dict[str, Any]:
+def select_runs(runs: Mapping[Any, Listed], filter_text: str, where: str) -> dict[str, Any]:
     """Return the keys of the `matching` runs, or what is `wrong` with the filter; `where` names their folder."""
     chosen = Selection(Path(where), filter_text.split(), ())
     try:

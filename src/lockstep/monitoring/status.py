@@ -10,14 +10,14 @@ from lockstep.monitoring import cells
 from lockstep.runs.discovery import look_at
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import LIVE_STATES, RunFolder
-from lockstep.runs.naming import quoted, resume_command, shown
+from lockstep.runs.naming import display_path, quote_path, resume_command
 from lockstep.system.terminal import duration, show_table, terminal
 
 BAR = 32  # columns
 Rows = list[tuple[str, str | Text]]
 
 
-def show(folder: RunFolder, *, is_json: bool) -> int:
+def show_status(folder: RunFolder, *, is_json: bool) -> int:
     """Print the status of a run. Returns the exit code."""
     facts = look_at(folder)
     if is_json:
@@ -89,14 +89,14 @@ def _process(facts: dict[str, Any], folder: RunFolder) -> Rows:
         ("process", process),
         ("started", cells.moment(facts["started"]) if "started" in facts else ""),
         ("updated", f"{cells.moment(updated)}{ago}" if updated else ""),
-        ("failure", shown(folder.failure) if folder.failure.is_file() else ""),
-        ("run folder", shown(folder.path)),
+        ("failure", display_path(folder.failure) if folder.failure.is_file() else ""),
+        ("run folder", display_path(folder.path)),
     ]
 
 
 def _next(facts: dict[str, Any], folder: RunFolder) -> tuple[str, str]:
     """Return the next action for the state, and its command."""
-    run, state, resume = quoted(folder.path), facts["state"], resume_command(folder.path)
+    run, state, resume = quote_path(folder.path), facts["state"], resume_command(folder.path)
     if state == "stopping":
         return "then resume", resume
     if state in LIVE_STATES:
@@ -106,5 +106,5 @@ def _next(facts: dict[str, Any], folder: RunFolder) -> tuple[str, str]:
     if state == "not started":
         return ("look", f"lockstep jobs show {run}") if folder.job_file.is_file() else ("start", resume)
     if state == "broken":
-        return "look", f"cat {quoted(folder.status_file)}"
+        return "look", f"cat {quote_path(folder.status_file)}"
     return ("resume" if folder.last_checkpoint.exists() else "try again"), resume

@@ -22,18 +22,18 @@ from lockstep.system.wording import plural
 SEARCH_S = 10.0  # between two searches for new runs
 
 
-def show(selection: Selection, columns: Sequence[str], *, sort: str, is_reversed: bool, is_json: bool) -> int:
+def show_runs(selection: Selection, columns: Sequence[str], *, sort: str, is_reversed: bool, is_json: bool) -> int:
     """Print the runs, with these columns or the usual ones. Returns the exit code.
 
     Raises ValueError for keys that no run has.
     """
     watched = Watched(selection.root, scan_every_s=SEARCH_S)
     selection.check(all_runs(watched), *columns, sort.removeprefix("-"))
-    runs = in_order(selection.listed(watched), sort, is_reversed=is_reversed)
+    runs = sort_runs(selection.matching_runs(watched), sort, is_reversed=is_reversed)
     if is_json:
         print(to_json([_plain_facts(run) | {key: run.value(key) for key in columns} for run in runs]))
     elif not runs:
-        print(_nothing(selection, num_found=len(watched.runs())), file=sys.stderr)
+        print(_empty_text(selection, num_found=len(watched.runs())), file=sys.stderr)
     else:
         out = terminal.terminal()
         if out.is_terminal:
@@ -42,7 +42,7 @@ def show(selection: Selection, columns: Sequence[str], *, sort: str, is_reversed
     return 0
 
 
-def watch(selection: Selection, columns: Sequence[str], *, sort: str, is_reversed: bool) -> int:
+def watch_runs(selection: Selection, columns: Sequence[str], *, sort: str, is_reversed: bool) -> int:
     """Show the runs on the terminal, refreshed every two seconds, until Ctrl-C. Returns the exit code.
 
     Raises ValueError for keys that no run has when it starts.
@@ -50,15 +50,15 @@ def watch(selection: Selection, columns: Sequence[str], *, sort: str, is_reverse
     watched = Watched(selection.root, scan_every_s=SEARCH_S)
     selection.check(all_runs(watched), *columns, sort.removeprefix("-"))
 
-    def drawn(out: Console) -> Group:
-        runs = in_order(selection.listed(watched), sort, is_reversed=is_reversed)
+    def draw(out: Console) -> Group:
+        runs = sort_runs(selection.matching_runs(watched), sort, is_reversed=is_reversed)
         return _screen(selection, runs, columns, out, f"  {time.strftime('%H:%M:%S')}, Ctrl-C ends")
 
-    terminal.watch(drawn)
+    terminal.watch(draw)
     return 0
 
 
-def in_order(runs: Sequence[Listed], sort: str, *, is_reversed: bool) -> list[Listed]:
+def sort_runs(runs: Sequence[Listed], sort: str, *, is_reversed: bool) -> list[Listed]:
     """Sort runs by a column, ascending, or descending with a minus; runs without a value come last."""
     name, is_down = sort.removeprefix("-"), sort.startswith("-") != is_reversed
     overrides = differing_overrides([run.facts for run in runs])
@@ -115,7 +115,7 @@ def _monitor(runs: Sequence[Listed]) -> str:
     return printable(monitors.pop()) if len(monitors) == 1 else ""
 
 
-def _nothing(selection: Selection, *, num_found: int) -> str:
+def _empty_text(selection: Selection, *, num_found: int) -> str:
     where = printable(str(selection.root))
     if not num_found:
         return f"No runs below {where}: start one with {naming.training_command()}, or name another folder."

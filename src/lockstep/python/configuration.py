@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.config import compose, options, overrides, project, saved_run, storage, trust
+from lockstep.assembly import refusals
+from lockstep.config import overrides, saved_run
+from lockstep.config.composing import compose, options
 from lockstep.config.errors import ConfigError, Error
-from lockstep.config.schema import Config
-from lockstep.config.targets import called
+from lockstep.config.saved import config_file, project, trust
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.legal_keys import named_callables
 from lockstep.runs import gate
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import outer_world
-from lockstep.training import refusals
 
 OUTPUT = "hydra.run.dir"  # the only setting of Hydra that concerns a training
 COMPOSING = (OUTPUT, "hydra.searchpath")
@@ -29,20 +31,20 @@ class Request(NamedTuple):
     resumed: RunFolder | None
 
 
-def of_sweep(typed: Sequence[str]) -> Config:
+def check_sweep(typed: Sequence[str]) -> Config:
     """Check the overrides of a sweep, and return the configuration of its first trial. Raises ConfigError."""
     _refuse_unfit(typed)
     enter(None)
     return overrides.plan(typed, compose.source_of(project.current()), is_multirun=True).configs[0]
 
 
-def requested(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool = False) -> Request:
+def check_request(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool = False) -> Request:
     """Check overrides as the command line does. Raises ConfigError with every error."""
     _refuse_unfit(typed)
-    run = saved_run.named(typed)
+    run = saved_run.run_to_resume(typed)
     enter(None if is_trusted else run)
     source = compose.source_of(project.current())
-    resumed = None if run is None else saved_run.resumed(run, typed, source, is_trusted=is_trusted)
+    resumed = None if run is None else saved_run.check_resume(run, typed, source, is_trusted=is_trusted)
     config = resumed.config if resumed else overrides.plan(typed, source).configs[0]
     if (config.cluster.name != "none") != is_submitted:
         hint = "add cluster=slurm or cluster=local" if is_submitted else "use lockstep.submit"
@@ -50,10 +52,10 @@ def requested(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool = Fa
         raise ConfigError(Error(f"cluster={config.cluster.name}", problem, hint))
     if resumed:
         return Request(config, None, resumed.folder)
-    later = [key for key, reason in compose.plain(compose.composed(typed, source))[1].items() if not reason]
+    later = [key for key, reason in compose.plain_tree(compose.compose_config(typed, source))[1].items() if not reason]
     errors = [Error(key, "uses a value of Hydra that only python train.py has", "set it") for key in later]
     named = overrides.hydra_value(OUTPUT, typed, source)
-    error = refusals.exposed(named) or refusals.unwritable(Path(named or "outputs"))
+    error = refusals.exposure_reason(named) or refusals.write_obstacle(Path(named or "outputs"))
     errors += [error.within(f"{OUTPUT}={named}") if named else error] if error else []
     if errors:
         raise ConfigError(*errors)
@@ -70,7 +72,7 @@ def _refuse_unfit(typed: Sequence[str]) -> None:
     errors = [Error(text, "is of a sweep", "remove it, and call lockstep.sweep") for text in typed if text in multirun]
     for text in typed:
         try:
-            override = options.parsed(text)
+            override = options.parse_override(text)
         except options.REFUSALS:
             continue  # reported by the check
         if override.is_hydra_override() and override.key_or_group not in COMPOSING:
@@ -89,7 +91,7 @@ def enter(run: RunFolder | None) -> None:
     project.enter(project.current(), run)
 
 
-def saved(folder: RunFolder, *, is_trusted: bool) -> Config:
+def load_settings(folder: RunFolder, *, is_trusted: bool) -> Config:
     """Read the settings of a run, and make its modules importable.
 
     Raises ConfigError for untrusted targets, missing modules, and modules that this process imported from elsewhere,
@@ -97,11 +99,11 @@ def saved(folder: RunFolder, *, is_trusted: bool) -> Config:
     """
     if not is_trusted:
         gate.need_readable(folder)
-    config = storage.load(folder.config)
+    config = config_file.load(folder.config)
     enter(None if is_trusted else folder)
     trust.check(folder, config, compose.source_of(project.current()), is_trusted=is_trusted)
     errors = []
-    for key, target in called(storage.to_tree(config)):
+    for key, target in named_callables(config_file.to_tree(config)):
         package = target.partition(".")[0]
         specs = (importlib.machinery.PathFinder.find_spec(package), getattr(sys.modules.get(package), "__spec__", None))
         origins = [os.path.realpath(spec.origin) for spec in specs if spec is not None and spec.origin is not None]

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from lockstep.data.images.decode import pixels_of
-from lockstep.data.images.decoding import allocated, store_in
-from lockstep.data.images.files import ImageFiles, decode_all
-from lockstep.data.images.views import View
+from lockstep.data.images.decoded_image import pixels_of
+from lockstep.data.images.decoded_splits import allocate_pixels, store_in
+from lockstep.data.images.image_files import ImageFiles, decode_all
+from lockstep.data.images.preprocessing import View
 from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.models.classifier import ImageFormat
 
@@ -48,7 +48,7 @@ def inputs_of(given: ImageLike, form: ImageFormat, view: View) -> Inputs:
             raise FileNotFoundError(f"{given} does not exist (from {Path.cwd()}): give {ACCEPTED}.")
         found, _ = unlabelled_folder(str(path), view=view, channels=channels)
         assert isinstance(found.pixels, ImageFiles)
-        images = allocated(str(path), found.pixels.shape)
+        images = allocate_pixels(str(path), found.pixels.shape)
         decode_all(found.pixels, torch.get_num_threads(), store_in(images, view))
         folder = path if path.is_dir() else path.parent
         return Inputs(images, [str(folder / name) for name in found.names], not path.is_dir())
@@ -61,7 +61,7 @@ def inputs_of(given: ImageLike, form: ImageFormat, view: View) -> Inputs:
             raise ValueError(f"This image cannot be used ({error}): give another, or floats as a tensor.") from error
         return Inputs(view(pixels).unsqueeze(0), [None], True)
     if isinstance(given, Tensor):
-        images = _checked(given, form, view)
+        images = _check_tensor(given, form, view)
         return Inputs(images, [None] * len(images), given.dim() == 3)
     raise ValueError(f"A {type(given).__name__} is not an image: give {ACCEPTED}.")
 
@@ -73,7 +73,7 @@ def _picture(array: NDArray[np.uint8]) -> Image.Image:
     return Image.fromarray(array[:, :, 0] if array.shape[2:] == (1,) else array)
 
 
-def _checked(given: Tensor, form: ImageFormat, view: View) -> Tensor:
+def _check_tensor(given: Tensor, form: ImageFormat, view: View) -> Tensor:
     """Return the images (n, C, H, W) of a tensor, viewed as files are, unless the network takes floats."""
     name = f"A tensor of {str(given.dtype).removeprefix('torch.')} of shape {tuple(given.shape)}"
     channels, height, width = form.image_shape

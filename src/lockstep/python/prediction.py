@@ -37,17 +37,17 @@ class Prediction:
     @property
     def probabilities(self) -> dict[str, float]:
         """The probability of every class or label, 0 to 1."""
-        return self._named(self._only("probabilities", "classes", "labels"))
+        return self._dict(self._only("probabilities", "classes", "labels"))
 
     @property
     def labels(self) -> list[str]:
         """The labels with a probability of at least 0.5."""
-        return [name for name, value in self._named(self._only("labels", "labels")).items() if value >= CERTAIN]
+        return [name for name, value in self._dict(self._only("labels", "labels")).items() if value >= CERTAIN]
 
     @property
     def numbers(self) -> dict[str, float]:
         """The number for every name."""
-        return self._named(self._only("numbers", "numbers"))
+        return self._dict(self._only("numbers", "numbers"))
 
     def _only(self, name: str, *kinds: str) -> Tensor:
         if self.kind not in kinds or self.values.dim() != 1:
@@ -55,7 +55,7 @@ class Prediction:
             raise AttributeError(f"A prediction of {self.kind} of shape {shape} has no {name}: use its values.")
         return self.values
 
-    def _named(self, values: Tensor) -> dict[str, float]:
+    def _dict(self, values: Tensor) -> dict[str, float]:
         return dict(zip(self.class_names, values.tolist(), strict=True))
 
     @override
@@ -66,7 +66,7 @@ class Prediction:
             return f"Prediction({self.class_name!r}, probability {self.probability:.4f})"
         if len(self.class_names) != len(self.values):
             return f"Prediction({len(self.values)} {self.kind})"
-        return f"Prediction({', '.join(f'{name!r}: {value:.4g}' for name, value in self._named(self.values).items())})"
+        return f"Prediction({', '.join(f'{name!r}: {value:.4g}' for name, value in self._dict(self.values).items())})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

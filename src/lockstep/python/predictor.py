@@ -17,19 +17,22 @@ from PIL import Image
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.config import saved_run, storage, validation
+from lockstep.assembly import checkpoints, session
+from lockstep.assembly.precision import keep_float32, set_tf32
+from lockstep.assembly.session import Session
+from lockstep.config import saved_run
+from lockstep.config.checks import validation
+from lockstep.config.saved import config_file
+from lockstep.inference import predict
 from lockstep.models.classifier import Classifier
 from lockstep.python import configuration
 from lockstep.python.images import ImageLike, inputs_of
 from lockstep.python.prediction import Prediction, Predictions
 from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
-from lockstep.runs.naming import shown
+from lockstep.runs.naming import display_path
 from lockstep.system import hardware
 from lockstep.system.wording import plural
-from lockstep.training import checkpoints, predict, session
-from lockstep.training.precision import float32_kept, set_tf32
-from lockstep.training.session import Session
 
 
 def load(
@@ -53,24 +56,24 @@ def load(
     folder = naming.find(os.fspath(run))
     if checkpoint not in ("best", "last"):
         raise ValueError(f'checkpoint={checkpoint!r} does not exist: choose "best" or "last".')
-    path = checkpoints.requested(folder, checkpoint, option='checkpoint="{}"')
+    path = checkpoints.requested_checkpoint(folder, checkpoint, option='checkpoint="{}"')
     devices, strategy = _trainer_settings(device)
-    with _unchanged(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
-        saved = configuration.saved(folder, is_trusted=trust)
+    with _keep_global_state(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
+        saved = configuration.load_settings(folder, is_trusted=trust)
         predict.refuse_own_module(saved, "lockstep.load")
-        adapted = saved_run.on_this_machine(saved, devices=devices, strategy=strategy)
-        config = validation.check_tree(storage.to_tree(adapted))
-        with session.opened(RunFolder(Path(scratch)), config, None) as here:
-            return Predictor(here, predict.loaded(here, path), path)
+        adapted = saved_run.adapt_to_machine(saved, devices=devices, strategy=strategy)
+        config = validation.check_tree(config_file.to_tree(adapted))
+        with session.open_session(RunFolder(Path(scratch)), config, None) as here:
+            return Predictor(here, predict.load_network(here, path), path)
 
 
 @contextlib.contextmanager
-def _unchanged() -> Iterator[None]:
+def _keep_global_state() -> Iterator[None]:
     """Restore random states, the search path, the current GPU and the precision of float32 products after the block."""
     states, path = (random.getstate(), np.random.get_state()), list(sys.path)
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     current = torch.cuda.current_device() if gpus else 0
-    with torch.random.fork_rng(gpus), float32_kept():
+    with torch.random.fork_rng(gpus), keep_float32():
         try:
             yield
         finally:
@@ -157,7 +160,7 @@ class Predictor:
 
     def _values(self, images: Tensor) -> Tensor:
         """Compute the predictions (n, ...) of a batch, in host memory."""
-        with float32_kept():
+        with keep_float32():
             set_tf32(self.precision == "tf32")
             return predict.predictions(self._module, images).cpu()  # a GPU may reuse the memory for the next batch
 
@@ -165,4 +168,4 @@ class Predictor:
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.image_shape))
         what = f"{len(self.class_names)} {self._module.task.named} of {shape} images"
-        return f"Predictor({shown(self.checkpoint)}: {what}, {self.precision} on {self.device})"
+        return f"Predictor({display_path(self.checkpoint)}: {what}, {self.precision} on {self.device})"

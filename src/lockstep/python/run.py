@@ -11,7 +11,7 @@ from typing_extensions import override
 from lockstep.monitoring.selection import DEFAULT_ROOT, selection
 from lockstep.runs import discovery, naming
 from lockstep.runs.discovery import Watched
-from lockstep.runs.naming import shown
+from lockstep.runs.naming import display_path
 
 FACTS = ("epoch", "step", "monitor", "best", "workers", "device", "precision", "images_per_s", "elapsed_s")
 
@@ -46,9 +46,9 @@ class Run(Mapping[str, Any]):
     @property
     def config(self) -> dict[str, Any]:
         """All settings, nested as in conf/. Raises ConfigError if they cannot be read."""
-        from lockstep.config import storage  # not needed for a table
+        from lockstep.config.saved import config_file  # not needed for a table
 
-        return storage.load_tree(self._folder.config)
+        return config_file.load_tree(self._folder.config)
 
     @property
     def metrics(self) -> list[dict[str, float]]:
@@ -64,7 +64,7 @@ class Run(Mapping[str, Any]):
         facts = discovery.look_at(self._folder)
         started = facts.get("started")
         return {
-            "run": shown(self.path),
+            "run": display_path(self.path),
             "state": facts["state"],
             "overrides": " ".join(facts["overrides"]),
             "started": None if started is None else datetime.fromtimestamp(started).astimezone(),
@@ -94,7 +94,7 @@ class Run(Mapping[str, Any]):
 
     @override
     def __repr__(self) -> str:
-        return f"Run({shown(self.path)!r}, {self.state})"
+        return f"Run({display_path(self.path)!r}, {self.state})"
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -106,5 +106,5 @@ def runs(folder: str | os.PathLike[str] = DEFAULT_ROOT) -> list[Run]:
     pandas.DataFrame makes a row of each. Raises FileNotFoundError if the folder does not exist, except for the default.
     """
     chosen = selection(os.fspath(folder), "", "")
-    listed = chosen.listed(Watched(chosen.root, scan_every_s=0.0))
+    listed = chosen.matching_runs(Watched(chosen.root, scan_every_s=0.0))
     return [Run(run.discovered.folder.path.resolve()) for run in listed]

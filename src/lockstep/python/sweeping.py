@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.cluster import following, jobs, submission
-from lockstep.config import options
+from lockstep.config.composing import options
 from lockstep.config.errors import ConfigError, Error
-from lockstep.config.schema import Config
+from lockstep.config.schema.configuration import Config
 from lockstep.python import configuration
 from lockstep.python.run import Run
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from lockstep.sweeps import ledger
 from lockstep.sweeps.ledger import Ledger
-from lockstep.sweeps.table import as_json, present
-from lockstep.system.process import closed_files
-from lockstep.system.redaction import redacted
+from lockstep.sweeps.table import present_table, table_facts
+from lockstep.system.process import close_files_after
+from lockstep.system.redaction import redact
 
 if TYPE_CHECKING:
     import pandas
@@ -58,7 +58,7 @@ class Job:
     path: Path
 
     def _look(self) -> jobs.Job:
-        for job in jobs.of([RunFolder(self.path)]):
+        for job in jobs.jobs_of([RunFolder(self.path)]):
             return job
         raise FileNotFoundError(f"{self.path} has no job: it was deleted, or never submitted.")
 
@@ -74,7 +74,7 @@ class Job:
 
     def wait(self) -> str:
         """Wait for the end. Returns the state."""
-        looks = (seen[0] if seen else self._look() for seen in following.looks([self._look()]))
+        looks = (seen[0] if seen else self._look() for seen in following.poll_jobs([self._look()]))
         return next(job.state for job in looks if not job.is_live)
 
     def result(self) -> dict[str, Any]:
@@ -96,36 +96,36 @@ def sweep(overrides: Sequence[str]) -> Sweep:
     It prints as the command does, and the same call resumes it. The table has failed and stopped trials too. An
     interrupt stops all trials with a checkpoint and raises KeyboardInterrupt. Raises ConfigError for wrong settings.
     """
-    config = configuration.of_sweep(overrides)
+    config = configuration.check_sweep(overrides)
     if config.cluster.name != "none" and (config.search is None or config.cluster.name == "local"):
         raise ConfigError(Error(f"cluster={config.cluster.name}", "submits the trials", "use lockstep.submit"))
-    ledger = _started(overrides, config)
-    rows = as_json(ledger, present(ledger))["trials"]
+    ledger = _start_sweep(overrides, config)
+    rows = table_facts(ledger, present_table(ledger))["trials"]
     return Sweep(ledger.path, rows, [Run(row["folder"]) for row in rows])
 
 
-@closed_files()
+@close_files_after()
 def submit(overrides: Sequence[str]) -> list[Job]:
     """Submit a run, or with several values all trials of a sweep, by cluster=slurm or local. Returns the jobs.
 
     A sweep with cluster=local is one job. Raises ConfigError for wrong settings, or if SLURM refuses.
     """
-    if not any(options.parsed(text).is_sweep_override() for text in overrides):
-        config, folder, resumed = configuration.requested(overrides, is_trusted=False, is_submitted=True)
+    if not any(options.parse_override(text).is_sweep_override() for text in overrides):
+        config, folder, resumed = configuration.check_request(overrides, is_trusted=False, is_submitted=True)
         if resumed is None:
             return [Job(submission.start(config, overrides, folder)[0].path)]
         submission.refuse_live(resumed)
         return [Job(submission.resume(resumed, config)[0].path)]
-    config = configuration.of_sweep(overrides)
+    config = configuration.check_sweep(overrides)
     if config.cluster.name == "none" or (config.search is not None and config.cluster.name == "slurm"):
         raise ConfigError(Error(f"cluster={config.cluster.name}", "needs the command of a sweep", "use lockstep.sweep"))
-    ledger = _started(overrides, config)
+    ledger = _start_sweep(overrides, config)
     trials = [trial.folder.path for trial in ledger.trials]
     folders = [ledger.path] if config.cluster.name == "local" else trials
     return [Job(folder) for folder in folders if RunFolder(folder).job_file.exists()]
 
 
-def _started(overrides: Sequence[str], config: Config) -> Ledger:
+def _start_sweep(overrides: Sequence[str], config: Config) -> Ledger:
     """Run the command of a sweep, and return its trials. Raises ConfigError if it refuses."""
     command = [sys.executable, "-m", "lockstep", "train", "-m", *overrides]
     # in a session of its own, or Ctrl-C would reach it twice, which aborts it
@@ -136,7 +136,7 @@ def _started(overrides: Sequence[str], config: Config) -> Ledger:
         process.send_signal(signal.SIGINT)
         process.wait()
         raise
-    path = ledger.find(Path("outputs"), config.sweep.name, redacted(ledger.command_of(overrides)))
+    path = ledger.find(Path("outputs"), config.sweep.name, redact(ledger.command_of(overrides)))
     if code == EXIT_CONFIG or path is None:
         raise ConfigError(Error("", "the sweep did not start", "its errors are printed above"))
-    return Ledger.opened(path.resolve(), None, ())
+    return Ledger.open(path.resolve(), None, ())

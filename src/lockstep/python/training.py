@@ -8,7 +8,7 @@ from lockstep.launch import runner
 from lockstep.python import configuration
 from lockstep.python.run import Run
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STOPPED
-from lockstep.runs.naming import shown
+from lockstep.runs.naming import display_path
 from lockstep.system.signals import SignalList
 
 
@@ -36,7 +36,7 @@ def train(overrides: Sequence[str] = (), *, trust: bool = False) -> Run:
     training fails. Use `python train.py` for sweeps and cluster jobs.
     """
     stop_signals = SignalList()
-    request = configuration.requested(overrides, is_trusted=trust)
+    request = configuration.check_request(overrides, is_trusted=trust)
     if request.resumed is None:
         folder, code = runner.start(request.config, overrides, request.folder, stop_signals=stop_signals)
     else:
@@ -47,8 +47,8 @@ def train(overrides: Sequence[str] = (), *, trust: bool = False) -> Run:
         code = runner.resume(folder, request.config, stop_signals=stop_signals)[1]
     if code not in (0, EXIT_CONFIG, EXIT_STOPPED, EXIT_INTERRUPTED):
         reason = folder.read_status().get("reason") or "a worker failed without an error message"
-        where = f"\nSee {shown(folder.failure)}" if folder.failure.exists() else ""
-        raise TrainingFailed(f"{shown(folder.path)}: {reason}{where}", Run(folder.path))
+        where = f"\nSee {display_path(folder.failure)}" if folder.failure.exists() else ""
+        raise TrainingFailed(f"{display_path(folder.path)}: {reason}{where}", Run(folder.path))
     if code == EXIT_CONFIG:
         raise ConfigError(*errors_of(folder.failure.read_text("utf-8")))
     if stop_signals.received:

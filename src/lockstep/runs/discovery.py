@@ -55,7 +55,7 @@ def scan(root: Path, *, file: str = "config.yaml") -> dict[str, DiscoveredRun]:
             sweep = os.path.relpath(path, root)
         skipped = {CODE}
         if file in files:
-            run = _discovered(RunFolder(path), os.path.relpath(path, root), sweep)
+            run = _discover(RunFolder(path), os.path.relpath(path, root), sweep)
             runs[run.id] = run
             skipped.add(WANDB)  # contains config.yaml files of its own
         if depth < DEPTH:
@@ -64,13 +64,13 @@ def scan(root: Path, *, file: str = "config.yaml") -> dict[str, DiscoveredRun]:
     return runs
 
 
-def _discovered(folder: RunFolder, name: str, sweep: str | None = None) -> DiscoveredRun:
+def _discover(folder: RunFolder, name: str, sweep: str | None = None) -> DiscoveredRun:
     return DiscoveredRun(hashlib.sha256(os.fsencode(name)).hexdigest()[:16], name, folder, sweep)
 
 
 def look_at(folder: RunFolder) -> dict[str, Any]:
     """Read one run by its folder, as `look` does; `run` is its path as a user types it."""
-    return look(_discovered(folder, naming.shown(folder.path)))
+    return look(_discover(folder, naming.display_path(folder.path)))
 
 
 def look(run: DiscoveredRun) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Watched:
 
     def facts(self, run: DiscoveredRun) -> dict[str, Any]:
         """Read one of the runs."""
-        changed = modified(run.folder.status_file), modified(run.folder.notes)
+        changed = modified_ns(run.folder.status_file), modified_ns(run.folder.notes)
         before, facts = self._known.get(run.id, (None, {}))
         if changed != before or facts.get("state") not in ENDED_STATES:
             facts = look(run)
@@ -132,7 +132,7 @@ class Watched:
         return facts
 
 
-def modified(path: Path) -> int:
+def modified_ns(path: Path) -> int:
     """Return the time of the last change of a file in nanoseconds, 0 without a file."""
     try:
         return path.stat(follow_symlinks=False).st_mtime_ns
@@ -151,10 +151,10 @@ def differing_overrides(listed: list[dict[str, Any]]) -> dict[str, str]:
         shared[_key(text)] = max(count, shared.get(_key(text), 0))
     everywhere = len(listed) if len(listed) > 1 else 2
 
-    def differing(overrides: list[str]) -> str:
+    def differing_text(overrides: list[str]) -> str:
         return " ".join(sorted((t for t in overrides if times[t] < everywhere), key=lambda text: shared[_key(text)]))
 
-    return {facts["id"]: differing(facts["overrides"]) for facts in listed}
+    return {facts["id"]: differing_text(facts["overrides"]) for facts in listed}
 
 
 def _key(override: str) -> str:
@@ -178,7 +178,7 @@ def _overrides(folder: RunFolder) -> list[str]:
 
 def _notes(folder: RunFolder) -> dict[str, Any]:
     """Read the note and the tags of a run, if there are any. What is longer than the board writes is not read."""
-    changed = modified(folder.notes)
+    changed = modified_ns(folder.notes)
     try:
         is_short = changed and folder.notes.stat(follow_symlinks=False).st_size <= 4 * MOST_NOTES
         written = read_json(folder.notes) if is_short else {}

@@ -100,7 +100,7 @@ def move(folder: Path, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def held(path: Path) -> Iterator[None]:
+def hold_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a file, which is created if necessary. Raises BlockingIOError if another process holds it."""
     with open(path, "ab", opener=no_link) as file:
         # only users who can write the file may take its lock: reading is enough for flock
@@ -157,7 +157,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     try:
-        value = from_json(_unpacked(content) if path.suffix == ".gz" else content)
+        value = from_json(_unpack(content) if path.suffix == ".gz" else content)
     except ValueError:
         value = None
     if not isinstance(value, dict):
@@ -165,7 +165,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _unpacked(content: bytes) -> bytes:
+def _unpack(content: bytes) -> bytes:
     try:
         with gzip.open(io.BytesIO(content)) as file:
             unpacked = file.read(LARGEST_UNPACKED + 1)
@@ -204,12 +204,12 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     A spreadsheet may have saved it. Lines of another number of cells are left out, such as an incomplete last one.
     """
     try:
-        return _parsed(read_bytes(path))
+        return _parse_rows(read_bytes(path))
     except FileNotFoundError:
         return []
 
 
-def _parsed(content: bytes) -> list[dict[str, str]]:
+def _parse_rows(content: bytes) -> list[dict[str, str]]:
     text = content[: content.rfind(b"\n") + 1].decode(errors="replace").removeprefix("\ufeff")
     lines = [line for line in text.splitlines() if len(line) < csv.field_size_limit()]
     separator = "," if "," in "".join(lines[:1]) else ";"
@@ -225,8 +225,8 @@ def keep_rows(path: Path, column: str, is_kept: Callable[[int, dict[str, str]], 
     """
     try:
         content = read_bytes(path)
-        rows = _parsed(content)
-        is_whole = _formatted(rows).encode() == content[: content.rfind(b"\n") + 1] or content.count(b"\n") < 2
+        rows = _parse_rows(content)
+        is_whole = _format_rows(rows).encode() == content[: content.rfind(b"\n") + 1] or content.count(b"\n") < 2
     except FileNotFoundError:
         return ""
     except ValueError:  # too large
@@ -258,10 +258,10 @@ def uncell(text: str) -> str:
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Replace a CSV file; its columns are those of all rows, in order of appearance."""
-    write_atomically(path, _formatted(rows))
+    write_atomically(path, _format_rows(rows))
 
 
-def _formatted(rows: list[dict[str, Any]]) -> str:
+def _format_rows(rows: list[dict[str, Any]]) -> str:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")

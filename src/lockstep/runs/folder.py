@@ -247,7 +247,7 @@ class RunFolder:
         """Keep the first failure; later ones are mostly its consequences."""
         self._create(self.failure, text)
 
-    def failed_by(self) -> str:
+    def failure_cause(self) -> str:
         """Return the line of failure.txt that names the cause: the last of a traceback, the first of another text.
 
         Empty without a failure.
@@ -270,12 +270,12 @@ class RunFolder:
         return [self.failure, self.summary, *self.pictures.glob("test_*")]
 
     @contextlib.contextmanager
-    def end_kept(self, rejection: type[Exception]) -> Iterator[None]:
+    def keep_end(self, rejection: type[Exception]) -> Iterator[None]:
         """Rename the files that record how the run ended, and restore them if the block leaves no newer state.
 
         Needs no space on a full disk. A `rejection` restores the configuration and the status, too.
         """
-        before = self._saved()
+        before = self._checkpoint_times()
         contents = {path: path.read_bytes() for path in (self.config, self.status_file) if path.is_file()}
         kept = {path: path.with_name(files.temporary_name(path)) for path in self.ended if path.exists()}
         try:
@@ -290,14 +290,14 @@ class RunFolder:
                         file.write(content)
             raise
         finally:
-            is_over = self._saved() != before or self.summary.exists()
+            is_over = self._checkpoint_times() != before or self.summary.exists()
             for path, temporary in kept.items():
                 if is_over or path.exists():
                     files.remove(temporary)
                 else:
                     temporary.rename(path)
 
-    def _saved(self) -> dict[Path, int]:
+    def _checkpoint_times(self) -> dict[Path, int]:
         """Return when each checkpoint was written."""
         return {path: path.lstat().st_mtime_ns for path in self.checkpoints.glob("*.ckpt")}
 
@@ -313,7 +313,7 @@ class RunFolder:
 
         Raises BlockingIOError while another process holds it.
         """
-        return files.held(self.lock_file)
+        return files.hold_lock(self.lock_file)
 
     def is_locked(self) -> bool | None:
         """Check whether a live process on this machine trains the run; None for a run of another user."""

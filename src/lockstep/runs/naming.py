@@ -61,7 +61,9 @@ def link_latest(root: Path, path: Path) -> None:
         os.replace(temporary, root / "latest")
     except PermissionError:
         temporary.unlink()
-        print(f"{shown(root / 'latest')} still points to another run: it belongs to another user", file=sys.stderr)
+        print(
+            f"{display_path(root / 'latest')} still points to another run: it belongs to another user", file=sys.stderr
+        )
 
 
 def latest(root: Path) -> str:
@@ -88,21 +90,21 @@ def find(name: str) -> RunFolder:
         is_sweep = (path / SWEEP).is_file()
         if is_sweep or any(path.glob("*/config.yaml")) or any(path.glob("*/*/config.yaml")):
             what = "a sweep" if is_sweep else "a folder of runs"
-            raise FileNotFoundError(f"{name} is {what}, not a run: lockstep runs {quoted(path)} lists its runs.")
+            raise FileNotFoundError(f"{name} is {what}, not a run: lockstep runs {quote_path(path)} lists its runs.")
     configs = (path for path in Path("outputs").glob("**/config.yaml") if CODE not in path.parts)
     newest = sorted(configs, key=lambda p: p.stat().st_mtime, reverse=True)[:3]
     known = ", ".join(str(p.parent) for p in newest) or "none below outputs/"
     raise FileNotFoundError(f"{name} is not a run folder: it has no config.yaml. Newest runs: {known}.")
 
 
-def shown(path: Path) -> str:
+def display_path(path: Path) -> str:
     """Format a path as a user types it: relative to the current folder if it lies below it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def quoted(path: Path) -> str:
+def quote_path(path: Path) -> str:
     """Format a path as an argument to copy into a shell."""
-    text = shown(path)
+    text = display_path(path)
     return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
@@ -115,9 +117,9 @@ def hydra_text(text: str) -> str:
     return '"' + re.sub(r'(?<!\\)(\\*+)("|\Z)', lambda part: part[1] * 2 + ('\\"' if part[2] else ""), text) + '"'
 
 
-def resuming(path: Path) -> str:
+def resume_override(path: Path) -> str:
     """Format the override that resumes a run, quoted for a shell: resume=outputs/latest."""
-    return shlex.quote(f"resume={hydra_text(shown(path))}")
+    return shlex.quote(f"resume={hydra_text(display_path(path))}")
 
 
 def training_command() -> str:
@@ -126,4 +128,4 @@ def training_command() -> str:
 
 
 def resume_command(path: Path) -> str:
-    return f"{training_command()} {resuming(path)}"
+    return f"{training_command()} {resume_override(path)}"

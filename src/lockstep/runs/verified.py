@@ -15,7 +15,7 @@ def remember(digest: str, largest: float) -> None:
     write_json(FILE.resolve(), {**known, digest: {"date": date.today().isoformat(), "largest": largest}})
 
 
-def recalled(digest: str) -> str | None:
+def recall(digest: str) -> str | None:
     """Describe the recorded result; None if the digest was not verified."""
     found = read_json(FILE).get(digest)
     return None if found is None else f"verified on {found['date']}, within {found['largest']:.1e}"

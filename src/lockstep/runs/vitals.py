@@ -29,7 +29,7 @@ FRAME = re.compile(r'^ +File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>
 
 
 @contextlib.contextmanager
-def shown(folder: RunFolder, rank: int) -> Iterator[None]:
+def write_heartbeats(folder: RunFolder, rank: int) -> Iterator[None]:
     """Write heartbeats of this rank, and fatal stacks to its log, until the block ends."""
     heartbeat = folder.heartbeat(rank)
     heartbeat.write_text(f"{socket.gethostname()} {os.getpid()}\n")
@@ -74,7 +74,7 @@ class Heartbeat(NamedTuple):
     at_s: float
 
 
-def silent(folder: RunFolder, world_size: int) -> str:
+def silent_ranks(folder: RunFolder, world_size: int) -> str:
     """Report each rank without a heartbeat for `SILENCE_S`, a line each: where, since when, why; "" for none.
 
     Returns "" immediately when a failure is recorded, which is more precise. Ranks that have ended have no file.
@@ -94,7 +94,7 @@ def silent(folder: RunFolder, world_size: int) -> str:
     )
 
 
-def absent(folder: RunFolder, world_size: int) -> str:
+def absent_ranks(folder: RunFolder, world_size: int) -> str:
     """Report the ranks that never had a heartbeat; "" for none."""
     found = _heartbeats(folder)
     ranks = ", ".join(str(rank) for rank in range(world_size) if rank not in found)

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 import lockstep
-from lockstep.runs.naming import shown
+from lockstep.runs.naming import display_path
 
 FILES = Path(__file__).parent / "files"
 NAME = "flowers"  # replaced by the name of the new project
@@ -29,7 +29,7 @@ def create(path: Path) -> str:
     if importlib.util.find_spec(package) is not None:
         raise ValueError(f"a module {package} exists already, and the project would shadow it: use another name.")
     if path.exists():
-        raise ValueError(f"{shown(path)} exists: use another name, or another folder.")
+        raise ValueError(f"{display_path(path)} exists: use another name, or another folder.")
     requirement = _requirement()
     new = path.with_name(f".{name}.{secrets.token_hex(4)}")
     try:
@@ -41,7 +41,7 @@ def create(path: Path) -> str:
                 target.write_text(text.replace(REQUIREMENT, json.dumps(requirement)), "utf-8")
         os.rename(new, path)
     except OSError as error:
-        raise ValueError(f"{shown(path)} cannot be created: {error.strerror or error}.") from error
+        raise ValueError(f"{display_path(path)} cannot be created: {error.strerror or error}.") from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
     return requirement

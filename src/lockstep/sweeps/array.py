@@ -6,13 +6,13 @@ from pathlib import Path
 
 from lockstep.cluster import submission
 from lockstep.cluster.jobs import Job
-from lockstep.config.compose import AROUND
-from lockstep.config.schema import Config
+from lockstep.config.composing.compose import AROUND
+from lockstep.config.schema.configuration import Config
 from lockstep.runs.folder import LIVE_STATES, RunFolder
-from lockstep.runs.naming import hydra_text, quoted
+from lockstep.runs.naming import hydra_text, quote_path
 from lockstep.sweeps import out_of_fold, views
 from lockstep.sweeps.ledger import DONE, Ledger, Trial, group_of
-from lockstep.sweeps.results import monitored
+from lockstep.sweeps.results import monitored_objective
 from lockstep.sweeps.table import table, write
 from lockstep.system.wording import plural
 
@@ -24,13 +24,13 @@ def script(path: Path, config: Config, num_trials: int) -> str:
     return submission.script(RunFolder(path.resolve()), config, name=_name(config), num_runs=num_trials)
 
 
-def in_background(path: Path, config: Config) -> None:
+def start_background(path: Path, config: Config) -> None:
     """Start this command without `cluster` in the background, with `path` as its folder. Raises ConfigError."""
     submission.refuse_live(RunFolder(path.resolve()))
     words = [word for word in sys.argv[1:] if group_of(word) != "cluster" and not word.endswith(AROUND)]
     words = ["train", *words, "cluster=none", f"hydra.sweep.dir={hydra_text(str(path.resolve()))}"]
     submission.submit_command(
-        RunFolder(path.resolve()), submission.with_ignored(words), config, name=_name(config), is_head=True
+        RunFolder(path.resolve()), submission.add_ignored_conf(words), config, name=_name(config), is_head=True
     )
 
 
@@ -55,18 +55,18 @@ def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]]) -> None:
                 trial.device, array = f"job {record.id}", record.id.partition("_")[0]
                 live[trial.number] = "submitted"
             ledger.write()
-    sweep_table = table(ledger, monitored(config), live)
+    sweep_table = table(ledger, monitored_objective(config), live)
     write(ledger, sweep_table)
     joined = out_of_fold.join(ledger, sweep_table)
     if not config.silent:
-        views.show(sweep_table, ledger.path)
+        views.show_table(sweep_table, ledger.path)
         print(*joined, _next(ledger, len(left), len(live), array), sep="\n")
 
 
 def live_jobs(ledger: Ledger) -> dict[int, Job]:
     """Return the jobs that wait or run by the numbers of their trials. Raises ConfigError if SLURM does not answer."""
     numbers = {trial.folder: trial.number for trial in ledger.trials}
-    return {numbers[job.folder]: job for job in submission.live(numbers)}
+    return {numbers[job.folder]: job for job in submission.live_jobs(numbers)}
 
 
 def _name(config: Config) -> str:
@@ -75,7 +75,7 @@ def _name(config: Config) -> str:
 
 def _next(ledger: Ledger, num_submitted: int, num_live: int, array: str) -> str:
     """Describe the submission, and list the commands for it."""
-    where = quoted(ledger.path)
+    where = quote_path(ledger.path)
     if num_submitted:
         text = f"Submitted {plural(num_submitted, 'trial')} as job {array}. The same command shows their progress."
     elif num_live:

@@ -11,32 +11,33 @@ from pathlib import Path
 
 from lockstep.cluster import submission
 from lockstep.cluster.jobs import Job
-from lockstep.config import build, project, storage
-from lockstep.config.errors import ConfigError, Error, of_file
-from lockstep.config.key_scopes import FREE_IN_A_RESUMED_SWEEP, scope
-from lockstep.config.resume import with_settled
-from lockstep.config.schema import Config
-from lockstep.config.workers import resolve_workers
+from lockstep.config import build
+from lockstep.config.checks.workers import resolve_workers
+from lockstep.config.errors import ConfigError, Error, file_error
+from lockstep.config.saved import config_file, project
+from lockstep.config.saved.resume import keep_settled
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.key_scopes import FREE_IN_A_RESUMED_SWEEP, scope
 from lockstep.launch import runner
 from lockstep.runs import gate
 from lockstep.runs.folder import EXIT_FAILED, JOURNAL, LIVE_STATES, SWEEP, RunFolder
-from lockstep.runs.naming import quoted, shown
+from lockstep.runs.naming import display_path, quote_path
 from lockstep.sweeps import array, devices, job_pool, out_of_fold, views
 from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.devices import Devices, Machine
 from lockstep.sweeps.job_pool import JobPool
 from lockstep.sweeps.ledger import DONE, FREE, Ledger, Trial, need_own, trial_of
 from lockstep.sweeps.pool import Pool
-from lockstep.sweeps.results import monitored
+from lockstep.sweeps.results import monitored_objective
 from lockstep.sweeps.table import Table, table, write
 from lockstep.system import hardware
-from lockstep.system.redaction import redacted
+from lockstep.system.redaction import redact
 from lockstep.system.terminal import say, terminal
 from lockstep.system.trees import leaves
 from lockstep.system.wording import plural
 
 
-def prepared(
+def prepare_trial(
     ledger: Ledger,
     overrides: Sequence[str],
     compose: Callable[[int], tuple[Config, str]],
@@ -53,7 +54,7 @@ def prepared(
     config, subdir = compose(ledger.next_number if trial is None else trial.number)
     if config.scale_with_workers and config.trainer.devices == "auto":
         raise ConfigError(Error("scale_with_workers=true", "needs a number of workers", "set trainer.devices=..."))
-    config = build.settled(config)
+    config = build.settle_config(config)
     key = identity(config)
     trial = trial or equal.get(key)
     is_new = trial is None or not trial.folder.config.exists()  # a killed command may have left another one's files
@@ -61,13 +62,13 @@ def prepared(
     equal[key] = trial
     folder = trial.folder
     if not is_new:
-        before = storage.load(folder.config)
-        config = Config.model_validate(with_settled(storage.to_tree(config), before))
-        _check_same(ledger, trial, before, submission.for_job(config))
+        before = config_file.load(folder.config)
+        config = Config.model_validate(keep_settled(config_file.to_tree(config), before))
+        _check_same(ledger, trial, before, submission.job_config(config))
         loads, auto = before.trainer.loads, config.trainer.loads == "auto"
         if auto and isinstance(loads, list) and len(loads) == resolve_workers(config).world_size:  # measured before
             config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"loads": loads})})
-    saved = submission.for_job(config)
+    saved = submission.job_config(config)
     folder.path.mkdir(parents=True, exist_ok=True)
     # a job may read them; its submission writes them again
     if is_new or (config.cluster.name == "none" and trial.state not in (*DONE, *LIVE_STATES)):
@@ -77,17 +78,17 @@ def prepared(
 
 def identity(config: Config) -> str:
     """Return a text that trials share if they have the same settings, `settled`, however they were typed."""
-    tree = storage.to_tree(submission.for_job(config))
+    tree = config_file.to_tree(submission.job_config(config))
     return json.dumps({key: value for key, value in tree.items() if key not in (*FREE, "search")}, sort_keys=True)
 
 
 def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> None:
     """Raise ConfigError if a trial would compute something different than before; the number of workers may change."""
-    tree = with_settled(storage.to_tree(config), saved)
-    before, after = (dict(leaves(config_tree, "")) for config_tree in (storage.to_tree(saved), tree))
+    tree = keep_settled(config_file.to_tree(config), saved)
+    before, after = (dict(leaves(config_tree, "")) for config_tree in (config_file.to_tree(saved), tree))
     for key in {**before, **after}:
         if before.get(key) != after.get(key) and scope(key, tree) not in FREE_IN_A_RESUMED_SWEEP:
-            what = f"trial {trial.number} of {shown(ledger.path)}"
+            what = f"trial {trial.number} of {display_path(ledger.path)}"
             raise ConfigError(Error(what, f"was made with another {key}", "sweep.name=... starts another sweep"))
 
 
@@ -100,21 +101,21 @@ def check_study(
     """Raise ConfigError if a resumed study would draw from another space, or train something else."""
     if not ledger.trials:
         return
-    if changed := {*trial_of(ledger.command)} ^ {*trial_of(redacted(overrides))}:
+    if changed := {*trial_of(ledger.command)} ^ {*trial_of(redact(overrides))}:
         problem = f"was started with other settings, see {min(changed)}"
-        raise ConfigError(Error(shown(ledger.path), problem, "choose another sweep.name"))
+        raise ConfigError(Error(display_path(ledger.path), problem, "choose another sweep.name"))
     first = ledger.trials[0]
     if first.folder.config.exists():
         config, _ = compose(first.overrides, first.number)
-        saved = storage.load(first.folder.config)
+        saved = config_file.load(first.folder.config)
         before = saved.search.seeds if saved.search is not None else 1
         if before != num_seeds:  # means over other seeds cannot be compared
             problem = f"was started with search.seeds={before}, not {num_seeds}"
-            raise ConfigError(Error(shown(ledger.path), problem, "choose another sweep.name"))
-        _check_same(ledger, first, saved, build.settled(config))
+            raise ConfigError(Error(display_path(ledger.path), problem, "choose another sweep.name"))
+        _check_same(ledger, first, saved, build.settle_config(config))
 
 
-def run(
+def run_sweep(
     ledger: Ledger,
     source: Grid,
     configs: dict[int, Config],
@@ -129,12 +130,12 @@ def run(
     trials `num_done` are done.
     """
     is_submitted = config.cluster.name != "none"
-    live = _live(ledger, is_submitted=is_submitted)
+    live = _live_jobs(ledger, is_submitted=is_submitted)
     if is_submitted:
         pool, num_parallel = JobPool(ledger, configs, live), int(config.launcher.parallel)
     else:
         pool, num_parallel = _pool_here(configs, config, total)
-    table_of = partial(table, ledger, monitored(config), is_search=config.search is not None)
+    table_of = partial(table, ledger, monitored_objective(config), is_search=config.search is not None)
     view = views.View(table_of, total, is_silent=config.silent)
     course_of = partial(Course, ledger=ledger, pool=pool, num_parallel=num_parallel)
     task = "train" if config.sweep.test == "all" else "train-without-test"
@@ -148,7 +149,7 @@ def run(
         write(ledger, table_of({}))
     if source.note and not config.silent:
         print(source.note, flush=True)
-    chosen, untested = ([], "") if is_submitted else _to_be_tested(table_of({}), config)
+    chosen, untested = ([], "") if is_submitted else _trials_to_test(table_of({}), config)
     if chosen:
         for trial in chosen:  # may be of an earlier command
             project.record(trial.folder)
@@ -163,10 +164,10 @@ def run(
         write(ledger, table_of({}))
     joined = out_of_fold.join(ledger, table_of({}))
     if not config.silent:
-        views.show(table_of({}), ledger.path)
+        views.show_table(table_of({}), ledger.path)
         print("".join(f"{line}\n" for line in joined), end="", flush=True)
         if is_submitted and pool.trials:
-            print(job_pool.left(ledger, len(pool.trials)), flush=True)
+            print(job_pool.remaining_text(ledger, len(pool.trials)), flush=True)
         elif code:
             print("Not all trials are done: the same command again resumes the sweep.", flush=True)
         elif is_submitted and config.sweep.test == "best":
@@ -185,14 +186,14 @@ def _pool_here(configs: Mapping[int, Config], config: Config, total: int) -> tup
         devices.need(trial_config, machine, num_parallel)
 
     def need_of(trial: Trial) -> devices.Need:
-        trial_config = configs.get(trial.number) or storage.load(trial.folder.config)  # of an earlier command
+        trial_config = configs.get(trial.number) or config_file.load(trial.folder.config)  # of an earlier command
         return devices.need(trial_config, machine, num_parallel)
 
     return Pool(Devices(machine, num_parallel), need_of), num_parallel
 
 
 def _first_line(ledger: Ledger, num_done: int, total: int, num_parallel: int) -> str:
-    where = shown(ledger.path)
+    where = display_path(ledger.path)
     verb = "is" if total == 1 else "are"
     if num_done >= total:
         return f"All {plural(num_done, 'trial')} of {where} {verb} done: sweep.name=... starts another sweep."
@@ -202,7 +203,7 @@ def _first_line(ledger: Ledger, num_done: int, total: int, num_parallel: int) ->
     return f"A sweep of {plural(total, 'trial')}, {how}, in {where}"
 
 
-def _to_be_tested(sweep_table: Table, config: Config) -> tuple[list[Trial], str]:
+def _trials_to_test(sweep_table: Table, config: Config) -> tuple[list[Trial], str]:
     """Return the trials to test now, and the reason if the required test is not possible."""
     rows = [row for row in sweep_table.rows if row.state == "finished"]
     left = [row for row in sweep_table.rows if row.state not in (*DONE, "failed")]
@@ -221,18 +222,18 @@ def _to_be_tested(sweep_table: Table, config: Config) -> tuple[list[Trial], str]
     return [row.trial for row in rows if not row.tests], ""
 
 
-def _live(ledger: Ledger, *, is_submitted: bool) -> dict[int, Job]:
+def _live_jobs(ledger: Ledger, *, is_submitted: bool) -> dict[int, Job]:
     """Return the live jobs by trial. Raises ConfigError for one if no job should run, and for other processes."""
     live = array.live_jobs(ledger)
     if live and not is_submitted:
-        where = quoted(ledger.path)
-        what = f"trial {min(live)} of {shown(ledger.path)}"
+        where = quote_path(ledger.path)
+        what = f"trial {min(live)} of {display_path(ledger.path)}"
         hint = f"wait for it, or lockstep jobs cancel {where}; cluster=slurm shows its state"
         raise ConfigError(Error(what, "is a job that waits or runs", hint))
     for trial in ledger.trials:
         if trial.number not in live and trial.state in LIVE_STATES:
             problem = "is being trained by another process"
-            raise ConfigError(Error(shown(trial.folder.path), problem, "stop it, or wait for it to end"))
+            raise ConfigError(Error(display_path(trial.folder.path), problem, "stop it, or wait for it to end"))
     return live
 
 
@@ -247,7 +248,7 @@ def machine_here() -> Machine:
 
 
 @contextlib.contextmanager
-def opened(path: Path, name: str | None, command: Sequence[str]) -> Iterator[Ledger]:
+def open_ledger(path: Path, name: str | None, command: Sequence[str]) -> Iterator[Ledger]:
     """Create or open the ledger of a sweep, and lock its folder inside the block.
 
     Raises ConfigError if it cannot be read, was not made here, or another process holds it.
@@ -257,14 +258,14 @@ def opened(path: Path, name: str | None, command: Sequence[str]) -> Iterator[Led
         try:
             gate.open_new(folder.path).claim()
         except PermissionError as error:
-            raise ConfigError(of_file(error)) from error
+            raise ConfigError(file_error(error)) from error
     need_own(folder)
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(folder.lock())
-            ledger = Ledger.opened(folder.path, name, redacted(command))
+            ledger = Ledger.open(folder.path, name, redact(command))
         except BlockingIOError as error:
             problem = "is being run by another process"
-            raise ConfigError(Error(shown(path), problem, "stop it, or wait for it to end")) from error
+            raise ConfigError(Error(display_path(path), problem, "stop it, or wait for it to end")) from error
         ledger.stop_flag.remove_leftovers(is_deep=False)  # not those of trials, which other processes may train
         yield ledger

@@ -12,10 +12,10 @@ from typing import NamedTuple
 from lockstep.monitoring import comparison
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import SWEEP, RunFolder
-from lockstep.sweeps.differences import Difference, holm, paired, unpaired, words
+from lockstep.sweeps.differences import Difference, holm, paired_test, unpaired_test, words
 from lockstep.sweeps.ledger import Ledger
 from lockstep.sweeps.out_of_fold import names as names_of
-from lockstep.sweeps.table import FOLD, REPEATS, present, text
+from lockstep.sweeps.table import FOLD, REPEATS, present_table, text
 from lockstep.system.terminal import measure, say, terminal
 from lockstep.system.wording import plural
 
@@ -39,7 +39,7 @@ class Side(NamedTuple):
         )
 
 
-def show(names: Sequence[str], *, is_json: bool) -> int:
+def compare_sweeps(names: Sequence[str], *, is_json: bool) -> int:
     """Print how settings differ from the first, which is the best of its sweep. Returns the exit code.
 
     Raises ValueError if any cannot be compared with it.
@@ -70,7 +70,9 @@ def show(names: Sequence[str], *, is_json: bool) -> int:
         comparison.show_settings(settings)
     out.print()
     for metric, at, each in found:
-        means = " and ".join(measure(statistics.fmean(of.values())) for of in _compared(metric, sides[0], sides[at]))
+        means = " and ".join(
+            measure(statistics.fmean(of.values())) for of in _comparable_results(metric, sides[0], sides[at])
+        )
         sentence = words(each, comparison.letter(at), sides[0].over, is_max=sides[0].is_max.get(metric))
         say(out, f"{metric} {means}: {sentence}")
     if num_tests > 1:
@@ -84,7 +86,7 @@ def _sides(argument: str) -> list[Side]:
     if not (Path(path) / SWEEP).is_file():
         raise ValueError(f"{path} is not a sweep: compare settings of sweeps with each other, and runs with runs.")
     wanted = {tuple(part.split("=", 1)) for part in re.split(r",(?=[\w./@+~-]+=)", typed) if part}
-    sweep_table = present(Ledger.opened(Path(path).resolve(), None, ()))
+    sweep_table = present_table(Ledger.open(Path(path).resolve(), None, ()))
     over = FOLD if FOLD in sweep_table.keys else "seed"
     objective = sweep_table.objective
     of_test = objective.name.replace("val/", "test_")
@@ -108,7 +110,7 @@ def _sides(argument: str) -> list[Side]:
     return sides
 
 
-def _compared(metric: str, first: Side, second: Side) -> tuple[dict[str, float], dict[str, float]]:
+def _comparable_results(metric: str, first: Side, second: Side) -> tuple[dict[str, float], dict[str, float]]:
     """Return the results of two or more common seeds or folds, or all results."""
     ours, theirs = first.results[metric], second.results.get(metric, {})
     common = [key for key in ours if key in theirs]
@@ -122,7 +124,7 @@ def _difference(metric: str, first: Side, second: Side, num_tests: int) -> Diffe
 
     Raises ValueError if a fold is not the same one.
     """
-    ours, theirs = _compared(metric, first, second)
+    ours, theirs = _comparable_results(metric, first, second)
     if first.over != second.over or min(len(ours), len(theirs)) < 2:
         return None
     are_paired, are_folds = [*ours] == [*theirs], first.over == REPEATS[FOLD]
@@ -131,8 +133,8 @@ def _difference(metric: str, first: Side, second: Side, num_tests: int) -> Diffe
             what = f"fold {fold} of {first.name} and of {second.name} has different images"
             raise ValueError(f"{what}: compare folds of the same data, data.folds and data.split_seed.")
     if are_paired:
-        return paired([theirs[key] - ours[key] for key in ours], are_folds=are_folds, num_tests=num_tests)
-    return None if are_folds else unpaired([*ours.values()], [*theirs.values()])
+        return paired_test([theirs[key] - ours[key] for key in ours], are_folds=are_folds, num_tests=num_tests)
+    return None if are_folds else unpaired_test([*ours.values()], [*theirs.values()])
 
 
 @functools.cache

@@ -23,7 +23,7 @@ class Grid:
     def __init__(self, trials: Sequence[Trial]) -> None:
         self._left = list(trials)
 
-    def proposed(self, num_free: int) -> Sequence[Trial]:
+    def propose(self, num_free: int) -> Sequence[Trial]:
         """Return the next trials: all in the first call; a search returns at most `num_free`."""
         trials, self._left = self._left, []
         return trials
@@ -32,7 +32,7 @@ class Grid:
         """Return True if a running trial should be pruned."""
         return False
 
-    def ended(self, trial: Trial, state: str) -> None:
+    def record_result(self, trial: Trial, state: str) -> None:
         """Use the result of a trial, which ended in this state."""
 
 
@@ -51,7 +51,7 @@ class Course:
     def run(self) -> int:
         """Run all trials. Returns the exit code: 0 done, 1 failed trials, 75 stopped, 130 interrupted."""
         flag = SignalList()
-        with flag.installed():
+        with flag.handle_signals():
             try:
                 with self.view.live:
                     return self._run(flag.numbers)
@@ -66,7 +66,7 @@ class Course:
         states: dict[int, str] = {}
         stopped = ""
         while True:
-            for trial, code in self.pool.ended():
+            for trial, code in self.pool.collect_ended():
                 states[trial.number] = self._end(trial, code)
             if received and self.pool.outlives_command:
                 return EXIT_STOPPED
@@ -76,9 +76,9 @@ class Course:
                 stopped = self._stop_reason(received, list(states.values()))
                 if stopped:
                     self.pool.stop()
-                    self.view.stopping(stopped)
+                    self.view.report_stop(stopped)
                 else:
-                    queue += self.source.proposed(self.num_parallel - len(self.pool.trials) - len(queue))
+                    queue += self.source.propose(self.num_parallel - len(self.pool.trials) - len(queue))
                     self._start(queue)
             running = self.pool.trials
             if not running and (stopped or not queue):
@@ -101,7 +101,7 @@ class Course:
             if self.pool.start(trial, self.task):
                 queue.remove(trial)
                 self.ledger.write()
-                self.view.started(trial)
+                self.view.report_start(trial)
 
     def _end(self, trial: Trial, code: int) -> str:
         recorded = trial.state
@@ -110,8 +110,8 @@ class Course:
             state = recorded
         trial.folder.clear_stop()  # the trial may have finished before it read the request
         self.ledger.write()
-        self.source.ended(trial, state)
-        self.view.ended(trial, state)
+        self.source.record_result(trial, state)
+        self.view.report_end(trial, state)
         return state
 
     def _stop_reason(self, received: Sequence[int], states: Sequence[str]) -> str:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lockstep.config.errors import ConfigError, Error
-from lockstep.config.schema import Config
-from lockstep.config.sections import Launcher
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.sections import Launcher
 from lockstep.system.wording import plural
 
 

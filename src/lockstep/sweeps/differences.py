@@ -23,7 +23,7 @@ class Difference(NamedTuple):
     p: float
 
 
-def paired(values: Sequence[float], *, are_folds: bool, num_tests: int = 1) -> Difference:
+def paired_test(values: Sequence[float], *, are_folds: bool, num_tests: int = 1) -> Difference:
     """Test the differences of at least two pairs of equal seeds or, if `are_folds`, of equal folds.
 
     Ranks are used if the least p that they can have is unlikely as one of `num_tests`, too.
@@ -37,7 +37,7 @@ def paired(values: Sequence[float], *, are_folds: bool, num_tests: int = 1) -> D
     return _student(mean, high - mean, n - 1, test, (n,), 2**n)
 
 
-def unpaired(first: Sequence[float], second: Sequence[float]) -> Difference:
+def unpaired_test(first: Sequence[float], second: Sequence[float]) -> Difference:
     """Test the difference of two means, of at least two values each, by Welch's t test."""
     from scipy.special import stdtrit
 
@@ -82,7 +82,7 @@ def _signed_ranks(values: Sequence[float]) -> Difference:
     return Difference(value, low, high, (len(values),), "Wilcoxon signed-rank test", float(p))
 
 
-def of_images(only_first: int, only_second: int, num_images: int) -> Difference:
+def image_test(only_first: int, only_second: int, num_images: int) -> Difference:
     """Test two accuracies on the same images by the numbers that only one network has right: McNemar, exact.
 
     The interval adds half an image to each of the four cells: Agresti and Min, Statistics in Medicine 24 (2005).

@@ -12,11 +12,11 @@ from lockstep.cluster.following import LOOK_EVERY_S
 from lockstep.cluster.jobs import Job
 from lockstep.cluster.record import Record
 from lockstep.config.errors import ConfigError
-from lockstep.config.schema import Config
+from lockstep.config.schema.configuration import Config
 from lockstep.runs.folder import ENDED_STATES, EXIT_FAILED, EXIT_STOPPED, RunFolder
-from lockstep.runs.naming import quoted, training_command
+from lockstep.runs.naming import quote_path, training_command
 from lockstep.sweeps.ledger import Ledger, Trial
-from lockstep.system.redaction import redacted
+from lockstep.system.redaction import redact
 from lockstep.system.wording import plural
 
 TRY_EVERY_S = 60.0  # between two submissions while SLURM refuses
@@ -46,7 +46,7 @@ class JobPool:
         if job is None and time.monotonic() < self._next_try:
             return False
         try:
-            trial.device = f"job {(job.record if job is not None else self._submitted(trial, task)).id}"
+            trial.device = f"job {(job.record if job is not None else self._submit(trial, task)).id}"
         except ConfigError as error:
             if not self.trials:
                 raise
@@ -62,19 +62,19 @@ class JobPool:
             print(error, file=sys.stderr, flush=True)
         self._last_error = error
 
-    def _submitted(self, trial: Trial, task: str) -> Record:
+    def _submit(self, trial: Trial, task: str) -> Record:
         folder, config, base = trial.folder, self._configs[trial.number], self._ledger.stop_flag
         options = {"base": base, "name": config.run_name, "task": task, "old_code": self._code}
         (record,) = submission.submit_all([folder], [config], **options)
         self._code = Path(record.code)
         return record
 
-    def ended(self) -> list[tuple[Trial, int]]:
+    def collect_ended(self) -> list[tuple[Trial, int]]:
         """Return the trials whose jobs have ended, with exit codes, if the last look was some seconds ago."""
         if not self.trials or time.monotonic() < self._next_look:
             return []
         try:
-            found = {job.folder: job for job in jobs.of(trial.folder for trial in self.trials)}
+            found = {job.folder: job for job in jobs.jobs_of(trial.folder for trial in self.trials)}
             live = {folder: job for folder, job in found.items() if job.is_live}
             if self._is_stopping:
                 jobs.stop(list(live.values()), "the search was stopped")
@@ -102,11 +102,11 @@ class JobPool:
         """Let the jobs continue."""
 
 
-def left(ledger: Ledger, num_live: int) -> str:
+def remaining_text(ledger: Ledger, num_live: int) -> str:
     """Describe the jobs that continue without the command, with the commands for them."""
-    command = f"{training_command()} {shlex.join(redacted(sys.argv[1:]))}"
+    command = f"{training_command()} {shlex.join(redact(sys.argv[1:]))}"
     text = f"{plural(num_live, 'job')} of the search continue. Resume the command, or stop all trials:"
-    return "\n  ".join([text, command, f"lockstep stop {quoted(ledger.path)}"])
+    return "\n  ".join([text, command, f"lockstep stop {quote_path(ledger.path)}"])
 
 
 def _end(folder: RunFolder, job: Job | None) -> int:

@@ -11,12 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.errors import ConfigError, Error, of_file
+from lockstep.config.errors import ConfigError, Error, file_error
 from lockstep.runs import gate, naming
 from lockstep.runs.discovery import look_at
 from lockstep.runs.files import read_json, write_json
 from lockstep.runs.folder import SWEEP, RunFolder
-from lockstep.system.redaction import redacted
+from lockstep.system.redaction import redact
 
 DONE = ("finished", "pruned")
 FREE = ("launcher", "sweep", "notify", "cluster", "dry_run", "silent", "hydra")  # may change between two commands
@@ -39,15 +39,15 @@ class Trial:
     @cached_property
     def typed(self) -> dict[str, str]:
         """The overrides by key, with secrets: to compare, not to show."""
-        return _by_key(self.overrides)
+        return _overrides_by_key(self.overrides)
 
     @cached_property
     def settings(self) -> dict[str, str]:
         """The overrides by key, without secrets."""
-        return _by_key(redacted(self.overrides))
+        return _overrides_by_key(redact(self.overrides))
 
 
-def _by_key(overrides: Sequence[str]) -> dict[str, str]:
+def _overrides_by_key(overrides: Sequence[str]) -> dict[str, str]:
     return {key: value for key, _, value in (override.lstrip("+").partition("=") for override in overrides)}
 
 
@@ -61,7 +61,7 @@ class Ledger:
     trials: list[Trial] = field(default_factory=list)
 
     @classmethod
-    def opened(cls, path: Path, name: str | None, command: Sequence[str]) -> "Ledger":
+    def open(cls, path: Path, name: str | None, command: Sequence[str]) -> "Ledger":
         """Read the ledger of a folder, or create an empty one. Raises ValueError if it cannot be read."""
         kept = read_json(path / SWEEP)
         if not kept:
@@ -146,15 +146,15 @@ def need_own(folder: RunFolder, *, is_trusted: bool = False) -> None:
     """
     try:
         gate.need_own(folder, naming.ADOPT, is_trusted=is_trusted)
-        made = [trial.folder for trial in Ledger.opened(folder.path, None, ()).trials if trial.folder.config.exists()]
+        made = [trial.folder for trial in Ledger.open(folder.path, None, ()).trials if trial.folder.config.exists()]
         for each in (folder, *made):
             if is_trusted:
                 each.claim()
             gate.need_made_here(each, naming.ADOPT)
     except PermissionError as error:
-        raise ConfigError(of_file(error)) from error
+        raise ConfigError(file_error(error)) from error
     except (OSError, ValueError) as error:
-        file = naming.shown(folder.path / SWEEP)
+        file = naming.display_path(folder.path / SWEEP)
         raise ConfigError(Error(file, f"cannot be read ({error})", "choose another sweep.name")) from error
 
 

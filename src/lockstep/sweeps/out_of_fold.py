@@ -1,21 +1,21 @@
 """The predictions of all folds of a setting in one file: each image once, by the network that was not trained on it."""
 
-from lockstep.config import storage
+from lockstep.config.saved import config_file
 from lockstep.runs.files import LARGEST_UNPACKED, atomic_file, read_bytes, read_json
 from lockstep.runs.folder import RunFolder
-from lockstep.runs.naming import shown
+from lockstep.runs.naming import display_path
 from lockstep.sweeps.ledger import Ledger
 from lockstep.sweeps.table import FOLD, Table
 
 
 def join(ledger: Ledger, sweep_table: Table) -> list[str]:
     """Write a file for each setting whose folds are all tested, into the folder of the sweep. Returns what to print."""
-    settings = sweep_table.grouped(FOLD) if FOLD in sweep_table.keys else []
+    settings = sweep_table.group_rows(FOLD) if FOLD in sweep_table.keys else []
     lines = []
     for _, rows in settings:
         rows.sort(key=lambda row: int(row.settings.get(FOLD, 0)))
         folders = [row.trial.folder for row in rows if row.tests and row.trial.folder.fold_rows.exists()]
-        if len(folders) < len(rows) or len(rows) != storage.load(folders[0].config).data.folds:
+        if len(folders) < len(rows) or len(rows) != config_file.load(folders[0].config).data.folds:
             continue
         suffix = f"_{rows[0].trial.number}" if len(settings) > 1 else ""
         path = ledger.path / f"out_of_fold{suffix}.csv"
@@ -25,7 +25,7 @@ def join(ledger: Ledger, sweep_table: Table) -> list[str]:
         parts = [read_bytes(folder.fold_rows, LARGEST_UNPACKED).partition(b"\n") for folder in folders]
         with atomic_file(path) as file:
             file.write(b"".join([*parts[0][:2], *(rest for *_, rest in parts)]))
-        lines.append(f"Out-of-fold predictions: {shown(path)}")
+        lines.append(f"Out-of-fold predictions: {display_path(path)}")
     return lines
 
 
@@ -35,4 +35,4 @@ def names(run: RunFolder, *splits: str) -> list[str]:
         record = read_json(run.images)
         return sorted(name for split in splits for name in record[split]["names"])
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{shown(run.images)} lacks the names of the images.") from error
+        raise ValueError(f"{display_path(run.images)} lacks the names of the images.") from error

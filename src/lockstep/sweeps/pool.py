@@ -9,7 +9,7 @@ from functools import partial
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 
-from lockstep.launch import parent, prepared
+from lockstep.launch import parent, prepared_run
 from lockstep.runs import vitals
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES
 from lockstep.sweeps.devices import Devices, Need, Shard
@@ -44,18 +44,18 @@ class Pool:
         return [active.trial for active in self.running]
 
     def start(self, trial: Trial, task: str) -> bool:
-        """Start a task of `lockstep.launch.prepared` on a trial. Returns False while too few devices are free."""
+        """Start a task of `lockstep.launch.prepared_run` on a trial. Returns False while too few devices are free."""
         shard = self._devices.take(self._need_of(trial))
         if shard is None:
             return False
         trial.device = shard.label
-        work = partial(prepared.do, trial.folder.path, task, is_worker=True)
+        work = partial(prepared_run.run_prepared, trial.folder.path, task, is_worker=True)
         log = trial.folder.path / LOG
         process = parent.start(work, environ_of(shard, os.environ), log=log, cores=shard.cores)
         self.running.append(Running(trial, shard, process))
         return True
 
-    def ended(self) -> list[tuple[Trial, int]]:
+    def collect_ended(self) -> list[tuple[Trial, int]]:
         """Free the devices of the trials that have ended since the last call. Returns these with their exit codes."""
         ended = [(active, code) for active in self.running if (code := active.process.exitcode) is not None]
         for active, code in ended:

@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.runs.files import to_json
-from lockstep.sweeps.differences import of_images, words
+from lockstep.sweeps.differences import image_test, words
 from lockstep.system.terminal import say, terminal
 
 HEADS = (["file", "truth", "class"], ["file", "truth", "prediction"])  # of `lockstep eval`, and of out_of_fold.csv
 
 
-def show(names: Sequence[str], *, is_json: bool) -> int:
+def compare_predictions(names: Sequence[str], *, is_json: bool) -> int:
     """Print how the accuracies of two files differ. Returns the exit code. Raises ValueError for different images."""
     if len(names) != 2:
         raise ValueError(f"compare takes two CSV files, not {len(names)}.")
-    first, second = (_rows(Path(name)) for name in names)
+    first, second = (_read_predictions(Path(name)) for name in names)
     if other := {(file, row[0]) for file, row in first.items()} ^ {(file, row[0]) for file, row in second.items()}:
         raise ValueError(f"{names[0]} and {names[1]} have different images or true classes, such as {min(other)[0]}.")
     right = [{file for file, (truth, predicted) in rows.items() if truth == predicted} for rows in (first, second)]
     only = len(right[0] - right[1]), len(right[1] - right[0])
-    difference, accuracies = of_images(*only, len(first)), [len(files) / len(first) for files in right]
+    difference, accuracies = image_test(*only, len(first)), [len(files) / len(first) for files in right]
     if is_json:
         print(to_json({"accuracies": accuracies, "only_right": only, **difference._asdict()}))
         return 0
@@ -33,7 +33,7 @@ def show(names: Sequence[str], *, is_json: bool) -> int:
     return 0
 
 
-def _rows(path: Path) -> dict[str, tuple[str, str]]:
+def _read_predictions(path: Path) -> dict[str, tuple[str, str]]:
     """Return true and predicted class by file name."""
     with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:  # a name need not be UTF-8
         try:

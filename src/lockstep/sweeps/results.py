@@ -4,8 +4,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.config import build, storage
-from lockstep.config.schema import Config
+from lockstep.config import build
+from lockstep.config.saved import config_file
+from lockstep.config.schema.configuration import Config
 from lockstep.runs.discovery import look_at, read_rows, read_tests
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.ranking import LOSS, rank
@@ -42,7 +43,7 @@ class Objective:
     name: str
     is_max: bool
 
-    def of(self, folder: RunFolder) -> float | None:
+    def value_in(self, folder: RunFolder) -> float | None:
         """Return the value of a run in its best epoch."""
         value = _summary(folder).get("best")
         return best_epoch(folder, self).get(self.name) if value is None else value
@@ -54,9 +55,9 @@ def best_epoch(folder: RunFolder, objective: Objective) -> dict[str, float]:
     return min(rows, key=lambda row: rank(row[objective.name], row.get(LOSS), is_max=objective.is_max), default={})
 
 
-def monitored(config: Config) -> Objective:
+def monitored_objective(config: Config) -> Objective:
     """Return the metric by which best.ckpt is chosen, and its direction."""
-    monitor, mode = build.monitored(config)
+    monitor, mode = build.monitored_metric(config)
     return Objective(monitor, mode == "max")
 
 
@@ -67,10 +68,10 @@ def row_of(trial: Trial, objective: Objective, live: str | None, needed: Collect
     """
     facts, settings = look_at(trial.folder), trial.settings
     if not settings.keys() >= {*needed} and trial.folder.config.exists():
-        tree = storage.load_tree(trial.folder.config)
+        tree = config_file.load_tree(trial.folder.config)
         settings = {key: str(at(tree, key.split("."))) for key in needed} | settings
     training_s = _summary(trial.folder).get("training_s", facts.get("elapsed_s"))
-    value, loss = objective.of(trial.folder), best_epoch(trial.folder, objective).get(LOSS)
+    value, loss = objective.value_in(trial.folder), best_epoch(trial.folder, objective).get(LOSS)
     return Row(trial, settings, live or state_of(facts), value, loss, read_tests(trial.folder), training_s, facts)
 
 

@@ -17,13 +17,13 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from lockstep.config import build
+from lockstep.config.composing.sweep_space import Interval, Space
 from lockstep.config.errors import ConfigError, Error
-from lockstep.config.sweep_space import Interval, Space
-from lockstep.config.target_sections import Search
+from lockstep.config.schema.target_sections import Search
 from lockstep.runs.discovery import read_rows
 from lockstep.runs.files import open_to_append
 from lockstep.runs.folder import JOURNAL
-from lockstep.runs.naming import shown
+from lockstep.runs.naming import display_path
 from lockstep.sweeps.course import Grid
 from lockstep.sweeps.ledger import DONE, Ledger, Trial
 from lockstep.sweeps.results import Objective
@@ -49,7 +49,7 @@ def _distribution(drawn: Interval | tuple[str, ...]) -> BaseDistribution:
     return FloatDistribution(drawn.low, drawn.high, log=drawn.is_log, step=drawn.step)
 
 
-def _typed(drawn: BaseDistribution, text: str) -> Any:
+def _typed_value(drawn: BaseDistribution, text: str) -> Any:
     """Return a drawn value from its override."""
     if isinstance(drawn, CategoricalDistribution):
         return text
@@ -77,10 +77,10 @@ def study_in(
         study = optuna.create_study(storage=storage, study_name="study", direction=direction, load_if_exists=True)
     except (KeyError, OSError, TypeError, ValueError) as error:
         fix = "remove it, and the same command adds the trials there are to a new one"
-        raise ConfigError(Error(shown(file), "cannot be read", fix)) from error
+        raise ConfigError(Error(display_path(file), "cannot be read", fix)) from error
     if study.directions != [direction]:
-        raise ConfigError(Error(shown(ledger.path), "optimizes something else", "choose another sweep.name"))
-    points = by_point(ledger, space)
+        raise ConfigError(Error(display_path(ledger.path), "optimizes something else", "choose another sweep.name"))
+    points = trials_by_point(ledger, space)
     last: dict[int | None, TrialState] = {}
     for trial in study.get_trials(deepcopy=False):
         number = trial.user_attrs.get(NUMBER)
@@ -105,11 +105,11 @@ def _sampler(search: Search, num_known: int) -> optuna.samplers.BaseSampler:
     return build.build(type(search.sampler).model_validate(arguments))
 
 
-def by_point(ledger: Ledger, space: Mapping[str, BaseDistribution]) -> dict[Point, list[Trial]]:
+def trials_by_point(ledger: Ledger, space: Mapping[str, BaseDistribution]) -> dict[Point, list[Trial]]:
     """Return the trials of each point, in the order of their numbers."""
     trials: dict[Point, list[Trial]] = {}
     for trial in ledger.trials:
-        values = ((key, _typed(drawn, trial.typed[key.lstrip("+")])) for key, drawn in space.items())
+        values = ((key, _typed_value(drawn, trial.typed[key.lstrip("+")])) for key, drawn in space.items())
         trials.setdefault(frozenset(values), []).append(trial)
     return trials
 
@@ -157,7 +157,7 @@ class Draws(Grid):
         # points that this command does not start again: trained, being trained, failed
         self._taken: dict[Point, Drawn | None] = {}
         self._of: dict[int, Drawn] = {}  # by the number of a trial
-        points = by_point(ledger, space)
+        points = trials_by_point(ledger, space)
         resumed = []
         for frozen in study.get_trials(deepcopy=False):
             point = _point(frozen)  # empty if it waits
@@ -165,7 +165,7 @@ class Draws(Grid):
                 resumed.append(resumed_trial(study, frozen))
             elif point in points and _is_done(points[point]):
                 self._taken[point] = Drawn(points[point])
-        super().__init__([trial for drawn in resumed for trial in self._begun(drawn)])
+        super().__init__([trial for drawn in resumed for trial in self._begin(drawn)])
 
     @property
     def _points(self) -> list[Drawn | Point]:
@@ -183,18 +183,18 @@ class Draws(Grid):
         hint = "Use another search.sampler, or a larger space."
         return f"{name} drew only known points {MOST_REPEATS} times in a row: {done}. {hint}"
 
-    def proposed(self, num_free: int) -> Sequence[Trial]:
+    def propose(self, num_free: int) -> Sequence[Trial]:
         """Return interrupted trials first, then those of new draws; those for which nothing is free wait here."""
         num_repeats = 0
         while len(self._left) < num_free and len(self._points) < self._num_trials and not self._is_stuck:
             num_taken = len(self._points)
-            self._left += self._begun(self._study.ask(self._space))
+            self._left += self._begin(self._study.ask(self._space))
             num_repeats = num_repeats + 1 if len(self._points) == num_taken else 0
             self._is_stuck = num_repeats == MOST_REPEATS
         trials, self._left = self._left[:num_free], self._left[num_free:]
         return trials
 
-    def _begun(self, asked: optuna.Trial) -> list[Trial]:
+    def _begin(self, asked: optuna.Trial) -> list[Trial]:
         """Return the trials of a draw that are not done; none if its point is known or cannot be trained."""
         point = _point(asked)
         is_new = point not in self._taken
@@ -235,7 +235,7 @@ class Draws(Grid):
         drawn.is_poor = bool(new) and first.should_prune()
         return drawn.is_poor
 
-    def ended(self, trial: Trial, state: str) -> None:
+    def record_result(self, trial: Trial, state: str) -> None:
         """Report the result of a point to Optuna when its last trial has ended."""
         self._is_stuck = False
         drawn = self._of[trial.number]
@@ -247,7 +247,7 @@ class Draws(Grid):
         states = {*drawn.ends.values()}
         if len(drawn.ends) < len(drawn.trials) or "stopped" in states:
             return
-        values = [value for trial in drawn.trials if (value := self._objective.of(trial.folder)) is not None]
+        values = [value for trial in drawn.trials if (value := self._objective.value_in(trial.folder)) is not None]
         for asked in drawn.waiting:
             if "pruned" in states and "failed" not in states:
                 self._study.tell(asked, state=TrialState.PRUNED)

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from lockstep.config import storage
-from lockstep.config.schema import Config
+from lockstep.config.saved import config_file
+from lockstep.config.schema.configuration import Config
 from lockstep.monitoring.cells import epochs, text
 from lockstep.runs.files import csv_text, to_json, write_atomically
-from lockstep.runs.naming import shown
+from lockstep.runs.naming import display_path
 from lockstep.runs.ranking import rank
 from lockstep.sweeps.ledger import Ledger, Trial
-from lockstep.sweeps.results import Objective, Row, monitored, row_of
+from lockstep.sweeps.results import Objective, Row, monitored_objective, row_of
 from lockstep.sweeps.statistics import Group, spread
 from lockstep.system.terminal import duration
 
@@ -82,7 +82,7 @@ class Table:
 
     @cached_property
     def is_repeated(self) -> bool:
-        return len(self.grouped(*REPEATS)) < len(self.rows)
+        return len(self.group_rows(*REPEATS)) < len(self.rows)
 
     @property
     def over(self) -> str:
@@ -127,7 +127,7 @@ class Table:
             rank_of_mean = rank(value, loss, is_max=self.objective.is_max)
             return None in results or len(results) < least, rank_of_mean, min(row.trial.number for row in rows)
 
-        return sorted(self.grouped(*REPEATS), key=order)
+        return sorted(self.group_rows(*REPEATS), key=order)
 
     @property
     def _least(self) -> int:
@@ -150,7 +150,7 @@ class Table:
         known = self._repetitions(rows, values)
         return statistics.fmean(known) if known else None
 
-    def grouped(self, *over: str) -> list[tuple[dict[str, str], list[Row]]]:
+    def group_rows(self, *over: str) -> list[tuple[dict[str, str], list[Row]]]:
         """Group the trials that differ only in the keys `over`, by their other settings."""
         keys = [key for key in self.keys if key not in over]
         members: dict[tuple[str, ...], list[Row]] = defaultdict(list)
@@ -181,7 +181,7 @@ def table(
     `known` caches the rows of the others between calls, so that their folders are read once.
     """
     kept = {} if known is None else known
-    keys = differing(ledger.trials)
+    keys = differing_keys(ledger.trials)
     repeats = [key for key in REPEATS if key in keys]
     for trial in ledger.trials:
         if trial.number in running or trial.number not in kept or not kept[trial.number].settings.keys() >= {*repeats}:
@@ -198,21 +198,23 @@ def table(
     return replace(made, rows=tuple(itertools.chain(*grouped)))
 
 
-def present(ledger: Ledger) -> Table:
+def present_table(ledger: Ledger) -> Table:
     """Return the table of a sweep that another process may run. Raises ValueError before its first trial."""
     config = config_of(ledger)
-    return table(ledger, monitored(config), {}, is_search=config.search is not None)
+    return table(ledger, monitored_objective(config), {}, is_search=config.search is not None)
 
 
 def config_of(ledger: Ledger) -> Config:
     """Return the configuration of the first trial of a sweep. Raises ValueError if there is none yet."""
     file = next((trial.folder.config for trial in ledger.trials if trial.folder.config.exists()), None)
     if file is None:
-        raise ValueError(f"{shown(ledger.path)} is a sweep without a trial yet: lockstep jobs show shows its job.")
-    return storage.load(file)
+        raise ValueError(
+            f"{display_path(ledger.path)} is a sweep without a trial yet: lockstep jobs show shows its job."
+        )
+    return config_file.load(file)
 
 
-def differing(trials: Sequence[Trial]) -> tuple[str, ...]:
+def differing_keys(trials: Sequence[Trial]) -> tuple[str, ...]:
     """Return the keys whose values differ between the trials, in the order of the command."""
     settings = [trial.typed for trial in trials]
     keys = dict.fromkeys(key for run_settings in settings for key in run_settings)
@@ -221,7 +223,7 @@ def differing(trials: Sequence[Trial]) -> tuple[str, ...]:
 
 def description(trial: Trial, trials: Sequence[Trial]) -> str:
     """Return the settings in which a trial differs from others; all settings of a single trial."""
-    keys = differing(trials) or trial.settings
+    keys = differing_keys(trials) or trial.settings
     return " ".join(f"{key}={text(trial.settings[key])}" for key in keys if key in trial.settings) or "the defaults"
 
 
@@ -230,11 +232,11 @@ def write(ledger: Ledger, sweep_table: Table) -> None:
     columns = sweep_table.columns
     lines = list(zip(*columns.values(), strict=True))
     write_atomically(ledger.path / f"{STEM}.csv", csv_text([list(columns), *lines]))
-    write_atomically(ledger.path / f"{STEM}.json", to_json(as_json(ledger, sweep_table)) + "\n")
+    write_atomically(ledger.path / f"{STEM}.json", to_json(table_facts(ledger, sweep_table)) + "\n")
     write_atomically(ledger.path / f"{STEM}.md", _markdown(sweep_table))
 
 
-def as_json(ledger: Ledger, sweep_table: Table) -> dict[str, Any]:
+def table_facts(ledger: Ledger, sweep_table: Table) -> dict[str, Any]:
     """Return the content of table.json."""
     columns, best = sweep_table.columns, sweep_table.best
     return {

@@ -16,11 +16,11 @@ from rich.text import Text
 
 from lockstep.monitoring import cells
 from lockstep.runs.files import to_json
-from lockstep.runs.naming import quoted, shown
+from lockstep.runs.naming import display_path, quote_path
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.pool import LOG
 from lockstep.sweeps.results import Row
-from lockstep.sweeps.table import Table, as_json, description, present, text, time_of
+from lockstep.sweeps.table import Table, description, present_table, table_facts, text, time_of
 from lockstep.system.terminal import duration, new_table, print_table, say, terminal
 
 MOST_ROWS = 30  # of the table at the end; the files have all
@@ -44,14 +44,14 @@ class View:
         self._since: dict[int, float] = {}
         self._rows: dict[int, Row] = {}  # of trials that are not running
 
-    def started(self, trial: Trial) -> None:
+    def report_start(self, trial: Trial) -> None:
         self._since[trial.number] = time.monotonic()
         if not self._is_drawn:
             which = f"{trial.number + 1} of {self._total}" if trial.number < self._total else str(trial.number)
             how = "is" if trial.device.startswith("job ") else "starts on"
-            self._say(f"Trial {trial.number} ({which}) {how} {trial.device}: {self._described(trial)}")
+            self._say(f"Trial {trial.number} ({which}) {how} {trial.device}: {self._describe(trial)}")
 
-    def ended(self, trial: Trial, state: str) -> None:
+    def report_end(self, trial: Trial, state: str) -> None:
         """Report the end of a trial, and the reason of a failure."""
         if not self._is_silent:
             self._rows.pop(trial.number, None)
@@ -59,7 +59,7 @@ class View:
             row = next(row for row in sweep_table.rows if row.trial is trial)
             value = f", {sweep_table.objective.name} {text(row.value)}" if row.value is not None else ""
             used = duration(time.monotonic() - self._since[trial.number])
-            line = f"Trial {trial.number} {state} after {used}{value}: {self._described(trial)}"
+            line = f"Trial {trial.number} {state} after {used}{value}: {self._describe(trial)}"
             self._say(line, cells.STYLES.get(state, "red"))
         if state == "failed":
             # above a live table only its own console can print
@@ -68,7 +68,7 @@ class View:
             say(out, f"Trial {trial.number} failed: {reason}", "red")
             say(out, rest, "red")
 
-    def stopping(self, reason: str) -> None:
+    def report_stop(self, reason: str) -> None:
         self._say(f"Stopping all trials, each with a checkpoint: {reason}", "yellow")
 
     def refresh(self, running: Sequence[Trial]) -> None:
@@ -91,7 +91,7 @@ class View:
         title = Text(f"Sweep, {duration(time.monotonic() - self._started)}: {known}", style="bold")
         self._screen.update(Group(title, lines), refresh=True)
 
-    def _described(self, trial: Trial) -> str:
+    def _describe(self, trial: Trial) -> str:
         return description(trial, [row.trial for row in self._table({}, known=self._rows).rows])
 
     def _say(self, text: str, style: str | Style = "") -> None:
@@ -99,7 +99,7 @@ class View:
             say(self._out, text, style)
 
 
-def show(sweep_table: Table, folder: Path, *, has_files: bool = True) -> None:
+def show_table(sweep_table: Table, folder: Path, *, has_files: bool = True) -> None:
     """Print the table of the sweep in a folder, which has it as files, too."""
     out = terminal()
     if settings := sweep_table.setting_texts:
@@ -112,9 +112,9 @@ def show(sweep_table: Table, folder: Path, *, has_files: bool = True) -> None:
     for note in sweep_table.notes:
         say(out, note, "red" if note.startswith("Trial ") else "")
     if sum(group.n > 1 for group in sweep_table.groups) > 1:
-        say(out, f"More than chance? lockstep compare {quoted(folder)}")
+        say(out, f"More than chance? lockstep compare {quote_path(folder)}")
     if has_files:
-        say(out, f"Full table: {shown(folder)}/table.md, table.csv, table.json")
+        say(out, f"Full table: {display_path(folder)}/table.md, table.csv, table.json")
 
 
 def _print(made: RichTable, num_rows: int, out: Console) -> None:
@@ -123,13 +123,13 @@ def _print(made: RichTable, num_rows: int, out: Console) -> None:
         out.print(f"... and {num_rows - MOST_ROWS} more", style="dim")
 
 
-def show_present(path: Path, *, is_json: bool) -> int:
+def show_sweep(path: Path, *, is_json: bool) -> int:
     """Print the table of a sweep as it is now. Returns the exit code. Raises ValueError before its first trial."""
-    ledger = Ledger.opened(path, None, ())
+    ledger = Ledger.open(path, None, ())
     if is_json:
-        print(to_json(as_json(ledger, present(ledger))))
+        print(to_json(table_facts(ledger, present_table(ledger))))
     else:
-        show(present(ledger), path, has_files=False)
+        show_table(present_table(ledger), path, has_files=False)
     return 0
 
 
@@ -157,5 +157,5 @@ def _failure(trial: Trial) -> tuple[str, str]:
     """Return the cause of a failure, and the line with its files."""
     log = trial.folder.path / LOG
     known = log if log.exists() else Path(trial.folder.read_job().get("log", log))
-    files = f"  details: {shown(trial.folder.failure)}, {shown(known)}"
-    return trial.folder.failed_by() or "no error was recorded", files
+    files = f"  details: {display_path(trial.folder.failure)}, {display_path(known)}"
+    return trial.folder.failure_cause() or "no error was recorded", files

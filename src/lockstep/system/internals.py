@@ -146,7 +146,7 @@ def store() -> Any:
     return find and find()
 
 
-def unreached(model: "DistributedDataParallel") -> list[int]:
+def unreached_parameters(model: "DistributedDataParallel") -> list[int]:
     """Return the positions, among the trained parameters, for whose gradients `model` waits after a backward pass.
 
     torch names them only in an error. If it is another one, it is raised, as before the next pass.

@@ -76,7 +76,7 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
     return None
 
 
-def of_several(environ: MutableMapping[str, str]) -> World | None:
+def shared_world(environ: MutableMapping[str, str]) -> World | None:
     """Return the world of one of several processes of a launcher, which compute together.
 
     Else None, and the variables of a single process are deleted: it starts its own workers, and sets their ranks.
@@ -91,7 +91,7 @@ def of_several(environ: MutableMapping[str, str]) -> World | None:
 
 def start_once(command: str, environ: MutableMapping[str, str]) -> None:
     """Raise ValueError in one of several processes of a launcher: this command starts its own workers."""
-    if (world := of_several(environ)) is not None:
+    if (world := shared_world(environ)) is not None:
         count = world.world_size
         problem = f"{world.launcher} started {count} processes of lockstep {command}, which starts its own workers"
         raise ValueError(f"{problem}: start it without {world.launcher}; train -m takes trainer.devices={count}.")

@@ -126,7 +126,7 @@ def _complete(name: str) -> None:
 # -- stand-ins for the names of a deferred module ----------------------------------------------------------------------
 
 
-def _of(module: str, name: str) -> Callable[[], Any]:
+def _proxy(module: str, name: str) -> Callable[[], Any]:
     return lambda: getattr(importlib.import_module(module), name)
 
 
@@ -152,7 +152,7 @@ def _disable(function: Any = None, *args: Any, **settings: Any) -> Any:
     current: Callable[..., Any] = function
 
     @functools.wraps(function)
-    def disabled(*args: Any, **kwargs: Any) -> Any:
+    def call_disabled(*args: Any, **kwargs: Any) -> Any:
         return current(*args, **kwargs)
 
     def replace() -> None:
@@ -160,15 +160,15 @@ def _disable(function: Any = None, *args: Any, **settings: Any) -> Any:
         current = sys.modules[DYNAMO].disable(function, *args, **settings)
 
     _after[DYNAMO].append(replace)
-    return disabled
+    return call_disabled
 
 
 KNOWN: Mapping[str, Mapping[str, Callable[[], Any]]] = {
     METRICS: {
         "_logger": lambda: logging.getLogger(METRICS),
-        "Metric": _of("torchmetrics.utilities.checks", "Metric"),  # first, as in the package
-        "MetricCollection": _of("torchmetrics.collections", "MetricCollection"),
-        "__version__": _of("torchmetrics.__about__", "__version__"),
+        "Metric": _proxy("torchmetrics.utilities.checks", "Metric"),  # first, as in the package
+        "MetricCollection": _proxy("torchmetrics.collections", "MetricCollection"),
+        "__version__": _proxy("torchmetrics.__about__", "__version__"),
     },
     "torchmetrics.functional": {},
     PLOT: {  # imports matplotlib

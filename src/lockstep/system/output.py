@@ -45,7 +45,7 @@ class Printed(io.TextIOWrapper):
 
     @override
     def write(self, s: str, /) -> int:
-        return super().write(without_commands(s))
+        return super().write(strip_commands(s))
 
 
 class Unfiltered:
@@ -59,7 +59,7 @@ class Unfiltered:
         return getattr(self._stream, name)
 
 
-def without_commands(text: str) -> str:
+def strip_commands(text: str) -> str:
     """Remove colours, and replace every other character that commands a terminal by a blank."""
     return CONTROLS.sub(lambda found: "" if found[0].endswith("m") else " ", text)
 

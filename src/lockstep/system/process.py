@@ -26,7 +26,7 @@ def close_files() -> int:
 
 
 @contextlib.contextmanager
-def closed_files() -> Iterator[None]:
+def close_files_after() -> Iterator[None]:
     """`close_files` in the block, for a process of the user, such as a notebook."""
     with _umask:
         before = close_files()

@@ -43,7 +43,7 @@ is_safe_path = bool(sys.flags.safe_path)
 
 
 @contextlib.contextmanager
-def _without_main() -> Iterator[None]:
+def _hide_main() -> Iterator[None]:
     """Hide the script of this process, which multiprocessing would run again in every process it starts.
 
     A script without `if __name__ == "__main__"` would start its training again.
@@ -56,7 +56,7 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _died() -> ServerDied:
+def _server_death() -> ServerDied:
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
     limit = "" if most == resource.RLIM_INFINITY else f" (ulimit -v allows {most / 2**30:.1f} GiB)"
     text = f"The process that imports torch for the workers has died, perhaps out of memory{limit}"
@@ -67,10 +67,10 @@ class _Process(ForkServerProcess):
     @override
     def start(self) -> None:
         try:
-            with _without_main(), signals.blocked():
+            with _hide_main(), signals.block_signals():
                 super().start()
         except (EOFError, FileNotFoundError, ConnectionError) as error:
-            raise _died() from error
+            raise _server_death() from error
 
 
 class _Context(ForkServerContext):
@@ -100,7 +100,7 @@ def start_server() -> None:
     mine = {"PYTHONSAFEPATH": "1", FOLDER: sockets, SAFE_PATH: "1" if is_safe_path else ""}
     os.environ.update(mine)
     try:
-        with _without_main(), signals.blocked():
+        with _hide_main(), signals.block_signals():
             forkserver.ensure_running()
     finally:
         for name in mine:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import lockstep
-from lockstep.system.redaction import redacted
+from lockstep.system.redaction import redact
 
 FROZEN_COMMIT = "COMMIT"  # a file in the copy of the code that a job runs
 PACKAGES = ("torch", "torchvision", "lightning", "hydra-core", "torchmetrics", "tensorboard")
@@ -33,7 +33,7 @@ def describe(project: Path) -> dict[str, Any]:
         "gpus": gpus,
         "cuda": torch.version.cuda,
         "commit": commit(project),
-        "command": redacted(sys.argv),
+        "command": redact(sys.argv),
     }
 
 

@@ -21,22 +21,22 @@ ASSIGNED = re.compile(
 VALUE = re.compile(r"""'[^']*'|"[^"]*"|(?:(?:Bearer|Basic)\s)?[^\s'",;}\])]+""", re.IGNORECASE)
 
 
-def redacted(value: Any, key: str = "") -> Any:
+def redact(value: Any, key: str = "") -> Any:
     """Replace the secrets in a configuration, a list of overrides or a text by `***`.
 
     Secrets are values under `notify` or a key named like a secret, and the user and query of a URL. A bool, null and a
     number of up to four digits or with a point are not. `key` is the dotted path of the value.
     """
     if isinstance(value, dict):
-        return {name: redacted(item, f"{key}.{name}") for name, item in value.items()}
+        return {name: redact(item, f"{key}.{name}") for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_item(item, key) for item in value]
     if _is_secret(key) and not PLAIN.fullmatch(str(value)):
         return HIDDEN
-    return _redacted_text(value) if isinstance(value, str) else value
+    return _redact_text(value) if isinstance(value, str) else value
 
 
-def _redacted_text(text: str) -> str:
+def _redact_text(text: str) -> str:
     text, start = QUERY.sub(rf"\1{HIDDEN}", USER.sub(f"://{HIDDEN}@", text)), 0
     parts: list[str] = []
     while found := ASSIGNED.search(text, start):
@@ -53,7 +53,7 @@ def _redacted_text(text: str) -> str:
 def _item(item: Any, key: str) -> Any:
     """Redact an item of a list; in an override `name=value` the name is the key."""
     found = OVERRIDE.match(item) if isinstance(item, str) else None
-    return redacted(item, key) if found is None else found[0] + redacted(item[found.end() :], f"{key}.{found[1]}")
+    return redact(item, key) if found is None else found[0] + redact(item[found.end() :], f"{key}.{found[1]}")
 
 
 def _is_secret(key: str) -> bool:

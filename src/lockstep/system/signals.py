@@ -40,8 +40,8 @@ class SignalFlag:
         return self.numbers[0] if self.numbers else 0
 
     @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        with restored():
+    def handle_signals(self) -> Iterator[None]:
+        with restore_signals():
             self.install()
             yield
 
@@ -77,7 +77,7 @@ def report_end(number: int, what: str = "") -> None:
 
 
 @contextlib.contextmanager
-def restored() -> Iterator[None]:
+def restore_signals() -> Iterator[None]:
     """Restore the handlers of stop signals, and of Ctrl-Z, after the block."""
     before = [(number, signal.getsignal(number)) for number in (*STOP_SIGNALS, LEAVE, signal.SIGTSTP)]
     try:
@@ -89,7 +89,7 @@ def restored() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def blocked() -> Iterator[None]:
+def block_signals() -> Iterator[None]:
     """Block the signals inside the block; a process that is started there keeps them blocked until it has handlers."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, LEAVE))
     try:

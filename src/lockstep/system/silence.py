@@ -5,7 +5,7 @@ import threading
 import warnings
 
 
-def quiet() -> None:
+def silence_libraries() -> None:
     """Silence Lightning's banners, and warnings that do not apply here."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)

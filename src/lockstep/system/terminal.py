@@ -17,7 +17,7 @@ from rich.text import Text
 from typing_extensions import override
 
 from lockstep.system import output
-from lockstep.system.signals import restored
+from lockstep.system.signals import restore_signals
 
 PROGRAMS = ("lockstep ", "python ", "cat ")  # a value that begins so is a command
 LOG_WIDTH = 10_000  # columns of a log, where nothing is cut
@@ -38,7 +38,7 @@ class Terminal(Console):
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             is_harmless = segment.control or segment.text.isprintable()
-            yield segment if is_harmless else segment._replace(text=output.without_commands(segment.text))
+            yield segment if is_harmless else segment._replace(text=output.strip_commands(segment.text))
 
 
 def terminal(*, is_error: bool = False) -> Terminal:
@@ -58,7 +58,11 @@ def watch(drawn: Callable[[Console], RenderableType]) -> None:
     out = terminal()
     if not sys.stdout.isatty() or out.is_dumb_terminal:
         raise ValueError("--watch needs a terminal: remove it to print once.")
-    with restored(), contextlib.suppress(KeyboardInterrupt), Live(console=out, screen=True, auto_refresh=False) as live:
+    with (
+        restore_signals(),
+        contextlib.suppress(KeyboardInterrupt),
+        Live(console=out, screen=True, auto_refresh=False) as live,
+    ):
         signal.signal(signal.SIGTERM, _exit)  # leaves the alternate screen
         while output.is_read():
             live.update(drawn(out), refresh=True)
@@ -93,10 +97,10 @@ def printable(text: str) -> str:
 
 def say(out: Console, text: str, style: str | Style = "") -> None:
     """Print a text, on a terminal broken between words and indented from its second line on."""
-    out.print(Text(_broken(text, out.width, 4), style=style), soft_wrap=True)
+    out.print(Text(_break_lines(text, out.width, 4), style=style), soft_wrap=True)
 
 
-def _broken(text: str, width: int, indent: int) -> str:
+def _break_lines(text: str, width: int, indent: int) -> str:
     """Break a text into lines of a width; unlike rich, without breaking a path."""
     blanks = " " * indent
     lines = textwrap.TextWrapper(
@@ -118,7 +122,7 @@ def show_table(title: str, rows: Iterable[tuple[str, str | Text]]) -> None:
     out.print(rule)
     for name, value in shown:
         if isinstance(value, str):
-            value = printable(value) if value.startswith(PROGRAMS) else _broken(value, out.width, wide)
+            value = printable(value) if value.startswith(PROGRAMS) else _break_lines(value, out.width, wide)
         out.print(Text.assemble((f"{printable(name):<{wide}}", "dim"), value), soft_wrap=True)
     out.print(rule)
 
@@ -151,10 +155,10 @@ def new_table(
 
 
 def print_table(made: Table, out: Console) -> None:
-    out.print(made if out.is_terminal else plain(made))
+    out.print(made if out.is_terminal else plain_text(made))
 
 
-def plain(shown: RenderableType) -> Text:
+def plain_text(shown: RenderableType) -> Text:
     """Render for a log: without colours, and without blanks at the ends of lines."""
     paper = Console(width=LOG_WIDTH, color_system=None, force_jupyter=False)
     with paper.capture() as captured:

@@ -19,7 +19,7 @@ def size_text(num_bytes: int) -> str:
     return f"{value:,.0f} bytes" if units[0] == "bytes" else f"{value:,.1f} {units[0]}"
 
 
-def similar(names: Sequence[str]) -> str:
+def similar_names(names: Sequence[str]) -> str:
     """List names that differ only in case, blanks, the form of Unicode or that of a number; empty without any."""
     groups: dict[str, dict[str, None]] = {}
     for name in names:

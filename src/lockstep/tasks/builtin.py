@@ -68,10 +68,10 @@ class Classification(SupervisedTask):
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
         if self.class_weights is None:
             return super().losses(outputs, batch)
-        values, weights = self._weighted(outputs, batch.targets)
+        values, weights = self._weighted_losses(outputs, batch.targets)
         if batch.mix is not None:
             own = batch.mix.weights
-            other_values, other_weights = self._weighted(outputs, batch.mix.targets)
+            other_values, other_weights = self._weighted_losses(outputs, batch.mix.targets)
             values = own * values + (1 - own) * other_values
             weights = own * weights + (1 - own) * other_weights
         return values, weights
@@ -82,7 +82,7 @@ class Classification(SupervisedTask):
             return super().loss_of(outputs, targets)
         return mean_of_each(self._cross_entropy(outputs, targets))
 
-    def _weighted(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _weighted_losses(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         assert self.class_weights is not None
         # not torch's `weight`, which gives the smoothed part of a sample the weights of the other classes
         weights = self.class_weights.to(outputs.dtype)[targets]

@@ -53,10 +53,10 @@ def reduce(metrics: Mapping[str, Metric]) -> None:
     if not is_distributed():
         return
     parts = [part for metric in metrics.values() for part in _parts(metric)]
-    mine = [{state: _on_host(getattr(part, state)) for state in internals.reductions(part)} for part in parts]
+    mine = [{state: _host_copy(getattr(part, state)) for state in internals.reductions(part)} for part in parts]
     for part, states in zip(parts, zip(*gather_objects(mine), strict=True), strict=True):
         for state, (how, _) in internals.reductions(part).items():
-            setattr(part, state, _merged([of_rank[state] for of_rank in states], how, part.device))
+            setattr(part, state, _merge_state([of_rank[state] for of_rank in states], how, part.device))
 
 
 def _never() -> bool:
@@ -68,11 +68,11 @@ def _parts(metric: Metric) -> Iterator[Metric]:
     return (part for part in metric.modules() if isinstance(part, Metric))
 
 
-def _on_host(state: Any) -> Any:
+def _host_copy(state: Any) -> Any:
     return [value.cpu() for value in state] if isinstance(state, list) else state.cpu()
 
 
-def _merged(states: list[Any], how: Any, device: torch.device) -> Any:
+def _merge_state(states: list[Any], how: Any, device: torch.device) -> Any:
     """Merge one state: lists in rank order, others by the metric's own function `how`.
 
     Without one, return one row of each rank: the metric merges them itself.

@@ -1,1 +1,1 @@
-"""The work of every rank: training, evaluation and prediction, from a configuration to the last collective."""
+"""The work of every rank of a training, from a saved configuration to its summary."""

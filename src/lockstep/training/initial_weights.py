@@ -7,15 +7,15 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lockstep.config.errors import ConfigError, Error, several
+from lockstep.assembly.checkpoints import damage
+from lockstep.assembly.session import Session
+from lockstep.config.errors import ConfigError, Error, join_names
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.models.libraries import State, fitted, repeated
-from lockstep.models.origin import with_ends
-from lockstep.runs.naming import shown
+from lockstep.models.libraries import State, fit_weights, repeat_channels
+from lockstep.models.origin import attach_ends
+from lockstep.runs.naming import display_path
 from lockstep.system.terminal import say, terminal
 from lockstep.system.wording import plural
-from lockstep.training.checkpoints import damage
-from lockstep.training.session import Session
 
 MOST_NAMED = 8
 OF_A_PROGRAM = "is not a checkpoint of a run", "for weights use model.pretrained=FILE, model=torchvision or timm"
@@ -32,14 +32,14 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
     state, classes = saved["state_dict"], tuple(saved.get("image_format", {}).get("class_names", ()))
     is_same = classes == images.class_names
     net, prefix = (module.net, "net.") if isinstance(module, Classifier) else (module, "")
-    origin = with_ends(net, len(images.class_names))
+    origin = attach_ends(net, len(images.class_names))
     given = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     if not given:
         raise ConfigError(Error(setting, *OF_A_PROGRAM))
     if not is_same:
         given = {name: value for name, value in given.items() if name.rpartition(".")[0] not in origin.head}
     try:
-        found = {f"{prefix}{name}": value for name, value in fitted(given, net, origin).items()}
+        found = {f"{prefix}{name}": value for name, value in fit_weights(given, net, origin).items()}
     except ValueError as error:
         raise ConfigError(Error(setting, f": {error}", "choose model=... of that run, or remove init_from")) from error
     own = module.state_dict()
@@ -59,7 +59,7 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
 
 def _read(session: Session, setting: str) -> dict[str, Any]:
     if (error := damage(session.folder.initial_weights)) is not None:
-        raise ConfigError(Error(shown(session.folder.initial_weights), error, "start a new run"))
+        raise ConfigError(Error(display_path(session.folder.initial_weights), error, "start a new run"))
     try:
         saved = torch.load(session.folder.initial_weights, map_location="cpu", weights_only=True, mmap=True)
         if "state_dict" in saved:
@@ -72,7 +72,7 @@ def _read(session: Session, setting: str) -> dict[str, Any]:
 def _normalize(module: Classifier, state: State) -> dict[str, Tensor]:
     """Normalize images as the checkpoint does. Returns the buffers for the channels of the module."""
     shape = module.mean.shape
-    values = {name: repeated(state[name].flatten().tolist(), shape[1]) for name in ("mean", "std")}
+    values = {name: repeat_channels(state[name].flatten().tolist(), shape[1]) for name in ("mean", "std")}
     of_pixels = {name: tuple(value / 255 for value in channels) for name, channels in values.items()}
     module.image_format = module.image_format._replace(**of_pixels)
     return {name: torch.tensor(channels).view(shape) for name, channels in values.items()}
@@ -82,7 +82,7 @@ def _report(setting: str, own: State, found: State, state: State, classes: str) 
     """Print what is new or adapted, in one line, if anything is."""
     new = [name.removeprefix("net.") for name in own if name not in found]
     adapted = [name for name, value in found.items() if value.shape != state[name].shape]
-    parts = [f"new: {several(new, MOST_NAMED)}{classes}"] if new else []
+    parts = [f"new: {join_names(new, MOST_NAMED)}{classes}"] if new else []
     if adapted:
         channels = f"{plural(state[adapted[0]].shape[1], 'channel')}, here {found[adapted[0]].shape[1]}"
         parts.append(f"adapted: {', '.join(name.removeprefix('net.') for name in adapted)} ({channels})")

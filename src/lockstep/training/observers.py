@@ -7,14 +7,15 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 
+from lockstep.assembly.session import Session
+from lockstep.assembly.staging import together
 from lockstep.callbacks.best import REPLACED
-from lockstep.config import build, signatures
+from lockstep.config import build
+from lockstep.config.checks import signatures
 from lockstep.config.errors import ConfigError
-from lockstep.config.schema import Config
-from lockstep.config.target_sections import Open, is_ours
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.target_sections import Open, is_ours
 from lockstep.runs.folder import RunFolder
-from lockstep.training.session import Session
-from lockstep.training.staging import together
 
 
 def built_callbacks(config: Config) -> list[Callback]:
@@ -33,7 +34,7 @@ def built_callbacks(config: Config) -> list[Callback]:
 
 
 def _refuse_unfit(key: str, target: str, callback: Callback) -> None:
-    from lockstep.config import callback_rules
+    from lockstep.config.checks import callback_rules
 
     lightnings = (kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("lightning."))
     if (kind := next(lightnings, "")) in callback_rules.INSTEAD:
@@ -61,9 +62,9 @@ def built_loggers(here: Session, purge_step: int) -> list[Logger]:
 
 def _logger(here: Session, section: Open, purge_step: int) -> Logger:
     known: dict[str, Any] = {"rank": here.rank, "held": here.held} if is_ours(section.target) else {}
-    supplied = {name: value for name, value in known.items() if signatures.takes(section.target, name)}
+    supplied = {name: value for name, value in known.items() if signatures.has_parameter(section.target, name)}
     # also of a new run: TensorBoard does not count the first session mark as a restart, and purges nothing
-    if section.target.endswith("TensorBoardLogger") or signatures.takes(section.target, "purge_step"):
+    if section.target.endswith("TensorBoardLogger") or signatures.has_parameter(section.target, "purge_step"):
         supplied["purge_step"] = purge_step
     return build.build(section, save_dir=str(here.folder.path), **supplied)
 

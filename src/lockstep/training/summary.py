@@ -7,18 +7,19 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lockstep.assembly.session import Session
 from lockstep.callbacks.own_module import metrics_of, skipped_steps, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped
-from lockstep.config import errors, features, measured
+from lockstep.config import errors, features
+from lockstep.config.checks import metric_names
 from lockstep.data import balance
 from lockstep.data.module import ImageData
 from lockstep.models.classifier import Classifier
-from lockstep.runs.naming import quoted, shown
+from lockstep.runs.naming import display_path, quote_path
 from lockstep.system.hardware import num_cores
 from lockstep.system.terminal import duration, measure, show_table
-from lockstep.system.wording import plural, similar
-from lockstep.training.session import Session
+from lockstep.system.wording import plural, similar_names
 
 FEW_CORES = 8
 REHEARSAL = "for testing; with few cores one process with all threads is faster"
@@ -28,7 +29,7 @@ def facts(here: Session, data: ImageData) -> dict[str, Any]:
     """Return the facts of a run that are known from its start."""
     return {
         "workers": here.world_size,
-        **({"loads": errors.shown(loads)} if isinstance(loads := here.config.trainer.loads, list) else {}),
+        **({"loads": errors.literal(loads)} if isinstance(loads := here.config.trainer.loads, list) else {}),
         "device": device_name(here),
         "precision": here.precision,
         "train_images": data.batches("train").num_epoch_samples,
@@ -47,11 +48,11 @@ def summarize(
     """Return the content of summary.json; `used_s` are the seconds of training over all sessions of the run."""
     monitor = checkpoint.monitor if checkpoint is not None else None
     score = checkpoint.best_model_score if checkpoint is not None else None
-    default, _ = measured.default(here.config)
+    default, _ = metric_names.default(here.config)
     value = float(score) if score is not None else metrics_of(trainer, module).get(default)
     times = sorted(record.epoch_times_s)
     return {
-        **tested(module, data, metrics_of(trainer, module)),
+        **metrics_of_test(module, data, metrics_of(trainer, module)),
         "monitor": monitor or default,
         "best": value if value is not None and math.isfinite(value) else None,
         "epochs": trainer.current_epoch,
@@ -63,12 +64,12 @@ def summarize(
         "parameters": _num_parameters(module),
         **facts(here, data),
         "val_images": data.batches("val").num_epoch_samples,
-        **dict(row_of(here.config, module) for row_of in features.used("module row", here.config)),
+        **dict(row_of(here.config, module) for row_of in features.used_features("module row", here.config)),
         "best_checkpoint": str(here.folder.best_checkpoint) if here.folder.best_checkpoint.exists() else None,
     }
 
 
-def tested(module: L.LightningModule, data: ImageData, metrics: dict[str, float]) -> dict[str, float | None]:
+def metrics_of_test(module: L.LightningModule, data: ImageData, metrics: dict[str, float]) -> dict[str, float | None]:
     """Return the test metrics, the first one of the task first, and the number of images; None without a test."""
     is_ours = isinstance(module, Classifier)
     names = [f"{split}/{name}" for split in module.test_splits for name in module.measured] if is_ours else []
@@ -90,29 +91,31 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     if config.silent:
         return
     shape = "x".join(map(str, data.image_shape))
-    used = ", ".join(_used(data, split) for split in data.splits.parts)
+    used = ", ".join(_used_text(data, split) for split in data.splits.parts)
     rows = [("data", f"{used} images of {shape}, {_classes(module, data)}, {data.placement}")]
     if data.class_counts is not None:
-        rows.append(("classes", balance.described(data.class_names, data.class_counts, config.data.balance)))
-    rows += [row_of(config) for row_of in features.used("data row", config)]
-    if alike := similar(data.class_names):
+        rows.append(("classes", balance.describe_counts(data.class_names, data.class_counts, config.data.balance)))
+    rows += [row_of(config) for row_of in features.used_features("data row", config)]
+    if alike := similar_names(data.class_names):
         rows.append(("similar", f"classes {alike}: are they one class?"))
     absent = {split: data.splits.absent_classes(split) for split in ("val", "test")}
-    rows += [(f"no {split}", f"image of {errors.several(names)}") for split, names in absent.items() if names]
+    rows += [(f"no {split}", f"image of {errors.join_names(names)}") for split, names in absent.items() if names]
     rows.append(("network", plural(_num_parameters(module), "parameter")))
     rows.append(("workers", f"{count} x {device}" if count > 1 else device))
     if here.device.type == "cpu" and here.num_local > 1 and num_cores() <= FEW_CORES:
         rows.append(("", REHEARSAL))
     if isinstance(config.trainer.loads, list):
-        rows.append(("loads", ", ".join(filter(None, (errors.shown(config.trainer.loads), here.remarks.get("loads"))))))
+        rows.append(
+            ("loads", ", ".join(filter(None, (errors.literal(config.trainer.loads), here.remarks.get("loads")))))
+        )
     rows += [("batch", _batch(here, data)), ("precision", f"{here.precision} ({here.precision_reason})")]
     if isinstance(module, Classifier):
         rows.append(("layout", f"{module.layout.name} ({module.layout.reason})"))
         rows += [("steps", "replayed as CUDA graphs")] if module.grapher and 0 not in here.loads else []
-    rows += [row_of(config, module) for row_of in features.used("module row", config)]
+    rows += [row_of(config, module) for row_of in features.used_features("module row", config)]
     name = config.module.target if config.has_own_module else config.model.target
     title = f"Lockstep: {name.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
-    show_table(title + (", resumed" if is_resumed else ""), [*rows, ("run folder", shown(here.folder.path))])
+    show_table(title + (", resumed" if is_resumed else ""), [*rows, ("run folder", display_path(here.folder.path))])
 
 
 def _batch(here: Session, data: ImageData) -> str:
@@ -131,7 +134,7 @@ def _num_parameters(module: L.LightningModule) -> int:
     return sum(p.numel() for p in (module.net if isinstance(module, Classifier) else module).parameters())
 
 
-def _used(data: ImageData, split: str) -> str:
+def _used_text(data: ImageData, split: str) -> str:
     batches = data.batches(split)
     used, there = batches.num_epoch_samples, batches.num_samples
     return f"{used:,} {split}" if used == there else f"{used:,} of {there:,} {split}"
@@ -146,7 +149,7 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
     """Print the results of a finished run, and commands that use it, unless it is silent."""
     if here.config.silent:
         return
-    folder, run, rows = here.folder, quoted(here.folder.path), list[tuple[str, str]]()
+    folder, run, rows = here.folder, quote_path(here.folder.path), list[tuple[str, str]]()
     tests = {key: value for key, value in summary.items() if key.startswith("test_") and key != "test_images"}
     images = plural(summary["test_images"] or 0, "image")
     for key, value in tests.items():
@@ -156,11 +159,11 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
             size = f" on {images}" if not rows else " with mirror images" if is_flipped else ""
             rows.append((f"test {name}", f"{measure(value)}{size}"))
     if summary["best_checkpoint"]:
-        monitor, value, path = summary["monitor"], summary["best"], shown(folder.best_checkpoint)
+        monitor, value, path = summary["monitor"], summary["best"], display_path(folder.best_checkpoint)
         none = f"none: no epoch has a finite {monitor}, {path} is the last one"
         rows.append(("best", none if value is None else f"{monitor} {measure(value)}, {path}"))
     if folder.pictures.exists():
-        rows.append(("pictures", shown(folder.pictures)))
+        rows.append(("pictures", display_path(folder.pictures)))
     speed = f", {summary['images_per_s']:,.0f} images/s" if summary["images_per_s"] else ""
     epoch = f", {duration(summary['epoch_s_median'])} an epoch" if summary["epoch_s_median"] else ""
     rows.append(("training", f"{duration(summary['training_s'])}{epoch}{speed}"))

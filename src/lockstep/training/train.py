@@ -12,13 +12,17 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from lockstep.assembly import run_parts, session, try_out
+from lockstep.assembly.session import Session
 from lockstep.callbacks.console import Console
 from lockstep.callbacks.own_module import metrics_of, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.relocation import Relocation
 from lockstep.callbacks.stop import Stopped, StopTogether
-from lockstep.config import features, measured, project, signatures, storage
+from lockstep.config import features
+from lockstep.config.checks import metric_names, signatures
 from lockstep.config.errors import ConfigError
+from lockstep.config.saved import config_file, project
 from lockstep.data.module import ImageData
 from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.models.classifier import Classifier
@@ -26,9 +30,8 @@ from lockstep.runs.folder import EXIT_STOPPED, PRUNED, RunFolder
 from lockstep.system import internals, provenance
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
-from lockstep.training import assembly, observers, session, trial
-from lockstep.training.session import Session
-from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize, tested
+from lockstep.training import observers
+from lockstep.training.summary import facts, metrics_of_test, show_header, show_stopped, show_summary, summarize
 
 PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 
@@ -40,13 +43,13 @@ def train(
 
     `command` resumes the run after a stop. `has_test`: test at the end. `is_cell`: a notebook shows the output.
     """
-    config = storage.load(folder.config)
-    if errors := signatures.errors([storage.to_tree(config)]):  # needs torch: not part of the check of the command
+    config = config_file.load(folder.config)
+    if errors := signatures.errors([config_file.to_tree(config)]):  # needs torch: not part of the check of the command
         raise ConfigError(*errors)
-    with session.opened(folder, config, world) as here:
+    with session.open_session(folder, config, world) as here:
         resumed_from = session.checkpoint(here, folder.last_checkpoint)
-        here, data, module, first = prepared(here, is_new=resumed_from.path is None)
-        for measured_shards in features.used("shards", config):
+        here, data, module, first = prepare_training(here, is_new=resumed_from.path is None)
+        for measured_shards in features.used_features("shards", config):
             here = measured_shards(here, data, module)
         if here.rank == 0:
             folder.note(environment=provenance.describe(project.root()))
@@ -64,15 +67,15 @@ def train(
         stop = StopTogether(
             flag,
             requested=folder.stop_request,
-            stopping=record.stopping,
+            stopping=record.begin_stop,
             checkpoint=folder.last_checkpoint,
             max_time_s=config.trainer.max_time_s,
             timeout=here.timeout,
         )
-        names = () if config.has_own_module else measured.names(config)
+        names = () if config.has_own_module else metric_names.names(config)
         console = [] if config.silent else [Console(record, names, is_cell=is_cell)]
         profiler = config.trainer.profiler
-        trainer = assembly.lightning_trainer(
+        trainer = run_parts.lightning_trainer(
             here,
             module,
             callbacks=[*first, record, Relocation(), *console, *callbacks, stop],
@@ -118,15 +121,15 @@ def train(
 
 def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
     """Test a finished run that was trained without its test set, as `train` would have. Returns the exit code."""
-    config = storage.load(folder.config)
-    with session.opened(folder, config, world) as here:
+    config = config_file.load(folder.config)
+    with session.open_session(folder, config, world) as here:
         steps = folder.read_summary()["steps"]
         has_best = folder.best_checkpoint.exists()
         checkpoint = session.checkpoint(here, folder.best_checkpoint if has_best else folder.last_checkpoint).path
-        data = assembly.image_data(here, folder)
-        module, first = assembly.build_module(here, assembly.image_format(data))
+        data = run_parts.image_data(here, folder)
+        module, first = run_parts.build_module(here, run_parts.image_format(data))
         callbacks = [each for each in observers.built_callbacks(config) if not isinstance(each, ModelCheckpoint)]
-        trainer = assembly.lightning_trainer(
+        trainer = run_parts.lightning_trainer(
             here,
             module,
             callbacks=[*first, *callbacks],
@@ -138,7 +141,7 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
             _test(trainer, module, data, checkpoint, _after_test(here))
         if here.rank == 0:
             metrics = metrics_of(trainer, module)
-            folder.write_summary(folder.read_summary() | tested(module, data, metrics))
+            folder.write_summary(folder.read_summary() | metrics_of_test(module, data, metrics))
             folder.update_status(metrics=folder.read_status().get("metrics", {}) | metrics)
     return 0
 
@@ -156,37 +159,37 @@ def _test(
 
 
 def _after_test(here: Session) -> list[Callable[[ImageData, L.LightningModule], None]]:
-    return [partial(write, here) for write in features.used("tested", here.config)]
+    return [partial(write, here) for write in features.used_features("tested", here.config)]
 
 
-def prepared(here: Session, *, is_new: bool) -> tuple[Session, ImageData, L.LightningModule, list[Callback]]:
+def prepare_training(here: Session, *, is_new: bool) -> tuple[Session, ImageData, L.LightningModule, list[Callback]]:
     """Build data and module, tried out on each other, and the callbacks that must come first; settle class weights.
 
     A new run gets the weights of `init_from`, or the pretrained ones of its network. Every rank must call it. Raises
     ConfigError if the parts do not fit together.
     """
-    data = assembly.image_data(here, here.folder, is_new=is_new)
-    here = _with_class_weights(here, data)
+    data = run_parts.image_data(here, here.folder, is_new=is_new)
+    here = _settle_class_weights(here, data)
     config = here.config
-    image_format, total_steps = assembly.image_format(data), config.trainer.max_epochs * data.steps_per_epoch
-    module, first = assembly.build_module(here, image_format, total_steps, is_trained=True)
+    image_format, total_steps = run_parts.image_format(data), config.trainer.max_epochs * data.steps_per_epoch
+    module, first = run_parts.build_module(here, image_format, total_steps, is_trained=True)
     if isinstance(module, Classifier):
         data.augment = dataclasses.replace(data.augment, moved_targets=module.task.moved_targets)
-        trial.try_out(here, data, module)
+        try_out.try_out(here, data, module)
     if is_new:
-        for load in features.used("weights", config) or features.used("pretrained", module):
+        for load in features.used_features("weights", config) or features.used_features("pretrained", module):
             load(here, module, image_format)
     return here, data, module, first
 
 
-def _with_class_weights(here: Session, data: ImageData) -> Session:
+def _settle_class_weights(here: Session, data: ImageData) -> Session:
     """Replace class_weights=balanced by n / (K * n_k) in the session and in config.yaml."""
     config, counts = here.config, data.class_counts or []  # those were refused
-    if config.task.arguments().get("class_weights") != measured.BALANCED:
+    if config.task.arguments().get("class_weights") != metric_names.BALANCED:
         return here
     weights = [sum(counts) / (len(counts) * count) for count in counts]
     task = config.task.model_copy(update={"class_weights": weights})
     here = dataclasses.replace(here, config=config.model_copy(update={"task": task}))
     if here.rank == 0:
-        storage.save(here.config, here.folder.config)
+        config_file.save(here.config, here.folder.config)
     return here

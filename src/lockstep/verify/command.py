@@ -13,9 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.config import build, compose, overrides, presence, storage, validation
+from lockstep.assembly import checkpoints
+from lockstep.config import build, overrides
+from lockstep.config.checks import data_presence, validation
+from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError, Error, errors_of, exit_with
-from lockstep.config.schema import Config
+from lockstep.config.saved import config_file
+from lockstep.config.schema.configuration import Config
 from lockstep.launch import parent
 from lockstep.launch.worker import Job
 from lockstep.runs import verified
@@ -24,7 +28,6 @@ from lockstep.system import hardware
 from lockstep.system.signals import SignalList
 from lockstep.system.terminal import new_table, print_table, say, terminal
 from lockstep.system.wording import plural
-from lockstep.training import checkpoints
 
 if TYPE_CHECKING:
     from lockstep.verify.comparison import Compared
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 NUM_STEPS, NUM_EPOCHS, NUM_EVALUATED = 3, 2, 2  # optimizer steps of an epoch, epochs, batches of an evaluation
 CUT_AFTER = 2  # in the middle of an epoch
 LOG = "terminal.log"
-VERIFY = "lockstep.training.verification:verify"
+VERIFY = "lockstep.training.exactness_check:verify"
 
 
 class Part(NamedTuple):
@@ -58,24 +61,24 @@ VARIANTS = (
 )
 
 
-def run(texts: Sequence[str], source: compose.Source) -> int:
+def run_verification(texts: Sequence[str], source: compose.Source) -> int:
     """Verify the configuration of these overrides. Returns the exit code: 0 if it is exact, else 1."""
     try:
-        config = _checked(texts, source)
-        presence.check(config.data)
+        config = _check_config(texts, source)
+        data_presence.check(config.data)
     except ConfigError as error:
         exit_with(error)
     signals = SignalList()
-    with signals.installed(), tempfile.TemporaryDirectory(prefix="lockstep-verify-") as path:
+    with signals.handle_signals(), tempfile.TemporaryDirectory(prefix="lockstep-verify-") as path:
         return Verification(Path(path), config, signals).run()
 
 
-def _checked(texts: Sequence[str], source: compose.Source) -> Config:
+def _check_config(texts: Sequence[str], source: compose.Source) -> Config:
     """Return the configuration, changed to a few silent steps in float64. Raises ConfigError."""
     (config,) = overrides.check(texts, source).configs
     if config.resume is not None:
         raise ConfigError(Error(f"resume={config.resume}", "continues a run, verify starts new ones", "remove it"))
-    tree = storage.to_tree(config)
+    tree = config_file.to_tree(config)
     trainer = tree["trainer"]
     limits = {
         "limit_train_batches": NUM_STEPS * trainer["accumulate_grad_batches"],
@@ -90,7 +93,7 @@ def _checked(texts: Sequence[str], source: compose.Source) -> Config:
     tree["strategy"] |= {"name": "cpu", "interface": None}
     tree |= {"silent": True, "compile": False, "logger": {}, "scale_with_workers": False}
     tree["eval_batch_size"] = min(tree["eval_batch_size"], tree["global_batch_size"])
-    return build.settled(validation.check_tree(tree))
+    return build.settle_config(validation.check_tree(tree))
 
 
 class Verification:
@@ -131,15 +134,15 @@ class Verification:
         checkpoints.keep_initial(folder, self._config.init_from)
         code = 0
         for number, part in enumerate(variant.parts):
-            storage.save(self._of(part), folder.config)
+            config_file.save(self._config_of(part), folder.config)
             job = Job(VERIFY, str(folder.path), {"cut_after": part.cut_after, "part": number})
-            code = parent.run(job, len(part.loads), self._signals, log=folder.path / LOG)
+            code = parent.run_workers(job, len(part.loads), self._signals, log=folder.path / LOG)
             if code:
                 break
         return code
 
-    def _of(self, part: Part) -> Config:
-        tree = storage.to_tree(self._config)
+    def _config_of(self, part: Part) -> Config:
+        tree = config_file.to_tree(self._config)
         is_alone = len(part.loads) == 1
         on_gpus = "single_device" if is_alone else "ddp"
         tree["strategy"]["name"] = on_gpus if self._uses_gpus else "cpu"
@@ -148,7 +151,7 @@ class Verification:
 
     def _report(self, failures: dict[Variant, str]) -> int:
         """Print the table and the first differences. Returns the exit code."""
-        from lockstep.training.verification import DIGEST_FILE
+        from lockstep.training.exactness_check import DIGEST_FILE
         from lockstep.verify.comparison import LIMIT, compare
 
         alone = self._folder(ALONE).path
@@ -158,7 +161,7 @@ class Verification:
                 parts = [len(part.loads) for part in variant.parts]
                 compared[variant] = compare(alone, [1], self._folder(variant).path, parts)
         print_table(_table(compared, self._out), self._out)
-        texts = list(_explained(compared, failures))
+        texts = list(_explanations(compared, failures))
         for text in texts:
             say(self._out, text)
         if texts:
@@ -167,7 +170,7 @@ class Verification:
         digest = alone / DIGEST_FILE
         if digest.exists():
             verified.remember(digest.read_text(), largest)
-        say(self._out, f"Exact: nothing differs by more than {_shown(largest)} (limit {LIMIT:g}, for rounding).")
+        say(self._out, f"Exact: nothing differs by more than {_size_text(largest)} (limit {LIMIT:g}, for rounding).")
         return 0
 
 
@@ -179,13 +182,13 @@ def _table(compared: "dict[Variant, Compared]", out: Console) -> Table:
             rows.append([variant.title, Text("failed", style="red"), "-", "-", "-"])
         else:
             is_exact = Text("exact", style="green") if result.is_exact else Text("differs", style="red")
-            sizes = [_shown(kind.size) for kind in (result.weights, result.statistics, result.metrics)]
+            sizes = [_size_text(kind.size) for kind in (result.weights, result.statistics, result.metrics)]
             rows.append([variant.title, is_exact, *sizes])
     kinds = ("weights", "statistics", "metrics")
     return new_table(("compared with 1 worker", "", *kinds), rows, out, right=kinds)
 
 
-def _explained(compared: "dict[Variant, Compared]", failures: dict[Variant, str]) -> Iterator[str]:
+def _explanations(compared: "dict[Variant, Compared]", failures: dict[Variant, str]) -> Iterator[str]:
     """Yield the errors of failed variants, and the first part that differs of the others; each reason once."""
     reasons: dict[str, str] = {}
     for variant, text in failures.items():
@@ -199,16 +202,16 @@ def _explained(compared: "dict[Variant, Compared]", failures: dict[Variant, str]
             worst = max(kinds, key=lambda kind: kind.size)
             reason = "no step of the training differs" if worst is result.metrics else "rounding grows there"
             hint = "its states must be sums over samples (dist_reduce_fx='sum')"
-            text = f"{worst.name} differs by {_shown(worst.size)}: {reason}"
+            text = f"{worst.name} differs by {_size_text(worst.size)}: {reason}"
             reasons.setdefault(worst.name, f"{variant.title}: {text}{', ' + hint if worst is result.metrics else ''}")
         else:
             sample = "" if first.sample is None else f" of sample {first.sample}"
             head = f"{variant.title}: the first to differ is {first.part}{sample}, in step {first.step}, by "
-            reasons.setdefault(first.part, f"{head}{_shown(first.size)}: {first.meaning}")
+            reasons.setdefault(first.part, f"{head}{_size_text(first.size)}: {first.meaning}")
     yield from reasons.values()
 
 
-def _shown(size: float) -> str:
+def _size_text(size: float) -> str:
     return "0" if size == 0 else f"{size:.1e}"
 
 

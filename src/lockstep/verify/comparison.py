@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.training.verification import GRADIENT, INPUTS, LOSSES, STATE_FILE, trace_file
+from lockstep.training.exactness_check import GRADIENT, INPUTS, LOSSES, STATE_FILE, trace_file
 
 LIMIT = 1e-12  # for rounding in weights, statistics and metrics, in float64
 NOTICEABLE = 1e-10  # for rounding in one part of a step
@@ -67,9 +67,9 @@ def compare(alone: Path, alone_parts: Sequence[int], other: Path, other_parts: S
         for state in (one, two)
     ]
     return Compared(
-        _apart(one["weights"], two["weights"]),
-        _apart(one["statistics"], two["statistics"]),
-        _apart(*metrics),
+        _distance(one["weights"], two["weights"]),
+        _distance(one["statistics"], two["statistics"]),
+        _distance(*metrics),
         first_difference(list(steps(alone, alone_parts)), list(steps(other, other_parts))),
     )
 
@@ -115,7 +115,7 @@ def _relative(rows: Tensor, others: Tensor) -> Tensor:
     return (rows - others).abs() / rows[:, 1:].clamp(min=1)
 
 
-def _apart(one: dict[str, Tensor], two: dict[str, Tensor]) -> Apart:
+def _distance(one: dict[str, Tensor], two: dict[str, Tensor]) -> Apart:
     worst = Apart(0.0, "")
     for name, value in one.items():
         other = two[name]

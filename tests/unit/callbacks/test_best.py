@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lockstep.callbacks.best import EarlyStopping, ModelCheckpoint
-from lockstep.config import compose, validation
+from lockstep.config.checks import validation
+from lockstep.config.composing import compose
 from lockstep.runs import files
 from lockstep.runs.folder import RunFolder
 from lockstep.sweeps.results import Objective, best_epoch
@@ -152,7 +153,7 @@ def test_early_stopping_waits_while_equal_values_have_lower_losses(
 
 def test_they_are_built_for_lightnings_and_saved_under_its_names() -> None:
     own = "+callbacks.x={_target_:lightning.pytorch.callbacks.ModelCheckpoint,monitor:val/loss,filename:low}"
-    config = validation.checked(compose.composed([*SMALL, "callbacks=early_stopping", own]))
+    config = validation.check_config(compose.compose_config([*SMALL, "callbacks=early_stopping", own]))
     built = built_callbacks(config)
     assert [
         type(callback) for callback in built if type(callback).__name__ in ("ModelCheckpoint", "EarlyStopping")

@@ -10,7 +10,7 @@ def after(num_done: int, *, num_warm_up: int = 1, batch_s: float = 2.0, compilin
     pace = Pace(num_warm_up=num_warm_up)
     pace.start(50)
     for number in range(1, num_done + 1):
-        pace.batch_ended(10 + compiling_s + batch_s * number, number, 16)
+        pace.count_batch(10 + compiling_s + batch_s * number, number, 16)
     return pace
 
 
@@ -36,9 +36,9 @@ def test_launches_before_the_host_waits_are_not_measured() -> None:
     pace = Pace(num_warm_up=9)
     pace.start(50)
     for number in range(1, 10):
-        pace.batch_ended(1 + 0.001 * number, number, 16)
+        pace.count_batch(1 + 0.001 * number, number, 16)
     for number in range(10, 20):
-        pace.batch_ended(1.009 + 2 * (number - 9), number, 16)
+        pace.count_batch(1.009 + 2 * (number - 9), number, 16)
     assert pace.images_per_s == pytest.approx(8)
 
 
@@ -51,7 +51,7 @@ def test_the_time_left_decreases_to_zero_during_a_long_batch() -> None:
 
 def test_validation_counts_after_the_first_one() -> None:
     pace = after(50)
-    pace.epoch_ended(10 + 100 + 2 * 50 + 30)
+    pace.end_epoch(10 + 100 + 2 * 50 + 30)
     now = 10 + 100 + 2 * 50 + 30
     assert pace.epoch_left_s(now) == 0
     assert pace.left_s(now, 2) == pytest.approx(2 * (100 + 30))
@@ -59,14 +59,14 @@ def test_validation_counts_after_the_first_one() -> None:
     assert pace.left_s(now, 1) == pytest.approx(2 * (100 + 30)), (
         "as fast as the last epoch before there is another speed"
     )
-    pace.batch_ended(now + 2, 1, 16)
+    pace.count_batch(now + 2, 1, 16)
     assert pace.left_s(now + 2, 1) == pytest.approx(98 + 30 + 130)
 
 
 def test_a_resume_inside_an_epoch_has_only_its_rest_to_do() -> None:
     pace = Pace(num_warm_up=1)
     pace.start(50)
-    pace.batch_ended(7, 41, 16)
-    pace.batch_ended(9, 42, 16)
+    pace.count_batch(7, 41, 16)
+    pace.count_batch(9, 42, 16)
     assert pace.images_per_s == pytest.approx(8)
     assert pace.epoch_left_s(9) == pytest.approx(16)

@@ -50,7 +50,7 @@ def test_every_picture_can_be_drawn_for_any_classes(names: list[str]) -> None:
     ],
 )
 def test_a_long_name_is_cut_also_without_blanks(name: str, cut: str) -> None:
-    assert plots.short(name) == cut
+    assert plots.short_name(name) == cut
 
 
 def test_a_matrix_shows_its_counts_and_of_many_classes_the_least_accurate() -> None:

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from lockstep.assembly.listed_images import files_of
 from lockstep.cli import main
 from lockstep.cli.check import check
-from lockstep.config import compose, validation
-from lockstep.config.compose import composed
+from lockstep.config.checks import validation
+from lockstep.config.composing import compose
+from lockstep.config.composing.compose import compose_config
 from lockstep.config.errors import ConfigError
-from lockstep.config.target_sections import Data
+from lockstep.config.schema.target_sections import Data
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED
-from lockstep.training.image_files import files_of
 from tests.support.image_files import write_image, write_list, write_listed
 
 
@@ -180,7 +181,7 @@ def test_copies_in_two_folds_leak_whichever_fold_is_tested(tmp_path: Path, capsy
 
 
 def section_of(fold: int) -> Data:
-    return validation.checked(composed([*FOLDER, "data.folds=3", f"data.fold={fold}"])).data
+    return validation.check_config(compose_config([*FOLDER, "data.folds=3", f"data.fold={fold}"])).data
 
 
 def test_a_file_that_is_listed_under_two_classes_is_named_with_both(

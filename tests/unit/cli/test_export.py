@@ -20,4 +20,4 @@ def test_a_file_that_cannot_be_written_is_refused_with_the_fix(
 ) -> None:
     monkeypatch.setattr(export.signatures, "is_there", lambda package: package != "onnxscript")
     with pytest.raises(ValueError, match=reason):
-        export.run(argparse.Namespace(output=output, run="latest"), Path())
+        export.run_export(argparse.Namespace(output=output, run="latest"), Path())

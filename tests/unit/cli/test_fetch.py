@@ -11,7 +11,7 @@ import torch
 from torchvision import models
 
 from lockstep.cli.fetch import fetch
-from lockstep.config import compose
+from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
 from tests.support.copies import contents, shown
 from tests.support.image_files import write_folder, write_listed

@@ -10,21 +10,24 @@ import pytest
 
 import lockstep
 from lockstep.cli import declarations, help, train
-from lockstep.config import compose, errors, overrides, signatures, storage, validation
-from lockstep.config.options import groups
-from lockstep.config.schema import CALLED, fields, kind, kind_of
+from lockstep.config import errors, overrides
+from lockstep.config.checks import signatures, validation
+from lockstep.config.composing import compose
+from lockstep.config.composing.options import groups
+from lockstep.config.saved import config_file
+from lockstep.config.schema.configuration import CALLED, fields, kind, kind_of
 from lockstep.system import hardware, trees
 from tests.support.harness import ROOT, environ
 
 
 def text_of(capsys: pytest.CaptureFixture[str], *texts: str) -> str:
-    help.show(texts)
+    help.show_help(texts)
     return capsys.readouterr().out
 
 
 def test_the_version_is_that_of_lockstep(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["lockstep train", "--version"])
-    assert train.run(ROOT) == 0
+    assert train.run_command(ROOT) == 0
     assert capsys.readouterr().out == f"lockstep {lockstep.__version__}\n"
 
 
@@ -88,14 +91,17 @@ def test_every_group_stands_with_all_its_options(capsys: pytest.CaptureFixture[s
 
 def test_every_key_stands_with_its_value_in_conf(capsys: pytest.CaptureFixture[str]) -> None:
     text = text_of(capsys)
-    plain = compose.composed([])  # what a callback watches is found out later
+    plain = compose.compose_config([])  # what a callback watches is found out later
     shown = dict(re.findall(r"^  ([a-z][\w.]*)=(\S*)", text, re.MULTILINE))
-    as_written = compose.plain(plain)[0]
-    tree = {**storage.to_tree(validation.checked(plain)), **{name: as_written[name] for name in (*CALLED, "callbacks")}}
+    as_written = compose.plain_tree(plain)[0]
+    tree = {
+        **config_file.to_tree(validation.check_config(plain)),
+        **{name: as_written[name] for name in (*CALLED, "callbacks")},
+    }
     keys = {key: value for key, value in trees.leaves(tree, "") if not key.endswith("_partial_")}
     assert set(shown) == set(keys)
     for key, value in keys.items():
-        assert shown[key] == errors.shown(value)
+        assert shown[key] == errors.literal(value)
 
 
 OF_TORCH = {"optimizer.momentum", "optimizer.nesterov", "optimizer.fused", "optimizer.betas", "optimizer.eps"}
@@ -109,7 +115,7 @@ def test_every_key_stands_with_the_type_and_meaning_that_its_signature_has(
     choice: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = " ".join(text_of(capsys, choice).split())
-    tree = compose.plain(compose.composed([choice]))[0]
+    tree = compose.plain_tree(compose.compose_config([choice]))[0]
     keys = [key for key, _ in trees.leaves(tree, "") if key.partition(".")[0] in CALLED]
     for key in (key for key in keys if "._" not in key and key.count(".") == 1):
         field = declarations.meaning(tree, key.split("."))

@@ -34,7 +34,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def facts(capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, Any]:
-    assert machine.show(is_json=True) == code
+    assert machine.show_machine(is_json=True) == code
     return json.loads(capsys.readouterr().out)
 
 
@@ -50,7 +50,7 @@ def test_partitions_are_those_of_sinfo_one_for_each_kind_of_node(
         Partition("old", False, False, 4, 4, 8, (), 8, 32000, 86400.0),
     ]
     assert found["limits"] == ["Account=lab, QOS=normal,long, MaxJobs=3, MaxTRES=gres/gpu=2"]
-    assert machine.show(is_json=False) == 0
+    assert machine.show_machine(is_json=False) == 0
     lines = capsys.readouterr().out.splitlines()
     assert ["cpu", "(default)", "8", "6", "-", "64", "250.0", "GiB", "none"] in [line.split() for line in lines]
     assert "Your limits: Account=lab, QOS=normal,long, MaxJobs=3, MaxTRES=gres/gpu=2" in lines
@@ -83,7 +83,7 @@ def test_a_scheduler_that_does_not_answer_hides_nothing_of_the_machine(
     (tmp_path / "sinfo").write_text("#!/bin/sh\necho slurm_load_partitions: Unable to contact >&2\nexit 1\n")
     (tmp_path / "sinfo").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert machine.show(is_json=True) == 1
+    assert machine.show_machine(is_json=True) == 1
     printed = capsys.readouterr()
     assert json.loads(printed.out)["cores"] == hardware.num_cores()
     assert printed.err == "lockstep: sinfo failed: slurm_load_partitions: Unable to contact\n"

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from lockstep.config import build, pretrained, storage
-from lockstep.config.compose import composed
+from lockstep.config import build
+from lockstep.config.checks import pretrained_view
+from lockstep.config.checks.validation import check_config, check_tree
+from lockstep.config.composing.compose import compose_config
 from lockstep.config.errors import ConfigError
-from lockstep.config.target_sections import Open
-from lockstep.config.validation import check_tree, checked
+from lockstep.config.saved import config_file
+from lockstep.config.schema.target_sections import Open
 from lockstep.runs.files import write_atomically
 from lockstep.runs.folder import RunFolder
 
@@ -31,9 +33,9 @@ def test_a_text_reaches_its_target_as_it_stands(text: str, tmp_path: Path) -> No
     assert build.build(section(**given, nested=nested), supplied=text) == wanted
     bound = build.build(section(**given, nested=nested, _partial_=True))
     assert bound(supplied=text) == wanted
-    tree = storage.to_tree(checked(composed(["data=synthetic"])))
-    storage.save(check_tree({**tree, "notify": {**tree["notify"], "command": text}}), tmp_path / "config.yaml")
-    assert storage.load(tmp_path / "config.yaml").notify.command == text
+    tree = config_file.to_tree(check_config(compose_config(["data=synthetic"])))
+    config_file.save(check_tree({**tree, "notify": {**tree["notify"], "command": text}}), tmp_path / "config.yaml")
+    assert config_file.load(tmp_path / "config.yaml").notify.command == text
 
 
 @pytest.mark.parametrize("content", ["seed: &a [1]\ntask: *a\n", None])
@@ -41,7 +43,7 @@ def test_a_configuration_with_an_alias_or_that_is_a_pipe_is_refused(tmp_path: Pa
     path = tmp_path / "config.yaml"
     os.mkfifo(path) if content is None else path.write_text(content)
     with pytest.raises(ConfigError, match=r"config\.yaml (cannot be read: .*(alias|not a regular file))"):
-        storage.load(path)
+        config_file.load(path)
 
 
 def test_sections_of_a_section_are_built_too_unless_it_is_not_recursive() -> None:
@@ -96,26 +98,26 @@ def test_auto_is_the_view_of_pretrained_weights(
         asked.append(arguments[1])
         return function(*arguments)
 
-    monkeypatch.setattr(pretrained.processes, "call", call)
-    pretrained._pretrained_view.cache_clear()
-    config = checked(composed(["data=image_folder", "data.root=x", *texts]))
-    settled = build.settled(config)
+    monkeypatch.setattr(pretrained_view.processes, "call", call)
+    pretrained_view._pretrained_view.cache_clear()
+    config = check_config(compose_config(["data=image_folder", "data.root=x", *texts]))
+    settled = build.settle_config(config)
     view = settled.data.arguments()
     assert (view["crop_percent"], view["interpolation"]) == expected
     assert asked == [settled.model.arguments().get("name")] * any("pretrained" in text for text in texts)
-    monkeypatch.setattr(pretrained.processes, "call", None)  # the numbers stay, whatever the library becomes
-    pretrained._pretrained_view.cache_clear()
-    assert build.settled(settled) == settled
+    monkeypatch.setattr(pretrained_view.processes, "call", None)  # the numbers stay, whatever the library becomes
+    pretrained_view._pretrained_view.cache_clear()
+    assert build.settle_config(settled) == settled
 
 
 def test_a_run_that_lacks_settings_of_this_version_is_refused_with_its_version(tmp_path: Path) -> None:
-    tree = storage.to_tree(checked(composed(["data=image_folder", "data.root=x"])))
+    tree = config_file.to_tree(check_config(compose_config(["data=image_folder", "data.root=x"])))
     del tree["data"]["fit"], tree["augment"]["rotation"]
     run = RunFolder(tmp_path)
     write_atomically(run.config, yaml.safe_dump(tree))
     run.note(environment={"packages": {"lockstep": "0.0.1"}})
     with pytest.raises(ConfigError) as refused:
-        storage.load(run.config)
+        config_file.load(run.config)
     rotation, *_, hint = map(str, refused.value.errors)
     assert rotation.startswith(f"{run.config}: augment.rotation is missing")
     assert hint.startswith(f"{tmp_path} was trained by Lockstep 0.0.1 (this is ")
@@ -123,8 +125,8 @@ def test_a_run_that_lacks_settings_of_this_version_is_refused_with_its_version(t
 
 
 def test_settings_that_are_gone_are_dropped_from_a_saved_run(tmp_path: Path) -> None:
-    config = checked(composed(["compile=true"]))
-    tree = storage.to_tree(config)
+    config = check_config(compose_config(["compile=true"]))
+    tree = config_file.to_tree(config)
     tree["notify"]["url"], tree["trainer"]["cudnn_search"], tree["compile"] = "https://h/x", True, "reduce-overhead"
     write_atomically(tmp_path / "config.yaml", yaml.safe_dump(tree))
-    assert storage.load(tmp_path / "config.yaml") == config
+    assert config_file.load(tmp_path / "config.yaml") == config

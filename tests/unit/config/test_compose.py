@@ -9,8 +9,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from lockstep.config import overrides
-from lockstep.config.compose import CONF, Source, composed
-from lockstep.config.storage import to_tree
+from lockstep.config.composing.compose import CONF, Source, compose_config
+from lockstep.config.saved.config_file import to_tree
 from lockstep.system.trees import at, leaves
 
 STARTER = CONF.parent / "src" / "lockstep" / "starter" / "files" / "conf"
@@ -56,7 +56,7 @@ def source(tmp_path: Path, request: pytest.FixtureRequest) -> Source:
 
 
 def tree(source: Source, *typed: str) -> dict[str, Any]:
-    made: Any = OmegaConf.to_container(composed(typed, source))
+    made: Any = OmegaConf.to_container(compose_config(typed, source))
     return made
 
 

@@ -14,7 +14,7 @@ SOURCE = Path(lockstep.__file__).parent
 MOST = 120  # letters of an error without the values in it
 # longer ones, with a command to write or facts that are needed together
 LONGER = {
-    "config/workers.py: _world_errors",
+    "config/checks/workers.py: _world_errors",
 }
 
 

@@ -4,11 +4,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from lockstep.config import overrides
-from lockstep.config.compose import DEFAULT, plain
+from lockstep.config.composing.compose import DEFAULT, plain_tree
+from lockstep.config.composing.options import groups
 from lockstep.config.errors import ConfigError
-from lockstep.config.foreign_names import NAMES
-from lockstep.config.options import groups
-from lockstep.config.targets import meant_key
+from lockstep.config.schema.foreign_names import NAMES
+from lockstep.config.schema.legal_keys import meant_key
 from lockstep.system.trees import leaves
 from tests.support.composed import composed_once
 
@@ -17,7 +17,7 @@ GROUPS = groups(*DEFAULT.folders)
 
 @pytest.fixture(autouse=True)
 def _composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overrides, "composed", composed_once)
+    monkeypatch.setattr(overrides, "compose_config", composed_once)
 
 
 @pytest.mark.parametrize("line", NAMES)
@@ -33,7 +33,7 @@ def test_a_name_is_refused_with_its_line_which_no_near_name_gives(line: str, nam
     with pytest.raises(ConfigError) as caught:
         overrides.check([name if "=" in name else f"trainer.{name}=3"])
     assert str(caught.value).endswith(f": write {line}")
-    meant = meant_key(plain(composed_once([]))[0], [name], GROUPS)
+    meant = meant_key(plain_tree(composed_once([]))[0], [name], GROUPS)
     assert [f"{key}=..." for key in meant] != [line]
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from lockstep.config import key_scopes
-from lockstep.config.schema import Config, fields
-from lockstep.config.sections import Scope
+from lockstep.config.schema import key_scopes
+from lockstep.config.schema.configuration import Config, fields
+from lockstep.config.schema.sections import Scope
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from lockstep.config import signatures
-from lockstep.config.signatures import Missing, fits
+from lockstep.config.checks import signatures
+from lockstep.config.checks.signatures import Missing, fits
 from lockstep.system import processes
 
 FITTING: list[tuple[Any, Any]] = [

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config import project, trust
+from lockstep.config.saved import project, trust
 from lockstep.runs.folder import RunFolder
 
 RUN = RunFolder(Path("/somewhere/run"))

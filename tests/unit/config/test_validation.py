@@ -10,13 +10,16 @@ import lightning.pytorch.callbacks
 import pytest
 import yaml
 
-from lockstep.config import build, callback_rules, compose, overrides, signatures, storage
-from lockstep.config.compose import Source, composed
+from lockstep.config import build, overrides
+from lockstep.config.checks import callback_rules, signatures
+from lockstep.config.checks.validation import check_config
+from lockstep.config.composing import compose
+from lockstep.config.composing.compose import Source, compose_config
+from lockstep.config.composing.options import groups
+from lockstep.config.composing.sweep_space import MAX_CHECKED
 from lockstep.config.errors import ConfigError
-from lockstep.config.options import groups
-from lockstep.config.schema import CALLED, Config, fields
-from lockstep.config.sweep_space import MAX_CHECKED
-from lockstep.config.validation import checked
+from lockstep.config.saved import config_file
+from lockstep.config.schema.configuration import CALLED, Config, fields
 from lockstep.system import hardware, processes
 from lockstep.system.trees import leaves
 from tests.support.composed import composed_once
@@ -28,7 +31,7 @@ LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_JOB_ID", "SLURM_PROCID")
 
 @pytest.fixture(autouse=True)
 def _a_machine_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overrides, "composed", composed_once)
+    monkeypatch.setattr(overrides, "compose_config", composed_once)
     monkeypatch.setattr(processes, "call", lambda function, *arguments: function(*arguments))
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 0)
     for name in LAUNCHERS:
@@ -67,7 +70,7 @@ def test_a_seed_may_be_any_whole_number() -> None:
 
 
 def config_of(*texts: str) -> Config:
-    return checked(composed(texts))
+    return check_config(compose_config(texts))
 
 
 # -- what passes -------------------------------------------------------------------------------------------------------
@@ -143,7 +146,7 @@ def greedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def section_of(group: str, *texts: str, added: Path) -> dict[str, Any]:
     (config,) = overrides.check(texts, Source(added=added)).configs
-    return {key: value for key, value in storage.to_tree(config)[group].items() if not key.startswith("_")}
+    return {key: value for key, value in config_file.to_tree(config)[group].items() if not key.startswith("_")}
 
 
 @pytest.mark.parametrize("text", ["model._target_=lockstep_greedy.Net", "experiment=changed"])
@@ -187,7 +190,7 @@ def test_values_that_only_hydra_knows_are_left_to_the_job() -> None:
     ("group", "option"), [(group, option) for group in CALLED for option in GROUPS[group] if group != "module"]
 )
 def test_the_file_of_an_option_has_exactly_the_parameters_of_its_target(group: str, option: str) -> None:
-    section = compose.plain(composed([f"{group}={option}"]))[0][group]
+    section = compose.plain_tree(compose_config([f"{group}={option}"]))[0][group]
     signature = signatures.find(section["_target_"])
     assert signature is not None
     supplied = {"model": {"in_channels", "num_classes"}, "data": {"has_crops"}}.get(
@@ -564,7 +567,7 @@ def test_neither_the_check_nor_the_help_imports_torch() -> None:
         "overrides.check(['optimizer=adamw', 'callbacks=early_stopping'], is_multirun=False)\n"
         "try: overrides.check(['seed=x', 'optimizer.lrr=1', '+callbacks.timer.foo=1'], is_multirun=False)\n"
         "except errors.ConfigError: pass\n"
-        "help.show()\n"
+        "help.show_help()\n"
         "assert not {'torch', 'lightning', 'numpy', 'sklearn'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], env=environ(), cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -666,7 +669,7 @@ def test_a_resume_takes_the_whole_command_again() -> None:
 
 def test_auto_of_a_resume_is_the_view_that_the_run_has() -> None:
     texts = ["data=image_folder", "data.root=x"]
-    saved = build.settled(config_of(*texts))
+    saved = build.settle_config(config_of(*texts))
     assert resumed(saved, *texts, "resume=x") == saved
     with pytest.raises(ConfigError, match=r"data\.crop_percent=0\.5 cannot change on resume, this run has 1\.0"):
         resumed(saved, *texts, "data.crop_percent=0.5", "resume=x")
@@ -677,15 +680,15 @@ def test_auto_of_a_resume_is_the_view_that_the_run_has() -> None:
 
 def test_scaling_multiplies_batch_and_rate_by_the_workers_once() -> None:
     config = config_of("scale_with_workers=true", "strategy=cpu", "trainer.devices=3", "optimizer.lr=0.1")
-    scaled = build.settled(config)
+    scaled = build.settle_config(config)
     assert scaled.global_batch_size == 3 * config.global_batch_size
     assert scaled.optimizer.lr == pytest.approx(3 * 0.1)
-    assert build.settled(scaled) == scaled
-    assert build.settled(config_of("trainer.devices=3")) == config_of("trainer.devices=3")
+    assert build.settle_config(scaled) == scaled
+    assert build.settle_config(config_of("trainer.devices=3")) == config_of("trainer.devices=3")
 
 
 def test_the_fingerprint_is_equal_for_equal_configurations_alone() -> None:
-    prints = [storage.fingerprint(config_of(*texts)) for texts in ([], ["seed=0"], ["seed=1"], ["model.width=8"])]
+    prints = [config_file.fingerprint(config_of(*texts)) for texts in ([], ["seed=0"], ["seed=1"], ["model.width=8"])]
     assert prints[0] == prints[1]
     assert len(set(prints)) == 3
 
@@ -693,24 +696,24 @@ def test_the_fingerprint_is_equal_for_equal_configurations_alone() -> None:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
-    storage.save(config_of("optimizer=adamw", "name='1e5'", "trainer.loads=[1]"), path)
+    config_file.save(config_of("optimizer=adamw", "name='1e5'", "trainer.loads=[1]"), path)
     return path
 
 
 def test_a_saved_configuration_comes_back_equal(saved: Path) -> None:
     config = config_of("optimizer=adamw", "name='1e5'", "trainer.loads=[1]")
-    assert storage.load(saved) == config
-    assert storage.fingerprint(storage.load(saved)) == storage.fingerprint(config)
-    assert checked(composed([])) != config
+    assert config_file.load(saved) == config
+    assert config_file.fingerprint(config_file.load(saved)) == config_file.fingerprint(config)
+    assert check_config(compose_config([])) != config
 
 
 def test_a_trial_of_an_earlier_search_of_several_objectives_is_read(tmp_path: Path) -> None:
     path, config = tmp_path / "config.yaml", config_of("search=tpe")
-    storage.save(config, path)
+    config_file.save(config, path)
     tree = yaml.safe_load(path.read_text())
     tree["search"]["objectives"] = {"val/loss": "min", "training_s": "min"}
     path.write_text(yaml.safe_dump(tree))
-    assert storage.load(path) == config
+    assert config_file.load(path) == config
 
 
 def test_a_saved_configuration_that_does_not_fit_is_reported_with_its_path(saved: Path) -> None:
@@ -718,14 +721,14 @@ def test_a_saved_configuration_that_does_not_fit_is_reported_with_its_path(saved
     tree["trainer"]["old_key"] = tree["trainer"].pop("deterministic")
     saved.write_text(yaml.safe_dump(tree))
     with pytest.raises(ConfigError) as caught:
-        storage.load(saved)
+        config_file.load(saved)
     assert all(error.startswith(f"{saved}: ") for error in str(caught.value).splitlines())
     assert "trainer.deterministic is missing" in str(caught.value)
     assert "trainer.old_key is not a key" in str(caught.value)
     for text, reason in (("- 1\n", "contains no configuration"), ("a: [\n", "cannot be read")):
         saved.write_text(text)
         with pytest.raises(ConfigError, match=reason):
-            storage.load(saved)
+            config_file.load(saved)
 
 
 def test_a_trial_of_a_search_is_evaluated_and_resumed_as_any_run() -> None:

@@ -6,11 +6,11 @@ import socket
 import pytest
 
 from lockstep.config import saved_run
-from lockstep.config.compose import composed, plain
-from lockstep.config.schema import Config
-from lockstep.config.storage import to_tree
-from lockstep.config.validation import check_tree
-from lockstep.config.workers import Workers, resolve_workers
+from lockstep.config.checks.validation import check_tree
+from lockstep.config.checks.workers import Workers, resolve_workers
+from lockstep.config.composing.compose import compose_config, plain_tree
+from lockstep.config.saved.config_file import to_tree
+from lockstep.config.schema.configuration import Config
 from lockstep.system import hardware
 from lockstep.system.launcher import outer_world
 
@@ -27,9 +27,9 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("asked", [None, 1])
 def test_a_run_of_several_machines_is_used_on_one(asked: int | None) -> None:
-    tree = to_tree(check_tree(plain(composed(["data=synthetic", "strategy=cpu"]))[0]))
+    tree = to_tree(check_tree(plain_tree(compose_config(["data=synthetic", "strategy=cpu"]))[0]))
     tree["trainer"] |= {"num_nodes": 2, "devices": 3, "loads": [1, 2, 0, 1, 1, 1]}
-    here = saved_run.on_this_machine(Config.model_validate(tree), devices=asked, strategy=None)
+    here = saved_run.adapt_to_machine(Config.model_validate(tree), devices=asked, strategy=None)
     config = check_tree(to_tree(here))
     assert resolve_workers(config).world_size == (asked or 3)
 
@@ -46,13 +46,13 @@ def test_a_run_of_one_machine_is_used_by_all_processes_of_a_launcher(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
-    tree = to_tree(check_tree(plain(composed(["data=synthetic", "strategy=cpu"]))[0]))
+    tree = to_tree(check_tree(plain_tree(compose_config(["data=synthetic", "strategy=cpu"]))[0]))
     tree["trainer"] |= {"devices": 3, "loads": [1, 2, 0]}
     saved, world = Config.model_validate(tree), outer_world(os.environ)
     for devices in (None, 2):
-        workers = resolve_workers(saved_run.on_this_machine(saved, devices=devices, strategy=None, world=world))
+        workers = resolve_workers(saved_run.adapt_to_machine(saved, devices=devices, strategy=None, world=world))
         assert (workers.num_local, workers.world_size, workers.errors) == (2, 4, ())
-    wrong = saved_run.on_this_machine(saved, devices=3, strategy=None, world=world)
+    wrong = saved_run.adapt_to_machine(saved, devices=3, strategy=None, world=world)
     assert "requires 3 workers, but" in str(resolve_workers(wrong).errors[0])
 
 
@@ -65,7 +65,7 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
-        self._config = check_tree(plain(composed([]))[0])
+        self._config = check_tree(plain_tree(compose_config([]))[0])
         self.has_gpus(0)
 
     def has_gpus(self, count: int) -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from lockstep.data.sampler import positions
 from lockstep.data.transforms.augment import Augment
-from lockstep.data.transforms.boxes import erasing, inside
+from lockstep.data.transforms.boxes import box_mask, erasing_boxes
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Shard, interval
 from lockstep.distributed.rng import generator
@@ -313,7 +313,7 @@ def test_bits_of_an_alternating_flip_are_fair_and_independent(start: int) -> Non
 
 
 def test_erasing_changes_a_sample_with_its_probability() -> None:
-    top, bottom, left, right = erasing(generator(1), 20_000, 0.25, 32, 32)
+    top, bottom, left, right = erasing_boxes(generator(1), 20_000, 0.25, 32, 32)
     erased = bottom > top
     assert torch.equal(erased, right > left)
     assert erased.double().mean().item() == pytest.approx(0.25, abs=0.015)  # five standard deviations
@@ -321,7 +321,7 @@ def test_erasing_changes_a_sample_with_its_probability() -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (224, 100), (8, 8)])
 def test_erased_rectangles_have_the_areas_and_shapes_of_the_paper(height: int, width: int) -> None:
-    top, bottom, left, right = erasing(generator(2), 20_000, 1.0, height, width)
+    top, bottom, left, right = erasing_boxes(generator(2), 20_000, 1.0, height, width)
     h, w = (bottom - top).double(), (right - left).double()
     assert ((top >= 0) & (bottom <= height) & (left >= 0) & (right <= width)).all()
     # sides are rounded to whole pixels: bounds hold for half a pixel more or less
@@ -336,10 +336,10 @@ def test_erased_rectangles_have_the_areas_and_shapes_of_the_paper(height: int, w
         middle = [((low + high) / 2).double().mean().item() for low, high in ((top, bottom), (left, right))]
         assert middle == pytest.approx([16, 16], abs=0.2)
         # every pixel can be erased
-        assert inside(torch.stack([top, bottom, left, right]), 32, 32).any(0).all()
+        assert box_mask(torch.stack([top, bottom, left, right]), 32, 32).any(0).all()
 
 
 def test_where_nothing_fits_nothing_is_erased() -> None:
     """In a line of pixels no box is lower than the image."""
-    boxes = erasing(generator(3), 100, 1.0, 1, 50)
-    assert not inside(boxes, 1, 50).any()
+    boxes = erasing_boxes(generator(3), 100, 1.0, 1, 50)
+    assert not box_mask(boxes, 1, 50).any()

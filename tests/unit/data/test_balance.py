@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.assembly.try_out import refuse_unfit_images
 from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
-from lockstep.data.balance import described, order, sizes_of
-from lockstep.data.images.crops import RandomCrop
+from lockstep.data.balance import describe_counts, order, sizes_of
+from lockstep.data.images.random_crop import RandomCrop
 from lockstep.data.loader import ShardDataset
 from lockstep.data.sampler import repeats
 from lockstep.distributed.partition import Shard
-from lockstep.training.trial import refuse_unfit_images
 from tests.support.plans import Plan
 from tests.support.sources import labelled
 
@@ -93,13 +93,13 @@ def test_repeats_of_an_image_are_cropped_differently() -> None:
 
 
 def test_the_classes_are_listed_or_the_fewest_and_the_most() -> None:
-    assert described(["china", "flower"], [900, 100]) == "china: 900, flower: 100"
+    assert describe_counts(["china", "flower"], [900, 100]) == "china: 900, flower: 100"
     text = "china: 900 -> 500, flower: 100 -> 500 in an epoch, data.balance=1"
-    assert described(["china", "flower"], [900, 100], 1) == text
+    assert describe_counts(["china", "flower"], [900, 100], 1) == text
     names, counts = [f"class {number}" for number in range(1000)], [5] * 1000
     counts[7], counts[8] = 1, 300
-    assert described(names, counts) == "1,000 classes: 1 (class 7) to 300 (class 8)"
-    assert len(described(names, counts, 1)) < 100
+    assert describe_counts(names, counts) == "1,000 classes: 1 (class 7) to 300 (class 8)"
+    assert len(describe_counts(names, counts, 1)) < 100
 
 
 @pytest.mark.parametrize(

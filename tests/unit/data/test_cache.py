@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from lockstep.config import compose
-from lockstep.data.images import decoding
-from lockstep.data.images.files import ImageFiles
-from lockstep.data.images.listing import list_classes
+from lockstep.config.composing import compose
+from lockstep.data.images import decoded_splits
+from lockstep.data.images.channel_statistics import sampled_positions
+from lockstep.data.images.image_files import ImageFiles
+from lockstep.data.images.image_table import list_classes
 from lockstep.data.images.splits import Images, Rows, Splits, whole
-from lockstep.data.images.statistics import sampled_positions
 from lockstep.runs import naming
 from tests.support import commands
 from tests.support.commands import Command
@@ -126,19 +126,19 @@ def test_an_incomplete_file_is_built_again(root: Path, cache: str) -> None:
 def _build(root: str, cache: str, has_crops: bool) -> tuple[int, float]:
     """How often this process decoded, and the sum of the pixels it got."""
     num_decoded = 0
-    decode_all = decoding.decode_all
+    decode_all = decoded_splits.decode_all
 
     def counted(*args: Any, **kwargs: Any) -> None:
         nonlocal num_decoded
         num_decoded += 1
         decode_all(*args, **kwargs)
 
-    decoding.decode_all = counted
+    decoded_splits.decode_all = counted
     try:
         dist.barrier()
         splits = read(Path(root), cache=cache, has_crops=has_crops)
     finally:
-        decoding.decode_all = decode_all
+        decoded_splits.decode_all = decode_all
     return num_decoded, whole(splits.train.pixels).double().sum().item()
 
 
@@ -157,8 +157,8 @@ def test_of_three_builders_at_once_one_builds_and_all_have_the_pixels(
 
 KILLED = """
 import sys, time
-from lockstep.config import compose
-from lockstep.data.images import decoding
+from lockstep.config.composing import compose
+from lockstep.data.images import decoded_splits as decoding
 from tests.support.image_files import read
 from pathlib import Path
 decode_all = decoding.decode_all
@@ -243,7 +243,7 @@ def test_a_cache_that_is_only_readable_is_used(root: Path, cache: str, monkeypat
     def refused(path: Path, value: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(decoding, "write_json", refused)
+    monkeypatch.setattr(decoded_splits, "write_json", refused)
     assert_same(read(root, cache=cache, split_seed=5), read(root, split_seed=5))
     assert sorted(path.parent.iterdir()) == before
 
@@ -277,9 +277,9 @@ def test_images_that_memory_cannot_hold_are_streamed_with_the_reason(
     root: Path, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed = 40 * 3 * 8 * 8
-    monkeypatch.setattr(decoding, "available_bytes", lambda: needed)
+    monkeypatch.setattr(decoded_splits, "available_bytes", lambda: needed)
     assert isinstance(read(root, cache=cache, memory="auto").train.pixels, Rows)
-    monkeypatch.setattr(decoding, "available_bytes", lambda: needed - 1)
+    monkeypatch.setattr(decoded_splits, "available_bytes", lambda: needed - 1)
     pixels = read(root, cache=cache, memory="auto").train.pixels
     assert isinstance(pixels, ImageFiles)
     assert pixels.reason.startswith("decoded 7.5 KiB, 7.5 KiB of")
@@ -348,4 +348,4 @@ def test_prepare_reports_errors(root: Path, cache: str) -> None:
 @pytest.mark.parametrize("text", ["plain/path-1.2", "it's", "a,b=[c]{d}", "back\\", "q\\'", "$x", "null", "7"])
 def test_a_folder_of_any_name_reaches_hydra_unchanged(text: str) -> None:
     override = f"data.root={naming.hydra_text(text)}"
-    assert compose.composed(["data=image_folder", override]).data.root == text
+    assert compose.compose_config(["data=image_folder", override]).data.root == text

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.config import copies
+from lockstep.assembly import run_parts, staging
+from lockstep.config.checks import data_copies
 from lockstep.config.errors import ConfigError
-from lockstep.config.target_sections import Data
-from lockstep.data.images.decoding import Decoding
-from lockstep.data.images.listing import list_classes
+from lockstep.config.schema.target_sections import Data
+from lockstep.data.images.decoded_splits import Decoding
+from lockstep.data.images.image_table import list_classes
 from lockstep.data.images.splits import Splits, whole
 from lockstep.data.transfer import copying
-from lockstep.training import assembly, staging
 from tests.support.commands import Command
 from tests.support.copies import begin, contents, listed, make, section, shown
 from tests.support.harness import ROOT
@@ -113,7 +113,7 @@ def test_a_copy_lists_as_its_source_does_so_that_one_cache_serves_both(root: Pat
 def loaded(asked: Data) -> tuple[str | None, Splits]:
     """The root a run reads, and its images."""
     with contextlib.ExitStack() as held:
-        load = lambda local: (local.root, assembly.source(local))  # noqa: E731
+        load = lambda local: (local.root, run_parts.source(local))  # noqa: E731
         return staging.once_a_node(asked, load, rank=0, local_rank=0, is_silent=False, held=held)
 
 
@@ -204,7 +204,7 @@ def test_a_run_waits_for_the_copy_of_another_one_and_copies_after_that_was_kille
         (part,) = shown(scratch)
         assert part.name.endswith("-part")
         assert len(contents(part)) == 5
-    copies.remove_unused(section(root, scratch, copy_remove=True))
+    data_copies.remove_unused(section(root, scratch, copy_remove=True))
     assert shown(scratch) == []
     printed: list[str] = []
     with half_copied(root, scratch) as copier:
@@ -234,8 +234,8 @@ def test_a_copy_that_is_being_made_is_not_removed(
     monkeypatch.setattr(copying, "REMOVE_S", 0.1)
     folder = make(root, scratch)
     (lock,) = scratch.glob(".*.lock")
-    with copying.locked(lock, "copies"):
-        copies.remove_unused(section(root, scratch, copy_remove=True))
+    with copying.wait_for_lock(lock, "copies"):
+        data_copies.remove_unused(section(root, scratch, copy_remove=True))
     assert contents(folder) == contents(root)
     assert "are not removed: " in capsys.readouterr().err
 
@@ -302,7 +302,7 @@ def test_a_copy_of_another_user_is_refused(root: Path, scratch: Path, monkeypatc
 def test_errors_in_a_copy_name_the_source(root: Path, scratch: Path) -> None:
     (root / "red fox" / "broken.png").write_bytes(b"no image")
     with pytest.raises(ConfigError) as caught, contextlib.ExitStack() as held:
-        begin(section(root, scratch), held, assembly.source)
+        begin(section(root, scratch), held, run_parts.source)
     copy = make(root, scratch)
     error = f"image {copy / 'red fox' / 'broken.png'} cannot be read (not an image): replace or delete it."
     assert str(caught.value) == f"{error} ({copy} is the copy of {root})"

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 from torchvision import tv_tensors
 
+from lockstep.assembly.run_parts import seed_splits
+from lockstep.data.images.dataset_samples import Samples
 from lockstep.data.images.image_error import ImageError
-from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Splits
 from lockstep.data.loader import ShardDataset
 from lockstep.data.sampler import ShardIndices
 from lockstep.data.sources.datasets import dataset
 from lockstep.distributed.partition import Shard
-from lockstep.training.assembly import seeded
 from tests.support.sources import Turned
 
 SETTINGS: dict[str, Any] = {
@@ -62,22 +62,22 @@ POSITIONS = torch.arange(12)
 
 def test_a_sample_is_the_same_in_any_company_from_any_state_and_another_in_another_epoch_or_run() -> None:
     samples = samples_of(splits_of(Turned()))
-    inputs, targets = samples.made(POSITIONS, 3)
+    inputs, targets = samples.make(POSITIONS, 3)
     torch.manual_seed(99)
-    again = [samples.made(part, 3) for part in (POSITIONS[7:], POSITIONS[:7].flip(0))]
+    again = [samples.make(part, 3) for part in (POSITIONS[7:], POSITIONS[:7].flip(0))]
     assert torch.equal(torch.cat([again[1][0].flip(0), again[0][0]]), inputs)
     assert torch.equal(torch.cat([again[1][1].flip(0), again[0][1]]), targets)
-    assert not torch.equal(samples.made(POSITIONS, 4)[0], inputs)
-    other = samples_of(seeded(splits_of(Turned()), 1))
-    assert not torch.equal(other.made(POSITIONS, 3)[0], inputs)
+    assert not torch.equal(samples.make(POSITIONS, 4)[0], inputs)
+    other = samples_of(seed_splits(splits_of(Turned()), 1))
+    assert not torch.equal(other.make(POSITIONS, 3)[0], inputs)
 
 
 @pytest.mark.parametrize("part", ["val", "test"])
 def test_every_evaluation_sees_the_same_samples(part: str) -> None:
     samples = samples_of(splits_of(Turned()), part)
     positions = torch.arange(5)
-    assert torch.equal(samples.made(positions, 0)[0], samples.made(positions, 5)[0])
-    assert torch.equal(samples.made(positions, 0)[0], samples[positions])
+    assert torch.equal(samples.make(positions, 0)[0], samples.make(positions, 5)[0])
+    assert torch.equal(samples.make(positions, 0)[0], samples[positions])
 
 
 def test_the_states_of_a_process_are_left_as_they_were() -> None:
@@ -87,7 +87,7 @@ def test_the_states_of_a_process_are_left_as_they_were() -> None:
         torch.manual_seed(5)
         np.random.seed(5)
         random.seed(5)
-        samples.made(positions, 0)
+        samples.make(positions, 0)
         drawn.append((torch.rand(1).item(), np.random.rand(), random.random()))
     assert drawn[0] == drawn[1]
 
@@ -195,9 +195,9 @@ def test_a_sample_that_differs_or_breaks_later_is_named() -> None:
     with pytest.raises(
         ImageError, match=r"the input of sample 5 is uint8 of shape \(3, 6, 6\), that of the first one .*4, 4"
     ):
-        samples.made(torch.tensor([5]), 0)
+        samples.make(torch.tensor([5]), 0)
     broken = splits_of(Turned(broken=7), val=Turned(), test=Turned(), mean=[0], std=[1])
     with pytest.raises(
         ImageError, match=r"data\.train: sample 7 cannot be made \(OSError: half a file, in .*sources\.py"
     ):
-        samples_of(broken).made(torch.tensor([7]), 0)
+        samples_of(broken).make(torch.tensor([7]), 0)

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from sklearn.model_selection import StratifiedKFold
 from torch.utils.data import Subset
 
+from lockstep.assembly.run_parts import source
 from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
 from lockstep.data.images.splits import Fold, Splits, cut_fold
 from lockstep.data.sources.builtin import digits
 from lockstep.data.sources.datasets import dataset
-from lockstep.training.assembly import source
 from tests.support.image_files import read, write_folder, write_image
 from tests.support.sources import SETTINGS, Turned
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.config import validation
-from lockstep.config.compose import composed
+from lockstep.config.checks import validation
+from lockstep.config.checks.data_presence import check
+from lockstep.config.composing.compose import compose_config
 from lockstep.config.errors import ConfigError
-from lockstep.config.presence import check
-from lockstep.data.images.files import ImageFiles
+from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.splits import Rows, Splits, whole
 from lockstep.data.sources.lists import image_list
 from lockstep.runs.files import csv_text
@@ -239,7 +239,7 @@ def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
 
 def errors(*texts: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        check(validation.checked(composed(["data=list", *texts])).data)
+        check(validation.check_config(compose_config(["data=list", *texts])).data)
     return str(caught.value).splitlines()
 
 
@@ -254,6 +254,6 @@ def test_a_list_that_is_missing_or_cannot_be_read_is_refused_before_the_run(
         "data.file=list.txt is not a .csv or .parquet file: use one of these formats."
     ]
     assert "data.root=nowhere does not exist" in errors("data.file=list.parquet", "data.root=nowhere")[0]
-    monkeypatch.setattr("lockstep.config.signatures.is_there", lambda package: False)
+    monkeypatch.setattr("lockstep.config.checks.signatures.is_there", lambda package: False)
     (line,) = errors("data.file=list.parquet")
     assert line == "data.file=list.parquet needs pyarrow: pip install 'lockstep[parquet]', or give a CSV file."

@@ -119,7 +119,7 @@ def test_a_rotation_by_any_angle_takes_the_pixels_torchvision_takes(shape: tuple
     maps = moves.rotations(torch.tensor(degrees, dtype=torch.float64).deg2rad(), *shape[1:])
     edges = on_an_edge(maps, *shape[1:])
     for image in example_images(*shape):
-        found = moves.mapped(image.expand(len(degrees), *shape).contiguous(), maps)
+        found = moves.map_pixels(image.expand(len(degrees), *shape).contiguous(), maps)
         oracles = torch.stack([oracle.rotate(image, angle) for angle in degrees])
         assert torch.equal(found.where(~edges.unsqueeze(1), 0), oracles.where(~edges.unsqueeze(1), 0))
 
@@ -218,7 +218,7 @@ def test_saturation_and_hue_leave_images_of_other_channels_as_they_are(channels:
 @pytest.mark.parametrize("divisor", [1000, 10_000])
 def test_division_by_a_product_is_exact_for_every_whole_number_it_meets(divisor: int) -> None:
     values = torch.arange(256 * divisor)
-    assert torch.equal(photometric._divided(values, divisor).long(), values // divisor)
+    assert torch.equal(photometric._divide(values, divisor).long(), values // divisor)
 
 
 # -- a batch -----------------------------------------------------------------------------------------------------------

@@ -15,13 +15,14 @@ import fsspec
 import pytest
 
 from lockstep.cli import data
-from lockstep.config import compose, copies, presence, validation
+from lockstep.config.checks import data_copies, data_presence, validation
+from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
-from lockstep.config.target_sections import is_url
-from lockstep.data.images.decoding import Decoding
-from lockstep.data.images.listing import list_classes
+from lockstep.config.schema.target_sections import is_url
+from lockstep.data.images.decoded_splits import Decoding
+from lockstep.data.images.image_table import list_classes
 from lockstep.data.transfer import copying, remote
-from lockstep.system.redaction import redacted
+from lockstep.system.redaction import redact
 from tests.support.copies import begin, contents, listed, make, section, shown
 from tests.support.http_server import Handler
 from tests.support.image_files import VIEW, write_folder, write_image, write_list
@@ -129,7 +130,7 @@ def test_the_files_of_a_list_are_fetched_and_no_others(root: Path, tmp_path: Pat
     names = sorted(contents(root))[1::2]
     file = write_list(tmp_path / "list.csv", [{"path": f"./{name}", "label": name[0]} for name in names])
     asked = listed(file, tmp_path / "scratch", f"{server}/flowers")
-    presence.check(asked)
+    data_presence.check(asked)
     with contextlib.ExitStack() as held:
         assert contents(begin(asked, held)) == {name: (root / name).read_bytes() for name in names}
     write_list(file, [{"path": name, "label": name[0]} for name in ("none.png", *names)])
@@ -156,7 +157,7 @@ def test_prepare_takes_a_url_and_the_training_finds_all_of_it(
     listing = list_classes(str(make(f"{server}/flowers", None, cache=str(tmp_path / "cache"))))
     assert len(Handler.fetched) == len(contents(root))
     decoding = Decoding(table=listing, view=VIEW, channels=3, cache=changes["cache"])
-    assert decoding.opened() is not None
+    assert decoding.open_cache() is not None
 
 
 # -- names that lead elsewhere -----------------------------------------------------------------------------------------
@@ -244,7 +245,7 @@ def test_a_url_without_driver_or_with_a_password_is_refused_before_anything_star
     for name in ("s3", "gs"):
         monkeypatch.delitem(known._registry, name, raising=False)
     with pytest.raises(ConfigError) as caught:
-        validation.checked(compose.composed(["data=image_folder", f"data.root='{url}'"]))
+        validation.check_config(compose.compose_config(["data=image_folder", f"data.root='{url}'"]))
     assert len(str(caught.value).splitlines()) == 1
     assert ERRORS[url] in str(caught.value)
     assert "hunter2" not in str(caught.value)
@@ -253,7 +254,7 @@ def test_a_url_without_driver_or_with_a_password_is_refused_before_anything_star
 def test_settings_of_copies_meet() -> None:
     def errors(*texts: str) -> list[str]:
         try:
-            validation.checked(compose.composed(texts))
+            validation.check_config(compose.compose_config(texts))
         except ConfigError as error:
             return str(error).splitlines()
         return []
@@ -279,14 +280,14 @@ def test_no_message_and_no_file_tells_a_secret(tmp_path: Path) -> None:
         "{'aws_secret_access_key': 'hunter2', 'Signature': 'hunter3'}",
         "password=hunter2",
     ):
-        with pytest.raises(ValueError, match="cannot be listed") as caught, remote._explained("s3://b", "listed"):
+        with pytest.raises(ValueError, match="cannot be listed") as caught, remote._explain_errors("s3://b", "listed"):
             raise Driver(text)
         assert "hunter" not in str(caught.value)
         assert caught.value.__suppress_context__
     for url in (SECRET, f"zip://::{SECRET}"):
-        assert "hunter" not in redacted(url)
+        assert "hunter" not in redact(url)
         assert "hunter" not in remote.name_of(url)
-        copy = copies.copy_of(section(url, tmp_path))
+        copy = data_copies.copy_of(section(url, tmp_path))
         assert "hunter" not in repr(copy)
 
 

@@ -15,17 +15,17 @@ from PIL.PngImagePlugin import PngImageFile
 from torchvision.datasets import cifar
 from torchvision.datasets import utils as downloads
 
-from lockstep.data.images import decoding
-from lockstep.data.images.decode import DecodedImage, decode
-from lockstep.data.images.files import read_runs
+from lockstep.data.images import decoded_splits
+from lockstep.data.images.decoded_image import DecodedImage, decode
 from lockstep.data.images.image_error import ImageError
-from lockstep.data.images.listing import IMAGE_SUFFIXES, class_folders, list_classes, list_images
+from lockstep.data.images.image_files import read_runs
+from lockstep.data.images.image_table import IMAGE_SUFFIXES, class_folders, list_classes, list_images
+from lockstep.data.images.preprocessing import View
 from lockstep.data.images.splits import Images, Splits, cut_by_name, whole
-from lockstep.data.images.views import View
 from lockstep.data.sources.builtin import cifar10, digits, fashion_mnist, synthetic
 from lockstep.data.sources.folders import image_folder, unlabelled_folder
 from lockstep.data.sources.lists import image_list
-from lockstep.system.wording import similar
+from lockstep.system.wording import similar_names
 from tests.support.image_files import SETTINGS, write_image, write_list
 
 REPOSITORY = Path(__file__).parents[3]
@@ -38,12 +38,12 @@ LIST: dict[str, Any] = {
 
 
 def unlabelled(root: str, *, size: list[int], channels: int = 3, background: str = "white") -> Images:
-    view = View.of(size, "auto", "crop", "auto", background)
+    view = View.from_keys(size, "auto", "crop", "auto", background)
     return unlabelled_folder(root, view=view, channels=channels)[0]
 
 
 def decoded(path: str, channels: int, background: str) -> DecodedImage:
-    return decode(path, channels, View.of(None, "auto", "crop", "auto", background))
+    return decode(path, channels, View.from_keys(None, "auto", "crop", "auto", background))
 
 
 def pixels_of(seed: int, height: int = 8, width: int = 8) -> np.ndarray:
@@ -570,7 +570,7 @@ def test_folders_whose_names_differ_in_blanks_at_their_ends_are_one_class(
     ],
 )
 def test_names_of_classes_that_only_look_different_are_found(names: tuple[str, ...], found: str | None) -> None:
-    assert similar(names) == (" = ".join(map(repr, names)) if found is None else found)
+    assert similar_names(names) == (" = ".join(map(repr, names)) if found is None else found)
 
 
 def test_images_of_two_sizes_need_an_image_size(tmp_path: Path) -> None:
@@ -594,9 +594,9 @@ def test_broken_images_are_named_in_one_error_and_counted_from_the_eleventh(tmp_
 def test_more_than_the_memory_is_refused_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_classes(tmp_path, {"a": 4, "b": 4})
     needed = 8 * 3 * 50 * 50
-    monkeypatch.setattr(decoding, "available_bytes", lambda: needed)
+    monkeypatch.setattr(decoded_splits, "available_bytes", lambda: needed)
     assert whole(read(tmp_path, image_size=50).train.pixels).shape[1:] == (3, 50, 50)
-    monkeypatch.setattr(decoding, "available_bytes", lambda: needed - 1)
+    monkeypatch.setattr(decoded_splits, "available_bytes", lambda: needed - 1)
     with pytest.raises(ValueError, match=r"GiB.*set a smaller data\.image_size"):
         read(tmp_path, image_size=50)
 
@@ -621,7 +621,7 @@ def test_prediction_refuses_a_folder_without_images(tmp_path: Path) -> None:
 def test_the_digest_of_a_folder_changes_with_its_files(tmp_path: Path, change: bytes | None) -> None:
     for name in ("a.png", "b.png"):
         write(tmp_path / name, height=9, width=12)
-    settings: Any = {"view": View.of([4, 6], "auto", "crop", "auto", "white"), "channels": 3}
+    settings: Any = {"view": View.from_keys([4, 6], "auto", "crop", "auto", "white"), "channels": 3}
     _, before = unlabelled_folder(str(tmp_path), **settings)
     assert unlabelled_folder(str(tmp_path), **settings)[1] == before
     if change is None:

@@ -294,7 +294,7 @@ def test_kernels_compile_for_gpus_without_spilled_registers(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_on_a_cpu_every_bit_is_that_of_torchs_three_calls(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(dtype=dtype)
-    monkeypatch.setattr(batch_norm, "_built_kernels", lambda: pytest.fail("Triton is imported for a CPU"))
+    monkeypatch.setattr(batch_norm, "_build_kernels", lambda: pytest.fail("Triton is imported for a CPU"))
     ours, torchs = case.layer().to(dtype), nn.BatchNorm2d(case.shape[1]).to(dtype)
     torchs.load_state_dict(ours.state_dict())
     x, residual, _ = case.inputs()
@@ -318,8 +318,8 @@ def test_without_triton_torchs_kernels_compute_and_one_line_tells_why(
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "lockstep.distributed.norm_kernels", raising=False)
     monkeypatch.delattr(distributed, "norm_kernels", raising=False)
-    batch_norm._built_kernels.cache_clear()
-    assert [batch_norm._built_kernels() for _ in range(2)] == [None, None]
-    batch_norm._built_kernels.cache_clear()
+    batch_norm._build_kernels.cache_clear()
+    assert [batch_norm._build_kernels() for _ in range(2)] == [None, None]
+    batch_norm._build_kernels.cache_clear()
     line = "lockstep: batch norms use torch's slower kernels, Triton's cannot be built: import of triton halted"
     assert capsys.readouterr().err.startswith(line)

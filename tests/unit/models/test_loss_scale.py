@@ -58,7 +58,7 @@ class Follows(L.Callback):
     def __init__(self, saved: Path | None = None) -> None:
         self.scales: list[float] = []
         self.norms: list[float] = []
-        self._saved = saved
+        self._checkpoint_times = saved
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         scale_of(pl_module)._scaler.set_growth_interval(GROWTH_INTERVAL)
@@ -73,8 +73,8 @@ class Follows(L.Callback):
             self.norms.append(pl_module.gradient_norm.item())
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._saved is not None and trainer.current_epoch == 0:
-            trainer.save_checkpoint(self._saved)
+        if self._checkpoint_times is not None and trainer.current_epoch == 0:
+            trainer.save_checkpoint(self._checkpoint_times)
 
 
 def scale_of(module: L.LightningModule) -> Any:

@@ -153,7 +153,7 @@ def test_what_is_frozen_for_good_has_no_gradient_and_its_norm_keeps_its_statisti
 def test_the_first_rule_counts_and_the_rest_comes_first() -> None:
     net = network()
     rules = (ParameterRule("bias", "bias$", lr_factor=2.0), ParameterRule("conv", "^0", weight_decay=0.5))
-    groups = ParameterGroups(net, Task(), rules).for_optimizer(0.1)
+    groups = ParameterGroups(net, Task(), rules).optimizer_groups(0.1)
     rest, norm, biases, conv = groups
     assert [id(p) for p in norm["params"]] == [id(net[1].weight)]
     assert [id(p) for p in rest["params"]] == [id(net[4].weight)]
@@ -279,6 +279,6 @@ def test_a_plateau_schedule_of_the_wrong_mode_is_rejected() -> None:
         return ReduceLROnPlateau(optimizer, mode="min")
 
     with pytest.raises(ValueError, match="has mode=min, but val/accuracy needs mode=max"):
-        Schedule(backwards).of(optimizer, 10)
+        Schedule(backwards).build(optimizer, 10)
     with pytest.raises(TypeError, match="returns a dict, not a schedule of torch"):
-        Schedule(lambda optimizer: {}).of(optimizer, 10)  # pyright: ignore[reportArgumentType]
+        Schedule(lambda optimizer: {}).build(optimizer, 10)  # pyright: ignore[reportArgumentType]

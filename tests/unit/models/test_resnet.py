@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 from torchvision.models import resnet18
 
-from lockstep.models.resnet import Block, ResNet18, _widened
+from lockstep.models.resnet import Block, ResNet18, _widen_channels
 
 SMALL: dict[str, Any] = {
     "in_channels": 1,
@@ -53,11 +53,11 @@ def test_a_grey_image_of_eight_channels_has_the_same_convolution_in_channels_las
     layer = nn.Conv2d(1, 4, 3, stride=2, padding=1).double()
     images = torch.randn(3, 1, 5, 6, dtype=torch.float64)
     for x in (images, images[:0]):
-        y = F.conv2d(_widened(x), _widened(layer.weight), layer.bias, layer.stride, layer.padding)
+        y = F.conv2d(_widen_channels(x), _widen_channels(layer.weight), layer.bias, layer.stride, layer.padding)
         torch.testing.assert_close(y, layer(x), rtol=1e-12, atol=1e-12)
     assert y.shape == (0, 4, 3, 3)
-    assert _widened(images).is_contiguous(memory_format=torch.channels_last)
-    assert not _widened(images).is_contiguous()
+    assert _widen_channels(images).is_contiguous(memory_format=torch.channels_last)
+    assert not _widen_channels(images).is_contiguous()
 
 
 @pytest.mark.parametrize("stem", ["small", "imagenet"])

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lockstep.data.images.decode import decode
-from lockstep.data.images.views import View
+from lockstep.data.images.decoded_image import decode
+from lockstep.data.images.preprocessing import View
 from lockstep.models.classifier import ImageFormat
 from lockstep.python import images as python_images
 from lockstep.python.images import Inputs
@@ -21,7 +21,7 @@ from tests.support.image_files import write_image
 COLOUR = ImageFormat(("a", "b"), (3, 6, 8), (0.5,) * 3, (0.25,) * 3)
 GREY = ImageFormat(("a", "b"), (1, 6, 8), (0.5,), (0.25,))
 FLOATS = COLOUR._replace(is_float=True)
-VIEW = View.of([6, 8], "auto", "crop", "auto", "white")
+VIEW = View.from_keys([6, 8], "auto", "crop", "auto", "white")
 
 
 def inputs_of(given: Any, wanted: ImageFormat, background: str = "white") -> Inputs:

@@ -47,7 +47,7 @@ def test_what_is_no_regular_file_is_neither_read_nor_written(tmp_path: Path, wha
 def test_a_log_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     os.mkfifo(folder.rank_log(0))
-    with pytest.raises(OSError, match="not a regular file"), vitals.shown(folder, 0):
+    with pytest.raises(OSError, match="not a regular file"), vitals.write_heartbeats(folder, 0):
         pass
     assert vitals.end_of(folder, 0, "rank 0", -11).startswith("rank 0 was ended by SIGSEGV")
 

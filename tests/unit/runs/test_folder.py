@@ -286,13 +286,13 @@ def test_the_end_of_a_run_is_restored_without_writing_unless_a_newer_state_is_sa
     for path in (folder.summary, folder.confusion("test")):
         path.write_text("{}")
     inodes = {path: path.stat().st_ino for path in folder.ended if path.exists()}
-    with folder.end_kept(ValueError):
+    with folder.keep_end(ValueError):
         folder.forget_end()
         assert not any(path.exists() for path in folder.ended)
         folder.record_failure("a new one")
     assert {path: path.stat().st_ino for path in folder.ended if path != folder.failure} == inodes
-    assert folder.failed_by() == "a new one"
-    with folder.end_kept(ValueError):
+    assert folder.failure_cause() == "a new one"
+    with folder.keep_end(ValueError):
         os.utime(folder.last_checkpoint, ns=(5, 5))
     assert not any(path.exists() for path in folder.ended)
     assert [path.name for path in folder.path.rglob(".*")] == []
@@ -306,13 +306,13 @@ def test_a_rejection_restores_the_configuration_and_the_status_and_another_error
     ):
         folder.config.write_text("old")
         folder.write_status(state="stopped")
-        with contextlib.suppress(type(error)), folder.end_kept(ValueError):
+        with contextlib.suppress(type(error)), folder.keep_end(ValueError):
             folder.forget_end()
             folder.config.write_text("new")
             folder.update_status(state="failed")
             folder.record_failure("a new one")
             raise error
-        assert [folder.config.read_text(), folder.read_status()["state"], folder.failed_by()] == expected
+        assert [folder.config.read_text(), folder.read_status()["state"], folder.failure_cause()] == expected
         folder.failure.write_text("the old one\n")
 
 
@@ -377,7 +377,7 @@ def test_a_hint_names_the_same_folder_to_the_shell_and_to_hydra(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for path in (tmp_path / name, tmp_path / "outputs" / name):
-        command, word = shlex.split(f"eval {naming.quoted(path)}")
+        command, word = shlex.split(f"eval {naming.quote_path(path)}")
         assert (command, Path(word).absolute()) == ("eval", path)
         assert not word.startswith("-")
         program, verb, resume = shlex.split(naming.resume_command(path))

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from lockstep.cli import main
-from lockstep.config import storage
-from lockstep.sweeps.differences import paired, unpaired
+from lockstep.config.saved import config_file
+from lockstep.sweeps.differences import paired_test, unpaired_test
 from lockstep.sweeps.ledger import Ledger
 from tests.support.harness import plan
 
@@ -21,7 +21,7 @@ PAIRS = {"0": (0.90, 0.92), "1": (0.91, 0.92), "2": (0.89, 0.93), "3": (0.90, 0.
 
 @pytest.fixture(scope="module")
 def tree() -> dict[str, Any]:
-    return storage.to_tree(plan(()).configs[0])
+    return config_file.to_tree(plan(()).configs[0])
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def sweep(path: Path, tree: Mapping[str, Any], trials: Mapping[str, float | None], **tests: Sequence[float]) -> None:
     """Write a sweep of finished trials, those without a value running, each with the images of its fold."""
     path.mkdir()
-    ledger = Ledger.opened(path, None, ())
+    ledger = Ledger.open(path, None, ())
     for number, (words, best) in enumerate(trials.items()):
         folder = ledger.add(words.split(), str(number)).folder
         folder.path.mkdir()
@@ -64,7 +64,7 @@ def test_two_settings_are_paired_by_their_seeds(tmp_path: Path, tree: Any, said:
     tests = {"test_accuracy": [0.8, 0.81, 0.82, 0.83, 0.85, 0.86, 0.87, 0.89], "test_loss": [0.5] * 4 + [0.25] * 4}
     sweep(tmp_path / "rates", tree, of_seeds(0) | of_seeds(1, 0.2), **tests)
     code, text = said("rates:optimizer.lr=0.1", "rates:optimizer.lr=0.2")
-    expected = paired([second - first for first, second in PAIRS.values()], are_folds=False)
+    expected = paired_test([second - first for first, second in PAIRS.values()], are_folds=False)
     assert code == 0
     lines = text.splitlines()
     assert lines[:2] == [
@@ -94,7 +94,7 @@ def test_other_seeds_are_compared_by_their_means_and_missing_ones_are_left_out(
     sweep(tmp_path / "a", tree, {f"seed={seed}": values[0] for seed, values in PAIRS.items()})
     sweep(tmp_path / "b", tree, {f"seed={seed}7": values[1] for seed, values in PAIRS.items()} | {"seed=5": None})
     code, text = said("a", "b")
-    expected = unpaired(*zip(*PAIRS.values(), strict=True))
+    expected = unpaired_test(*zip(*PAIRS.values(), strict=True))
     assert code == 0
     assert "B  b: 5 trials, finished seeds: 07, 17, 27, 37" in text
     assert f"4 and 4 seeds, Welch's t test, p = {expected.p:.2g}): " in text
@@ -109,7 +109,7 @@ def test_the_settings_of_a_sweep_are_compared_with_its_best_for_all_pairs(tmp_pa
     worse = {f"optimizer.lr=0.3 seed={seed}": 0.87 + int(seed) / 1000 for seed in PAIRS}
     sweep(tmp_path / "rates", tree, of_seeds(0) | of_seeds(1, 0.2) | worse | once)
     code, text = said("rates")
-    alone = paired([first - second for first, second in PAIRS.values()], are_folds=False)
+    alone = paired_test([first - second for first, second in PAIRS.values()], are_folds=False)
     assert code == 0
     assert [line[:25] for line in text.splitlines()[:4]] == [
         f"{mark}  rates:optimizer.lr={lr}" for mark, lr in (("A", 0.2), ("B", 0.1), ("C", 0.3), ("-", 0.4))
@@ -126,7 +126,7 @@ def test_folds_are_paired_with_the_seeds_of_each_averaged(tmp_path: Path, tree: 
     values = {f"data.fold={fold} seed={seed}": 0.8 + fold / 100 + seed / 50 for fold in range(3) for seed in range(2)}
     sweep(tmp_path / "a", tree, values)
     sweep(tmp_path / "b", tree, {f"data.fold={fold}": 0.83 + fold / 50 for fold in range(3)})
-    expected = paired([0.02, 0.03, 0.04], are_folds=True)
+    expected = paired_test([0.02, 0.03, 0.04], are_folds=True)
     code, text = said("a", "b")
     assert code == 0
     assert "A  a: 6 trials, finished folds: 0, 1, 2" in text

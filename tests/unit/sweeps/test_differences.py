@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from lockstep.sweeps.differences import Difference, holm, of_images, paired, unpaired, words
+from lockstep.sweeps.differences import Difference, holm, image_test, paired_test, unpaired_test, words
 
 stats: Any = scipy.stats  # whose results pyright does not know
 NUM_DRAWS = 20_000
@@ -21,7 +21,7 @@ def found(difference: Difference) -> list[float | None]:
 
 def test_a_few_pairs_are_tested_by_the_paired_t_test_of_scipy() -> None:
     result = stats.ttest_rel(SECOND[:5], FIRST[:5])
-    ours = paired((SECOND - FIRST)[:5].tolist(), are_folds=False)
+    ours = paired_test((SECOND - FIRST)[:5].tolist(), are_folds=False)
     expected = [np.mean((SECOND - FIRST)[:5]), *result.confidence_interval(), result.pvalue]
     assert found(ours) == pytest.approx(expected)
     assert (ours.test, ours.counts) == ("paired t test", (5,))
@@ -29,7 +29,7 @@ def test_a_few_pairs_are_tested_by_the_paired_t_test_of_scipy() -> None:
 
 def test_folds_are_tested_with_the_variance_that_their_common_images_add() -> None:
     values = (SECOND - FIRST)[:10]
-    ours = paired(values.tolist(), are_folds=True)
+    ours = paired_test(values.tolist(), are_folds=True)
     t = np.mean(values) / (np.std(values, ddof=1) * np.sqrt(1 / 10 + 1 / 9))
     assert ours.p == pytest.approx(2 * stats.t.sf(abs(t), 9))
     assert ours.test == "corrected paired t test"
@@ -37,7 +37,7 @@ def test_folds_are_tested_with_the_variance_that_their_common_images_add() -> No
 
 def test_results_without_common_seeds_are_tested_by_welch() -> None:
     result = stats.ttest_ind(SECOND[:4], FIRST, equal_var=False)
-    ours = unpaired(FIRST.tolist(), SECOND[:4].tolist())
+    ours = unpaired_test(FIRST.tolist(), SECOND[:4].tolist())
     expected = [np.mean(SECOND[:4]) - np.mean(FIRST), *result.confidence_interval(), result.pvalue]
     assert found(ours) == pytest.approx(expected)
     assert (ours.test, ours.counts) == ("Welch's t test", (12, 4))
@@ -46,7 +46,7 @@ def test_results_without_common_seeds_are_tested_by_welch() -> None:
 @pytest.mark.parametrize("n", [10, 11, 12])
 def test_many_pairs_are_tested_by_wilcoxon_and_the_interval_holds_what_it_does_not_reject(n: int) -> None:
     values = (SECOND - FIRST)[:n]
-    ours = paired(values.tolist(), are_folds=False)
+    ours = paired_test(values.tolist(), are_folds=False)
     assert (ours.test, ours.p) == ("Wilcoxon signed-rank test", pytest.approx(stats.wilcoxon(values).pvalue))
     assert ours.low is not None
     assert ours.high is not None
@@ -55,7 +55,7 @@ def test_many_pairs_are_tested_by_wilcoxon_and_the_interval_holds_what_it_does_n
             stats.wilcoxon(values - (end + outwards)).pvalue < 0.05 <= stats.wilcoxon(values - (end - outwards)).pvalue
         )
     spoiled = [*values.tolist()[:-1], 1e6]
-    assert abs(paired(spoiled, are_folds=False).value) < 0.1  # of which the mean is not robust
+    assert abs(paired_test(spoiled, are_folds=False).value) < 0.1  # of which the mean is not robust
 
 
 def test_ranks_are_not_used_where_they_can_never_be_unlikely() -> None:
@@ -65,15 +65,15 @@ def test_ranks_are_not_used_where_they_can_never_be_unlikely() -> None:
         (11, 11, "paired t test"),
     ):
         num_tests = num_settings * (num_settings - 1) // 2
-        clear = paired([1 + i / 100 for i in range(n)], are_folds=False, num_tests=num_tests)
+        clear = paired_test([1 + i / 100 for i in range(n)], are_folds=False, num_tests=num_tests)
         assert (clear.test, holm([clear], num_tests)[0].p < 0.05) == (test, True)
 
 
 def test_predictions_are_tested_by_the_images_that_only_one_network_has_right() -> None:
-    ours = of_images(3, 9, 360)
+    ours = image_test(3, 9, 360)
     assert ours.p == pytest.approx(stats.binomtest(3, 12).pvalue)
     assert ours.value == pytest.approx(6 / 360)
-    assert of_images(0, 0, 360).p == 1
+    assert image_test(0, 0, 360).p == 1
 
 
 def rates(differences: Iterable[Difference], truth: float = 0.0) -> tuple[float, float]:
@@ -90,19 +90,19 @@ FIVE_OF_A_HUNDRED = pytest.approx((0.05, 0.95), abs=0.006)  # four standard erro
 @pytest.mark.parametrize("n", [5, *(pytest.param(n, marks=pytest.mark.full) for n in (3, 10, 15))])
 def test_seeds_of_equal_settings_differ_five_times_in_a_hundred(n: int) -> None:
     draws = np.random.default_rng(100 + n).normal(0, 0.01, (NUM_DRAWS, n)).tolist()
-    assert rates(paired(values, are_folds=False) for values in draws) == FIVE_OF_A_HUNDRED
+    assert rates(paired_test(values, are_folds=False) for values in draws) == FIVE_OF_A_HUNDRED
 
 
 @pytest.mark.parametrize("n", [5, pytest.param(10, marks=pytest.mark.full)])
 def test_folds_of_equal_settings_differ_five_times_in_a_hundred(n: int) -> None:
     generator = np.random.default_rng(n)  # what two folds have in common makes them equally correlated, by 1 / n
     draws = np.sqrt(1 - 1 / n) * generator.normal(0, 1, (NUM_DRAWS, n)) + generator.normal(0, n**-0.5, (NUM_DRAWS, 1))
-    assert rates(paired(values, are_folds=True) for values in draws.tolist()) == FIVE_OF_A_HUNDRED
+    assert rates(paired_test(values, are_folds=True) for values in draws.tolist()) == FIVE_OF_A_HUNDRED
 
 
 def test_equal_settings_without_common_seeds_differ_five_times_in_a_hundred() -> None:
     first, second = DRAW.normal(0, 1, (NUM_DRAWS, 5)).tolist(), DRAW.normal(0, 2, (NUM_DRAWS, 8)).tolist()
-    assert rates(map(unpaired, first, second)) == FIVE_OF_A_HUNDRED
+    assert rates(map(unpaired_test, first, second)) == FIVE_OF_A_HUNDRED
 
 
 @pytest.mark.full
@@ -110,8 +110,8 @@ def test_equal_settings_without_common_seeds_differ_five_times_in_a_hundred() ->
 def test_accuracies_on_few_images_seem_to_differ_at_most_as_often(n: int) -> None:
     first, second = DRAW.binomial(100, 0.98, (2, NUM_DRAWS, n)) / 100
     for differences in (
-        (paired(values, are_folds=False) for values in (second - first).tolist()),
-        map(unpaired, first.tolist(), second.tolist()),
+        (paired_test(values, are_folds=False) for values in (second - first).tolist()),
+        map(unpaired_test, first.tolist(), second.tolist()),
     ):
         low, held = rates(differences)
         assert low < 0.056
@@ -122,8 +122,8 @@ def test_accuracies_on_few_images_seem_to_differ_at_most_as_often(n: int) -> Non
 def test_equal_networks_differ_at_most_five_times_in_a_hundred(num_images: int, rate: float) -> None:
     counts = DRAW.multinomial(num_images, [0.4 * rate, 0.6 * rate, 1 - rate], NUM_DRAWS)
     equal = DRAW.multinomial(num_images, [rate / 2, rate / 2, 1 - rate], NUM_DRAWS)
-    assert rates(of_images(first, second, num_images) for first, second, _ in equal.tolist())[0] < 0.05
-    held = rates((of_images(first, second, num_images) for first, second, _ in counts.tolist()), 0.2 * rate)[1]
+    assert rates(image_test(first, second, num_images) for first, second, _ in equal.tolist())[0] < 0.05
+    held = rates((image_test(first, second, num_images) for first, second, _ in counts.tolist()), 0.2 * rate)[1]
     assert held > 0.944
 
 
@@ -132,7 +132,7 @@ def test_the_best_of_equal_settings_is_rarely_called_better_than_any_other() -> 
     draws = DRAW.normal(0, 1, (NUM_DRAWS // 4, 5, 5))
     for num_tests, least, most in ((4, 0.06, 0.1), (10, 0.02, 0.05)):  # against each other setting, and of all pairs
         found = [
-            holm([paired((other - best).tolist(), are_folds=False) for other in others], num_tests)
+            holm([paired_test((other - best).tolist(), are_folds=False) for other in others], num_tests)
             for best, *others in (settings[np.argsort(-settings.mean(1))] for settings in draws)
         ]
         assert least < np.mean([any(each.p < 0.05 for each in differences) for differences in found]) < most
@@ -156,15 +156,15 @@ def test_a_difference_is_a_sentence() -> None:
     )
     assert words(other, "C", "seeds", is_max=False).startswith("C is 0.0100 worse than A (-0.0200 to 0.0400")
     assert words(other, "C", "seeds", is_max=None).startswith("C is 0.0100 higher than A (-0.0200 to 0.0400")
-    equal = paired([0.1, 0.2, -0.3], are_folds=False)  # up to rounding
+    equal = paired_test([0.1, 0.2, -0.3], are_folds=False)  # up to rounding
     assert words(equal, "B", "seeds", is_max=True).startswith("B is equal to A (-0.")
 
 
 def test_without_variation_p_is_that_of_exchanged_labels() -> None:
-    alike = paired([0.01, 0.98 - 0.97, 0.91 - 0.90], are_folds=False)  # up to rounding
+    alike = paired_test([0.01, 0.98 - 0.97, 0.91 - 0.90], are_folds=False)  # up to rounding
     assert words(alike, "B", "seeds", is_max=True) == (
         "B is 0.0100 better than A (3 seeds, permutation test, p = 0.25): may be chance."
     )
-    assert unpaired([0.5, 0.5], [0.6, 0.6]).p == pytest.approx(2 / 6)
-    assert paired([0.0, 0.0], are_folds=False).p == unpaired([0.5] * 2, [0.5] * 3).p == 1
-    assert paired([0.0] * 12, are_folds=False).p == 1
+    assert unpaired_test([0.5, 0.5], [0.6, 0.6]).p == pytest.approx(2 / 6)
+    assert paired_test([0.0, 0.0], are_folds=False).p == unpaired_test([0.5] * 2, [0.5] * 3).p == 1
+    assert paired_test([0.0] * 12, are_folds=False).p == 1

@@ -11,9 +11,10 @@ import pytest
 from lockstep.cluster import scheduler, submission
 from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
-from lockstep.config import compose, validation
+from lockstep.config.checks import validation
+from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError, Error
-from lockstep.config.schema import Config
+from lockstep.config.schema.configuration import Config
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, PRUNED, RunFolder
 from lockstep.sweeps import array, job_pool
 from lockstep.sweeps.course import Course, Grid
@@ -77,7 +78,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 def book(path: Path, num_trials: int) -> Ledger:
-    ledger = Ledger.opened(path, None, ())
+    ledger = Ledger.open(path, None, ())
     for number in range(num_trials):
         ledger.add([f"seed={number}"], str(number)).folder.path.mkdir(parents=True)
     ledger.write()
@@ -87,7 +88,7 @@ def book(path: Path, num_trials: int) -> Ledger:
 
 
 def pool_of(ledger: Ledger) -> JobPool:
-    config = validation.check_tree(compose.plain(compose.composed(["strategy=cpu"]))[0])
+    config = validation.check_tree(compose.plain_tree(compose.compose_config(["strategy=cpu"]))[0])
     return JobPool(ledger, {trial.number: config for trial in ledger.trials}, array.live_jobs(ledger))
 
 
@@ -114,10 +115,10 @@ def test_a_requeued_trial_is_running_and_an_ended_one_has_the_end_of_its_run_or_
     assert trial.device == "job 10"
     for live in ("pending", "running", "completing", "requeued", "pending", "running"):
         cluster.states["10"] = Scheduled(live)
-        assert (pool.ended(), pool.trials) == ([], [trial])
+        assert (pool.collect_ended(), pool.trials) == ([], [trial])
     cluster.states["10"] = job
     trial.folder.update_status(host="elsewhere", **run)
-    assert (pool.ended(), pool.trials, trial.state) == ([(trial, code)], [], state)
+    assert (pool.collect_ended(), pool.trials, trial.state) == ([(trial, code)], [], state)
     assert trial.folder.failure.exists() == (code == 137 or (run["state"] == "not started" and code == EXIT_FAILED))
 
 
@@ -129,7 +130,7 @@ def test_live_jobs_of_an_earlier_command_are_adopted_and_others_share_one_copy_o
     for trial in ledger.trials[:2]:
         killed.start(trial, "train")
     cluster.states["10"] = Scheduled("failed", exit_code=1)
-    again = pool_of(Ledger.opened(ledger.path, None, ()))
+    again = pool_of(Ledger.open(ledger.path, None, ()))
     for trial in ledger.trials:
         again.start(trial, "train")
     assert [trial.device for trial in ledger.trials] == ["job 12", "job 11", "job 13", "job 14"]
@@ -143,10 +144,10 @@ def test_a_search_waits_for_a_slurm_that_does_not_answer_and_says_so_once(
     pool = pool_of(ledger)
     pool.start(ledger.trials[0], "train")
     cluster.error = "squeue did not answer."
-    assert (pool.ended(), pool.ended()) == ([], [])
+    assert (pool.collect_ended(), pool.collect_ended()) == ([], [])
     assert capsys.readouterr().err.count("squeue did not answer. The search waits for an answer") == 1
     cluster.error = ""
-    assert (pool.ended(), pool.trials) == ([], ledger.trials)
+    assert (pool.collect_ended(), pool.trials) == ([], ledger.trials)
 
 
 def test_a_search_waits_for_a_slurm_that_takes_no_more_jobs_but_not_for_one_that_takes_none(
@@ -180,7 +181,7 @@ def test_a_stop_cancels_what_has_not_begun_which_would_remove_the_request_and_le
         cluster.states[trial.device.removeprefix("job ")] = Scheduled(job)
         trial.folder.update_status(state=run, host="elsewhere")
     pool.stop()
-    assert (pool.ended(), pool.ended()) == ([], [])
+    assert (pool.collect_ended(), pool.collect_ended()) == ([], [])
     assert cluster.cancelled == [["11", "12", "13"]]
     reasons = [trial.folder.stop_reason() for trial in ledger.trials]
     assert reasons == ["the search was stopped", "", "", ""]
@@ -205,7 +206,7 @@ def test_a_signal_ends_the_command_and_no_job_and_a_pruned_trial_is_told_by_its_
                 return False
             return not trial.folder.stop_flag.exists()
 
-        def ended(self, trial: Trial, state: str) -> None:
+        def record_result(self, trial: Trial, state: str) -> None:
             self.ends.append((trial.number, state))
 
     view = View(partial(table, ledger, ACCURACY), 2, is_silent=True)

@@ -20,25 +20,26 @@ from omegaconf import OmegaConf
 from scipy import stats
 
 from lockstep.cli import sweep
-from lockstep.config import storage, validation
-from lockstep.config.compose import Source, composed, plain
+from lockstep.config.checks import validation
+from lockstep.config.composing.compose import Source, compose_config, plain_tree
+from lockstep.config.composing.sweep_space import separate_space
 from lockstep.config.errors import ConfigError
-from lockstep.config.schema import Config
-from lockstep.config.sweep_space import searched
+from lockstep.config.saved import config_file
+from lockstep.config.schema.configuration import Config
 from lockstep.launch import parent
 from lockstep.runs import files
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.sweeps import command, out_of_fold
 from lockstep.sweeps import ledger as ledgers
-from lockstep.sweeps.command import opened
+from lockstep.sweeps.command import open_ledger
 from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.devices import Devices, Machine, Need, Shard, need, num_parallel
 from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
 from lockstep.sweeps.pool import Pool, Running, environ_of
-from lockstep.sweeps.results import Objective, monitored
+from lockstep.sweeps.results import Objective, monitored_objective
 from lockstep.sweeps.statistics import spread
 from lockstep.sweeps.table import Table, description, table, text, write
-from lockstep.sweeps.views import View, show
+from lockstep.sweeps.views import View, show_table
 from lockstep.system.signals import STOP_SIGNALS
 from tests.support.harness import PATIENCE_S, SMALL, environ, write_run
 
@@ -48,12 +49,12 @@ ACCURACY = Objective("val/accuracy", True)
 
 
 def config_of(*overrides: str) -> Config:
-    return validation.check_tree(plain(composed(["strategy=cpu", *overrides]))[0])
+    return validation.check_tree(plain_tree(compose_config(["strategy=cpu", *overrides]))[0])
 
 
 def on_gpus(devices: object, *overrides: str, strategy: str = "auto") -> Config:
     """As it is where there are GPUs, which here there are not."""
-    tree = storage.to_tree(config_of(*overrides))
+    tree = config_file.to_tree(config_of(*overrides))
     tree["trainer"]["devices"], tree["strategy"]["name"] = devices, strategy
     return Config.model_validate(tree)
 
@@ -197,7 +198,7 @@ def test_what_the_server_imports_leaves_cuda_alone_which_would_work_in_no_fork()
 def book(path: Path, *settings: str, name: str | None = None, command: Sequence[str] = ()) -> Ledger:
     """A ledger with a trial for each of some settings, like "lr=1 seed=0"."""
     path.mkdir(parents=True)
-    ledger = Ledger.opened(path, name, command)
+    ledger = Ledger.open(path, name, command)
     for words in settings:
         ledger.add(words.split(), str(ledger.next_number)).folder.path.mkdir()
     ledger.write()
@@ -222,7 +223,7 @@ def test_a_ledger_comes_back_as_it_was_written(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "lr=1 seed=0", "lr=2 seed=0", name="rates", command=["lr=1,2"])
     ledger.trials[1].device = "GPU 3"
     ledger.write()
-    again = Ledger.opened(ledger.path, None, ())
+    again = Ledger.open(ledger.path, None, ())
     assert (again.name, again.command, again.trials) == (ledger.name, ledger.command, ledger.trials)
     assert again.find(["seed=0", "lr=2"]) is again.trials[1]
     assert again.find(["lr=3", "seed=0"]) is None
@@ -231,7 +232,7 @@ def test_a_ledger_comes_back_as_it_was_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="deep/er is already the folder of trial 2"):
         again.add(["lr=4"], "deep/er")
     again.write()
-    assert Ledger.opened(ledger.path, None, ()).trials[2].folder.path == ledger.path / "deep" / "er"
+    assert Ledger.open(ledger.path, None, ()).trials[2].folder.path == ledger.path / "deep" / "er"
 
 
 @pytest.mark.parametrize("text", ['{"trials": 3}', "{"])
@@ -241,7 +242,7 @@ def test_a_damaged_ledger_is_skipped_and_refused(tmp_path: Path, text: str) -> N
     RunFolder(foreign).claim()
     (foreign / "sweep.json").write_text(text)
     assert ledgers.find(tmp_path, None, ["lr=1,2"]) is None
-    with pytest.raises(ConfigError, match="cannot be read"), opened(foreign, None, []):
+    with pytest.raises(ConfigError, match="cannot be read"), open_ledger(foreign, None, []):
         pass
 
 
@@ -249,21 +250,21 @@ def test_a_ledger_that_names_a_folder_outside_of_its_sweep_is_refused(tmp_path: 
     ledger = book(tmp_path / "sweep", "lr=1")
     text = (ledger.path / "sweep.json").read_text()
     (ledger.path / "sweep.json").write_text(text.replace('"folder": "0"', '"folder": "../victim"'))
-    with pytest.raises(ConfigError, match="names a folder outside of the sweep"), opened(ledger.path, None, []):
+    with pytest.raises(ConfigError, match="names a folder outside of the sweep"), open_ledger(ledger.path, None, []):
         pass
 
 
 def test_what_somebody_else_trains_is_not_started(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "lr=1", "lr=2")
-    command._live(ledger, is_submitted=False)
+    command._live_jobs(ledger, is_submitted=False)
     ledger.trials[1].folder.write_status(state="training", host="elsewhere")
     with pytest.raises(ConfigError, match="1 is being trained by another process"):
-        command._live(ledger, is_submitted=False)
+        command._live_jobs(ledger, is_submitted=False)
 
 
 def test_a_run_that_waits_for_another_process_can_be_stopped(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", SMALL)
-    words = [sys.executable, "-m", "lockstep.launch.prepared", str(folder.path), "--task", "train"]
+    words = [sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "--task", "train"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # as a sweep and a job start it
     with folder.lock():
         try:
@@ -332,7 +333,7 @@ def test_a_sweep_whose_best_trial_cannot_be_tested_says_why_and_does_not_end_wel
         elif state != "queued":
             trial.folder.write_status(state="training" if state == "no signal" else state, host=socket.gethostname())
     config = config_of(f"sweep.test={test}", "silent=true")
-    code = command.run(ledger, Grid([]), {}, config=config, total=1, num_done=1)
+    code = command.run_sweep(ledger, Grid([]), {}, config=config, total=1, num_done=1)
     assert (code, reason in capsys.readouterr().err) == (1 if reason else 0, True)
 
 
@@ -342,7 +343,7 @@ def test_what_a_killed_command_left_of_the_files_of_a_sweep_goes_when_it_goes_on
     of_a_job = ledger.trials[0].folder.path / ".last.ckpt.1.0a1b2c3d"  # perhaps on another machine, where it is written
     for path in (*left, of_a_job):
         path.touch()
-    with opened(ledger.path, None, ()):
+    with open_ledger(ledger.path, None, ()):
         assert [path for path in (*left, of_a_job) if path.exists()] == [of_a_job]
 
 
@@ -381,7 +382,7 @@ def test_sweeps_of_the_same_second_get_folders_of_their_own_when_hydra_asks_for_
     assert len(set(paths)) == 3
     assert all(path.is_dir() for path in paths)
     RunFolder(paths[1]).claim()
-    Ledger.opened(paths[1], name, ["lr=9"]).write()
+    Ledger.open(paths[1], name, ["lr=9"]).write()
     sweep.name_folder(name, ["lr=9"], Source(), is_trusted=False)
     assert Path(asked.dir) == paths[1]
 
@@ -399,15 +400,15 @@ def test_a_repeated_sweep_keeps_the_loads_that_its_trials_have_measured(tmp_path
 
     def prepared(devices: int) -> Config:
         config = config_of(*typed, f"trainer.devices={devices}")
-        ledger = Ledger.opened(tmp_path, None, typed)
-        trial, config = command.prepared(ledger, typed, lambda number: (config, str(number)), {})
+        ledger = Ledger.open(tmp_path, None, typed)
+        trial, config = command.prepare_trial(ledger, typed, lambda number: (config, str(number)), {})
         ledger.write()
-        assert storage.load(trial.folder.config).trainer == config.trainer
+        assert config_file.load(trial.folder.config).trainer == config.trainer
         return config
 
     first = prepared(2)
     measured = first.trainer.model_copy(update={"loads": [3, 1]})
-    storage.save(first.model_copy(update={"trainer": measured}), tmp_path / "0" / "config.yaml")
+    config_file.save(first.model_copy(update={"trainer": measured}), tmp_path / "0" / "config.yaml")
     assert prepared(2).trainer.loads == [3, 1]
     assert prepared(3).trainer.loads == "auto"
 
@@ -417,7 +418,7 @@ def test_a_sweep_that_fails_itself_lets_its_trials_save_first(tmp_path: Path) ->
     process = parent.start(partial(_saves, tmp_path / "saved"), environ())
 
     class Fails(Grid):
-        def proposed(self, num_free: int) -> Sequence[Trial]:
+        def propose(self, num_free: int) -> Sequence[Trial]:
             raise OSError("disk full")
 
     pool = Pool(Devices(CPU, num_parallel=1), lambda trial: Need(1, ()))
@@ -510,7 +511,7 @@ def test_a_seed_that_was_trained_twice_counts_once(tmp_path: Path, capsys: pytes
     assert found.columns["seed"] == ["0", "0", "1", "0", "0", "1"]
     assert found.groups[0][1:9] == ((0, 2, 3), 3, "seeds", *spread([0.8, 0.9], are_folds=False))
     assert found.groups[0].repetitions == "2 seeds"
-    show(found, ledger.path, has_files=False)
+    show_table(found, ledger.path, has_files=False)
     assert capsys.readouterr().out.endswith(f"More than chance? lockstep compare {ledger.path}\n")
 
 
@@ -571,7 +572,7 @@ def test_the_folds_of_a_setting_are_its_repetitions_and_their_seeds_are_averaged
 def test_predictions_of_all_folds_are_joined_once_all_are_tested(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "data.fold=1 lr=1", "data.fold=0 lr=1", "data.fold=0 lr=2", "data.fold=1 lr=2")
     for trial in ledger.trials:
-        storage.save(config_of("data.folds=2", f"data.fold={trial.settings['data.fold']}"), trial.folder.config)
+        config_file.save(config_of("data.folds=2", f"data.fold={trial.settings['data.fold']}"), trial.folder.config)
         tested, others = ("c", "ab") if trial.settings["data.fold"] == "0" else ("ab", "c")
         parts = {"train": others, "val": "", "test": tested}
         record = {split: {"names": list(names)} for split, names in parts.items()}
@@ -597,7 +598,7 @@ def test_predictions_of_all_folds_are_joined_once_all_are_tested(tmp_path: Path)
 
 def test_a_search_does_not_choose_a_fold() -> None:
     with pytest.raises(ConfigError, match=r"data.fold in a search would choose the easiest fold"):
-        searched(["optimizer.lr=interval(0.1,1)", "data.fold=0,1"], lambda group: ())
+        separate_space(["optimizer.lr=interval(0.1,1)", "data.fold=0,1"], lambda group: ())
 
 
 def test_settings_that_differ_in_a_hidden_value_are_not_averaged(tmp_path: Path) -> None:
@@ -616,7 +617,7 @@ def test_a_failure_is_told_with_the_table(tmp_path: Path, capsys: pytest.Capture
     finish(ledger.trials[0], 0.5)
     ledger.trials[1].folder.write_status(state="failed", reason="RuntimeError: out of luck", host="elsewhere")
     found = table(ledger, ACCURACY, {})
-    show(found, ledger.path)
+    show_table(found, ledger.path)
     write(ledger, found)
     printed = capsys.readouterr().out.removesuffix(f"Full table: {ledger.path}/table.md, table.csv, table.json\n")
     for shown in (printed, (ledger.path / "table.md").read_text()):
@@ -631,16 +632,16 @@ def test_a_metric_is_that_of_the_best_epoch(tmp_path: Path) -> None:
         [{"epoch": n, "val/accuracy": v, "val/loss": w} for n, v, w in ((1, 0.5, 3), (2, 0.8, 2), (3, 0.6, 1))],
     )
     loss = Objective("val/loss", False)
-    assert (ACCURACY.of(folder), loss.of(folder)) == (0.8, 1)
+    assert (ACCURACY.value_in(folder), loss.value_in(folder)) == (0.8, 1)
     folder.write_summary({"best": 0.81, "monitor": "val/accuracy"})
-    assert ACCURACY.of(folder) == 0.81
+    assert ACCURACY.value_in(folder) == 0.81
 
 
 def test_what_is_monitored_is_what_the_best_checkpoint_is_chosen_by() -> None:
-    assert monitored(config_of()) == ACCURACY
+    assert monitored_objective(config_of()) == ACCURACY
     loss = config_of("callbacks.checkpoint.monitor=val/loss", "callbacks.checkpoint.mode=min")
-    assert monitored(loss) == Objective("val/loss", False)
-    assert monitored(config_of("callbacks.checkpoint=null")) == ACCURACY
+    assert monitored_objective(loss) == Objective("val/loss", False)
+    assert monitored_objective(config_of("callbacks.checkpoint=null")) == ACCURACY
 
 
 def test_numbers_are_shown_as_short_as_they_can_be(tmp_path: Path) -> None:

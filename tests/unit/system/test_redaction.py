@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
-from lockstep.config import compose, storage, validation
-from lockstep.system.redaction import redacted
+from lockstep.config.checks import validation
+from lockstep.config.composing import compose
+from lockstep.config.saved import config_file
+from lockstep.system.redaction import redact
 from tests.support.harness import ROOT
 
 URL = "https://h/x.zip?sig=hunter2&X-Amz-Signature=hunter3"
@@ -49,8 +51,8 @@ URL = "https://h/x.zip?sig=hunter2&X-Amz-Signature=hunter3"
     ],
 )  # fmt: skip
 def test_secrets_are_hidden_and_nothing_else(value: Any, shown: Any) -> None:
-    assert redacted(value) == shown
-    assert redacted(shown) == shown
+    assert redact(value) == shown
+    assert redact(shown) == shown
 
 
 def test_no_setting_of_lockstep_is_hidden() -> None:
@@ -60,8 +62,8 @@ def test_no_setting_of_lockstep_is_hidden() -> None:
         ["logger=wandb", "data=list", "data.file=x.csv"],
         *([f"experiment={name}", "data.root=here"] for name in experiments),
     ):
-        tree = storage.to_tree(validation.checked(compose.composed(texts)))
-        assert redacted(tree) == tree
+        tree = config_file.to_tree(validation.check_config(compose.compose_config(texts)))
+        assert redact(tree) == tree
 
 
 LONG = 1_000_000
@@ -75,4 +77,4 @@ LONG = 1_000_000
 def test_the_time_of_a_long_text_grows_with_its_length_only(part: str) -> None:
     text = part * (LONG // len(part))
     for value in (text, [text], {text[:100_000]: text}):
-        redacted(value)
+        redact(value)

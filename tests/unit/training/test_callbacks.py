@@ -10,10 +10,11 @@ import pytest
 from lightning.pytorch.callbacks import EMAWeightAveraging, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from lockstep.config import compose, validation
+from lockstep.config.checks import validation
+from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
-from lockstep.config.schema import Config
-from lockstep.config.target_sections import Open
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.target_sections import Open
 from lockstep.runs.folder import RunFolder
 from lockstep.training import observers
 from lockstep.training.observers import built_callbacks
@@ -29,7 +30,9 @@ class Average(EMAWeightAveraging):
 
 
 def config_with(kind: type[L.Callback]) -> Config:
-    return validation.checked(compose.composed([*SMALL, f"+callbacks.x._target_={__name__}.{kind.__name__}"]))
+    return validation.check_config(
+        compose.compose_config([*SMALL, f"+callbacks.x._target_={__name__}.{kind.__name__}"])
+    )
 
 
 def test_one_that_derives_from_what_does_not_work_is_refused() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lockstep.config.errors import ConfigError
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.models.libraries import adapted
+from lockstep.models.libraries import adapt_channels
 from lockstep.models.origin import Origin
 from lockstep.tasks import Classification
 from lockstep.training import initial_weights
@@ -122,7 +122,7 @@ def test_a_head_of_other_classes_is_new_and_a_convolution_of_other_channels_adap
     is_kept = classes == "abcd"
     own = {"net.fc.weight", "net.fc.bias", "task.factor"}
     assert state.keys() - found.keys() == (set() if is_kept else own)
-    torch.testing.assert_close(found["net.conv.weight"], adapted(state["net.conv.weight"], num_channels))
+    torch.testing.assert_close(found["net.conv.weight"], adapt_channels(state["net.conv.weight"], num_channels))
     fixed = found.keys() - {"net.conv.weight", "mean", "std"}
     assert all(torch.equal(found[name], state[name]) for name in fixed)
     assert module.image_format.mean == pytest.approx([value + 1 / 255 for value in mean])

@@ -15,10 +15,10 @@ class ImageError(ValueError):
         self.positions = positions
 
     def __str__(self) -> str:
-        return shortened(self.errors)
+        return shorten_lines(self.errors)
 
 
-def shortened(lines: Sequence[str]) -> str:
+def shorten_lines(lines: Sequence[str]) -> str:
     """Keep ten of the lines, and count the others."""
     more = [f"... and {len(lines) - 10} more"] if len(lines) > 10 else []
     return "\n".join([*lines[:10], *more])

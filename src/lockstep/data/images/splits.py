@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.data.images.samples import Samples
-from lockstep.data.images.statistics import Statistics
+from lockstep.data.images.channel_statistics import Statistics
+from lockstep.data.images.dataset_samples import Samples
 from lockstep.distributed.rng import generator
 
 if TYPE_CHECKING:
-    from lockstep.data.images.listing import ImageTable
+    from lockstep.data.images.image_table import ImageTable
 
 CHUNK = 4096  # images copied in one go
 
@@ -70,7 +70,7 @@ class Rows:
     def __getitem__(self, positions: Tensor) -> Tensor:
         return self.table.index_select(0, self.rows[positions])
 
-    def scaled(self, position: int) -> Tensor:
+    def scaled_image(self, position: int) -> Tensor:
         """Return one image (C, h, w) before it is cropped."""
         return self.table[int(self.rows[position])]
 

@@ -59,7 +59,9 @@ def fashion_mnist(
     """
     from torchvision.datasets import FashionMNIST
 
-    return _downloaded(FashionMNIST, "lockstep.data.fashion_mnist", root, download, val_fraction, split_seed, fold)
+    return _torchvision_splits(
+        FashionMNIST, "lockstep.data.fashion_mnist", root, download, val_fraction, split_seed, fold
+    )
 
 
 def cifar10(
@@ -77,7 +79,7 @@ def cifar10(
     """
     from torchvision.datasets import CIFAR10
 
-    return _downloaded(CIFAR10, "lockstep.data.cifar10", root, download, val_fraction, split_seed, fold)
+    return _torchvision_splits(CIFAR10, "lockstep.data.cifar10", root, download, val_fraction, split_seed, fold)
 
 
 def synthetic(
@@ -95,7 +97,7 @@ def synthetic(
     An image (channels, image_size, image_size) is the smooth pattern of its class, with values 0..159, plus uniform
     noise 0..95, which differs between splits. Image i of a split has the label i modulo `num_classes`.
     """
-    from lockstep.data.images.views import resize
+    from lockstep.data.images.preprocessing import resize
 
     coarse = torch.rand(num_classes, channels, 4, 4, generator=generator(seed, "patterns"))
     smooth = resize(coarse, [image_size, image_size])
@@ -115,7 +117,7 @@ def _take(pixels: Tensor, labels: Tensor, prefix: str, positions: Tensor) -> Ima
     return Images(pixels[positions], labels[positions], tuple(f"{prefix}/{i}" for i in positions.tolist()))
 
 
-def _downloaded(
+def _torchvision_splits(
     kind: Any, target: str, root: str, download: bool, val_fraction: float, split_seed: int, fold: Fold | None
 ) -> Splits:
     """Read a data set of torchvision, whose pixels are (N, H, W) or (N, H, W, C). Raises FileNotFoundError."""

@@ -10,10 +10,16 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import Doc
 
-from lockstep.data.images.files import NUM_PER_RUN
-from lockstep.data.images.samples import Samples, described, pair
+from lockstep.data.images.channel_statistics import (
+    Statistics,
+    channel_statistics,
+    identity_statistics,
+    sampled_positions,
+    value_counts,
+)
+from lockstep.data.images.dataset_samples import Samples, pair, shape_text
+from lockstep.data.images.image_files import NUM_PER_RUN
 from lockstep.data.images.splits import Fold, Images, Splits, cut_splits
-from lockstep.data.images.statistics import Statistics, channel_statistics, sampled_positions, unchanged, value_counts
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.system.kinds import PositiveFloat, PositiveFraction, Seed
 from lockstep.system.wording import plural
@@ -104,7 +110,7 @@ def _labels(part: Any) -> Tensor | None:
 def _check_same(name: str, first: tuple[Tensor, Tensor], train: tuple[Tensor, Tensor]) -> None:
     for what, value, other in zip(("inputs", "targets"), first, train, strict=True):
         if (value.shape, value.dtype) != (other.shape, other.dtype):
-            texts = f"data.{name} has {what} of {described(value, 1)}, data.train of {described(other, 1)}"
+            texts = f"data.{name} has {what} of {shape_text(value, 1)}, data.train of {shape_text(other, 1)}"
             raise ValueError(f"{texts}: give both the same.")
 
 
@@ -122,14 +128,14 @@ def _statistics(samples: Any, mean: Sequence[float] | None, std: Sequence[float]
     num_channels, is_bytes = samples.shape[1], samples.dtype == torch.uint8
     if mean is not None and std is not None:
         if not is_bytes:
-            problem = f"normalizes uint8 images, and data.train has {described(samples.no_inputs, 1)}"
+            problem = f"normalizes uint8 images, and data.train has {shape_text(samples.no_inputs, 1)}"
             raise ValueError(f"data.mean={list(mean)} {problem}: remove it and data.std, normalize in the Dataset.")
         if len(mean) != num_channels or len(std) != num_channels:
             problem = f"are not for {plural(num_channels, 'channel')}: give one number per channel."
             raise ValueError(f"data.mean={list(mean)} and data.std={list(std)} {problem}")
         return Statistics(tuple(mean), tuple(std))
     if not is_bytes:
-        return unchanged(num_channels)
+        return identity_statistics(num_channels)
     progress = Progress("Measuring mean and std (set data.mean and data.std to skip this)", "samples")
     counts = torch.zeros(num_channels, 256, dtype=torch.int64)
     positions = sampled_positions(samples.shape[0])

@@ -8,20 +8,20 @@ import numpy as np
 import torch
 from typing_extensions import Doc
 
-from lockstep.data.images.decoding import Decoding
-from lockstep.data.images.files import ImageFiles
-from lockstep.data.images.listing import (
+from lockstep.data.images.decoded_splits import Decoding
+from lockstep.data.images.image_files import ImageFiles
+from lockstep.data.images.image_table import (
     IMAGE_SUFFIXES,
     SPLIT_FOLDERS,
     ImageTable,
     digest_of,
-    existing,
     list_classes,
     list_images,
+    require_path,
     states_of,
 )
+from lockstep.data.images.preprocessing import View
 from lockstep.data.images.splits import Fold, Images, Splits, cut_by_name, cut_fold
-from lockstep.data.images.views import View
 from lockstep.system.kinds import (
     Background,
     Cache,
@@ -67,13 +67,13 @@ def image_folder(
     scaled images, which a training crops at random. A `fold` of the training images takes the place of the test. Raises
     FileNotFoundError for missing folders, and ValueError with all images that cannot be decoded or differ in size.
     """
-    table = with_all_splits(list_classes(root), val_fraction, test_fraction, split_seed, fold)
-    view = View.of(image_size, crop_percent, fit, interpolation, background)
+    table = complete_splits(list_classes(root), val_fraction, test_fraction, split_seed, fold)
+    view = View.from_keys(image_size, crop_percent, fit, interpolation, background)
     decoding = Decoding(table=table, view=view, channels=channels, cache=cache, is_scaled=has_crops)
     return decoding.splits(memory)
 
 
-def with_all_splits(
+def complete_splits(
     table: ImageTable, val_fraction: float, test_fraction: float, split_seed: int, fold: Fold | None = None
 ) -> ImageTable:
     """Split missing parts from train by their fraction; with a `fold` of train, that is the test.
@@ -106,7 +106,7 @@ def unlabelled_folder(root: str, *, view: View, channels: int) -> tuple[Images, 
     """
     if channels not in (1, 3):
         raise ValueError(f"data.channels={channels}, but images are decoded as grey (1) or RGB (3): use 1 or 3.")
-    path = existing(root, root)
+    path = require_path(root, root)
     names = list_images(path) if path.is_dir() else [path.name]
     if not names:
         raise FileNotFoundError(f"{root} contains no image: looked for {', '.join(IMAGE_SUFFIXES)} in it and below.")

@@ -13,20 +13,20 @@ from annotated_types import MinLen
 from numpy.typing import NDArray
 from typing_extensions import Doc
 
-from lockstep.data.images.decoding import Decoding
-from lockstep.data.images.image_error import shortened
-from lockstep.data.images.listing import (
+from lockstep.data.images.decoded_splits import Decoding
+from lockstep.data.images.image_error import shorten_lines
+from lockstep.data.images.image_table import (
     SPLIT_FOLDERS,
     ImageTable,
     class_order,
     digest_of,
-    existing,
+    require_path,
     states_of,
-    without_blanks,
+    strip_names,
 )
+from lockstep.data.images.preprocessing import View
 from lockstep.data.images.splits import Fold, Splits
-from lockstep.data.images.views import View
-from lockstep.data.sources.folders import with_all_splits
+from lockstep.data.sources.folders import complete_splits
 from lockstep.data.transfer import copying
 from lockstep.runs.files import uncell
 from lockstep.system.kinds import (
@@ -82,8 +82,8 @@ def image_list(
     each cell that cannot be used.
     """
     table = read_list(file, root, path_column, target_columns, targets, split_column)
-    table = with_all_splits(table, val_fraction, test_fraction, split_seed, fold)
-    view = View.of(image_size, crop_percent, fit, interpolation, background)
+    table = complete_splits(table, val_fraction, test_fraction, split_seed, fold)
+    view = View.from_keys(image_size, crop_percent, fit, interpolation, background)
     decoding = Decoding(table=table, view=view, channels=channels, cache=cache, is_scaled=has_crops)
     return decoding.splits(memory)
 
@@ -92,7 +92,7 @@ def read_list(
     file: str, root: str | None, path_column: str, target_columns: Sequence[str], targets: str, split_column: str | None
 ) -> ImageTable:
     """List the image files of `image_list` without opening them, with the splits of `split_column`."""
-    path = existing(file, f"data.file={file}")
+    path = require_path(file, f"data.file={file}")
     settings = {path_column: "data.path_column", **dict.fromkeys(target_columns, "data.target_columns")}
     if split_column is not None:
         settings[split_column] = "data.split_column"
@@ -103,7 +103,7 @@ def read_list(
     else:
         convert = _number if targets == "numbers" else _zero_or_one
         values, class_names = _numbers(cells, target_columns, convert), tuple(target_columns)
-    folder = path.parent if root is None else existing(root, f"data.root={root}")
+    folder = path.parent if root is None else require_path(root, f"data.root={root}")
     copied = copying.read_record(folder.absolute().parent)
     above = folder.resolve() if copied is None else copied.source  # of absolute paths, also in a copy
     names = [
@@ -118,7 +118,7 @@ def read_list(
 
 def listed_names(file: str, path_column: str) -> list[str]:
     """Read the paths of the images in a list, for files that are elsewhere."""
-    cells = _read(existing(file, f"data.file={file}"), f"data.file={file}", {path_column: "data.path_column"})
+    cells = _read(require_path(file, f"data.file={file}"), f"data.file={file}", {path_column: "data.path_column"})
     return list(map(str, cells.columns[path_column]))
 
 
@@ -136,7 +136,7 @@ class _Cells:
 
 def _refuse(lines: Sequence[str]) -> None:
     if lines:
-        raise ValueError(shortened(lines))
+        raise ValueError(shorten_lines(lines))
 
 
 def _read(path: Path, setting: str, settings: dict[str, str]) -> _Cells:
@@ -180,7 +180,7 @@ def _csv(path: Path, setting: str) -> tuple[list[str], Sequence[int], Columns]:
 
 
 def _parquet(path: Path, setting: str, names: Iterable[str]) -> tuple[list[str], Sequence[int], Columns]:
-    import pyarrow  # config.presence checks that it is installed
+    import pyarrow  # config.checks.data_presence checks that it is installed
     from pyarrow import parquet
 
     try:
@@ -210,7 +210,7 @@ def _classes(cells: _Cells, column: str, train: NDArray[np.int64]) -> tuple[NDAr
     problem = "is not a class, write a text or a whole number, or set data.targets=numbers"
     others = [(row, cell) for row, cell in enumerate(named) if not isinstance(cell, str | int)]
     _refuse([cells.line(row, column, f"{cell!r} {problem}") for row, cell in others])
-    texts = without_blanks(f"{cells.setting}, column {column}", list(map(str, named)))
+    texts = strip_names(f"{cells.setting}, column {column}", list(map(str, named)))
     names = sorted({texts[row] for row in train}, key=class_order)
     if len(names) < 2:
         raise ValueError(f"{cells.setting} has one class only, {names[0]}, in column {column}: add the other classes.")

@@ -19,7 +19,7 @@ from glob import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.data.transfer.file_lock import Progress, locked
+from lockstep.data.transfer.file_lock import Progress, wait_for_lock
 from lockstep.runs.files import is_own_folder
 from lockstep.system.wording import plural
 
@@ -71,7 +71,7 @@ class Copy:
         place = self.place(source.digest)
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            with locked(self._lock, f"copies {self.name}"):
+            with wait_for_lock(self._lock, f"copies {self.name}"):
                 if os.path.lexists(place) and not is_own_folder(place):
                     raise PermissionError(f"{place} belongs to another user")
                 for other in self._places() - {place}:

@@ -8,7 +8,7 @@ from pathlib import Path
 LINE_S = 10.0  # between two lines if the output is not a terminal
 
 
-def locked(path: Path, what: str) -> AbstractContextManager[object]:
+def wait_for_lock(path: Path, what: str) -> AbstractContextManager[object]:
     """Hold the lock of a file. While another process holds it, wait, and print that it does `what`.
 
     The kernel releases the lock when its process exits. The file is not deleted.

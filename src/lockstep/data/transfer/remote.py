@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from lockstep.data.transfer.copying import NUM_THREADS, Source, digest_of, is_skipped
-from lockstep.system.redaction import redacted
+from lockstep.system.redaction import redact
 from lockstep.system.wording import plural
 
 # parts of the names of attributes that change with the content of a file
@@ -28,7 +28,7 @@ PROTOCOLS = (
 )
 
 
-def without_query(url: str) -> str:
+def strip_query(url: str) -> str:
     """Remove queries, which change when a URL is signed again."""
     return "::".join(part.partition("?")[0] for part in url.split("::"))
 
@@ -45,18 +45,18 @@ def errors(url: str) -> Iterator[str]:
 
     if re.search(r"://[^/?#@:]*:[^/?#]*@|^https?://[^/?#]*@|::https?://[^/?#]*@", url):
         problem = "contains a user or password, which the run folder would store"
-        yield f"data.root={redacted(url)} {problem}: set them in the files or variables of the driver"
+        yield f"data.root={redact(url)} {problem}: set them in the files or variables of the driver"
     for part in url.split("::"):
         protocol = part.partition("://")[0]
         if "/" in protocol:  # a path at the end of a chain
             continue
         if protocol not in PROTOCOLS:
-            yield f"data.root={redacted(url)} cannot be read: {protocol}:// is not one of {', '.join(PROTOCOLS)}"
+            yield f"data.root={redact(url)} cannot be read: {protocol}:// is not one of {', '.join(PROTOCOLS)}"
             continue
         try:
             get_filesystem_class(protocol)
         except (ImportError, ValueError) as error:  # its message names the package to install
-            yield f"data.root={redacted(url)} cannot be read: {error}"
+            yield f"data.root={redact(url)} cannot be read: {error}"
 
 
 def files_at(url: str, *, below: str, suffixes: Sequence[str], names: Sequence[str] | None = None) -> Source:
@@ -65,10 +65,10 @@ def files_at(url: str, *, below: str, suffixes: Sequence[str], names: Sequence[s
     With `names`, only these. Raises ValueError if the URL cannot be listed or lacks one, or a name would lie outside of
     the folder of a copy.
     """
-    with _explained(url, "listed"):
-        system, path = _opened(url)
+    with _explain_errors(url, "listed"):
+        system, path = _open_system(url)
         start = f"{path.rstrip('/')}/" if path.rstrip("/") else ""
-        listed = {info["name"].rstrip("/"): info for info in _walked(system, f"{start}{below}".rstrip("/"))}
+        listed = {info["name"].rstrip("/"): info for info in _walk_files(system, f"{start}{below}".rstrip("/"))}
     paths: dict[str, str] = {}
     for remote_path in sorted(listed):
         name = remote_path.removeprefix(start)
@@ -82,7 +82,7 @@ def files_at(url: str, *, below: str, suffixes: Sequence[str], names: Sequence[s
         # an absolute path has an empty first part
         if {"", ".", ".."} & set(parts) or "\0" in name:
             raise ValueError(
-                f"data.root={redacted(url)} has a file {name!r}, which would lie outside the folder of a copy: rename "
+                f"data.root={redact(url)} has a file {name!r}, which would lie outside the folder of a copy: rename "
                 "the file, or give another folder."
             )
         if not (suffixes and any(map(is_skipped, parts))):
@@ -90,20 +90,20 @@ def files_at(url: str, *, below: str, suffixes: Sequence[str], names: Sequence[s
     if names is not None:
         wanted = list(dict.fromkeys(map(posixpath.normpath, names)))
         if missing := [name for name in wanted if name not in paths]:
-            lacks = f"data.root={redacted(url)} lacks {plural(len(missing), 'file')} of data.file"
+            lacks = f"data.root={redact(url)} lacks {plural(len(missing), 'file')} of data.file"
             raise ValueError(f"{lacks}, such as {missing[0]}: correct the list or the URL.")
         paths = {name: paths[name] for name in wanted}
     if not paths:
         raise ValueError(
-            f"data.root={redacted(url)} has no files to copy{f' in {below}' if below else ''} "
-            f"({', '.join(suffixes) or 'any'}): give a folder, or an archive as data.root=zip://::{redacted(url)}"
+            f"data.root={redact(url)} has no files to copy{f' in {below}' if below else ''} "
+            f"({', '.join(suffixes) or 'any'}): give a folder, or an archive as data.root=zip://::{redact(url)}"
         )
     bare = [path for path in paths.values() if listed[path].get("size") is None]  # as in listings of web servers
-    with _explained(url, "listed"), ThreadPoolExecutor(NUM_THREADS) as pool:
+    with _explain_errors(url, "listed"), ThreadPoolExecutor(NUM_THREADS) as pool:
         listed |= zip(bare, pool.map(system.info, bare), strict=True)
 
     def fetch(names: Sequence[str], folder: Path) -> None:
-        with _explained(url, "fetched"):
+        with _explain_errors(url, "fetched"):
             system.get([paths[name] for name in names], [str(folder / name) for name in names])
 
     sizes = {name: listed[path].get("size") for name, path in paths.items()}
@@ -112,25 +112,25 @@ def files_at(url: str, *, below: str, suffixes: Sequence[str], names: Sequence[s
 
 def check(url: str) -> None:
     """Raise ValueError if a URL cannot be reached, by one request."""
-    with _explained(url, "listed"):
-        system, path = _opened(url)
+    with _explain_errors(url, "listed"):
+        system, path = _open_system(url)
         system.ls(path, detail=False)
 
 
 @contextlib.contextmanager
-def _explained(url: str, done: str) -> Iterator[None]:
+def _explain_errors(url: str, done: str) -> Iterator[None]:
     """Convert exceptions of drivers to ValueErrors without secrets, except those of a full disk."""
     try:
         yield
     except Exception as error:  # drivers raise any exception
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             raise
-        text = redacted(f"{type(error).__name__}: {' '.join(str(error).split())}")[:300]
+        text = redact(f"{type(error).__name__}: {' '.join(str(error).split())}")[:300]
         hint = "correct the URL, check credentials, or try again."
-        raise ValueError(f"data.root={redacted(url)} cannot be {done} ({text}): {hint}") from None
+        raise ValueError(f"data.root={redact(url)} cannot be {done} ({text}): {hint}") from None
 
 
-def _opened(url: str) -> tuple[Any, str]:
+def _open_system(url: str) -> tuple[Any, str]:
     """Open the file system of a URL, without cached listings, and return the path in it."""
     from fsspec.core import url_to_fs
 
@@ -139,7 +139,7 @@ def _opened(url: str) -> tuple[Any, str]:
     return system, path
 
 
-def _walked(system: Any, folder: str) -> Iterator[dict[str, Any]]:
+def _walk_files(system: Any, folder: str) -> Iterator[dict[str, Any]]:
     """Yield the attributes of every file. fsspec's walk silently omits folders that cannot be listed (2026.9)."""
     from fsspec.implementations.zip import ZipFileSystem
 
@@ -152,7 +152,7 @@ def _walked(system: Any, folder: str) -> Iterator[dict[str, Any]]:
         if info["type"] != "directory":
             yield info
         elif path != folder.rstrip("/"):
-            yield from _walked(system, path)
+            yield from _walk_files(system, path)
 
 
 def _state(info: dict[str, Any]) -> list[str]:

@@ -10,11 +10,11 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from lockstep.data.loader import sent
+from lockstep.data.loader import copy_to_device
 from lockstep.data.sampler import positions, repeats
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Shard
-from lockstep.distributed.rng import generator, hashed, uniform
+from lockstep.distributed.rng import generator, hash_indices, uniform
 
 if TYPE_CHECKING:
     from lockstep.data.transforms.mixing import MixDraws
@@ -86,7 +86,7 @@ class Augment:
             return batch
         height, width = batch.inputs.shape[-2:]
         draws = self.draw(batch.shard, batch.indices.cpu(), height, width)
-        return self.apply(batch, apply_to_collection(draws, Tensor, sent, batch.inputs.device))
+        return self.apply(batch, apply_to_collection(draws, Tensor, copy_to_device, batch.inputs.device))
 
     def draw(self, shard: Shard, indices: Tensor, height: int, width: int) -> Draws:
         """Draw on the CPU for the samples of a shard and the partner of its last one, `indices` in the data set.
@@ -101,38 +101,42 @@ class Augment:
         source = partial(generator, self.seed, shard.epoch, shard.step)
         drawn_by = repeats(shard, len(indices))
 
-        def by_index(purpose: str, count: int = 1) -> Tensor:
+        def draw_by_index(purpose: str, count: int = 1) -> Tensor:
             return uniform(count, indices if drawn_by is None else drawn_by, self.seed, shard.epoch, purpose)
 
         changes: tuple[OperationDraws, ...] = ()
         if self.trivial:
             changes = (operations.draw_trivial(source("trivial"), shard.group_size, kept, height, width),)
         elif self.rand_augment["num_ops"]:
-            numbers = by_index("rand_augment", 2 * self.rand_augment["num_ops"])
+            numbers = draw_by_index("rand_augment", 2 * self.rand_augment["num_ops"])
             changes = operations.draw_random(numbers, self.rand_augment["magnitude"], height, width)
         rotation = mixed = None
         if self.rotation:
-            rotation = moves.rotations(math.radians(self.rotation) * (2 * by_index("rotation")[0] - 1), height, width)
+            rotation = moves.rotations(
+                math.radians(self.rotation) * (2 * draw_by_index("rotation")[0] - 1), height, width
+            )
         first = source("augment")
         ends = (2 * self.crop_padding + 1, 2 * self.crop_padding + 1, 2, height, width)
         top, left, mirrored, y, x = (torch.randint(end, (shard.group_size,), generator=first)[kept] for end in ends)
         if self.flip == "alternating":
-            mirrored = (hashed(indices, self.seed, "flip") + shard.epoch) % 2
+            mirrored = (hash_indices(indices, self.seed, "flip") + shard.epoch) % 2
         flips = [torch.zeros_like(top), mirrored * bool(self.flip)]
         if self.vertical_flip:
-            flips[0] = (by_index("vertical_flip")[0] < 0.5).long()
+            flips[0] = (draw_by_index("vertical_flip")[0] < 0.5).long()
         filled = []
         if self.cutout:
             if self.cutout_inside:
-                y, x = boxes.centres_inside(by_index("cutout", 2), self.cutout, height, width)
+                y, x = boxes.centres_inside(draw_by_index("cutout", 2), self.cutout, height, width)
             filled.append(boxes.square(y, x, self.cutout))
         if self.erasing:
-            filled.append(boxes.erasing(source("erasing"), shard.group_size, self.erasing, height, width)[:, kept])
+            filled.append(
+                boxes.erasing_boxes(source("erasing"), shard.group_size, self.erasing, height, width)[:, kept]
+            )
         if self.needs_partner:
             mixed = mixing.draw(self.seed, shard, height, width, mixup=self.mixup, cutmix=self.cutmix)
         return Draws(
             operations=changes,
-            jitter=photometric.draw_jitter(self.color_jitter, by_index),
+            jitter=photometric.draw_jitter(self.color_jitter, draw_by_index),
             rotation=rotation,
             window=torch.stack([top, left, *flips]),
             filled=tuple(filled),
@@ -147,26 +151,26 @@ class Augment:
         for drawn in draws.operations:
             images = operations.apply(images, drawn)
         images = photometric.jitter(images, draws.jitter)
-        images = self._moved(images, draws)
+        images = self._move(images, draws)
         if self.moved_targets is not None and self._moves:
-            batch = batch._replace(targets=self.moved_targets(batch.targets, partial(self._moved, draws=draws)))
+            batch = batch._replace(targets=self.moved_targets(batch.targets, partial(self._move, draws=draws)))
         if draws.filled:
             images = self._fill(images, draws.filled)
         batch = batch._replace(inputs=images)
         return mixing.apply(batch, draws.mixed) if draws.mixed else batch
 
-    def _moved(self, images: Tensor, draws: Draws) -> Tensor:
+    def _move(self, images: Tensor, draws: Draws) -> Tensor:
         from lockstep.data.transforms import moves
-        from lockstep.data.transforms.parts import in_parts
+        from lockstep.data.transforms.parts import change_in_parts
 
         if draws.rotation is not None:
-            images = in_parts(moves.mapped, images, draws.rotation)
+            images = change_in_parts(moves.map_pixels, images, draws.rotation)
         if self.crop_padding:
-            crop = partial(moves.cropped, padding=self.crop_padding, is_reflected=self.crop_border == "reflect")
-            return in_parts(crop, images, draws.window)
+            crop = partial(moves.crop_padded, padding=self.crop_padding, is_reflected=self.crop_border == "reflect")
+            return change_in_parts(crop, images, draws.window)
         for dim, is_on, is_flipped in zip((2, 3), (self.vertical_flip, self.flip), draws.window[2:], strict=True):
             if is_on:
-                images = in_parts(partial(moves.flipped, dim=dim), images, is_flipped)
+                images = change_in_parts(partial(moves.flip_images, dim=dim), images, is_flipped)
         return images
 
     def _fill(self, images: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
@@ -175,9 +179,9 @@ class Augment:
         channels, height, width = images.shape[1:]
         if len(self.fill) != channels:
             raise ValueError(f"cutout fill={self.fill} for images of {channels} channels: give one value per channel.")
-        covered = boxes.inside(drawn[0], height, width)
+        covered = boxes.box_mask(drawn[0], height, width)
         for box in drawn[1:]:
-            covered = covered | boxes.inside(box, height, width)
+            covered = covered | boxes.box_mask(box, height, width)
         covered = covered.to(images.dtype)
         images = images * (1 - covered).unsqueeze(1)
         # numbers, because a tensor would have to be copied to the device, which waits

@@ -17,7 +17,7 @@ def centres_inside(numbers: Tensor, side: int, height: int, width: int) -> list[
     return [(part * (end - side + 1)).long() + side // 2 for part, end in zip(numbers, (height, width), strict=True)]
 
 
-def erasing(source: torch.Generator, size: int, probability: float, height: int, width: int) -> Tensor:
+def erasing_boxes(source: torch.Generator, size: int, probability: float, height: int, width: int) -> Tensor:
     """Rectangles of random erasing (Zhong et al. 2017, algorithm 1) for `size` samples, empty if nothing is erased.
 
     Area 2 to 33 % of the image, height to width log-uniform in 0.3 to 3.3. The first of ten draws that fits is used; if
@@ -37,7 +37,7 @@ def erasing(source: torch.Generator, size: int, probability: float, height: int,
     return torch.stack([top, top + box_height, left, left + box_width])
 
 
-def inside(boxes: Tensor, height: int, width: int) -> Tensor:
+def box_mask(boxes: Tensor, height: int, width: int) -> Tensor:
     """Return a mask of the pixels in `boxes`: bool (B, H, W)."""
     top, bottom, left, right = boxes.unsqueeze(2)
     y, x = torch.arange(height, device=boxes.device), torch.arange(width, device=boxes.device)

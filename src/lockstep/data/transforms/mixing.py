@@ -56,6 +56,6 @@ def apply(batch: Batch, draws: MixDraws) -> Batch:
         mixed = (pixels.float() * parts).add_(partner.float().mul_(ONE - parts))
         pixels = mixed.add_(ONE / 2).mul_(1 / ONE).to(torch.uint8)  # rounded to nearest
     if draws.boxes is not None:
-        pixels = torch.where(boxes.inside(draws.boxes, *pixels.shape[2:]).unsqueeze(1), partner, pixels)
+        pixels = torch.where(boxes.box_mask(draws.boxes, *pixels.shape[2:]).unsqueeze(1), partner, pixels)
     mix = Mix(batch.targets[1:], draws.weights)
     return batch._replace(inputs=pixels, targets=batch.targets[:-1], indices=batch.indices[:-1], mix=mix)

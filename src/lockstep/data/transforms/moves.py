@@ -23,7 +23,7 @@ def rotations(angles: Tensor, height: int, width: int) -> Tensor:
     return torch.stack([*of_x, *of_y]).view(2, 3, -1)
 
 
-def mapped(images: Tensor, maps: Tensor) -> Tensor:
+def map_pixels(images: Tensor, maps: Tensor) -> Tensor:
     """Move images (B, C, H, W) by `maps` to the nearest pixel, with zeros from outside.
 
     By products and sums of float64, each rounded: a matrix product would depend on the device and the batch.
@@ -41,7 +41,7 @@ def mapped(images: Tensor, maps: Tensor) -> Tensor:
     return F.pad(images, (1,) * 4).flatten(2).gather(2, position.expand(-1, images.shape[1], -1)).view_as(images)
 
 
-def cropped(images: Tensor, window: Tensor, *, padding: int, is_reflected: bool) -> Tensor:
+def crop_padded(images: Tensor, window: Tensor, *, padding: int, is_reflected: bool) -> Tensor:
     """Cut each of B images from a border of `padding` pixels, zeros or the mirrored image, and flip some.
 
     `window` is int64 (4, B): top, left, and 0 or 1: upside down, mirrored.
@@ -64,7 +64,7 @@ def cropped(images: Tensor, window: Tensor, *, padding: int, is_reflected: bool)
     return images.flatten(2).gather(2, position).reshape(batch, channels, height, width)
 
 
-def flipped(images: Tensor, is_flipped: Tensor, *, dim: int) -> Tensor:
+def flip_images(images: Tensor, is_flipped: Tensor, *, dim: int) -> Tensor:
     """Mirror the images for which int64 (B,) is 1. On a CPU `torch.where` takes six times as long (2026-11-26)."""
     numbers = torch.arange(len(images), device=images.device)
     return torch.cat([images, images.flip(dim)]).index_select(0, numbers + len(images) * is_flipped)

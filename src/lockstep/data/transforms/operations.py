@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lockstep.data.transforms import moves, photometric
-from lockstep.data.transforms.parts import in_parts
+from lockstep.data.transforms.parts import change_in_parts
 
 MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 CHANGES: dict[str, photometric.Change] = {
@@ -81,8 +81,10 @@ def apply(images: Tensor, draws: OperationDraws) -> Tensor:
     groups = [sum(draws.counts[: len(MOVES)]), *draws.counts[len(MOVES) :]]
     moved, *others = images.index_select(0, draws.order).split(groups)
     _, *strengths = draws.strengths.split(groups)
-    changed = [in_parts(change, *part) for change, *part in zip(CHANGES.values(), others, strengths, strict=True)]
-    return torch.cat([in_parts(moves.mapped, moved, draws.maps), *changed]).index_select(0, draws.inverse)
+    changed = [
+        change_in_parts(change, *part) for change, *part in zip(CHANGES.values(), others, strengths, strict=True)
+    ]
+    return torch.cat([change_in_parts(moves.map_pixels, moved, draws.maps), *changed]).index_select(0, draws.inverse)
 
 
 def _strengths(space: Space, operations: Tensor, levels: Tensor) -> Tensor:

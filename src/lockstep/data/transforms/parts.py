@@ -9,7 +9,7 @@ from torch import Tensor
 PART_BYTES = 1 << 19
 
 
-def in_parts(change: Callable[..., Tensor], images: Tensor, *drawn: Tensor) -> Tensor:
+def change_in_parts(change: Callable[..., Tensor], images: Tensor, *drawn: Tensor) -> Tensor:
     """Return `change(images, *drawn)`, of the shape of the images (B, C, H, W), for draws (..., B) for each."""
     if not len(images):
         return images

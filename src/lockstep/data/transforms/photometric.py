@@ -12,12 +12,12 @@ from functools import wraps
 import torch
 from torch import Tensor
 
-from lockstep.data.transforms.parts import in_parts
+from lockstep.data.transforms.parts import change_in_parts
 
 Change = Callable[[Tensor, Tensor], Tensor]
 
 
-def _looked_up(curve: Change) -> Change:
+def _lookup_change(curve: Change) -> Change:
     """Make a change of images from a function that returns their curves: each pixel is looked up in its own."""
 
     @wraps(curve)
@@ -29,12 +29,12 @@ def _looked_up(curve: Change) -> Change:
     return change
 
 
-@_looked_up
+@_lookup_change
 def brightness(images: Tensor, factors: Tensor) -> Tensor:
     return _thousandths(_greys(images) * factors.unsqueeze(1)).unsqueeze(1)
 
 
-@_looked_up
+@_lookup_change
 def contrast(images: Tensor, factors: Tensor) -> Tensor:
     """Curve away from the mean grey of the image, or towards it."""
     grey = _luma(images) if images.shape[1] == 3 else images
@@ -45,21 +45,21 @@ def contrast(images: Tensor, factors: Tensor) -> Tensor:
     return _thousandths(_greys(images) * factors + offsets).unsqueeze(1)
 
 
-@_looked_up
+@_lookup_change
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
     """Curve that clears the lowest `bits`."""
     bits = bits.view(-1, 1, 1)
     return (_greys(images) >> bits) << bits
 
 
-@_looked_up
+@_lookup_change
 def solarize(images: Tensor, thresholds: Tensor) -> Tensor:
     """Curve that inverts all grey levels from a threshold on."""
     greys = _greys(images)
     return torch.where(greys >= thresholds.view(-1, 1, 1), 255 - greys, greys)
 
 
-@_looked_up
+@_lookup_change
 def autocontrast(images: Tensor, strengths: Tensor) -> Tensor:
     """Curve that stretches each channel to 0 .. 255; a channel of one grey level is unchanged."""
     greys = _greys(images)
@@ -68,7 +68,7 @@ def autocontrast(images: Tensor, strengths: Tensor) -> Tensor:
     return torch.where(high > low, stretched, greys)
 
 
-@_looked_up
+@_lookup_change
 def equalize(images: Tensor, strengths: Tensor) -> Tensor:
     """Curve that makes all grey levels of a channel about equally frequent, by Pillow's rule."""
     flat = images.flatten(2).long()
@@ -104,7 +104,7 @@ def hue(images: Tensor, shifts: Tensor) -> Tensor:
     third = 3000 * chroma
     distances = (place - centres * chroma).abs_().sub_(third).abs_().sub_(third).abs_()
     above = (2000 * chroma).sub(distances).clamp_(min=0).minimum(1000 * chroma)
-    return _divided(above.add_(500), 1000).add_(low).to(torch.uint8)  # rounded to nearest
+    return _divide(above.add_(500), 1000).add_(low).to(torch.uint8)  # rounded to nearest
 
 
 def draw_jitter(strengths: Mapping[str, float], draw: Callable[[str], Tensor]) -> dict[str, Tensor]:
@@ -122,7 +122,7 @@ def jitter(images: Tensor, strengths: dict[str, Tensor]) -> Tensor:
     """Change brightness, contrast, saturation and hue, in this order, by those of the `strengths` that are there."""
     for change in (brightness, contrast, saturation, hue):
         if change.__name__ in strengths:
-            images = in_parts(change, images, strengths[change.__name__])
+            images = change_in_parts(change, images, strengths[change.__name__])
     return images
 
 
@@ -143,10 +143,10 @@ def sharpness(images: Tensor, factors: Tensor) -> Tensor:
 
 def _thousandths(values: Tensor) -> Tensor:
     """Divide by 1000, in place: uint8, clamped to 0 .. 255 and rounded down."""
-    return _divided(values.clamp_(0, 255_000), 1000).to(torch.uint8)
+    return _divide(values.clamp_(0, 255_000), 1000).to(torch.uint8)
 
 
-def _divided(values: Tensor, divisor: int) -> Tensor:
+def _divide(values: Tensor, divisor: int) -> Tensor:
     """Divide whole numbers, 0 to 256 times `divisor`, 1000 or 10,000, rounded down, float32; in place, if they are.
 
     By a product, as a GPU may do anyway; a test compares every value with integer division.
@@ -167,4 +167,4 @@ def _greys(images: Tensor) -> Tensor:
 def _luma(images: Tensor) -> Tensor:
     """Brightness of RGB images with torchvision's weights, rounded down, float32 (B, 1, H, W)."""
     red, green, blue = images.float().split(1, 1)
-    return _divided((2989 * red).add_(green, alpha=5870).add_(blue, alpha=1140), 10_000)
+    return _divide((2989 * red).add_(green, alpha=5870).add_(blue, alpha=1140), 10_000)

@@ -1,0 +1,118 @@
+"""The checkpoint of a run to use: the requested one, or the newest whole one if that file is damaged.
+
+No torch: a damaged file is found before anything starts.
+"""
+
+import os
+import shutil
+import struct
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+from lockstep.config.errors import ConfigError, Error, file_error
+from lockstep.runs import gate, naming
+from lockstep.runs.files import atomic_file, no_link
+from lockstep.runs.folder import RunFolder
+from lockstep.runs.naming import display_path
+
+# errors of zipfile, depending on the wrong byte
+DAMAGES = (zipfile.BadZipFile, ValueError, RuntimeError, EOFError, OverflowError, struct.error)
+
+
+class Chosen(NamedTuple):
+    """The checkpoint to use, None if the run has saved none; `note` is the reason if it is not the requested one."""
+
+    path: Path | None
+    note: str
+
+
+def choose_checkpoint(folder: RunFolder, path: Path) -> Chosen:
+    """Return the checkpoint at `path`, else the newest whole one of the run.
+
+    Raises ConfigError if there are checkpoints and none is whole. Changes no file.
+    """
+    others = [other for other in folder.checkpoints.glob("*.ckpt") if other != path]
+    others.sort(key=lambda other: other.lstat().st_mtime_ns, reverse=True)
+    errors: list[str] = []
+    for each in (path, *others):
+        error = damage(each)
+        if error is None:
+            return Chosen(each, f"{'; '.join(errors)}: using {display_path(each)} instead" if errors else "")
+        errors.append(f"{display_path(each)} {error}")
+    if not path.exists() and not others:
+        return Chosen(None, "")
+    raise ConfigError(Error("", "; ".join(errors), "restore one of them from a backup, or start a new run"))
+
+
+def requested_checkpoint(folder: RunFolder, name: str, *, option: str) -> Path:
+    """Return the checkpoint `name`, best or last, of a run.
+
+    `option` selects another one, with {} for its name. Raises FileNotFoundError, and ValueError if it is damaged.
+    """
+    path = folder.best_checkpoint if name == "best" else folder.last_checkpoint
+    if not path.exists():
+        raise FileNotFoundError(f"{display_path(path)} does not exist: has the run finished an epoch?")
+    if (error := damage(path)) is not None:
+        other = option.format("last" if name == "best" else "best")
+        raise ValueError(f"{display_path(path)} {error}: restore it from a backup, or try {other}.")
+    return path
+
+
+def initial_checkpoint(init_from: str | None) -> Path | None:
+    """Return the whole checkpoint that `init_from` names: a file, or the last one of a run. Raises ConfigError."""
+    if init_from is None:
+        return None
+    path = Path(init_from).resolve()  # it is typed: a link is followed
+    if path.is_file():
+        error = damage(path)
+        if error is not None:
+            raise ConfigError(Error(f"init_from={init_from}", error, "use another file, or a run folder"))
+        return path
+    try:
+        folder = naming.find(init_from)
+    except FileNotFoundError as error:
+        raise ConfigError(Error("", f"init_from={error}")) from error
+    try:
+        gate.need_readable(folder)
+    except OSError as error:
+        raise ConfigError(file_error(error).within("init_from")) from error
+    last = choose_checkpoint(folder, folder.last_checkpoint).path
+    if last is None:
+        raise ConfigError(Error(f"init_from={init_from}", "has no checkpoint yet", "use another run, or remove it"))
+    return last
+
+
+def keep_initial(folder: RunFolder, init_from: str | None) -> None:
+    """Copy the checkpoint `init_from` into the folder of the run: the other run may change or be removed.
+
+    Keeps an earlier copy. Raises ConfigError if there is nothing to copy.
+    """
+    if folder.initial_weights.exists():
+        return
+    source = initial_checkpoint(init_from)
+    if source is not None:
+        with open(source, "rb", opener=no_link) as file, atomic_file(folder.initial_weights) as kept:
+            shutil.copyfileobj(file, kept)
+
+
+def damage(path: Path) -> str | None:
+    """Return how a checkpoint file is damaged, None if it is whole.
+
+    torch writes a zip archive with a checksum of every tensor, and compresses nothing: what unpacks to more than the
+    file is refused. The file is read once, nothing in it is executed.
+    """
+    try:
+        with open(path, "rb", opener=no_link) as file, zipfile.ZipFile(file) as archive:
+            parts = archive.infolist()
+            unpacked = sum(part.file_size for part in parts)
+            if unpacked > os.fstat(file.fileno()).st_size or any(part.compress_type for part in parts):
+                return "is no checkpoint (compressed)"
+            broken = archive.testzip()
+    except FileNotFoundError:
+        return "is not there"
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"
+    except DAMAGES:
+        return "is damaged (cut short, or no checkpoint)"
+    return None if broken is None else "is damaged (wrong checksum)"

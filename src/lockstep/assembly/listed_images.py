@@ -1,0 +1,42 @@
+"""The image files of a folder or list, not decoded, for copies, other images and commands that look at them."""
+
+from lockstep.assembly.run_parts import fold_of, seed_splits, source
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.target_sections import IMAGE_FOLDER, OF_FILES, Data
+from lockstep.data.images.decoded_splits import Decoding
+from lockstep.data.images.image_table import list_classes
+from lockstep.data.images.preprocessing import VIEW_KEYS, View
+from lockstep.data.images.splits import Splits
+from lockstep.data.sources.folders import complete_splits
+from lockstep.data.sources.lists import read_list
+
+
+def files_of(section: Data, *, has_crops: bool = False, is_cut: bool = True) -> Decoding:
+    """Return the image files of a folder or list, not decoded; to be kept scaled with `has_crops`.
+
+    Unless `is_cut`, they have only the splits of their own, and a folder may have one class.
+    """
+    arguments = section.arguments()
+    view = View.from_keys(*(arguments.pop(name) for name in VIEW_KEYS))
+    settings = {name: arguments.pop(name) for name in ("channels", "cache")}
+    cutting = [arguments.pop(name) for name in ("val_fraction", "test_fraction", "split_seed")]
+    least = 2 if is_cut else 1
+    table = list_classes(**arguments, least=least) if section.target == IMAGE_FOLDER else read_list(**arguments)
+    table = complete_splits(table, *cutting, fold=fold_of(section)) if is_cut else table
+    return Decoding(table=table, view=view, is_scaled=has_crops, **settings)
+
+
+def open_source(seed: int, has_crops: bool, section: Data) -> tuple[Splits, Decoding | None]:
+    """Return the images of a source; those of files are not decoded, and kept whole with `has_crops`."""
+    if section.target in OF_FILES:
+        decoding = files_of(section, has_crops=has_crops)
+        return decoding.list_splits(), decoding
+    return seed_splits(source(section), seed), None
+
+
+def header_row(config: Config) -> tuple[str, str]:
+    """Return the row of a header about how photographs are seen in an evaluation, and in training if that differs."""
+    view = View.from_keys(*(config.data.arguments()[name] for name in VIEW_KEYS))
+    scale = config.augment.random_resized_crop.scale
+    parts = f"; in training parts of {100 * scale[0]:g} to {100 * scale[1]:g} % of the area" if scale else ""
+    return "images", f"photographs {view.text}{parts}"

@@ -1,0 +1,185 @@
+"""The network of a run with its task, optimizer, schedule and layout, built from the configuration."""
+
+import contextlib
+import copy
+import re
+import sys
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torchmetrics.metric import Metric
+
+from lockstep.assembly.session import Session
+from lockstep.config import build, features
+from lockstep.config.checks import signatures
+from lockstep.config.errors import ConfigError, Error, one_line
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.target_sections import is_ours
+from lockstep.distributed.collectives import gather_objects
+from lockstep.distributed.partition import Shard
+from lockstep.distributed.rng import drawing_layer, replace_dropout, seed_of
+from lockstep.models import layout
+from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.models.origin import attach_ends
+from lockstep.models.parameter_groups import ParameterRule, rule_of
+from lockstep.models.passes import Layout
+from lockstep.models.schedules import Schedule
+from lockstep.tasks import reduction
+from lockstep.tasks.task import Task
+
+AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+MUCH_SMALLER = 4  # times smaller than the images a network was made for: its last maps have few pixels left
+
+
+def classifier(
+    session: Session, image_format: ImageFormat, *, total_steps: int, is_trained: bool = False
+) -> Classifier:
+    """Build the network of the run for `total_steps` of training; initial weights depend only on the seed.
+
+    Every rank must call it. Raises ConfigError.
+    """
+    config = session.config
+    torch.manual_seed(seed_of(config.seed, "weights"))
+    shape, num_outputs = image_format.image_shape, len(image_format.class_names)
+    with build.section_errors(config, "model"):
+        net = build.build(config.model, in_channels=shape[0], num_classes=num_outputs)
+    with build.section_errors(config, "task"):
+        task: Task = build.build(config.task)
+        task.fit_to(image_format.class_names)
+        measured = _metrics(config, task, num_outputs)
+    origin = attach_ends(net, num_outputs)
+    rules = _parameter_rules(config, net, task, origin.head)
+    if is_trained:
+        refuse_draws(config, net, shape)
+        if origin.image_size and min(shape[1:]) * MUCH_SMALLER < origin.image_size:
+            _print_small_images(session, origin.image_size, min(shape[1:]))
+        with build.section_errors(config, "optimizer"):
+            optimizer = build.build(config.optimizer)(list(net.parameters()))
+        with build.section_errors(config, "scheduler"):
+            _schedule(config).build(optimizer, total_steps)
+    if origin.mean is not None and origin.std is not None:
+        image_format = image_format._replace(mean=origin.mean, std=origin.std)
+    with build.section_errors(config, "model"):
+        module = Classifier(
+            net,
+            task,
+            measured=measured,
+            image_format=image_format,
+            optimizer=build.build(config.optimizer),
+            scheduler=_schedule(config),
+            rules=rules,
+            total_steps=total_steps,
+            accumulate_grad_batches=config.trainer.accumulate_grad_batches,
+            gradient_clip_norm=config.trainer.gradient_clip_norm,
+            autocast=AUTOCAST.get(session.precision),
+            layout=_layout(session, net, is_trained=is_trained),
+            compiler=layout.CompiledNetwork if config.compile else None,
+            grapher=next(iter(features.used_features("grapher", config)), None) if _is_graphed(session) else None,
+            has_flip_test=config.flip_test,
+            seed=config.seed,
+            log_every_n_steps=config.trainer.log_every_n_steps,
+        )
+    # Lightning widens to float64 only after it has loaded a checkpoint, which would round that to float32
+    return module.double() if session.precision == "float64" else module
+
+
+def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, int]) -> None:
+    """Raise ConfigError if a layer draws random numbers in a function call: they would depend on the rank.
+
+    It tries a copy of the network with two images. A network that cannot be copied, or does not run on a CPU, is not
+    checked.
+    """
+    if config.model.target == "lockstep.models.ResNet18":
+        return
+    with build.section_errors(config, "model"), contextlib.suppress(RuntimeError, AssertionError, NotImplementedError):
+        trial = copy.deepcopy(net)
+        for dropout in replace_dropout(trial, config.seed):
+            dropout.shard = Shard(0, 0, 0, 2, 0, 2, 2)
+        layer = drawing_layer(trial, torch.zeros(2, *image_shape))
+        if layer is not None:
+            problem = f": the layer {layer} draws random numbers by a function, for each worker others"
+            hint = "use nn.Dropout or nn.Dropout2d"
+            raise ConfigError(Error(f"model._target_={config.model.target}", problem, hint))
+
+
+def _print_small_images(session: Session, expected: int, side: int) -> None:
+    if session.rank == 0 and not session.config.silent:
+        text = f"The network was made for images of {expected} pixels, these have {side}"
+        print(f"{text}: set a larger data.image_size, or model=resnet18.", file=sys.stderr, flush=True)
+
+
+def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
+    """Build the metrics by name, with those arguments of the task that they take."""
+    metrics: dict[str, Metric] = {}
+    for name, section in config.task.metrics.items():
+        if section is None:
+            continue
+        signature = signatures.find(section.target)
+        taken = signature.names if signature is not None else ()
+        known = {**task.metric_arguments(num_outputs), **section.arguments()}
+        try:
+            metric = build.build(section, **{key: value for key, value in known.items() if key in taken})
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"task.metrics.{name}._target_={section.target}: {one_line(error)}") from error
+        if not isinstance(metric, Metric):
+            raise TypeError(f"task.metrics.{name}._target_={section.target} is not a torchmetrics metric")
+        reduction.prepare(f"task.metrics.{name}", metric)
+        metrics[name] = metric
+    return metrics
+
+
+def _schedule(config: Config) -> Schedule:
+    return Schedule(build.build(config.scheduler), config.scheduler.interval, *build.monitored_metric(config))
+
+
+def _parameter_rules(config: Config, net: nn.Module, task: nn.Module, head: Sequence[str]) -> list[ParameterRule]:
+    """Build the rules of `parameters`. Raises ConfigError for one without effect, and if nothing is trained."""
+    of_head = f"^({'|'.join(map(re.escape, head))})\\."
+    sections = {name: section.model_dump() for name, section in config.parameters.items() if section is not None}
+    rules = [ParameterRule(name, **{**keys, "pattern": keys["pattern"] or of_head}) for name, keys in sections.items()]
+    found = list(_rule_errors(rules, dict([*net.named_parameters(), *task.named_parameters("task")])))
+    if found:
+        raise ConfigError(*found)
+    return rules
+
+
+def _rule_errors(rules: list[ParameterRule], parameters: dict[str, nn.Parameter]) -> Iterator[Error]:
+    for rule in rules:
+        key = f"parameters.{rule.name}.pattern={rule.pattern}"
+        found = [name for name in parameters if re.search(rule.pattern, name)]
+        own = [name for name in found if rule_of(name, rules) is rule]
+        if not found:
+            parts = dict.fromkeys(name.partition(".")[0] for name in parameters)
+            yield Error(key, "matches no parameter", f"the network has {', '.join(parts)}")
+        elif not own:
+            first = rule_of(found[0], rules).name
+            yield Error(key, f"matches only what parameters.{first} matches before it", "put it first")
+        elif rule.weight_decay and all(parameters[name].ndim <= 1 for name in own):
+            yield Error(key, "matches norms and biases only, which are not decayed", "remove its weight_decay")
+    if not any(p.requires_grad and rule_of(name, rules).frozen_epochs is not None for name, p in parameters.items()):
+        yield Error("parameters", "freezes the whole network permanently", "leave something to train")
+
+
+def _is_graphed(session: Session) -> bool:
+    """Return whether CUDA graphs replay the steps of a training: where all workers can, and the network allows it."""
+    config = session.config
+    is_wanted = is_ours(config.model.target) if config.trainer.graph == "auto" else config.trainer.graph
+    can = session.world_size == 1 or dist.get_backend() == "nccl"  # gloo exchanges statistics in host memory
+    return bool(is_wanted and can and session.device.type == "cuda" and not config.compile)
+
+
+def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
+    """Choose the layout of the network, the same on every rank: DDP adds up gradients as they lie in memory."""
+    faulty = None
+    if session.device.type == "cpu" and torch.backends.mkldnn.is_available():
+        has_avx512 = torch.cpu.get_capabilities().get("avx512_f")
+        num_written = layout.AVX512_NUMBERS if has_avx512 else layout.AVX2_NUMBERS
+        faulty = layout.faulty_convolution(net, session.precision, num_written)
+    faulty = next((name for name in gather_objects(faulty) if name is not None), None)  # "" is the network itself
+    memory_format = session.config.trainer.memory_format
+    if memory_format == "channels_last" and faulty is not None and is_trained:  # a forward pass is safe
+        problem = f": oneDNN crashes or errs in the gradient of {faulty} on this CPU"
+        raise ConfigError(Error("trainer.memory_format=channels_last", problem, "use auto"))
+    return layout.choose_layout(memory_format, faulty)

@@ -1,0 +1,84 @@
+"""The number format of a run, chosen for its device."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from lockstep.config.errors import ConfigError, Error
+from lockstep.config.schema.configuration import Config
+
+VOLTA, AMPERE = (7, 0), (8, 0)  # the first compute capabilities with float16 products, and with bfloat16 and TF32
+
+
+def lightning_precision(precision: str, *, is_own: bool) -> str:
+    """Return Lightning's name. bfloat16 there is only for custom modules (`is_own`): the classifier has an autocast."""
+    if precision == "float64":
+        return "64-true"
+    return "bf16-mixed" if precision == "bfloat16" and is_own else "32-true"
+
+
+def chosen_precision(config: Config, device: torch.device) -> tuple[str, str]:
+    """Return the precision to compute in, and the reason. Raises ConfigError if the device does not have it."""
+    precision, unit = config.trainer.precision, bfloat16_unit(device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
+    if precision == "tf32" and unit is None:  # both came with the same GPUs
+        raise ConfigError(Error("trainer.precision=tf32", f", but {name} has no TF32", "use float32"))
+    if precision == "tf32":
+        return precision, f"as set: float32, of which {name} multiplies 11 of 24 bits"
+    if precision != "auto":
+        return precision, "as set"
+    if unit is not None:
+        return "bfloat16", f"{name} has {unit}"
+    has_float16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= VOLTA
+    hint = "; try trainer.precision=float16" if has_float16 else ""
+    return "float32", f"{name} has no bfloat16 arithmetic{hint}"
+
+
+def bfloat16_unit(device: torch.device) -> str | None:
+    """Return the name of the unit of a device that computes bfloat16; None without one."""
+    if device.type == "cuda":
+        return "tensor cores" if torch.cuda.get_device_capability(device) >= AMPERE else None
+    flags = torch.cpu.get_capabilities()
+    return next((label for key, label in (("amx_bf16", "AMX"), ("avx512_bf16", "AVX512-BF16")) if flags.get(key)), None)
+
+
+def set_tf32(is_on: bool) -> None:
+    """Let float32 products and convolutions of this process round their factors to TF32, or not.
+
+    torch allows it for convolutions by default. It has two kinds of switches, and raises if one kind is read after the
+    other was set. Lightning 2.6 and torch's compiler read the older, so the newer are reset (torch 2.15).
+    """
+    torch.backends.fp32_precision = "none"  # pyright: ignore[reportAttributeAccessIssue]
+    torch.backends.cudnn.fp32_precision = "none"
+    torch.backends.cudnn.allow_tf32 = is_on
+    torch.set_float32_matmul_precision("high" if is_on else "highest")
+
+
+@contextlib.contextmanager
+def keep_float32() -> Iterator[None]:
+    """Restore after the block how torch multiplies float32; see `set_tf32`.
+
+    Older switches that torch refuses to read are skipped.
+    """
+    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
+    # parts come after what contains them
+    switches: list[Any] = [torch.backends, cudnn, cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul]  # pyright: ignore[reportAttributeAccessIssue]
+    switches += [mkldnn, mkldnn.conv, mkldnn.matmul, mkldnn.rnn]  # pyright: ignore[reportAttributeAccessIssue]
+    before = [switch.fp32_precision for switch in switches]
+    convolutions: bool | None = None
+    products: str | None = None
+    with contextlib.suppress(RuntimeError):
+        convolutions = cudnn.allow_tf32
+    with contextlib.suppress(RuntimeError):
+        products = torch.get_float32_matmul_precision()
+    try:
+        yield
+    finally:
+        if products is not None:
+            torch.set_float32_matmul_precision(products)
+        if convolutions is not None:
+            cudnn.allow_tf32 = convolutions  # pyright: ignore[reportAttributeAccessIssue]
+        for switch, precision in zip(switches, before, strict=True):
+            switch.fp32_precision = precision

@@ -1,0 +1,69 @@
+"""Pretrained weights of the network of a new run, from its library or a file."""
+
+from collections.abc import Callable
+
+import lightning as L
+import torch
+from torch import nn
+
+from lockstep.assembly.session import Session
+from lockstep.assembly.staging import together
+from lockstep.config import build
+from lockstep.config.errors import literal, one_line
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.target_sections import is_ours
+from lockstep.distributed.collectives import gather_objects
+from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.models.origin import origin_of
+from lockstep.system.terminal import say, terminal
+
+
+def load(session: Session, module: L.LightningModule, images: ImageFormat) -> None:
+    """Load the pretrained weights of our module of a new run. Every rank must call it."""
+    if isinstance(module, Classifier):
+        load_pretrained(session, module.net)
+
+
+def load_pretrained(session: Session, net: nn.Module) -> None:
+    """Load the pretrained weights of a network, if it has any, on rank 0; DDP broadcasts the parameters.
+
+    Every rank must call it. Raises ConfigError on all ranks if the weights are not available.
+    """
+    load_weights = origin_of(net).load
+    if load_weights is not None:
+        together(lambda: _load_weights(session.config, load_weights) if session.rank == 0 else None)
+        if session.rank == 0 and not session.config.silent:
+            _print_view(session.config)
+        statistics = gather_objects(dict(net.named_buffers()) if session.rank == 0 else {})[0]
+        net.load_state_dict(statistics, strict=False)  # those of batch norm: DDP broadcasts no buffers here
+
+
+def fetch_weights(config: Config, in_channels: int, num_classes: int) -> bool:
+    """Load the pretrained weights of the network into the cache of its library. Returns False without any."""
+    with build.section_errors(config, "model"):
+        load = origin_of(build.build(config.model, in_channels=in_channels, num_classes=num_classes)).load
+    if load is not None:
+        _load_weights(config, load)
+    return load is not None
+
+
+def _load_weights(config: Config, load: Callable[[], None]) -> None:
+    try:
+        with torch.random.fork_rng(devices=[]):
+            load()
+    except Exception as error:  # of a library or of custom code
+        pretrained = config.model.arguments().get("pretrained")
+        key = f"_target_={config.model.target}" if pretrained is None else f"pretrained={literal(pretrained)}"
+        text = f"{type(error).__name__}: {one_line(error)}"
+        hint = "use a file for this network, model.pretrained=weights.pth, or false"
+        raise ValueError(f"model.{key}: cannot load the weights ({text}): {hint}") from error
+
+
+def _print_view(config: Config) -> None:
+    """Print how images are prepared for weights of a file, which may have been trained on others."""
+    model, data = config.model.arguments(), config.data.arguments()
+    if is_ours(config.model.target) and isinstance(model.get("pretrained"), str):
+        view = [f"data.{key}={literal(data[key])}" for key in ("crop_percent", "interpolation") if key in data]
+        library = f"{config.model.target.rpartition('.')[2]}'s own weights of {model['name']}"
+        text = " ".join(["images are normalized as for", library, *(["and seen with", *view] if view else [])])
+        say(terminal(), f"model.pretrained={model['pretrained']}: {text}")

@@ -1,0 +1,236 @@
+"""The process group of a run, and how its ranks find each other."""
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+
+import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from torch import distributed as dist
+from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from typing_extensions import override
+
+from lockstep.assembly.ranks import agree, chosen_device
+from lockstep.config.checks import workers
+from lockstep.config.checks.workers import resolve_workers
+from lockstep.config.errors import ConfigError, Error
+from lockstep.config.schema.configuration import Config
+from lockstep.distributed import collectives
+from lockstep.distributed.collectives import gather_objects
+from lockstep.runs.files import write_atomically
+from lockstep.runs.folder import RunFolder
+from lockstep.system.hardware import num_cores
+from lockstep.system.launcher import World
+
+PATIENCE_S = 5.0  # after which torch's own limit should have ended a wait
+
+
+def join(config: Config, world: World, folder: RunFolder | None = None) -> None:
+    """Enter the process group of the job, unless this process is in it already.
+
+    Processes of srun meet at the address that rank 0 writes into `folder`, which all of them can read; without one, on
+    a port that follows from the numbers of job and step. Raises ConfigError if this machine lacks the network of
+    strategy.interface, or the port is taken.
+    """
+    if dist.is_initialized():
+        return
+    _choose_network(config, world)
+    device = chosen_device(config, resolve_workers(config).gpus, world)
+    backend = config.strategy.process_group_backend
+    if backend == "auto":
+        backend = "nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=config.strategy.timeout_s)
+    with _open_store(world, folder, timeout) as store:
+        _refuse_mixed(device, world, store)
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=world.rank,
+            world_size=world.world_size,
+            timeout=timeout,
+            device_id=device if backend == "nccl" else None,  # else NCCL guesses, and warns
+        )
+        collectives.connect(timeout, num_cores())  # all have joined: the meeting can end
+
+
+def _refuse_mixed(device: torch.device, world: World, store: Store) -> None:
+    """Raise ConfigError on all ranks if only some have a GPU: no backend would connect them."""
+    is_cpu = device.type == "cpu"
+    if is_cpu:
+        store.set("host without GPU", socket.gethostname())
+    store.add("ranks without GPU", is_cpu)
+    if store.add("ranks", 1) == world.world_size:
+        store.set("result", str(store.add("ranks without GPU", 0)))
+    count = int(store.get("result"))
+    if 0 < count < world.world_size:
+        host = store.get("host without GPU").decode()
+        if store.add("readers", 1) == world.world_size:
+            store.set("all have read", "")
+        if world.rank == 0:  # the store ends with this process
+            store.get("all have read")
+        problem = f"{count} of {world.world_size} workers have no GPU, on {host}"
+        raise ConfigError(Error("", problem, "start workers only where there are GPUs, or use strategy=cpu"))
+
+
+def shared_folder(
+    make: Callable[[], RunFolder], config: Config, world: World, known: RunFolder | None = None
+) -> RunFolder:
+    """Return, on every rank of an outer launcher, the run folder that rank 0 makes; the ranks meet in `known`, if any.
+
+    Raises ConfigError if the configurations of the ranks differ, before the folder is made, and when `make` does.
+    """
+    join(config, world, known)
+    agree(config, world.world_size)
+    path, errors = "", list[Error]()
+    if world.rank == 0:
+        try:
+            path = str(make().path)
+        except ConfigError as error:
+            errors = error.errors
+    path, errors = gather_objects((path, errors))[0]
+    if errors:
+        raise ConfigError(*errors)
+    return RunFolder(Path(path))
+
+
+class JoinedEnvironment(LightningEnvironment):
+    """The rank of a process that is in its process group already.
+
+    Lightning's own environments read the launcher's variables again, each with rules of its own (SLURM's rejects
+    `srun --ntasks`), and requeue a job inside a signal handler.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        super().set_world_size(world.world_size)
+        super().set_global_rank(world.rank)
+        self._world = world
+
+    @property
+    @override
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    @override
+    def set_world_size(self, size: int) -> None:
+        """Keep the launcher's."""
+
+    @override
+    def set_global_rank(self, rank: int) -> None:
+        """Keep the launcher's, whose nodes may be in any order."""
+
+    @override
+    def local_rank(self) -> int:
+        return self._world.local_rank
+
+    @override
+    def node_rank(self) -> int:
+        return self._world.node_rank
+
+    @override
+    def teardown(self) -> None:
+        """Keep the launcher's variables, which Lightning's own removes."""
+
+
+def _choose_network(config: Config, world: World) -> None:
+    """Set the variables that gloo and NCCL read when the process group is made."""
+    errors = workers.interface_errors(config)
+    if errors:
+        raise ConfigError(*errors)
+    name = config.strategy.interface
+    if name is not None:
+        # for NCCL eth1 matches eth10, too, and =eth1 does not
+        os.environ.update(GLOO_SOCKET_IFNAME=name, NCCL_SOCKET_IFNAME=f"={name}")
+    elif world.is_on_one_machine:  # else gloo listens on the network of the host name
+        for loopback in {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    os.environ.update({name: str(value) for name, value in config.strategy.variables.items()})
+
+
+@contextlib.contextmanager
+def _open_store(world: World, folder: RunFolder | None, timeout: timedelta) -> Iterator[Store]:
+    """Open the store through which the ranks find each other; torchrun has one."""
+    if world.address is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        yield next(dist.rendezvous("env://", timeout=timeout))[0]  # pyright: ignore[reportPrivateImportUsage]
+    elif world.address is None:
+        yield _store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, timeout)
+    elif folder is None:
+        yield _store(*world.address, world, timeout)
+    elif world.rank > 0:
+        yield _store(*_read_address(folder.rendezvous(world.step), timeout), world, timeout)
+    else:
+        host = _own_name()
+        store = _store(host, 0, world, timeout)
+        path = folder.rendezvous(world.step)
+        try:
+            write_atomically(path, f"{host} {store.port}\n")
+            yield store
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
+    """Open the store of rank 0, or connect to it; rank 0 takes a free port if `port` is 0."""
+    try:
+        listener = _listener(host, port, world) if world.rank == 0 else None
+        store = partial(
+            TCPStore,
+            host,
+            listener.getsockname()[1] if listener else port,
+            is_master=world.rank == 0,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach() if listener else None,
+        )
+        # in a thread: a suspended process accepts connections, and torch waits for its answer without a limit
+        return ThreadPoolExecutor(1).submit(store).result(timeout.total_seconds() + PATIENCE_S)
+    except TimeoutError as error:
+        raise dist.DistStoreError(f"the store of rank 0 does not answer at {host}:{port}") from error
+    except (OSError, dist.DistNetworkError) as error:
+        if "address already in use" not in str(error).lower():
+            raise
+        problem = "where this step meets, is used by another program"
+        fix = f"set MASTER_ADDR={host} and MASTER_PORT to a free one"
+        raise ConfigError(Error(f"port {port} of {host}", f", {problem}", fix)) from error
+
+
+def _listener(host: str, port: int, world: World) -> socket.socket | None:
+    """Return the socket given to rank 0, or one on only the address of `host`.
+
+    None, for all addresses, if only this machine resolves `host` so: Debian maps its own name to 127.0.1.1.
+    """
+    if world.listener is not None:
+        return socket.socket(fileno=world.listener)
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    is_known = world.is_on_one_machine or host == address[0] or not ip_address(address[0]).is_loopback
+    return socket.create_server(address, family=family) if is_known else None
+
+
+def _own_name() -> str:
+    """Return the name by which other machines find this one; loopback without one: then there are no other machines."""
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError:
+        return "127.0.0.1"
+    return socket.gethostname()
+
+
+def _read_address(path: Path, timeout: timedelta) -> tuple[str, int]:
+    """Wait for the file of rank 0, and return its host and port."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < deadline:
+        # listing the folder makes NFS query its server; it caches for a minute that the file does not exist
+        if path.name in os.listdir(path.parent):
+            with contextlib.suppress(FileNotFoundError):
+                host, port = path.read_text().split()
+                return host, int(port)
+        time.sleep(0.1)
+    problem = f"does not exist after {timeout.total_seconds():.0f} s (strategy.timeout_s)"
+    raise TimeoutError(f"{path} {problem}: rank 0 has not started, or its disk is not shared by all nodes")

@@ -1,0 +1,105 @@
+"""Errors of memory and disks in a sentence or two, in place of a traceback."""
+
+import errno
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from lockstep.config.errors import Error, file_error
+from lockstep.runs.naming import display_path
+
+# parts of the errors, other than torch.OutOfMemoryError, by which torch reports missing memory
+OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUDAn error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+# and missing shared memory
+OF_SHARED_MEMORY = (
+    *("unable to allocate shared memory", "unable to resize file </torch_", "unable to write to file </torch_"),
+    "out of shared memory",
+)
+REQUEST = re.compile(r"[Tt]ried to allocate .*?(is free|bytes)")  # the readable part of an allocator's message
+LESS_MEMORY = (
+    "Raise trainer.accumulate_grad_batches (only batch norm differs), lower eval_batch_size, or keep images out of "
+    "GPU memory (data.memory=host) or of host memory (data.memory=stream)."
+)
+
+
+class Refused(Exception):
+    """Ends a run for lack of memory or disk space. Its text is printed."""
+
+
+def explain_error(error: BaseException, folder: Path, who: str) -> str | None:
+    """Explain the lack of memory or disk behind `error` for `who`, a rank of the run in `folder`; None for others.
+
+    An OSError without a file of the run is another error, unless a disk is full.
+    """
+    cause: BaseException | None = error
+    seen: set[int] = set()  # `raise error from error` makes a circle
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        if is_of_memory(cause):
+            request = REQUEST.search(str(cause))
+            return f"{who} ran out of memory{f' ({request[0]})' if request else ''}. {LESS_MEMORY}"
+        if isinstance(cause, RuntimeError) and any(part in str(cause) for part in OF_SHARED_MEMORY):
+            fix = "give it more (docker run --shm-size=8g), or set a smaller data.num_workers, or data.memory=host"
+            return f"not enough shared memory for images that are decoded ahead: {fix}"
+        if isinstance(cause, OSError) and (text := _disk_error(cause, folder)):
+            return text
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return None
+
+
+def is_of_memory(error: BaseException) -> bool:
+    """Return True for the error of an allocator; torch's is recognized by its name, without importing torch."""
+    is_of_torch = type(error).__name__ == "OutOfMemoryError" or any(part in str(error) for part in OF_MEMORY)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and is_of_torch)
+
+
+def write_obstacle(path: Path) -> Error | None:
+    """Return the error if nothing can be created at `path`, found by trying. Leaves nothing there."""
+    folder = _nearest_existing(path)
+    if not folder.is_dir():
+        return Error(display_path(folder), "is not a folder", "use another path, or move the file")
+    try:
+        with tempfile.TemporaryDirectory(prefix=".lockstep-", dir=folder):
+            return None
+    except OSError as error:
+        fix = "use another path, or check permissions"
+        return Error(display_path(folder), f"cannot be written to ({error.strerror})", fix)
+
+
+def exposure_reason(chosen: str | None) -> Error | None:
+    """Return the error if another user could replace a new folder, the `chosen` one or one below outputs/."""
+    from lockstep.runs import gate
+
+    try:
+        gate.need_private(Path(chosen or "outputs").resolve())
+    except PermissionError as error:
+        return file_error(error)
+    return None
+
+
+def _disk_error(error: OSError, folder: Path) -> str | None:
+    path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        disk = _nearest_existing(path or folder)
+        free = f"{disk} has {shutil.disk_usage(disk).free / 2**20:,.1f} MiB free"
+        what = "a file" if path is None else display_path(path)
+        return (
+            f"the disk is full: {what} cannot be written, {free}. Free some space and resume: earlier files are intact"
+        )
+    if path is None or not path.is_relative_to(folder):
+        return None
+    if not folder.is_dir():
+        return f"the run folder {display_path(folder)} is gone: it was removed or moved while the run wrote into it"
+    if isinstance(error, FileNotFoundError | FileExistsError):  # an error of code, which needs its source line
+        return None
+    return f"{display_path(path)} cannot be written: {error.strerror}. Fix that, then resume"
+
+
+def _nearest_existing(path: Path) -> Path:
+    """Return the path, or its nearest parent that exists."""
+    path = path.absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path

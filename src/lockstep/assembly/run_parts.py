@@ -1,0 +1,209 @@
+"""Data, module and Lightning's Trainer of a run, built from its configuration."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.plugins.layer_sync import LayerSync
+
+from lockstep.assembly import data_record, networks, try_out
+from lockstep.assembly.checkpoint_io import AtomicCheckpointIO
+from lockstep.assembly.precision import lightning_precision
+from lockstep.assembly.session import Session
+from lockstep.assembly.staging import once_a_node
+from lockstep.config import build, features
+from lockstep.config.checks import signatures
+from lockstep.config.errors import ConfigError, Error
+from lockstep.config.schema.target_sections import OF_FILES, Data, is_ours
+from lockstep.data.images.channel_statistics import identity_statistics
+from lockstep.data.images.splits import Fold, Images, Splits, is_streamed
+from lockstep.data.module import Batching, ImageData
+from lockstep.data.transforms.augment import Augment
+from lockstep.distributed.batch_norm import ExactBatchNorm
+from lockstep.models.classifier import ImageFormat
+from lockstep.runs.folder import RunFolder
+from lockstep.system import internals
+from lockstep.system.hardware import num_cores
+
+
+def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> ImageData:
+    """Load the data of a run, with this rank's shard. Every rank must call it.
+
+    Raises ConfigError if it cannot be read, or is not the data with which the run was begun. `is_new`: it has no
+    checkpoint, and may have no record of its data.
+    """
+    images = splits(session, is_once=session.folder != run)  # an evaluation writes to another folder
+    try_out.refuse_unfit_images(session.config, images)
+    data_record.compare(session, images, run, is_new=is_new)
+    if session.folder == run:
+        data_record.keep(session, images, run)
+    return serve_images(session, replace(images, files=None))  # for the record alone: they are large
+
+
+def serve_images(session: Session, images: Splits) -> ImageData:
+    """Serve this rank's shard of images."""
+    config, trainer = session.config, session.config.trainer
+    crop = config.augment.random_resized_crop
+    crops = [of(scale=crop.scale, ratio=crop.ratio, seed=config.seed) for of in features.used_features("crop", config)]
+    augment = config.augment.model_dump(exclude={"random_resized_crop"})
+    return ImageData(
+        images,
+        batching=Batching(
+            global_batch_size=config.global_batch_size,
+            accumulate_grad_batches=trainer.accumulate_grad_batches,
+            eval_batch_size=config.eval_batch_size,
+            loads=session.loads,
+            limit_train_batches=trainer.limit_train_batches,
+            limit_val_batches=trainer.limit_val_batches,
+            limit_test_batches=trainer.limit_test_batches,
+            overfit_batches=trainer.overfit_batches,
+            balance=config.data.balance,
+        ),
+        augment=partial(Augment, **augment),
+        crop=crops[0] if crops else None,
+        memory=config.data.memory,
+        num_workers=_num_workers(session, images),
+        seed=config.seed,
+        rank=session.rank,
+        device=session.device,
+    )
+
+
+def _num_workers(session: Session, images: Splits) -> int:
+    """Return the number of processes that make images for this rank."""
+    given = session.config.data.num_workers
+    if given != "auto":
+        return given
+    # to crop images that are kept costs little next to a training on the CPU
+    has_spare_cores = session.device.type == "cuda" or is_streamed(images.train.pixels)
+    return max(1, num_cores() // session.num_local) if has_spare_cores else 1
+
+
+def splits(session: Session, *, is_once: bool = False) -> Splits:
+    """Load the images of the run. Raises ConfigError on all ranks if they cannot be read.
+
+    For an evaluation (`is_once`) each rank reads only images that it uses, and the checkpoint has the statistics.
+    """
+    loaded = once_a_node(
+        session.config.data,
+        partial(source, is_once=is_once, has_crops=session.config.augment.has_crops),
+        rank=session.rank,
+        local_rank=session.local_rank,
+        is_silent=session.config.silent,
+        held=session.held,
+    )
+    if is_once:
+        loaded = replace(loaded, statistics=identity_statistics(loaded.train.pixels.shape[1]))
+    return seed_splits(loaded, session.config.seed)
+
+
+def source(section: Data, *, is_once: bool = False, has_crops: bool = False) -> Splits:
+    """Load the images of a source; those of files whole with `has_crops`, for random crops.
+
+    Raises ConfigError for parameters it does not take: those of an evaluation were not checked before.
+    """
+    refuse_unfit_arguments(section)
+    supplied: dict[str, Any] = {"memory": section.memory} if signatures.has_parameter(section.target, "memory") else {}
+    supplied |= {"has_crops": has_crops} if section.target in OF_FILES else {}
+    if (fold := fold_of(section)) is not None:
+        if not signatures.has_parameter(section.target, "fold"):
+            problem = f", but data._target_={section.target} has no parameter `fold`"
+            raise ConfigError(Error(f"data.folds={section.folds}", problem, "remove data.folds"))
+        supplied["fold"] = fold
+    if is_once and section.memory == "auto" and is_ours(section.target) and "cache" in section.arguments():
+        supplied["memory"] = "once"
+    return build.build(section, **supplied)
+
+
+def refuse_unfit_arguments(section: Data) -> None:
+    """Raise ConfigError for arguments that a source does not take."""
+    if found := signatures.errors([{"data": section.model_dump(by_alias=True)}]):
+        raise ConfigError(*found)
+
+
+def fold_of(section: Data) -> Fold | None:
+    return None if section.folds is None else Fold(section.fold, section.folds)
+
+
+def seed_splits(splits: Splits, seed: int) -> Splits:
+    """Set the seed of a run in pixels that draw; others are unchanged."""
+
+    def part(images: Images) -> Images:
+        pixels: Any = images.pixels
+        return replace(images, pixels=replace(pixels, seed=seed)) if hasattr(pixels, "seed") else images
+
+    return replace(splits, **{name: part(images) for name, images in splits.parts.items()})
+
+
+def image_format(data: ImageData) -> ImageFormat:
+    is_float = data.splits.train.dtype.is_floating_point
+    return ImageFormat(data.class_names, data.image_shape, data.mean, data.std, is_float)
+
+
+def build_module(
+    session: Session, images: ImageFormat, total_steps: int = 1, *, is_trained: bool = False
+) -> tuple[L.LightningModule, list[Callback]]:
+    """Build the module of the run without its trained weights, and the callbacks that must come first."""
+    for custom in features.used_features("module", session.config):
+        made, companion = custom(session, images, total_steps)
+        return made, [companion]
+    return networks.classifier(session, images, total_steps=total_steps, is_trained=is_trained), []
+
+
+class _LayerSync(ExactBatchNorm, LayerSync):
+    """The exact batch norms as a plugin of Lightning, which swaps them in before it wraps the model, and back."""
+
+
+def lightning_trainer(
+    session: Session, module: L.LightningModule, *, callbacks: Sequence[Callback] = (), **settings: Any
+) -> L.Trainer:
+    """Build a Trainer for `module` on the devices of the session, without Lightning's default callbacks."""
+    config = session.config
+    strategy: Any = "auto"
+    if session.is_distributed:
+        from lockstep.distributed import gradients
+
+        strategy = internals.one_stream(
+            on_wrapped=partial(gradients.choose, is_bfloat16=config.strategy.gradient_dtype == "bfloat16"),
+            # here, because `devices` below rejects a GPU that two workers call by the same number
+            parallel_devices=[torch.device("cuda", number) for number in session.gpus] or None,
+            timeout=session.timeout,
+            broadcast_buffers=False,  # statistics have the same bits on all ranks already
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=config.strategy.bucket_size_mib,
+            # with several optimizers each backward pass computes gradients of some parameters
+            find_unused_parameters=config.has_own_module and not module.automatic_optimization,
+        )
+    return L.Trainer(
+        accelerator="gpu" if session.device.type == "cuda" else "cpu",
+        devices=sorted(set(session.gpus)) if session.gpus else session.num_local,
+        num_nodes=config.trainer.num_nodes,
+        strategy=strategy,
+        precision=lightning_precision(session.precision, is_own=config.has_own_module),  # pyright: ignore[reportArgumentType]
+        deterministic=config.trainer.deterministic or None,  # False would import torch's compiler
+        plugins=[_LayerSync(), _checkpoint_io(session), session.environment],
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=list(callbacks),
+        default_root_dir=session.folder.path,
+        **settings,
+    )
+
+
+def _checkpoint_io(session: Session) -> AtomicCheckpointIO:
+    """Write the best and the last state behind a training on a GPU; on a CPU the thread would take the training's time.
+
+    Loggers that upload a checkpoint read it as soon as it is saved.
+    """
+    folder, loggers = session.folder, session.config.logger.values()
+    is_read = any(section is not None and section.arguments().get("log_model") for section in loggers)
+    is_behind = session.device.type == "cuda" and not is_read
+    thread = session.held.enter_context(ThreadPoolExecutor(1, "checkpoints"))
+    return AtomicCheckpointIO(thread, (folder.best_checkpoint, folder.last_checkpoint) if is_behind else ())

@@ -1,0 +1,130 @@
+"""One process of a job: its process group, device and precision, for training, evaluation and prediction."""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from torch import distributed as dist
+
+from lockstep.assembly import checkpoints, refusals
+from lockstep.assembly.checkpoints import Chosen
+from lockstep.assembly.precision import chosen_precision, set_tf32
+from lockstep.assembly.ranks import agree, chosen_device
+from lockstep.assembly.staging import together
+from lockstep.config.checks.workers import resolve_workers
+from lockstep.config.errors import ConfigError, Error
+from lockstep.config.schema.configuration import Config
+from lockstep.data.images.image_error import ImageError
+from lockstep.distributed import collectives
+from lockstep.distributed.collectives import gather_objects
+from lockstep.runs.folder import RunFolder
+from lockstep.system.launcher import World
+from lockstep.tasks.scores import MetricError
+
+
+@dataclass(frozen=True)
+class Session:
+    """One process of a job: its configuration, rank, device and precision."""
+
+    config: Config
+    folder: RunFolder
+    rank: int
+    local_rank: int
+    world_size: int
+    num_local: int
+    device: torch.device
+    gpus: tuple[int, ...]
+    precision: str
+    precision_reason: str
+    environment: ClusterEnvironment
+    held: contextlib.ExitStack  # closed at the end, also after an error
+    remarks: Mapping[str, str] = field(default_factory=dict)  # about rows of the header of the run
+
+    @property
+    def is_distributed(self) -> bool:
+        """True with a process group, also one of a single process."""
+        return dist.is_initialized()
+
+    @property
+    def timeout(self) -> timedelta:
+        return timedelta(seconds=self.config.strategy.timeout_s)
+
+    @property
+    def loads(self) -> tuple[int, ...]:
+        """Relative shard size of every rank: equal without loads, and until loads=auto is measured."""
+        loads = self.config.trainer.loads
+        return tuple(loads) if isinstance(loads, list) else (1,) * self.world_size
+
+
+@contextlib.contextmanager
+def open_session(folder: RunFolder, config: Config, world: World | None) -> Iterator[Session]:
+    """Join the workers of a job, check that they agree on it, and leave them at the end.
+
+    Raises ConfigError before any work if ranks differ in configuration or world size. Replaces errors of memory and
+    disks by Refused.
+    """
+    workers = resolve_workers(config)
+    environment = LightningEnvironment()
+    if world is not None:
+        from lockstep.assembly.process_group import JoinedEnvironment, join  # a single worker needs none
+
+        join(config, world, folder)
+        environment = JoinedEnvironment(world)
+    world = world or World("", rank=0, local_rank=0, node_rank=0, world_size=1)
+    device = chosen_device(config, workers.gpus, world)
+    agree(config, world.world_size)
+    choices = gather_objects(chosen_precision(config, device))
+    # GPUs may differ: what one of them lacks, no worker uses
+    precision, reason = next((choice for choice in choices if choice[0] == "float32"), choices[0])
+    set_tf32(precision == "tf32")
+    with contextlib.ExitStack() as held:
+        session = Session(
+            config=config,
+            folder=folder,
+            rank=world.rank,
+            local_rank=world.local_rank,
+            world_size=world.world_size,
+            num_local=workers.num_local,
+            device=device,
+            gpus=workers.gpus,
+            precision=precision,
+            precision_reason=reason,
+            environment=environment,
+            held=held,
+        )
+        try:
+            yield session
+        except ImageError as error:  # while streaming
+            raise ConfigError(*(Error("", line) for line in error.errors)) from error
+        except MetricError as error:  # of a custom module, which logs during the training
+            raise ConfigError(Error("", str(error))) from error
+        except Exception as error:
+            text = refusals.explain_error(error, folder.path, f"rank {world.rank} of {world.world_size}")
+            if text is not None:
+                raise refusals.Refused(text) from error
+            raise
+        # after a failure the group stays until the process ends: the failure must be recorded before others notice it
+        if dist.is_initialized():
+            gather_objects(None)  # no rank exits while another still sends
+            collectives.leave()
+
+
+def checkpoint(session: Session, requested: Path) -> Chosen:
+    """Return the checkpoint that rank 0 finds: `requested`, or another one if that is damaged, which rank 0 prints.
+
+    Every rank must call it. Raises ConfigError on all ranks if none is whole.
+    """
+    own_choice = together(
+        lambda: checkpoints.choose_checkpoint(session.folder, requested) if session.rank == 0 else None
+    )
+    chosen = gather_objects(own_choice)[0]
+    assert chosen is not None
+    if chosen.note and session.rank == 0:
+        print(chosen.note, file=sys.stderr, flush=True)
+    return chosen

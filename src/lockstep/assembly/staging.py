@@ -1,0 +1,75 @@
+"""Downloads the data of a run once a node, or has it copied, while other ranks wait."""
+
+import contextlib
+import io
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeVar
+
+from lockstep.config import features
+from lockstep.config.checks import data_paths
+from lockstep.config.errors import ConfigError, Error, errors_of
+from lockstep.config.schema.target_sections import Data
+from lockstep.distributed.collectives import gather_objects
+
+T = TypeVar("T")
+HEARTBEAT_S = 5.0  # well below any strategy.timeout_s
+
+
+def once_a_node(
+    section: Data, load: Callable[[Data], T], *, rank: int, local_rank: int, is_silent: bool, held: contextlib.ExitStack
+) -> T:
+    """Return `load(section)` once its files are where this node reads them. Every rank must call it.
+
+    Downloads go to data.root, on rank 0 first. A copy stays while `held` is open. Raises ConfigError on all ranks, with
+    the errors of all nodes.
+    """
+    section = together(lambda: data_paths.resolve_paths(section))
+    is_first, is_download = local_rank == 0, bool(section.arguments().get("download"))
+    stages = features.used_features("stage", section)
+    # only the first process of a machine prints
+    with contextlib.redirect_stdout(io.StringIO()) if is_silent or not is_first else contextlib.nullcontext():
+        loaded: list[T] = []
+        if is_download and not (stages and section.is_remote):
+            # a folder that all nodes share is filled once
+            for is_turn in (rank == 0, rank > 0 and is_first):
+                loaded += together(lambda: [load(section)] if is_turn and not loaded else [])  # noqa: B023
+        if not stages:
+            return loaded[0] if loaded else readable(lambda: load(section))
+        loaded.clear()
+        local, remark = stages[0](section, held, is_first=is_first)
+        return readable(lambda: load(local), remark)
+
+
+def together(work: Callable[[], T]) -> T:
+    """Return `work()` of this rank; its errors become one ConfigError on all ranks. Every rank must call it.
+
+    `work` runs in a thread while the main thread sends heartbeats, so that no waiting rank times out.
+    """
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(work)
+    pool.shutdown(wait=False)
+    while True:
+        is_done, errors = bool(wait([future], HEARTBEAT_S).done), list[Error]()
+        try:
+            if is_done:
+                future.result()
+        except (FileNotFoundError, ValueError) as error:
+            errors = errors_of(error)
+        reports = gather_objects((is_done, socket.gethostname(), errors))
+        if all(is_done for is_done, *_ in reports):
+            break
+    if any(errors for *_, errors in reports):
+        has_nodes = len({node for _, node, _ in reports}) > 1
+        raise ConfigError(*(each.within(node) if has_nodes else each for _, node, errors in reports for each in errors))
+    return future.result()
+
+
+def readable(read: Callable[[], T], remark: str = "") -> T:
+    """Return `read()`. Its errors, which have a setting or a file and a hint, become a ConfigError."""
+    try:
+        return read()
+    except (FileNotFoundError, ValueError) as error:
+        *others, last = errors_of(error)
+        raise ConfigError(*others, Error("", f"{last} ({remark})") if remark else last) from error

@@ -1,0 +1,1 @@
+"""Checks of a composed configuration: types, rules between keys, signatures, workers and data."""

@@ -1,0 +1,82 @@
+"""Rules about the callbacks of a configuration, most of which are Lightning's."""
+
+from collections.abc import Iterator
+
+from lockstep.config.checks import metric_names
+from lockstep.config.errors import Error
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.target_sections import Open
+
+# Lightning's callbacks that need its automatic optimization, another loop or a single worker, and what to use instead
+_FREEZING = "freeze by parameters.NAME.frozen_epochs"
+_PROGRESS = "remove it, Lockstep shows the progress"
+INSTEAD = {
+    "BackboneFinetuning": _FREEZING,
+    "BaseFinetuning": _FREEZING,
+    "BasePredictionWriter": "use lockstep predict",
+    "BatchSizeFinder": "set global_batch_size",
+    "GradientAccumulationScheduler": "set trainer.accumulate_grad_batches",
+    "LearningRateFinder": "compare values of optimizer.lr in a sweep, -m optimizer.lr=0.01,0.1",
+    "ModelPruning": "prune the network of a finished run",
+    "ProgressBar": _PROGRESS,
+    "RichProgressBar": _PROGRESS,
+    "SpikeDetection": "remove it, a loss that is not finite ends the run",
+    "StochasticWeightAveraging": "use callbacks=ema",
+    "TQDMProgressBar": _PROGRESS,
+}
+# callbacks with a state, and the settings by which Lightning distinguishes two of them, with its defaults
+STATEFUL = ("AveragedWeights", "EMAWeightAveraging", "EarlyStopping", "ModelCheckpoint", "Timer", "WeightAveraging")
+STATE_KEYS = {"monitor": None, "mode": "min", "every_n_train_steps": None, "every_n_epochs": 1}
+
+
+def errors(config: Config) -> Iterator[Error]:
+    """Yield the errors of callbacks, and of what they monitor."""
+    states: dict[tuple[str, ...], str] = {}
+    for name, callback in config.callbacks.items():
+        if callback is None:
+            continue
+        key, arguments, kind = f"callbacks.{name}", callback.arguments(), callback.target.rpartition(".")[2]
+        if callback.target.startswith("lightning.") and kind in INSTEAD:
+            yield unfit_callback(key, callback.target, kind)
+            continue
+        if kind in STATEFUL:
+            state = (kind, *(str(arguments.get(name, default)) for name, default in STATE_KEYS.items()))
+            if (other := states.setdefault(state, key)) != key:
+                problem = f"is a second {kind} that Lightning cannot distinguish from {other}"
+                yield Error(key, problem, f"change {other} instead")
+                continue
+        yield from _monitor_rules(config, key, callback)
+        if kind in ("DeviceStatsMonitor", "LearningRateMonitor") and not any(config.logger.values()):
+            yield Error(key, "needs a logger", f"set {key}=null, or choose logger=tensorboard")
+        if arguments.get("train_time_interval") is not None:
+            # Lightning 2.6 skips it in manual optimization, which the step here is
+            yield Error(f"{key}.train_time_interval", "has no effect", f"use {key}.every_n_train_steps")
+
+
+def _monitor_rules(config: Config, key: str, callback: Open) -> Iterator[Error]:
+    monitor, mode = (callback.arguments().get(name) for name in ("monitor", "mode"))
+    known, trainer = metric_names.names(config), config.trainer
+    if monitor is not None and monitor not in known and not _may_log(config):
+        yield Error(f"{key}.monitor={monitor}", "is not measured", f"choose from {', '.join(known)}")
+        return
+    better = metric_names.direction(monitor, metric_names.targets(config))
+    if mode == metric_names.AUTO and better is None:
+        yield Error(f"{key}.mode=auto", f": the direction of {monitor} is not known", f"set {key}.mode=min or max")
+    elif better and mode not in (None, better):
+        yield Error(f"{key}.mode={mode}", f"selects the worst {monitor} as the best", f"set {key}.mode={better}")
+    every, epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
+    if str(monitor).startswith("val/") and every > epochs:
+        problem = f"is above trainer.max_epochs={epochs}, so that {key} never gets {monitor}"
+        yield Error(f"trainer.check_val_every_n_epoch={every}", problem, "lower it")
+
+
+def unfit_callback(key: str, target: str, kind: str) -> Error:
+    """Describe a callback that is a `kind` of `INSTEAD`."""
+    return Error(f"{key}._target_={target}", f": {kind} does not work in Lockstep's training", INSTEAD[kind])
+
+
+def _may_log(config: Config) -> bool:
+    """Return whether a custom task, module or callback may log metrics that are not known before."""
+    own = [section.target for section in config.callbacks.values() if section is not None]
+    targets = (config.task.target, config.module.target, *own)
+    return any(not target.startswith(("lockstep.", "lightning.")) for target in targets)

@@ -1,0 +1,89 @@
+"""Checks that the data of a run exists before anything starts: without torch, and without opening a file."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from lockstep.config.checks import data_paths, signatures
+from lockstep.config.errors import ConfigError, Error, errors_of
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.target_sections import IMAGE_FOLDER, IMAGE_LIST, Data, is_ours
+from lockstep.data.images.image_table import class_folders, require_path
+from lockstep.data.sources import FOLDERS
+from lockstep.data.transfer import remote
+
+
+def check_data(config: Config) -> None:
+    check(config.data)
+
+
+def check(section: Data) -> None:
+    """Raise ConfigError, with the setting and a hint, if the data of a section does not exist.
+
+    A custom source may name a function that raises, `_check_`, which gets the same arguments.
+    """
+    try:
+        section = data_paths.resolve_paths(section)
+        if section.check is not None:
+            _import_target(section.check)(**section.arguments())
+        elif section.target in OF_SOURCES:
+            root = section.root
+            if root is not None and section.is_remote:
+                remote.check(root)
+                root = None
+            OF_SOURCES[section.target](section, root)
+    except (FileNotFoundError, ValueError) as error:
+        raise ConfigError(*errors_of(error)) from error
+    except TypeError as error:
+        raise ConfigError(Error(f"data._check_={section.check}", f": {error}")) from error
+    except OSError as error:
+        raise ConfigError(Error(f"data.root={section.root}", f"cannot be read ({error})", "check access")) from error
+
+
+def check_weights(config: Config) -> None:
+    """Raise ConfigError if the file with the initial weights of a new run does not exist."""
+    section = config.model
+    pretrained = section.arguments().get("pretrained")
+    if is_ours(section.target) and isinstance(pretrained, str) and not Path(pretrained).is_file():
+        raise ConfigError(Error(f"model.pretrained={pretrained}", "is not a file", "correct it, or use true or false"))
+
+
+def _import_target(target: str) -> Callable[..., object]:
+    try:
+        return signatures.load(target)
+    except Exception as error:  # any error of its module
+        raise ConfigError(Error(f"data._check_={target}", f"cannot be imported ({error})", "fix its module")) from error
+
+
+def _check_list(section: Data, root: str | None) -> None:
+    file = section.arguments().get("file")
+    if not isinstance(file, str):
+        return  # the second round reports its type
+    setting = f"data.file={file}"
+    path = require_path(file, setting)
+    if not path.is_file() or path.suffix not in (".csv", ".parquet"):
+        raise ValueError(f"{setting} is not a .csv or .parquet file: use one of these formats.")
+    if path.suffix == ".parquet" and not signatures.is_there("pyarrow"):
+        raise ValueError(f"{setting} needs pyarrow: pip install 'lockstep[parquet]', or give a CSV file.")
+    if root is not None:
+        require_path(root, f"data.root={root}")
+
+
+def _check_folder(section: Data, root: str | None) -> None:
+    if root is not None:
+        class_folders(root)
+
+
+def _check_downloaded(section: Data, root: str | None) -> None:
+    if root is not None and not section.arguments().get("download"):
+        folder = require_path(root, f"data.root={root}") / FOLDERS[section.target]
+        if not folder.is_dir():
+            hint = "set data.download=true, or correct the path"
+            raise FileNotFoundError(f"data.root={root} has no folder {folder}: {hint}.")
+
+
+# functions of the section and its data.root, None for a URL
+OF_SOURCES: dict[str, Callable[[Data, str | None], None]] = {
+    IMAGE_FOLDER: _check_folder,
+    IMAGE_LIST: _check_list,
+    **dict.fromkeys(FOLDERS, _check_downloaded),
+}

@@ -1,0 +1,97 @@
+"""Names of the metrics of a run, and the direction in which each is better, before anything starts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.config.checks import signatures
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.target_sections import CLASSIFIER
+from lockstep.system import processes
+from lockstep.system.trees import at
+
+AUTO = "auto"
+BALANCED = "balanced"  # of task.class_weights, until a run has begun
+SCORED = {"lockstep.tasks.Classification": ("accuracy",)}  # measured in training, by task
+# of the metrics in conf/: for others torch has to be imported
+HIGHER_IS_BETTER = {
+    "lockstep.tasks.Accuracy": True,
+    "torchmetrics.classification.MultilabelAveragePrecision": True,
+    "torchmetrics.classification.MultilabelF1Score": True,
+    "torchmetrics.MeanAbsoluteError": False,
+    "torchmetrics.MeanSquaredError": False,
+}
+
+
+def resolve_auto(tree: dict[str, Any]) -> dict[str, Any]:
+    """Replace `auto` in callbacks: `monitor` by the first metric, `mode` by the direction in which it is better."""
+    callbacks = tree.get("callbacks")
+    if not isinstance(callbacks, dict):
+        return tree
+    return {**tree, "callbacks": {name: _resolve_callback(callback, tree) for name, callback in callbacks.items()}}
+
+
+def _resolve_callback(callback: Any, tree: Mapping[str, Any]) -> Any:
+    if not isinstance(callback, dict):
+        return callback
+    has_own_module = at(tree, ["module", "_target_"]) not in (None, CLASSIFIER)
+    sections = None if has_own_module else at(tree, ["task", "metrics"])
+    metrics = {
+        name: str(section.get("_target_"))
+        for name, section in (sections.items() if isinstance(sections, dict) else ())
+        if isinstance(section, dict)
+    }
+    found = dict(callback)
+    if found.get("monitor") == AUTO:
+        found["monitor"] = _first(metrics)
+    if found.get("mode") == AUTO:
+        found["mode"] = direction(found.get("monitor"), metrics) or AUTO
+    return found
+
+
+def targets(config: Config) -> dict[str, str]:
+    """Return the target of every metric by its name; none for a custom module, whose metrics are not known."""
+    if config.has_own_module:
+        return {}
+    return {name: section.target for name, section in config.task.metrics.items() if section is not None}
+
+
+def _first(metrics: Mapping[str, str]) -> str:
+    return f"val/{next(iter(metrics), 'loss')}"
+
+
+def default(config: Config) -> tuple[str, bool]:
+    """Return the metric that decides if no checkpoint names one, and whether higher is better."""
+    metrics = targets(config)
+    return _first(metrics), direction(_first(metrics), metrics) == "max"
+
+
+def names(config: Config) -> tuple[str, ...]:
+    """Return the names of all metrics of training and validation; of a custom module the one it must log."""
+    if config.has_own_module:
+        return ("val/loss",)
+    trained, validated = ("loss", *SCORED.get(config.task.target, ())), ("loss", *targets(config))
+    return (*(f"train/{name}" for name in trained), *(f"val/{name}" for name in validated))
+
+
+def direction(name: Any, metrics: Mapping[str, str]) -> str | None:
+    """Return "max" or "min" for the metric called `name`, None if it is not known."""
+    kind = str(name).partition("/")[2]
+    if kind == "loss":
+        return "min"
+    if kind == "accuracy" and kind not in metrics:
+        return "max"  # of a training
+    target = metrics.get(kind)
+    if target is None:
+        return None
+    is_higher_better = HIGHER_IS_BETTER.get(target)
+    if is_higher_better is None:
+        is_higher_better = processes.call(_is_higher_better, target)
+    return None if is_higher_better is None else "max" if is_higher_better else "min"
+
+
+def _is_higher_better(target: str) -> bool | None:
+    """Return the attribute of a metric; True if it cannot be imported, which the second round reports."""
+    try:
+        return getattr(signatures.load(target), "higher_is_better", None)
+    except Exception:  # any error of its module
+        return True

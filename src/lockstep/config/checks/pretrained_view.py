@@ -1,0 +1,27 @@
+"""The view of images for which a library has made the weights of a network. No torch in this process."""
+
+from functools import cache
+from typing import Any
+
+from lockstep.config.schema.configuration import Config
+from lockstep.system import processes
+
+
+def view(config: Config) -> dict[str, Any]:
+    """Return `crop_percent` and `interpolation`; empty without weights."""
+    return _pretrained_view(config.model.target, str(config.model.arguments().get("name")))
+
+
+@cache
+def _pretrained_view(target: str, name: str) -> dict[str, Any]:
+    return processes.call(_view, target, name)
+
+
+def _view(target: str, name: str) -> dict[str, Any]:
+    """Ask the library; without an answer for a name that it does not have, which the second round reports."""
+    from lockstep.models import libraries
+
+    try:
+        return libraries.pretrained_view(target, name)
+    except (RuntimeError, ValueError):
+        return {}

@@ -1,0 +1,237 @@
+"""Second round of the check: imports the targets of a configuration and checks their parameters.
+
+It runs in a process that has imported torch (`call` of system/processes.py). The first round is validation.py.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import json
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from lockstep.config.errors import Error, mismatch, near_names, one_line, question
+from lockstep.config.schema.configuration import METRICS, NAMED, fields, kind, section
+from lockstep.config.schema.legal_keys import targets, unknown_key
+from lockstep.config.schema.target_sections import CLASSIFIER, LIBRARIES, OF_FILES, Target
+from lockstep.system.kinds import LARGEST
+from lockstep.system.trees import at
+
+# parameters that the training supplies: the first one by position, others by keyword
+BY_POSITION = ("optimizer", "scheduler")
+BY_KEYWORD = {"model": ("in_channels", "num_classes"), "logger": ("save_dir",)}
+TOTAL_STEPS = "total_steps"  # to schedules with this parameter
+OF_MODULES = ("net", "optimizer", "image_shape", "num_classes", TOTAL_STEPS)  # to custom modules with these parameters
+OF_METRICS = ("task", "num_classes", "num_labels")  # by the task, as torchmetrics names them
+Errors = Iterator[tuple[str, Error]]  # (key, error)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Keywords of a callable, the required ones, whether it takes any other, and the types of the annotated ones."""
+
+    names: tuple[str, ...]
+    required: tuple[str, ...]
+    takes_any: bool
+    types: dict[str, Any]
+
+
+class Missing(LookupError):
+    """The package, module or `name` does not exist; `known` are the existing names."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str] = ()) -> None:
+        super().__init__(what)
+        self.name, self.known = name, tuple(known)
+
+
+def is_there(package: str) -> bool:
+    """Return whether Python finds a package or module of this name, which has no dots."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # a module without a spec, such as __main__
+        return True
+
+
+def load(target: str) -> Any:
+    """Import the object of a dotted name. Raises Missing, and any error of its module during import."""
+    package, *names = target.split(".")
+    if not is_there(package):
+        raise Missing(f"package {package!r} was not found", package)
+    found: Any = importlib.import_module(package)
+    for name in names:
+        path = f"{package}.{name}"
+        if not hasattr(found, name) and hasattr(found, "__path__") and importlib.util.find_spec(path) is not None:
+            importlib.import_module(path)
+        if not hasattr(found, name):
+            raise Missing(f"{package!r} has no {name!r}", name, [*dir(found), *getattr(found, "__all__", ())])
+        found, package = getattr(found, name), path
+    return found
+
+
+def find(target: str) -> Signature | None:
+    """Return the signature of a dotted name; None for compiled code without one. Raises what `load` raises."""
+    called = load(target)
+    if not callable(called):
+        raise Missing(f"{target!r} is a {type(called).__name__}, not something to call", target)
+    try:
+        parameters = inspect.signature(called).parameters.values()
+    except ValueError:
+        return None
+    try:
+        types = get_type_hints(called.__init__ if inspect.isclass(called) else called, include_extras=True)
+    except (AttributeError, NameError, TypeError):  # names that exist only for type checkers
+        types = {}
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return Signature(
+        names=tuple(p.name for p in named),
+        required=tuple(p.name for p in named if p.default is p.empty),
+        takes_any=any(p.kind == p.VAR_KEYWORD for p in parameters),
+        types={p.name: _allow_default(types[p.name], p.default) for p in named if p.name in types},
+    )
+
+
+def has_parameter(target: str, name: str) -> bool:
+    """Return whether the callable of a dotted name has a parameter of this name."""
+    signature = find(target)
+    return signature is not None and name in signature.names
+
+
+def _allow_default(annotation: Any, default: Any) -> Any:
+    """Add the default to the annotation of a parameter: `size: int = None` accepts None."""
+    try:
+        return annotation | None if default is None else annotation
+    except TypeError:  # an annotation that is no type
+        return Any
+
+
+def fits(annotation: Any, value: Any) -> bool:
+    """Return whether a value of YAML suits a parameter with this annotation. The result of a target always does."""
+    if any(targets(value)):
+        return True
+    try:
+        adapter = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True, strict=True))
+        adapter.validate_json(json.dumps(value))
+    except ValidationError:
+        return False
+    except Exception:  # pydantic has no schema for the annotation: the call itself checks the value
+        return True
+    return True
+
+
+def errors(trees: Sequence[dict[str, Any]], later: Collection[str] = ()) -> list[Error]:
+    """Return the errors of all targets of some configurations, one for each key that is not set `later`."""
+    found: list[Error] = []
+    for tree in trees:
+        of_tree: dict[str, Error] = {}
+        for key, error in (*_target_errors(tree), *_network_errors(tree)):
+            of_tree.setdefault(key, error)
+        found += (error for key, error in of_tree.items() if key not in later)
+    return found
+
+
+def _target_errors(tree: dict[str, Any]) -> Errors:
+    for path, value in targets(tree):
+        signature = yield from _find_signature(f"{'.'.join(path)}._target_", value["_target_"])
+        if signature is None:
+            continue
+        errors = list(_parameter_errors(tree, path, value, signature))
+        yield from errors or (_optimizer_errors(value) if path == ("optimizer",) else ())
+
+
+def _parameter_errors(
+    tree: dict[str, Any], path: tuple[str, ...], value: dict[str, Any], signature: Signature
+) -> Errors:
+    """Yield an error for every parameter that is unknown, of another type, missing, or set by the training."""
+    key, target, section_type = ".".join(path), value["_target_"], section(tree, path)
+    name, supplied = target.rpartition(".")[2], _training_parameters(path, target, signature)
+    ours: list[str] = []
+    if section_type is not None and issubclass(section_type, Target):
+        ours = [k for k in fields(section_type) if k not in section_type.passed]
+    names = list(dict.fromkeys([*(k for k in signature.names if k not in supplied), *ours]))
+    for k in (k for k in value if not k.startswith("_") and k not in ours):
+        if k in supplied:
+            yield f"{key}.{k}", Error(f"{key}.{k}", "is set by the training itself", "remove it")
+        elif k not in signature.names and not signature.takes_any:
+            yield f"{key}.{k}", unknown_key(tree, [*path, k], {}, names=names)
+        elif k in signature.types and not fits(annotation := signature.types[k], value[k]):
+            is_number = isinstance(value[k], int | float)
+            as_text = is_number and fits(annotation, "0") and not fits(annotation, True)
+            is_too_large = is_number and value[k] > LARGEST and fits(annotation, LARGEST)
+            expected = "" if is_too_large else f"{kind(annotation)}, as {name} has it"
+            yield f"{key}.{k}", mismatch(f"{key}.{k}", value[k], expected, as_text=as_text)
+    is_completed = path[0] in BY_POSITION and len(path) == 1  # by the training
+    given = (*value, *supplied, *(OF_METRICS if path[:2] == METRICS and len(path) == 3 else ()))
+    if (is_completed or not value.get("_partial_")) and "_args_" not in value:
+        for k in (k for k in signature.required if k not in given):
+            yield f"{key}.{k}", Error(f"{key}.{k}", "is missing", f"{name} needs it, add +{key}.{k}=...")
+    refused = [k for k in supplied if k not in signature.names and not signature.takes_any]
+    if refused:
+        problem = f"does not take {' and '.join(refused)} from the training"
+        yield f"{key}._target_", Error(f"{key}._target_={target}", problem)
+    if TOTAL_STEPS in supplied and value.get("_interval_") == "epoch":
+        problem = f"is for schedules by epoch, and {name} counts optimizer steps, {TOTAL_STEPS}"
+        yield f"{key}._interval_", Error(f"{key}._interval_=epoch", problem, "remove it")
+
+
+def _find_signature(key: str, target: str) -> Errors:
+    """Return the signature of a target, None if there is none. Yields the error if it cannot be imported or called."""
+    try:
+        return find(target)
+    except Missing as error:
+        meant = [
+            ".".join(like if part == error.name else part for part in target.split("."))
+            for like in near_names(error.name, error.known)
+        ]
+        hint = "correct the name, or install the package"
+        if target.startswith("__main__."):  # another module in each worker
+            meant, hint = [], f"put it into a file next to the notebook, net.py, and write net{target[8:]}"
+        yield key, Error(f"{key}={target}", f": {error}", question(meant, hint))
+    except Exception as error:  # any error of a module during its import
+        yield key, Error(f"{key}={target}", "cannot be imported", f"{type(error).__name__}: {one_line(error)}")
+    return None
+
+
+def _training_parameters(path: Sequence[str], target: str, signature: Signature) -> tuple[str, ...]:
+    """Return the parameters of the target at `path` that only the training may set."""
+    if len(path) != (2 if path[0] in NAMED else 1):
+        return ()
+    if path[0] == "module":
+        return tuple(name for name in signature.names if target == CLASSIFIER or name in OF_MODULES)
+    if path[0] == "data":
+        return ("has_crops",) if target in OF_FILES else ()
+    if path[0] == "scheduler":
+        mode = ("mode",) if target.endswith(".ReduceLROnPlateau") else ()  # as the best weights are chosen
+        return (*signature.names[:1], *({TOTAL_STEPS} & {*signature.names}), *mode)
+    return (*(signature.names[:1] if path[0] in BY_POSITION else ()), *BY_KEYWORD.get(path[0], ()))
+
+
+def _optimizer_errors(section: dict[str, Any]) -> Errors:
+    import torch
+
+    target = section["_target_"]
+    called = load(target)
+    values = {name: value for name, value in section.items() if not name.startswith("_")}
+    try:
+        if target.startswith("torch.optim."):
+            called([torch.zeros(1, 1, requires_grad=True)], **values)
+    except (TypeError, ValueError) as error:
+        yield "optimizer._target_", Error(f"optimizer._target_={target}", f": {one_line(error)}")
+    try:
+        step = inspect.signature(called.step).parameters.values()
+    except (AttributeError, ValueError):  # a function that returns an optimizer
+        return
+    if any(p.name != "self" and p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in step):
+        key = "optimizer._target_"
+        yield key, Error(f"{key}={target}", "computes the loss several times a step", "choose another one")
+
+
+def _network_errors(tree: dict[str, Any]) -> Errors:
+    library, name = LIBRARIES.get(at(tree, ["model", "_target_"])), at(tree, ["model", "name"])
+    if library is not None:
+        names: Sequence[str] = importlib.import_module(library).list_models()
+        if name.partition(".")[0] not in names:
+            fix = question(near_names(name, names, 3), f"see its documentation for all {len(names)} names")
+            yield "model.name", Error(f"model.name={name}", f"is not a network of {library.partition('.')[0]}", fix)

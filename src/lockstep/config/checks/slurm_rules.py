@@ -1,0 +1,129 @@
+"""Resources that a job requests, and rules about the settings of a cluster."""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+
+from lockstep.config.errors import Error, literal
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.sections import Cluster
+from lockstep.system import launcher
+
+OPTION = re.compile(r"--[a-z][a-z0-9-]*(=\S.*)?")
+# options of sbatch by the key that sets them; "" is Lockstep itself
+KEYS = {
+    "partition": "cluster.partition", "account": "cluster.account", "qos": "cluster.qos",
+    "constraint": "cluster.constraint", "time": "cluster.time_min", "signal": "cluster.warn_s",
+    "mem": "cluster.memory_gib", "cpus-per-task": "cluster.cpus_per_worker", "gpus-per-node": "cluster.gpus_per_node",
+    "nodes": "trainer.num_nodes", "ntasks": "trainer.devices (unequal nodes: srun in your own script)",
+    "ntasks-per-node": "trainer.devices", "job-name": "name",
+    **dict.fromkeys(("requeue", "no-requeue", "output", "error", "open-mode", "array", "chdir", "export"), ""),
+    # they change the reply "Submitted batch job 17"
+    **dict.fromkeys(("parsable", "quiet", "wait", "test-only", "wrap", "help", "usage", "version"), ""),
+}  # fmt: skip
+# other options that set the same as a key, wrong only if the key is set
+ALSO = {
+    "cluster.memory_gib": ("mem-per-cpu", "mem-per-gpu"),
+    "cluster.gpus_per_node": ("gres", "gpus", "gpus-per-task", "gpus-per-socket"),
+}
+# settings of `cluster` without a default value: those that only SLURM reads, and those of any job
+OF_SLURM = (
+    *("partition", "account", "qos", "time_min", "memory_gib", "cpus_per_worker", "gpus_per_node", "constraint"),
+    *("sbatch", "parallel"),
+)
+OF_JOBS = ("setup", "container")
+
+
+def num_gpus(config: Config) -> int:
+    """Return the GPUs that a job requests on each node, 0 if `num_workers` has errors."""
+    if config.cluster.gpus_per_node is not None:
+        return config.cluster.gpus_per_node
+    devices = config.trainer.devices
+    return devices if config.strategy.name != "cpu" and isinstance(devices, int) else 0
+
+
+def num_workers(config: Config) -> tuple[int, list[Error]]:
+    """Return the workers on each node of a job, and errors; the machine it is submitted from does not matter."""
+    devices, gpus, name = config.trainer.devices, config.cluster.gpus_per_node, config.strategy.name
+    if isinstance(devices, list):
+        error = Error(
+            f"trainer.devices={literal(devices)}", "names GPUs, but SLURM chooses them", f"give {len(devices)}"
+        )
+        return max(1, len(devices)), [error]
+    if name == "cpu" and gpus:
+        return 1, [Error(f"cluster.gpus_per_node={gpus}", ", but strategy=cpu uses no GPUs", "remove one of them")]
+    if devices == "auto":
+        if name == "single_device" or name == "cpu":
+            return 1, []
+        if gpus:
+            return gpus, []
+        hint = "strategy=cpu" if gpus == 0 else "cluster.gpus_per_node=N, or strategy=cpu"
+        return 1, [Error("trainer.devices=auto", "cannot see the nodes of a cluster", f"use trainer.devices=N, {hint}")]
+    if gpus and devices > gpus:
+        problem = f"is above cluster.gpus_per_node={gpus}"
+        return devices, [Error(f"trainer.devices={devices}", problem, "a worker needs a GPU")]
+    return devices, []
+
+
+def errors(config: Config) -> Iterator[Error]:
+    """Yield the errors of the settings of a cluster, and of submitting from this machine."""
+    if config.cluster.name != "none":
+        yield from _submit_errors(config)
+    elif config.dry_run:
+        yield Error("dry_run=true", "shows what cluster=none does not submit", "choose cluster=slurm")
+    yield from _slurm_errors(config) if config.cluster.name == "slurm" else _unread_errors(config.cluster)
+
+
+def _submit_errors(config: Config) -> Iterator[Error]:
+    name, world = config.cluster.name, launcher.outer_world(os.environ)
+    if world is not None and world.world_size > 1:
+        problem = f"is submitted by one process, but {world.launcher} started {world.world_size}"
+        yield Error(f"cluster={name}", problem, "start one")
+    tools = ("bash",) if name == "local" else ("sbatch", "srun", "scontrol")
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if missing:
+        hint = "install it" if name == "local" else "submit from a login node, or use cluster=local"
+        yield Error(f"cluster={name}", f", but this machine has no {missing[0]}", hint)
+
+
+def _unread_errors(cluster: Cluster) -> Iterator[Error]:
+    for key in OF_SLURM:
+        if (value := getattr(cluster, key)) not in (None, []):
+            hint = "add cluster=slurm, or remove it"
+            yield Error(f"cluster.{key}={value}", f"applies only to cluster=slurm, not to {cluster.name}", hint)
+    for key in OF_JOBS if cluster.name == "none" else ():
+        if value := getattr(cluster, key):
+            yield Error(f"cluster.{key}={value}", "applies only to jobs", "add cluster=slurm or local, or remove it")
+
+
+def _slurm_errors(config: Config) -> Iterator[Error]:
+    cluster, failed = config.cluster, config.sweep.max_failed
+    if config.search is not None:
+        if config.launcher.parallel == "auto" or config.launcher.mode == "sequential":
+            problem = "needs the number of its jobs at a time"
+            yield Error("search", problem, "on a cluster use launcher.parallel=N, and no mode")
+        if cluster.parallel is not None:
+            problem = "applies only to job arrays"
+            yield Error(f"cluster.parallel={cluster.parallel}", problem, "a search uses launcher.parallel")
+    elif failed is not None:
+        yield Error(f"sweep.max_failed={failed}", "applies only to trials on this machine, not to jobs", "remove it")
+    if cluster.time_min is None:
+        yield Error("cluster.time_min", "has no value, and cluster=slurm needs one", "add cluster.time_min=MINUTES")
+    elif cluster.warn_s >= 60 * cluster.time_min:
+        problem = f"is not below the time limit, cluster.time_min={cluster.time_min}"
+        yield Error(f"cluster.warn_s={cluster.warn_s}", problem, "the run would be stopped as soon as it starts")
+    is_set = {"cluster.memory_gib": cluster.memory_gib is not None, "cluster.gpus_per_node": num_gpus(config) > 0}
+    keys = KEYS | {name: key for key, names in ALSO.items() if is_set[key] for name in names}
+    for line in cluster.sbatch:
+        name = line.partition("=")[0].removeprefix("--")
+        if not OPTION.fullmatch(line):
+            yield Error("cluster.sbatch", f"has {line!r}", "write --option or --option=value, see `sbatch --help`")
+        elif name in keys:
+            yield Error("cluster.sbatch", f"has {line}", f"set by {keys[name] or 'Lockstep'}, remove it")
+
+
+def drop_job_settings(cluster: Cluster) -> Cluster:
+    """Return the settings for a training in this process, without those of a job."""
+    unset = {key: [] if isinstance(getattr(cluster, key), list) else None for key in (*OF_SLURM, *OF_JOBS)}
+    return cluster.model_copy(update={"name": "none", **unset})

@@ -1,0 +1,213 @@
+"""Resolves the worker processes of a configuration, and checks them against this machine and an outer launcher."""
+
+import os
+import shutil
+import socket
+from dataclasses import dataclass, field, replace
+
+from lockstep.config.errors import Error, literal
+from lockstep.config.schema.configuration import Config
+from lockstep.system import hardware, launcher
+from lockstep.system.wording import plural
+
+# a worker needs less (private pages of smaps_rollup, one thread, torch 2.15)
+WORKER_BYTES = 2**29
+ONLY_ON_GPUS = ("float16", "tf32")  # precisions
+# more processes on a core only wait; a few show what many workers compute
+PROCESSES_PER_CORE = 16
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Workers of a run: `world_size` on all nodes, `num_local` on this one; other nodes may have more or fewer.
+
+    `gpus` has the GPU of each worker of this node, by its number there; () for CPU processes. The numbers differ if
+    workers see the same GPUs, and are all 0 if each sees its own. `errors` describes what the machine, or the launcher
+    that started this process, lacks.
+    """
+
+    world_size: int
+    num_local: int
+    num_nodes: int
+    gpus: tuple[int, ...]
+    errors: tuple[Error, ...] = field(default=(), compare=False, repr=False)
+
+
+def resolve_workers(config: Config) -> Workers:
+    """Return the workers of a configuration on this machine; of a SLURM job those of the nodes that it requests."""
+    if config.cluster.name == "slurm":
+        from lockstep.config.checks import slurm_rules
+
+        num_local, errors = slurm_rules.num_workers(config)
+        num_nodes, gpus = config.trainer.num_nodes, tuple(range(slurm_rules.num_gpus(config)))
+        workers = Workers(num_local * num_nodes, num_local, num_nodes, gpus)
+        errors = errors or _single_errors(config, workers)
+    else:
+        world = launcher.outer_world(os.environ)
+        workers, errors = _here(config, world)
+        errors += _single_errors(config, workers) + _world_errors(workers, world)
+        if world is None:
+            errors += _number_errors(config, workers)
+    errors = (errors or _load_errors(config, workers)) + _device_errors(config, workers)
+    if config.cluster.name != "slurm":
+        errors += _compiler_errors(config, workers)
+    return replace(workers, errors=tuple(errors))
+
+
+def interface_errors(config: Config) -> list[Error]:
+    """Describe a network interface that this machine lacks. Only machines that train need it."""
+    name, interfaces = config.strategy.interface, [name for _, name in socket.if_nameindex()]
+    if name is None or name in interfaces:
+        return []
+    problem = f"is not on {socket.gethostname()}, which has {', '.join(interfaces)}"
+    return [Error(f"strategy.interface={name}", problem, "use one of these, or null")]
+
+
+def _here(config: Config, world: launcher.World | None) -> tuple[Workers, list[Error]]:
+    """Return the workers on this machine and under its launcher, and errors.
+
+    With trainer.devices=auto all processes of a launcher are workers, on any number of nodes.
+    """
+    devices, name, num_nodes = config.trainer.devices, config.strategy.name, config.trainer.num_nodes
+    num_gpus = 0 if name == "cpu" else hardware.num_visible_gpus()  # may import torch to count them
+    if isinstance(devices, list):
+        errors = _list_errors(config, devices, num_gpus, world)
+        return Workers(len(devices) * num_nodes, len(devices), num_nodes, tuple(devices)), errors
+    if devices == "auto" and world is not None:
+        world_size, num_local = world.world_size, world.num_local
+    else:
+        num_local = devices if devices != "auto" else 1 if name == "single_device" else max(1, num_gpus)
+        world_size = num_local * num_nodes
+    workers = Workers(world_size, num_local, num_nodes, _one_each(world, num_gpus, num_local))
+    if not num_gpus or max(workers.gpus, default=0) < num_gpus:
+        return workers, []
+    if devices == "auto" and world is not None:
+        own = "each with its own (srun --gpus-per-task=1), " if world.launcher == "srun" else ""
+        problem = f"started {num_local} workers on a machine with {_gpus(num_gpus)}"
+        return workers, [Error(world.launcher, problem, f"start {num_gpus}, {own}or choose strategy=cpu")]
+    hint = f"use trainer.devices={num_gpus}, or strategy=cpu for {devices} CPU processes"
+    return workers, [Error(f"trainer.devices={devices}", f", but this machine has {_gpus(num_gpus)}", hint)]
+
+
+def _list_errors(config: Config, devices: list[int], num_gpus: int, world: launcher.World | None) -> list[Error]:
+    typed, count = f"trainer.devices={literal(devices)}", len(devices)
+    if config.strategy.name == "cpu":
+        return [Error(typed, "names GPUs, but strategy=cpu uses none", "give a number of processes")]
+    if not devices or len(set(devices)) != count:
+        return [Error(typed, "must list each GPU once, and at least one")]
+    if _each_has_own(world, num_gpus, count):
+        hint = f"use trainer.devices={count}"
+        return [Error(typed, "names GPUs, but srun gives each task its own, numbered 0", hint)]
+    if max(devices) >= num_gpus:
+        hint = f"use numbers from 0 to {num_gpus - 1}" if num_gpus else f"use trainer.devices={count}"
+        return [Error(typed, f", but this machine has {_gpus(num_gpus)}", hint)]
+    return []
+
+
+def _one_each(world: launcher.World | None, num_gpus: int, num_local: int) -> tuple[int, ...]:
+    """Return the GPU of each worker of this node; a number above the last GPU if there are too few."""
+    if not num_gpus:
+        return ()
+    if _each_has_own(world, num_gpus, num_local):
+        return (0,) * num_local
+    return tuple(range(min(num_local, num_gpus + 1)))  # not more: the setting may be billions
+
+
+def _each_has_own(world: launcher.World | None, num_gpus: int, num_local: int) -> bool:
+    """Return whether each task of srun sees `num_gpus` GPUs that no other sees (--gpus-per-task), numbered from 0.
+
+    Then the step has as many on this node as its tasks see together; if all tasks see the same GPUs, it has just those.
+    SLURM_GPUS_PER_TASK is not reliable: a step inherits it from its job, and may override it.
+    """
+    total = world.num_gpus_on_node if world is not None else None
+    return total is not None and num_local > 1 and 0 < num_gpus * num_local <= total
+
+
+def _single_errors(config: Config, workers: Workers) -> list[Error]:
+    if config.strategy.name != "single_device" or workers.world_size == 1:
+        return []
+    problem = f"has one worker, not {workers.world_size}"
+    return [Error("strategy=single_device", problem, "use strategy=ddp, or one device")]
+
+
+def _gpus(count: int) -> str:
+    return plural(count, "GPU") if count else "no GPUs"
+
+
+def _device_errors(config: Config, workers: Workers) -> list[Error]:
+    if workers.gpus:
+        return _graph_errors(config, workers)
+    settings = (
+        (config.strategy.process_group_backend == "nccl", "strategy.process_group_backend=nccl", "auto or gloo"),
+        *((config.trainer.precision == name, f"trainer.precision={name}", "float32") for name in ONLY_ON_GPUS),
+        (config.trainer.graph is True, "trainer.graph=true", "auto"),
+    )
+    problem = "needs GPUs, and this run uses none"
+    return [Error(typed, problem, f"use {hint}") for is_set, typed, hint in settings if is_set]
+
+
+def _graph_errors(config: Config, workers: Workers) -> list[Error]:
+    """Refuse CUDA graphs of what none can capture: messages of gloo, and shards without samples."""
+    if config.trainer.graph is not True:
+        return []
+    loads, backend = config.trainer.loads, config.strategy.process_group_backend
+    settings = (
+        (config.compile, "compile=true"),
+        (workers.world_size > 1 and backend == "gloo", f"strategy.process_group_backend={backend}"),
+        (isinstance(loads, list) and 0 in loads, f"trainer.loads={literal(loads)}"),
+    )
+    hint = "remove one of them, or use trainer.graph=auto"
+    return [Error("trainer.graph=true", f"does not work with {other}", hint) for is_set, other in settings if is_set]
+
+
+def _compiler_errors(config: Config, workers: Workers) -> list[Error]:
+    if not config.compile or workers.gpus or any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
+        return []
+    return [Error("compile=true", "needs a C++ compiler on a CPU", "install g++, or use compile=false")]
+
+
+def _number_errors(config: Config, workers: Workers) -> list[Error]:
+    limit, memory, cores = config.trainer.process_limit, hardware.memory_bytes(), hardware.num_cores()
+    by_memory, by_cores = max(1, memory // WORKER_BYTES), PROCESSES_PER_CORE * cores
+    per_core = f"{PROCESSES_PER_CORE} per core on {plural(cores, 'core')}"
+    per_worker = f"{WORKER_BYTES / 2**30:.1f} GiB each in {memory / 2**30:.1f} GiB of memory"
+    most = limit if limit != "auto" else min(by_memory, by_cores)
+    if workers.gpus or workers.num_local <= most:
+        return []
+    reason = f"the limit of {most} workers, {per_worker if by_memory < by_cores else per_core}"
+    problem = f"is above {f'trainer.process_limit={limit}' if limit != 'auto' else reason}"
+    return [Error(f"trainer.devices={workers.num_local}", problem, "use fewer, or raise trainer.process_limit")]
+
+
+def _load_errors(config: Config, workers: Workers) -> list[Error]:
+    loads, count = config.trainer.loads, workers.world_size
+    if not isinstance(loads, list):
+        return []
+    typed = f"trainer.loads={literal(loads)}"
+    if len(loads) != count:
+        entries = plural(len(loads), "entry", "entries")
+        return [Error(typed, f"has {entries} for {plural(count, 'worker')}", "give one load for each, or auto")]
+    if sum(loads) == 0:
+        return [Error(typed, "has no load above 0", "give one to at least one worker")]
+    return []
+
+
+def _world_errors(workers: Workers, world: launcher.World | None) -> list[Error]:
+    """Compare the workers with the processes that a launcher started on all nodes, and on this one."""
+    n, nodes, num_local = workers.world_size, workers.num_nodes, workers.num_local
+    start = f"torchrun {f'--nnodes={nodes} ' if nodes > 1 else ''}--nproc-per-node={num_local}"
+    if world is None:
+        fix = f"{start} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 ..., or srun"
+        return [Error(f"trainer.num_nodes={nodes}", "needs a launcher on every node", fix)] if nodes > 1 else []
+    if not world.num_local:
+        return [Error("LOCAL_WORLD_SIZE", "is not set", "give the number of processes here, or use torchrun")]
+    what = f"trainer.devices={num_local}" + (f" on trainer.num_nodes={nodes}" if nodes > 1 else "")
+    if world.launcher == "srun":
+        start = f"srun --nodes={nodes} --ntasks-per-node={num_local}"
+    if world.world_size != n:
+        started = f"but {world.launcher} started {plural(world.world_size, 'process', 'processes')}"
+        return [Error(what, f"requires {plural(n, 'worker')}, {started}", f"use {start} ...")]
+    if world.num_local != num_local:
+        here = f"{world.launcher} started {world.num_local} on {socket.gethostname()}"
+        return [Error(what, f"is for each node, but {here}", f"use trainer.devices=auto, or {start} ...")]
+    return []

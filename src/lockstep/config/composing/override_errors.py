@@ -1,0 +1,55 @@
+"""Errors about single overrides: of another command, or refused by Hydra."""
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+from lockstep.config.composing.compose import plain_tree
+from lockstep.config.errors import Error, near_names, one_line
+from lockstep.config.schema.foreign_names import hint
+from lockstep.config.schema.key_scopes import OF_ENVIRONMENTS, SAME_FOR_ALL_JOBS, scope
+from lockstep.config.schema.legal_keys import Groups, legal_names, meant_key, unknown_key
+from lockstep.system.trees import at
+
+
+def misplacement(override: Override, *, is_multirun: bool, is_benchmark: bool) -> Error | None:
+    """Describe an override of another command, or one with several values where there can be one."""
+    key, text = override.key_or_group, override.input_line or ""
+    if is_benchmark:
+        if key in ("resume", "changed_data"):
+            return Error(text, "is not for a benchmark, which starts new runs", "remove it")
+        if key in OF_ENVIRONMENTS:
+            return Error(text, "is set by each environment", "see benchmark.environments and budget_s")
+    elif key.partition(".")[0] == "benchmark":
+        return Error(text, "is only for `lockstep benchmark`", "remove it")
+    if override.is_sweep_override() and not is_multirun:
+        line = "give one" if is_benchmark else "add -m to sweep over them"
+        return Error(text, "lists several values", f"{line}, or quote a value with commas")
+    if override.is_sweep_override() and scope(key) in SAME_FOR_ALL_JOBS:
+        return Error(text, "lists several values, but all jobs of a sweep share it", "give one")
+    return None
+
+
+def option_error(override: Override, options: Groups) -> Error | None:
+    key, value = override.key_or_group, override.value()
+    wrong = [option for option in (value if isinstance(value, list) else [value]) if option not in options.get(key, ())]
+    if key not in options or not wrong:
+        return None
+    meant, all_options = near_names(str(wrong[0]), options[key]), ", ".join(options[key])
+    fix = f"did you mean {meant[0]}? Choose from {all_options}" if meant else f"choose from {all_options}"
+    return Error(override.input_line or "", "is not an option", hint(f"{key}={wrong[0]}") or fix)
+
+
+def refusal(cfg: DictConfig, override: Override, error: Exception, options: Groups) -> Error:
+    """Describe an override that Hydra refuses. If it lacks a +, its value is added, so that it is checked, too."""
+    text, key = override.input_line or "", override.key_or_group
+    path, tree = key.split("."), plain_tree(cfg)[0]
+    parent = at(tree, path[:-1])
+    if isinstance(parent, dict) and path[-1] in parent:
+        reason = one_line(error if error.__cause__ is None else error.__cause__)
+        return Error(text, f": {reason}", f"write +{text} to add it" if isinstance(override.value(), dict) else "")
+    legal = legal_names(tree, path[:-1], options)
+    is_unknown = path[-1] not in legal if legal is not None else bool(meant_key(tree, path, options))
+    if override.is_delete() or not isinstance(parent, dict) or is_unknown:
+        return unknown_key(tree, path, options)
+    OmegaConf.update(cfg, key, override.value(), merge=True, force_add=True)
+    return Error(key, "is not set in conf/", f"add it with +{key}=...")

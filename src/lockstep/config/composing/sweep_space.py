@@ -1,0 +1,97 @@
+"""Values of a sweep, and the space that a search samples."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
+
+from lockstep.config.composing.compose import Source, compose_config
+from lockstep.config.composing.options import REFUSALS, parse_override
+from lockstep.config.errors import ConfigError, Error
+from lockstep.config.schema.legal_keys import Groups
+
+MAX_CHECKED = 50  # jobs of a sweep that are checked before it starts; the others are checked when they begin
+
+
+class Interval(NamedTuple):
+    """Numbers to sample, both ends included; integers if both ends are, in steps of `step` if it is set."""
+
+    low: float
+    high: float
+    step: float | None
+    is_log: bool
+
+
+Space = dict[str, Interval | tuple[str, ...]]  # by key: an interval, or choices as they are typed
+
+
+def _has_search(overrides: Sequence[str], options: Groups, source: Source) -> bool:
+    chosen = [text for text in overrides if text.partition("=")[0] in options or text.startswith("hydra/")]
+    try:
+        cfg = compose_config(
+            [text for text in chosen if not parse_override(text).is_sweep_override()], source, with_hydra=True
+        )
+    except REFUSALS:
+        return True  # the check reports them
+    return not cfg.hydra.sweeper._target_.endswith(".BasicSweeper")
+
+
+def values_of(override: Override, options: Groups, overrides: Sequence[str], source: Source) -> list[str]:
+    """Return an override for every value of a sweep, for a range or interval those at its ends.
+
+    Raises ConfigError if there is no value, or an interval without a search among all `overrides`.
+    """
+    if not override.is_sweep_override():
+        return [override.input_line or ""]
+    values = _values(override, lambda group: options.get(group, ()))
+    if isinstance(override.value(), IntervalSweep) and not _has_search(overrides, options, source):
+        fix = f"add one, or list them, {override.key_or_group}={values[0]},...,{values[1]}"
+        raise ConfigError(Error(override.input_line or "", "needs a search that draws values (search=tpe)", fix))
+    ends = values[:2] if isinstance(values, Interval) else values
+    return [f"{override.get_key_element()}={value}" for value in ends]
+
+
+def separate_space(overrides: Sequence[str], options_of: Callable[[str], Sequence[str]]) -> tuple[list[str], Space]:
+    """Return the overrides with one value, and the space of the others. Raises ConfigError.
+
+    `options_of` returns the options of a configuration group.
+    """
+    typed = [parse_override(text) for text in overrides]
+    fixed = [override.input_line or "" for override in typed if not override.is_sweep_override()]
+    space = {o.get_key_element(): _values(o, options_of) for o in typed if o.is_sweep_override()}
+    if not space:
+        fix = "e.g. 'optimizer.lr=tag(log, interval(0.01, 1))'"
+        raise ConfigError(Error("search=...", "needs an interval to search", fix))
+    if folds := [key for key in space if key.lstrip("+") == "data.fold"]:
+        problem = "in a search would choose the easiest fold"
+        raise ConfigError(Error(folds[0], problem, "give one, or sweep without search"))
+    return fixed, space
+
+
+def _values(override: Override, options_of: Callable[[str], Sequence[str]]) -> Interval | tuple[str, ...]:
+    text, value = override.input_line or "", override.value()
+    if isinstance(value, IntervalSweep):
+        interval = Interval(value.start or 0, value.end or 0, None, "log" in value.tags)
+        if interval.low >= interval.high:
+            raise ConfigError(Error(text, "ends before it begins", "write the smaller number first"))
+        return interval
+    if isinstance(value, RangeSweep):
+        start, stop = value.start or 0, value.stop or 0
+        count = math.ceil((stop - start) / value.step) if value.step else 0
+        if count > 0:
+            low, high = sorted((start, start + (count - 1) * value.step))
+            return Interval(low, high, abs(value.step), False)
+        raise ConfigError(Error(text, "has no value", "widen it"))
+    if not isinstance(value, Glob):
+        return tuple(override.sweep_string_iterator())
+    names = list(options_of(override.key_or_group))
+    if found := tuple(value.filter(names)):
+        return found
+    raise ConfigError(Error(text, "matches no option", f"choose from {', '.join(names)}"))
+
+
+def combinations(values: Sequence[Sequence[str]]) -> Iterable[Sequence[str]]:
+    """Return the overrides of the first jobs of a sweep."""
+    return itertools.islice(itertools.product(*values), MAX_CHECKED)

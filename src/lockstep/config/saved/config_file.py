@@ -1,0 +1,81 @@
+"""Writes, reads and compares the configuration in a run folder."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+import lockstep
+from lockstep.config.errors import ConfigError, Error, one_line
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.key_scopes import NOT_OF_A_TRAINING, scope
+from lockstep.runs.files import read_text, write_atomically
+from lockstep.runs.folder import RunFolder
+from lockstep.system.trees import from_yaml
+
+GONE = (("notify", "url"), ("trainer", "cudnn_search"), ("search", "objectives"))  # keys of earlier versions
+
+
+def to_tree(config: Config) -> dict[str, Any]:
+    """Return plain values, with the keys of YAML, such as `_target_`."""
+    return config.model_dump(by_alias=True)
+
+
+def fingerprint(config: Config) -> str:
+    """Return a hash that is equal for equal trainings: ranks compare it before the first step.
+
+    Notifications are not part of it, nor network interfaces, whose names may differ between machines.
+    """
+    tree = {key: value for key, value in to_tree(config).items() if scope(key) not in NOT_OF_A_TRAINING}
+    tree["strategy"] = {k: v for k, v in tree["strategy"].items() if k not in ("interface", "variables")}
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def save(config: Config, path: Path) -> None:
+    write_atomically(path, yaml.safe_dump(to_tree(config), sort_keys=False, allow_unicode=True))
+
+
+def other_version(folder: RunFolder) -> str | None:
+    """Describe the version of Lockstep that trained a run; None if it is this one or unknown."""
+    before = folder.read_version()
+    if before in (None, lockstep.__version__):
+        return None
+    return f"Lockstep {before} (this is {lockstep.__version__})"
+
+
+def load(path: Path) -> Config:
+    """Read a saved configuration. Raises ConfigError if it does not fit this version of Lockstep."""
+    tree = _drop_gone(load_tree(path))
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        from lockstep.config.checks.validation import schema_errors  # a valid configuration needs no rules and no Hydra
+
+        errors = dict(schema_errors(tree, error, {}))
+        before = other_version(RunFolder(path.parent))
+        hint = [Error(str(path.parent), f"was trained by {before}", "use that version")] if before else []
+        raise ConfigError(*(each.within(str(path)) for each in errors.values()), *hint) from error
+
+
+def _drop_gone(tree: dict[str, Any]) -> dict[str, Any]:
+    """Drop keys and values that are not of this version any more."""
+    for section, key in GONE:
+        if isinstance(tree.get(section), dict):
+            tree[section].pop(key, None)
+    if tree.get("compile") == "reduce-overhead":
+        tree["compile"] = True
+    return tree
+
+
+def load_tree(path: Path) -> dict[str, Any]:
+    """Read the plain values of a saved configuration of any version. Raises ConfigError if it cannot be read."""
+    try:
+        tree = from_yaml(read_text(path))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(Error(str(path), "cannot be read", one_line(error))) from error
+    if not isinstance(tree, dict):
+        raise ConfigError(Error(str(path), "contains no configuration"))
+    return tree

@@ -1,0 +1,146 @@
+"""Folders in which a run finds modules that are not installed.
+
+These are the folder of the project (of train.py, or the current one for `lockstep`), its `src`, PYTHONPATH, and the
+current folder. A run records them for its workers, and for commands in other folders that trust the run.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import lockstep
+from lockstep.config.checks import signatures
+from lockstep.config.errors import ConfigError, Error
+from lockstep.config.saved.config_file import to_tree
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.legal_keys import named_callables
+from lockstep.runs import naming
+from lockstep.runs.folder import RunFolder
+from lockstep.system import processes
+
+
+class Project(NamedTuple):
+    """Folders of modules: `modules` are searched before installed packages, `started_in` after them."""
+
+    modules: tuple[str, ...]
+    started_in: tuple[str, ...]
+
+
+def enter(folder: Path, run: RunFolder | None = None) -> None:
+    """Let this process find modules in a project's `folder`, and after all others in the current folder.
+
+    Does nothing with PYTHONSAFEPATH. Raises ConfigError if there is no current folder, or if one of the two is inside
+    of a `run` that is not trusted.
+    """
+    started_in = current()
+    if run is not None and any(path.resolve().is_relative_to(run.path) for path in (folder, started_in)):
+        raise ConfigError(Error("the current folder", f"is inside the run {run.path}", naming.TRUST))
+    if not processes.is_safe_path:
+        _search(Project(_modules(folder), (str(started_in),)), after=0)
+
+
+def current() -> Path:
+    """Return the current folder. Raises ConfigError if it was removed."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise ConfigError(Error("the current folder", "was removed", "change to another one")) from error
+
+
+def root() -> Path:
+    """Return the folder of the project, after `enter` or `use`."""
+    if not processes.is_safe_path:
+        return Path(sys.path[0])
+    script = Path(sys.argv[0])
+    return script.resolve().parent if script.suffix == ".py" else Path.cwd()
+
+
+def current_project() -> Project:
+    """Return the folders of this command, after `enter`."""
+    named = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    if processes.is_safe_path:
+        return Project(_resolve_folders(named), ())
+    return Project(_resolve_folders([*_modules(root()), *named]), _resolve_folders([os.getcwd()]))
+
+
+def record(folder: RunFolder) -> None:
+    """Record the folders of this command for a run."""
+    folder.claim(project=current_project()._asdict())
+
+
+def record_copy(folder: RunFolder, root: Path, copy: Path) -> None:
+    """Record the folders of this command for a run, with those below `root` replaced by those below its `copy`."""
+
+    def path_in_copy(path: str) -> str:
+        copied = copy / Path(path).relative_to(root) if Path(path).is_relative_to(root) else None
+        if copied is None or not copied.is_dir():
+            return path
+        return os.path.relpath(copied, folder.path)  # the two may move together
+
+    copies = {
+        kind: list(dict.fromkeys(map(path_in_copy, paths))) for kind, paths in current_project()._asdict().items()
+    }
+    folder.claim(project=copies)
+
+
+def use(folder: RunFolder, config: Config, *, is_last: bool = False) -> None:
+    """Let this process find the modules of a run, before all others unless it `is_last`.
+
+    Raises ConfigError, with the folders, if one of the configuration's packages is in none of them.
+    """
+    recorded = _recorded_project(folder)
+    _search(recorded, after=len(sys.path) if is_last else 0)
+    folders = dict.fromkeys((*recorded.modules, *recorded.started_in))
+    if not folders:
+        return  # none are recorded
+    looked_in = ", ".join(path if os.path.isdir(path) else f"{path} (which no longer exists)" for path in folders)
+    errors = []
+    for key, target in named_callables(to_tree(config)):
+        package = target.partition(".")[0]
+        if not signatures.is_there(package):
+            problem = f": package {package!r} was not found in {looked_in}, where the run found its modules"
+            fix = f"run this command in the folder that contains {package} now"
+            errors.append(Error(f"{key}={target}", problem, fix))
+    if errors:
+        raise ConfigError(*errors)
+
+
+def find_data(folder: RunFolder, config: Config) -> Config:
+    """Look up relative paths of the data in the project of a run, if the current folder does not have them."""
+    recorded, data = _recorded_project(folder), config.data
+    paths: dict[str, str] = {}
+    for key in ("root", "file"):
+        path = data.arguments().get(key)
+        if isinstance(path, str) and "://" not in path and not Path(path).expanduser().exists():
+            candidates = (os.path.join(base, path) for base in (*recorded.modules, *recorded.started_in))
+            paths[key] = next(filter(os.path.exists, candidates), path)
+    return config.model_copy(update={"data": data.model_copy(update=paths)})
+
+
+def _modules(folder: Path) -> tuple[str, ...]:
+    """Return a project's folder and its `src`, unless that holds Lockstep itself."""
+    source = folder / "src"
+    is_ours = source.is_dir() and source.samefile(Path(lockstep.__file__).parents[1])
+    return (str(folder), str(source)) if source.is_dir() and not is_ours else (str(folder),)
+
+
+def _search(project: Project, *, after: int) -> None:
+    """Add the folders that exist to the search path of Python, the first at position `after`."""
+    modules, started_in = (filter(os.path.isdir, folders) for folders in project)
+    sys.path[:] = dict.fromkeys([*sys.path[:after], *modules, *sys.path[after:], *started_in])
+
+
+def _recorded_project(folder: RunFolder) -> Project:
+    """Return the recorded folders of a run, none if none are recorded. Raises ConfigError."""
+    try:
+        kept = folder.read_project()
+        modules, started_in = ([os.fspath(path) for path in kept.get(name, ())] for name in Project._fields)
+    except (OSError, TypeError, ValueError) as error:
+        raise ConfigError(Error(str(folder.facts_file), "cannot be read", str(error))) from error
+    base = folder.path.resolve()
+    return Project(*(tuple(os.path.normpath(base / path) for path in paths) for paths in (modules, started_in)))
+
+
+def _resolve_folders(folders: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(os.path.realpath(folder) for folder in folders))

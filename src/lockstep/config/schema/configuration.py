@@ -1,0 +1,197 @@
+"""Schema of a configuration: type, range and meaning of every key. Values are only in conf/.
+
+It does not import torch, so that errors are reported immediately.
+"""
+
+from collections.abc import Callable, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
+from lockstep.config.schema.sections import (
+    Augment,
+    Benchmark,
+    Cluster,
+    ExecutionEnvironment,
+    Launcher,
+    Name,
+    Notify,
+    ParameterGroup,
+    Scope,
+    Section,
+    Strategy,
+    Sweep,
+    Trainer,
+    is_section,
+)
+from lockstep.config.schema.target_sections import (
+    CLASSIFIER,
+    Data,
+    Open,
+    Optimizer,
+    Scheduler,
+    Search,
+    Target,
+    TaskSection,
+)
+from lockstep.system.kinds import LARGEST, PathText, Positive, Seed
+
+# sections with names chosen by the user
+NAMED: dict[str, type[Section]] = {"callbacks": Open, "logger": Open, "parameters": ParameterGroup}
+ENVIRONMENTS = ("benchmark", "environments")
+PLAIN_MODULES = ("builtins", "collections.abc", "datetime", "pathlib", "typing")  # of types with values in YAML
+METRICS = ("task", "metrics")  # sections with a target and a name chosen by the user, inside another section
+
+
+class Config(Section):
+    """One run."""
+
+    name: Annotated[Name | None, Scope.WATCHING] = Field(description="suffix of the run folder; null = data_model")
+    seed: Annotated[Seed, Scope.NUMBERS] = Field(description="seed of initial weights, order, augmentation and dropout")
+    global_batch_size: Annotated[Positive, Scope.NUMBERS] = Field(
+        description="images per optimizer step, over all workers"
+    )
+    eval_batch_size: Annotated[Positive, Scope.PLACE] = Field(
+        description="images per evaluation step, over all workers"
+    )
+    scale_with_workers: Annotated[bool, Scope.NUMBERS] = Field(
+        description="multiply batch size and learning rate by the number of workers"
+    )
+    compile: Annotated[bool, Scope.PLACE] = Field(description="compile the network, which can take minutes")
+    flip_test: Annotated[bool, Scope.WATCHING] = Field(
+        description="also test with logits averaged over each image and its mirror image, reported separately"
+    )
+    augment: Augment
+    silent: Annotated[bool, Scope.OUTPUT] = Field(description="print only errors")
+    notify: Notify
+    resume: Annotated[PathText | None, Scope.PLACE] = Field(description="run folder to resume")
+    init_from: Annotated[PathText | None, Scope.NUMBERS] = Field(
+        description="initial weights of a new run: a checkpoint file, or a run folder for its last checkpoint"
+    )
+    changed_data: Annotated[Literal["refuse", "accept"], Scope.SUBMISSION] = Field(
+        description="if the images differ from those the run was trained on: refuse, or accept them with a warning",
+    )
+    dry_run: Annotated[bool, Scope.SUBMISSION] = Field(
+        description="with a cluster: print the script without submitting it"
+    )
+    launcher: Launcher
+    sweep: Sweep
+    search: Annotated[Search | None, Scope.SWEEP] = Field(description="set by search=...")
+    data: Data
+    module: Open
+    model: Open
+    task: TaskSection
+    optimizer: Optimizer
+    scheduler: Scheduler
+    parameters: Annotated[dict[str, ParameterGroup | None], Scope.NUMBERS] = Field(
+        description="parts of the network with their own learning rate, weight decay or freezing, under any name"
+    )
+    strategy: Strategy
+    trainer: Trainer
+    cluster: Cluster
+    callbacks: Annotated[dict[str, Open | None], Scope.NUMBERS]
+    logger: Annotated[dict[str, Open | None], Scope.WATCHING]
+
+    @property
+    def has_own_module(self) -> bool:
+        """Return whether a custom LightningModule is trained instead of Lockstep's."""
+        return self.module.target != CLASSIFIER
+
+    @property
+    def run_name(self) -> str:
+        """Name of a run: data_model, or data_module for a custom module, if `name` is not set."""
+        target = (self.module if self.has_own_module else self.model).target
+        named = None if self.has_own_module else self.model.arguments().get("name")
+        network = named or target.rpartition(".")[2].lower()
+        return self.name or f"{self.data.target.rpartition('.')[2]}_{network}"
+
+
+class BenchmarkConfig(Config):
+    """One run for each of several environments."""
+
+    benchmark: Benchmark
+
+
+# sections at the top with a target, by name
+CALLED: dict[str, type[Target]] = {
+    name: field.annotation
+    for name, field in Config.model_fields.items()
+    if is_section(field.annotation) and issubclass(field.annotation, Target)
+}
+
+
+def root(tree: Any) -> type[Config]:
+    return BenchmarkConfig if isinstance(tree, dict) and "benchmark" in tree else Config
+
+
+def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
+    """Return the section at `path` of a tree; None if the schema has none there."""
+    whole = root(tree)
+    if not path:
+        return whole
+    head = path[0]
+    if tuple(path[:2]) == ENVIRONMENTS:
+        return ExecutionEnvironment if len(path) == 3 else None
+    if head in NAMED:
+        return NAMED[head] if len(path) == 2 else None
+    if tuple(path[:2]) == METRICS:
+        return Open if len(path) == 3 else None
+    if head == "search":
+        return Search if len(path) == 1 else None
+    found: Any = whole
+    for name in path:
+        found = found.model_fields[name].annotation if is_section(found) and name in found.model_fields else None
+    return found if is_section(found) else None
+
+
+def key_depth(path: Sequence[str]) -> int:
+    """Return the number of parts of `path` that are keys of the schema; the others are inside of a value."""
+    if tuple(path[:2]) in (ENVIRONMENTS, METRICS):
+        return 4
+    return 3 if path[0] in NAMED or section(None, path[:2]) is not None else 2
+
+
+def fields(section_type: type[Section]) -> dict[str, FieldInfo]:
+    """Return the fields of a section by their names in YAML."""
+    return {field.alias or name: field for name, field in section_type.model_fields.items()}
+
+
+def kind_of(field: FieldInfo) -> str:
+    """Describe type and range, e.g. `int >= 1 or null`."""
+    return kind(field.annotation, field.metadata)
+
+
+def kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """Describe an annotation, with the range in `metadata`."""
+    metadata = metadata[::-1]  # the last bound counts
+    texts = [item for item in metadata if isinstance(item, str)]
+    if texts:
+        return texts[0]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        nested = [m for item in arguments[1:] for m in (item.metadata if isinstance(item, FieldInfo) else [item])]
+        return kind(arguments[0], [*nested, *metadata[::-1]])
+    if origin is Literal:
+        return "|".join(str(value).lower() for value in arguments)
+    if origin in (Union, UnionType):
+        return " or ".join("null" if part is NoneType else kind(part) for part in arguments)
+    if origin in (list, Sequence):
+        return f"[{kind(arguments[0])}, ...]"
+    if annotation is bool:
+        return "true|false"
+    if origin is dict or is_section(annotation):
+        return "a section of keys"
+    if origin is Callable or getattr(origin or annotation, "__module__", "") not in PLAIN_MODULES:
+        return "a section of keys with _target_"
+    name = getattr(annotation, "__name__", str(annotation)) if origin is None else str(annotation)
+    low = next((f"{item.ge} <= " for item in metadata if isinstance(item, Ge)), "")
+    low = next((f"{item.gt} < " for item in metadata if isinstance(item, Gt)), low)
+    high = next((f" < {item.lt}" for item in metadata if isinstance(item, Lt)), "")
+    high = next((f" <= {item.le}" for item in metadata if isinstance(item, Le) and item.le != LARGEST), high)
+    if low and not high:
+        number, sign, _ = low.split(" ")
+        return f"{name} {sign.replace('<', '>')} {number}"
+    return f"{low}{name}{high}"

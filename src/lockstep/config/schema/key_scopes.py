@@ -1,0 +1,55 @@
+"""Keys that may change on a resume, and keys that apply to a whole command, by the scope of each key."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.config.schema.configuration import Config, fields, section
+from lockstep.config.schema.sections import Scope, scope_of
+from lockstep.config.schema.target_sections import Data, is_ours
+from lockstep.system.trees import at
+
+FREE_ON_RESUME = frozenset(Scope) - {Scope.NUMBERS}
+FREE_IN_A_RESUMED_SWEEP = FREE_ON_RESUME - {Scope.LENGTH}
+SAME_FOR_ALL_JOBS = frozenset({Scope.OUTPUT, Scope.SWEEP, Scope.SUBMISSION})
+NOT_OF_A_TRAINING = frozenset({Scope.SWEEP, Scope.SUBMISSION})  # these do not change the numbers of a run
+
+# callbacks that a resume may add, remove and change: they only observe, or end a training
+FREE_CALLBACKS = (
+    "lightning.pytorch.callbacks.DeviceStatsMonitor",
+    "lightning.pytorch.callbacks.LearningRateMonitor",
+    "lightning.pytorch.callbacks.Timer",
+    "lockstep.callbacks.Curves",
+    "lockstep.callbacks.Pictures",
+)
+CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"  # free unless it chooses the best weights
+PATHS = ("root", "file", "cache", "download")  # parameters of Lockstep's own sources: where their files are
+EVERYWHERE = ("experiment", "debug")  # groups whose options set keys of any section
+# set by each environment of a benchmark, in place of the command line
+OF_ENVIRONMENTS = (
+    *("scale_with_workers", "strategy", "strategy.name", "trainer.devices", "trainer.loads", "trainer.max_time_s"),
+)
+
+
+def scope(key: str, tree: Mapping[str, Any] | None = None) -> Scope:
+    """Return the scope of `key`; the targets of its sections are those of the configuration `tree`.
+
+    Keys that the schema does not have are of NUMBERS, such as the parameters of a custom target.
+    """
+    path = key.split(".")
+    for depth, name in enumerate(path):
+        section_type = section(tree or {}, path[:depth])
+        field = fields(section_type).get(name) if section_type is not None else None
+        if section_type is Data and name in PATHS and is_ours(at(tree, ["data", "_target_"])):
+            return Scope.PLACE
+        if section_type is None or field is None:
+            break
+        decided = scope_of(section_type, field)
+        is_whole = depth == len(path) - 1 or section(tree or {}, path[: depth + 1]) is None
+        if decided is not None and is_whole:
+            return decided
+    return Scope.NUMBERS
+
+
+def names(*scopes: Scope) -> list[str]:
+    """Return the keys and sections at the top of a configuration that have one of these scopes."""
+    return [name for name in Config.model_fields if scope(name) in scopes]

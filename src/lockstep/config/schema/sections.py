@@ -1,0 +1,328 @@
+"""Sections of a configuration whose keys are Lockstep's own, with the type, range and meaning of each key."""
+
+import re
+from enum import Enum
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Le
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
+from typing_extensions import TypeIs
+
+from lockstep.system.kinds import LARGEST, Count, NonNegative, Positive, PositiveFloat, Probability
+from lockstep.system.trees import leaves
+
+# a plain string replaces the type and its pattern in help and errors
+Name = Annotated[str, Field(pattern=r"^[\w.=+-]+$"), "text of letters, digits and _.=+-"]
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w-]*$")]
+Command = Annotated[str, Field(pattern=r"\S"), "a command line"]
+Word = Annotated[str, Field(pattern=r"^\S+$"), "a word"]
+Line = Annotated[str, Field(pattern=r"^[^\n]*\S[^\n]*$"), "a line of text"]
+Interface = Annotated[str, Field(min_length=1), "a network interface"]
+Variable = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
+Variables = Annotated[dict[Variable, str | int], "{NAME:value,...}, names in capitals"]
+# factors of colour are whole thousandths that float32 holds exactly (data/transforms/photometric.py)
+Jitter = Annotated[float, Ge(0), Le(10)]
+Dotted = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"), "a name like package.module.Class"]
+
+
+class Scope(Enum):
+    """Effect of a key; it decides when the key may change (key_scopes.py)."""
+
+    NUMBERS = "the numbers a run computes"
+    LENGTH = "how long it is trained"
+    PLACE = "where it is computed, and how fast"
+    WATCHING = "what is observed and kept of it"
+    OUTPUT = "what the command prints"
+    SWEEP = "the trials of one command together, and notifications"
+    SUBMISSION = "where the command has its runs trained"
+    BENCHMARK = "`lockstep benchmark`"
+
+
+class Section(BaseModel):
+    """A group of keys; others are errors. A key has the scope in its annotation, else `scope`, that of the section."""
+
+    scope: ClassVar[Scope | None] = None
+    # deferred: --help needs no validators
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=(), defer_build=True
+    )
+
+
+def scope_of(section_type: type[Section], field: FieldInfo) -> Scope | None:
+    """Return the scope of a key; None for a section whose keys have different scopes."""
+    of_key = (item for item in field.metadata if isinstance(item, Scope))
+    of_section = (
+        field.annotation.scope if section_type.scope is None and is_section(field.annotation) else section_type.scope
+    )
+    return next(of_key, of_section)
+
+
+def is_section(annotation: Any) -> TypeIs[type[Section]]:
+    """Return whether the annotation of a field is a section, not a value."""
+    return isinstance(annotation, type) and issubclass(annotation, Section)
+
+
+def _is_interval(values: list[float]) -> list[float]:
+    if values[0] > values[1]:
+        raise ValueError("not an interval")
+    return values
+
+
+TWO = Field(min_length=2, max_length=2)
+Ratios = Annotated[list[PositiveFloat], TWO, AfterValidator(_is_interval), "[low, high], 0 < low <= high"]
+Areas = Annotated[
+    list[Annotated[float, Field(gt=0, le=1)]], TWO, AfterValidator(_is_interval), "[low, high], 0 < low <= high <= 1"
+]
+
+
+class RandomResizedCrop(Section):
+    """Random parts of the training images, cut where they are read, before all other changes."""
+
+    scope = Scope.NUMBERS
+
+    scale: Areas | None = Field(description="area of the part, as a fraction of the scaled image; null = off")
+    ratio: Ratios = Field(description="width to height of the part")
+
+
+class ColorJitter(Section):
+    """Random changes of colour, one after the other."""
+
+    scope = Scope.NUMBERS
+
+    brightness: Jitter = Field(description="grey levels times max(0, 1 - brightness) to 1 + brightness; 0 = off")
+    contrast: Jitter = Field(description="contrast times max(0, 1 - contrast) to 1 + contrast; 0 = off")
+    saturation: Jitter = Field(description="saturation times max(0, 1 - saturation) to 1 + saturation; 0 = off")
+    hue: Annotated[float, Ge(0), Le(0.5)] = Field(description="part of the circle by which the hue turns; 0 = off")
+
+
+class RandAugment(Section):
+    """RandAugment: operations of one strength, drawn for each image."""
+
+    scope = Scope.NUMBERS
+
+    num_ops: Annotated[int, Ge(0), Le(14)] = Field(description="random operations on each image; 0 = off")
+    magnitude: Annotated[int, Ge(0), Le(30)] = Field(description="strength of the operations")
+
+
+class Augment(Section):
+    """Random changes of training images, drawn for each sample, in the order of docs/data.md."""
+
+    scope = Scope.NUMBERS
+
+    random_resized_crop: RandomResizedCrop
+    crop_padding: Count = Field(description="shift by up to this many pixels; 0 = off")
+    crop_border: Literal["zeros", "reflect"] = Field(
+        description="border that crop_padding shifts in: black or mirrored"
+    )
+    flip: bool | Literal["alternating"] = Field(
+        description="mirror left-right with probability 1/2, or each image in every second epoch"
+    )
+    vertical_flip: bool = Field(description="turn upside down with probability 1/2")
+    rotation: Annotated[float, Ge(0), Le(180)] = Field(description="turn by up to this many degrees; 0 = off")
+    color_jitter: ColorJitter
+    cutout: Count = Field(description="side in pixels of a square set to the mean colour; 0 = off")
+    cutout_inside: bool = Field(description="the square of cutout does not cross the edge of the image")
+    erasing: Probability = Field(description="probability of a rectangle set to the mean colour (Random Erasing)")
+    trivial: bool = Field(description="TrivialAugment (wide): one random operation on each image")
+    rand_augment: RandAugment
+    mixup: NonNegative = Field(
+        description="MixUp, lambda of Beta(mixup, mixup); 0 = off; with cutmix, each half the time"
+    )
+    cutmix: NonNegative = Field(description="CutMix, lambda of Beta(cutmix, cutmix); 0 = off")
+
+    @property
+    def has_crops(self) -> bool:
+        return self.random_resized_crop.scale is not None
+
+    @property
+    def used(self) -> dict[str, Any]:
+        """The keys that switch something on, with their values."""
+        qualifiers: Any = {"crop_border": True, "cutout_inside": True, "rand_augment": {"magnitude"}}
+        qualifiers["random_resized_crop"] = {"ratio"}
+        return {key: value for key, value in leaves(self.model_dump(exclude=qualifiers), "") if value}
+
+
+class Strategy(Section):
+    """Devices and their communication."""
+
+    name: Annotated[Literal["auto", "single_device", "cpu", "ddp"], Scope.PLACE] = Field(
+        description="set by strategy=..."
+    )
+    process_group_backend: Annotated[Literal["auto", "nccl", "gloo"], Scope.PLACE] = Field(
+        description="auto: nccl on GPUs, gloo on CPUs"
+    )
+    timeout_s: Annotated[int, Scope.PLACE] = Field(
+        ge=5, le=LARGEST, description="time limit of a collective in seconds; after it the run fails"
+    )
+    bucket_size_mib: Annotated[Positive, Scope.PLACE] = Field(
+        description="size of the buckets in which gradients are reduced, in MiB"
+    )
+    gradient_dtype: Annotated[Literal["same", "bfloat16"], Scope.NUMBERS] = Field(
+        description="data type of gradients in the all-reduce; bfloat16 halves the traffic, but rounds"
+    )
+    interface: Annotated[Interface | None, Scope.PLACE] = Field(
+        description="network interface of the workers, e.g. ib0; null = automatic"
+    )
+    variables: Annotated[Variables, Scope.PLACE] = Field(
+        description="environment variables of the workers: +strategy.variables.NCCL_DEBUG=INFO"
+    )
+
+
+class Trainer(Section):
+    """Length, devices and precision of the training."""
+
+    scope = Scope.NUMBERS
+
+    max_epochs: Annotated[Positive, Scope.LENGTH] = Field(description="epochs to train")
+    devices: Annotated[Literal["auto"] | Positive | list[Count], Scope.PLACE] = Field(
+        description="workers on each node: auto, a number, or GPU numbers [0,2]"
+    )
+    process_limit: Annotated[Literal["auto"] | Positive, Scope.PLACE] = Field(
+        description="maximum number of workers on a machine without GPUs; auto: 16 per core, and 0.5 GiB of memory each"
+    )
+    num_nodes: Annotated[Positive, Scope.PLACE] = Field(
+        description="number of machines; with devices=auto, torchrun and srun decide"
+    )
+    loads: Annotated[Literal["auto"] | list[Count] | None, Scope.PLACE] = Field(
+        description="relative shard size of each worker, e.g. [2,1,1,0]; auto = by their measured speed; null = even"
+    )
+    precision: Literal["auto", "bfloat16", "float16", "tf32", "float32", "float64"] = Field(
+        description="bfloat16, float16 = autocast, float16 with a scaled loss; auto = bfloat16 if the hardware has it; "
+        "tf32 = float32 with TF32 products"
+    )
+    memory_format: Annotated[Literal["auto", "channels_last", "contiguous"], Scope.PLACE] = Field(
+        description="auto: channels_last, or contiguous if the CPU cannot train the network in it"
+    )
+    deterministic: Annotated[bool, Scope.PLACE] = Field(
+        description="use only deterministic kernels: same bits on the same hardware"
+    )
+    graph: Annotated[Literal["auto"] | bool, Scope.PLACE] = Field(
+        description="replay training steps as CUDA graphs; auto: built-in networks on GPUs, without compile; "
+        "true: custom networks too"
+    )
+    accumulate_grad_batches: Positive = Field(description="micro-batches per global batch")
+    gradient_clip_norm: PositiveFloat | None = Field(description="largest L2 norm of the gradient; null = no limit")
+    log_every_n_steps: Annotated[Positive, Scope.WATCHING] = Field(
+        description="optimizer steps between two points of a curve"
+    )
+    check_val_every_n_epoch: Positive = Field(description="epochs between validations")
+    max_time_s: Annotated[PositiveFloat | None, Scope.PLACE] = Field(
+        description="stop with a checkpoint after this many seconds of training; a resume counts from 0 again"
+    )
+    limit_train_batches: Positive | None = Field(description="maximum number of micro-batches per epoch")
+    limit_val_batches: Positive | None = Field(description="maximum number of validation batches")
+    limit_test_batches: Positive | None = Field(description="maximum number of test batches")
+    overfit_batches: Count = Field(description="train, validate and test on the first N global batches; 0 = off")
+    profiler: Annotated[Literal["simple", "advanced", "pytorch"] | None, Scope.WATCHING] = Field(
+        description="Lightning's profiler"
+    )
+
+
+def _compile_pattern(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError("not a regular expression") from error
+    return pattern
+
+
+class ParameterGroup(Section):
+    """Parameters of the network by name; the first entry whose pattern is found in a name applies."""
+
+    scope = Scope.NUMBERS
+
+    pattern: Annotated[str, Field(min_length=1), AfterValidator(_compile_pattern), "a regular expression"] | None = (
+        Field(description="regular expression, searched in names such as layer1.0.conv1.weight; null = the last layer")
+    )
+    lr_factor: PositiveFloat = Field(default=1.0, description="factor of the scheduled learning rate")
+    weight_decay: NonNegative | None = Field(
+        default=None, description="weight decay of weights, not of norms and biases; null = that of the optimizer"
+    )
+    frozen_epochs: Count | None = Field(
+        default=0, description="epochs before training starts; 0 = train from the start, null = never train"
+    )
+
+
+class Notify(Section):
+    """Notification at the end of a run: JSON to the standard input of a command."""
+
+    scope = Scope.SWEEP
+
+    command: Command | None = Field(description="run without a shell, with LOCKSTEP_RUN, _STATE and _REASON set")
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = Field(description="time limit of the command, in seconds")
+
+
+class Cluster(Section):
+    """Cluster job that trains the run on trainer.num_nodes nodes."""
+
+    scope = Scope.SUBMISSION
+
+    name: Literal["none", "local", "slurm"] = Field(description="set by cluster=...")
+    partition: Word | None = Field(description="SLURM partition; null = its default, as for the next two")
+    account: Word | None = Field(description="account to charge")
+    qos: Word | None = Field(description="quality of service")
+    time_min: Positive | None = Field(description="time limit in minutes, after which the job is requeued")
+    memory_gib: PositiveFloat | None = Field(description="memory per node in GiB; null = SLURM's default")
+    cpus_per_worker: Positive | None = Field(description="cores per worker; null = SLURM's default")
+    gpus_per_node: Count | None = Field(description="GPUs per node; null = one per worker, none with strategy=cpu")
+    constraint: Line | None = Field(description="required features of a node")
+    sbatch: list[Line] = Field(description="additional options of sbatch, e.g. [--exclusive,'--reservation=class']")
+    setup: list[Line] = Field(description="shell lines before the training, e.g. [module load cuda]")
+    container: Line | None = Field(
+        description="command before python, e.g. 'apptainer exec --nv image.sif'; uses the container's python"
+    )
+    warn_s: Annotated[int, Field(ge=1, le=65535)] = Field(
+        description="seconds before the time limit at which the run saves and is requeued"
+    )
+    max_requeues: Count = Field(description="maximum number of requeues of a job")
+    parallel: Positive | None = Field(description="maximum number of parallel jobs of a sweep; null = all")
+
+
+class Launcher(Section):
+    """How the trials of a sweep (-m) use this machine."""
+
+    scope = Scope.SWEEP
+
+    mode: Literal["parallel", "sequential"] = Field(
+        description="parallel: several trials, each on its own devices; sequential: one at a time, on all"
+    )
+    parallel: Literal["auto"] | Positive = Field(
+        description="maximum number of parallel trials; auto: the number of GPUs or cores"
+    )
+
+
+class Sweep(Section):
+    """Trials of one command; repeat the command to resume them."""
+
+    scope = Scope.SWEEP
+
+    name: Name | None = Field(description="suffix of the sweep folder, to resume it; null = the same command")
+    max_failed: Count | None = Field(description="stop after more failed trials than this; null = no limit")
+    test: Literal["best", "all", "none"] = Field(description="trials to evaluate on the test set")
+
+
+class ExecutionEnvironment(Section):
+    """Machines and devices of one training of a benchmark."""
+
+    scope = Scope.BENCHMARK
+
+    strategy: Literal["cpu", "single_device", "ddp"] = Field(
+        description="cpu = processes on the CPU; single_device = one GPU; ddp = data-parallel GPUs"
+    )
+    devices: Literal["all"] | Positive = Field(
+        description="workers on each machine; all = every GPU, or one process per core, at least two in total"
+    )
+    num_nodes: Literal["all"] | Positive = Field(
+        default=1, description="machines; all = every machine of the SLURM allocation, outside of one this machine"
+    )
+    scale_with_workers: bool = Field(description="multiply batch size and learning rate by the number of workers")
+
+
+class Benchmark(Section):
+    """Settings of `lockstep benchmark` only."""
+
+    scope = Scope.BENCHMARK
+
+    budget_s: PositiveFloat = Field(description="seconds of training in each environment")
+    environments: dict[EnvironmentName, ExecutionEnvironment | None] = Field(description="by name, in this order")

@@ -1,0 +1,148 @@
+"""Sections with a `_target_`, whose signature defines the other keys (signatures.py)."""
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Le
+from pydantic import ConfigDict, Field
+
+from lockstep.config.schema.sections import Dotted, Scope, Section
+from lockstep.system.kinds import Count, NonNegative, PathText, Positive, PositiveFloat, Probability
+
+CLASSIFIER = "lockstep.models.Classifier"
+LIBRARIES = {"lockstep.models.torchvision": "torchvision.models", "lockstep.models.timm": "timm"}  # of networks
+OF_FILES = IMAGE_FOLDER, IMAGE_LIST = ("lockstep.data.image_folder", "lockstep.data.image_list")
+
+
+def is_url(root: str) -> bool:
+    """Return whether a path is a URL, or a chain of them."""
+    return re.match(r"[A-Za-z][\w+.-]*(://|::.*:)", root) is not None
+
+
+def is_ours(target: object) -> bool:
+    """Return whether a `_target_` is of Lockstep."""
+    return str(target).startswith("lockstep.")
+
+
+class Target(Section):
+    """A Python callable and its keyword arguments."""
+
+    model_config = ConfigDict(extra="allow")
+    scope = Scope.NUMBERS
+
+    passed: ClassVar[tuple[str, ...]] = ()  # keys of this section that are arguments of the callable, too
+
+    target: Dotted = Field(alias="_target_", description="callable")
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of the callable; the training reads the other keys."""
+        given = {name: value for name in self.passed if (value := getattr(self, name)) is not None}
+        return {**given, **(self.model_extra or {})}
+
+
+class Open(Target):
+    """A callable that is called, or bound to its arguments if the caller adds more."""
+
+    partial: bool = Field(default=False, alias="_partial_", description="the caller adds more arguments")
+
+
+class Partial(Target):
+    """A callable to which the training adds arguments."""
+
+    partial: Literal[True] = Field(default=True, alias="_partial_", description="always true")
+
+
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+class Optimizer(Partial):
+    """Optimizer; + adds other parameters of its class."""
+
+    passed = ("lr", "weight_decay")
+
+    lr: PositiveFloat | None = Field(default=None, exclude_if=_is_none, description="peak learning rate")
+    weight_decay: NonNegative | None = Field(
+        default=None, exclude_if=_is_none, description="weight decay of weights, not of norms and biases"
+    )
+
+
+class Scheduler(Partial):
+    """Schedule of the learning rate."""
+
+    interval: Literal["step", "epoch"] = Field(
+        default="step",
+        alias="_interval_",
+        description="schedule by optimizer step, or by epoch",
+    )
+
+
+class TaskSection(Target):
+    """Task of the network."""
+
+    metrics: dict[str, Open | None] = Field(
+        default={}, description="metrics by name; the first one selects the best checkpoint"
+    )
+
+
+class Data(Target):
+    """A source of images."""
+
+    memory: Annotated[Literal["auto", "device", "host", "stream"], Scope.PLACE] = Field(
+        default="auto",
+        description="storage of pixels; auto: GPU if they fit, else host memory, else stream (decoded when needed)",
+    )
+    num_workers: Annotated[Literal["auto"] | Positive, Scope.PLACE] = Field(
+        default="auto",
+        description="processes per worker that read streamed images or crop; auto: one per core, on a CPU one if kept",
+    )
+    copy_to: Annotated[PathText | None, Scope.PLACE] = Field(
+        default=None,
+        description="folder on a disk of the node, e.g. $TMPDIR/data, to which the files are copied; null = no copy",
+    )
+    copy_remove: Annotated[bool, Scope.PLACE] = Field(
+        default=False, description="remove that copy when the run ends, unless another run uses it"
+    )
+    balance: Probability = Field(
+        default=0.0,
+        description="classes in a training epoch: 0 = as they are, 1 = equally often, between: count ** (1 - balance)",
+    )
+    folds: Annotated[int, Ge(2), Le(1000)] | None = Field(
+        default=None, description="equal parts of the training images, each the test split of one run; null = none"
+    )
+    fold: Count = Field(default=0, description="the part to test on, from 0; -m data.fold=0,1,2,3,4 takes each in turn")
+    check: Dotted | None = Field(
+        default=None,
+        alias="_check_",
+        description="called before torch is imported; raises an error if data is missing",
+    )
+
+    @property
+    def root(self) -> str | None:
+        """Folder or URL of the files, None for a source without files."""
+        root = self.arguments().get("root")
+        return root if isinstance(root, str) else None
+
+    @property
+    def is_remote(self) -> bool:
+        return is_url(self.root or "")
+
+    @property
+    def is_copied(self) -> bool:
+        """True if machines read a copy of the files, not the files themselves."""
+        has_cache = self.target in OF_FILES and self.arguments().get("cache") is not None
+        has_files = self.root is not None or self.target == IMAGE_LIST
+        return has_files and (self.copy_to is not None or (self.is_remote and has_cache))
+
+
+class Search(Section):
+    """A search by Optuna over values of a sweep; search=... chooses a sampler."""
+
+    scope = Scope.SWEEP
+
+    num_trials: Positive = Field(description="number of drawn points that are trained to the end or pruned")
+    seeds: Positive = Field(
+        default=1, description="trials of each point, with seed, seed + 1, ...; their mean is optimized and pruned"
+    )
+    sampler: Open = Field(description="a sampler of optuna.samplers")
+    pruner: Open | None = Field(description="a pruner of optuna.pruners, called after every epoch; null = no pruning")

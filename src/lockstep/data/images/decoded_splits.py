@@ -1,0 +1,286 @@
+"""Image files as splits of pixels: decoded once into a cache or into memory, or whenever they are read.
+
+A table of images has a folder `<cache>/<name>-<channels>x<view>-<hash>/` with `<digest of the files>.npy`, uint8
+(N, C, H, W), or `<digest>.rows` of images that are only scaled (ragged_table.py), which every process maps into memory;
+`<digest>.json`, their statistics; and `.lock`, held by the process that decodes. The kernel releases the lock when its
+holder exits.
+"""
+
+import contextlib
+import errno
+import hashlib
+import math
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lockstep.data.images import ragged_table
+from lockstep.data.images.channel_statistics import Statistics, channel_statistics, sampled_positions, value_counts
+from lockstep.data.images.image_files import NUM_PER_RUN, ImageFiles, Store, decode_all
+from lockstep.data.images.image_table import ImageTable
+from lockstep.data.images.preprocessing import View
+from lockstep.data.images.ragged_table import RaggedTable, ScaledRows
+from lockstep.data.images.splits import Images, Pixels, Rows, Splits
+from lockstep.data.transfer.file_lock import Progress, wait_for_lock
+from lockstep.runs.files import atomic_file, is_own_folder, read_json, remove_leftovers, write_json
+from lockstep.system.hardware import available_bytes, num_cores
+from lockstep.system.wording import plural, size_text
+
+FORMAT = 4  # increased when the same files give other pixels
+HINT = "set data.cache to a folder of your own, or data.cache=null to decode into memory in every run."
+
+
+class NoSpace(ValueError):
+    """The disk has too little space for the cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """The images of `table` as uint8 pixels, with the settings of `image_folder`.
+
+    With `is_scaled` they are kept as large as they are scaled, for random crops.
+    """
+
+    table: ImageTable
+    view: View
+    channels: int
+    cache: str | None
+    is_scaled: bool = False
+
+    @cached_property
+    def files(self) -> ImageFiles:
+        """The files, in the order of the table."""
+        paths = [os.fsencode(f"{self.table.folder}/{name}") for name in self.table.names]
+        mean_bytes = float(self.table.states[:, 0].mean())
+        return ImageFiles(np.array(paths), self.view, os.fsdecode(paths[0]), self.channels, mean_bytes)
+
+    @property
+    def place(self) -> Path:
+        """The folder of these images in the cache."""
+        assert self.cache is not None
+        settings = f"{FORMAT} {self.channels} {self.view} {self.is_scaled} {self.table.origin}"
+        code = hashlib.blake2b(os.fsencode(settings), digest_size=4).hexdigest()
+        view = f"{self.channels}x{self.view.name}{'-scaled' if self.is_scaled else ''}"
+        return Path(self.cache).expanduser() / f"{self.table.folder.resolve().name}-{view}-{code}"
+
+    @property
+    def path(self) -> Path:
+        """The file of the pixels in the cache."""
+        return self.place / f"{self.table.digest}.{'rows' if self.is_scaled else 'npy'}"
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int32]:
+        """Sizes (N, 2) of the scaled images."""
+        progress = Progress(f"Reading the sizes of {self.table.folder.name}", "images")
+        sizes = self.files.scaled_sizes(lambda num_done: progress.show(num_done, len(self.files)))
+        progress.end()
+        needed = size_text(ragged_table.starts_of(sizes, self.channels)[-1])
+        print(
+            f"{plural(len(sizes), 'image')} of {self.table.folder.name} need {needed} once they are scaled", flush=True
+        )
+        return sizes
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Bytes of all images as they are kept."""
+        if not self.is_scaled:
+            return math.prod(self.files.shape)
+        found = self.open_cache() if self.cache is not None else None
+        return int(found.nbytes if found is not None else ragged_table.starts_of(self.sizes, self.channels)[-1])
+
+    def streaming_reason(self, memory: str) -> str:
+        """Return why images are streamed, by `memory` or because they do not fit into memory; empty if they are not."""
+        if memory != "auto":
+            return "data.memory=stream" if memory == "stream" else ""
+        needed, available = self.num_bytes, available_bytes()
+        if available is None or needed <= available:
+            return ""
+        return f"decoded {size_text(needed)}, {size_text(available)} of memory free"
+
+    def splits(self, memory: str) -> Splits:
+        if memory == "once" and (self.cache is None or self.open_cache() is None):
+            return self.list_splits("each image is used once")
+        images = self._images(memory)
+        return images if memory == "once" else replace(images, statistics=self._statistics(images.train.pixels))
+
+    def list_splits(self, reason: str = "") -> Splits:
+        """Return the images as files that are not opened, without statistics."""
+        return self._splits(lambda rows: replace(self.files, files=self.files.files[rows], reason=reason))
+
+    def _images(self, memory: str) -> Splits:
+        if reason := self.streaming_reason(memory):
+            return self.list_splits(reason)
+        try:
+            table = self.load_pixels()
+        except NoSpace as error:
+            if memory != "auto":
+                raise
+            return self.list_splits(str(error).partition(":")[0])
+        place = f"memory-mapped ({self.place})" if self.cache is not None else "decoded in this run"
+        if isinstance(table, Tensor):
+            return self._splits(lambda rows: Rows(table, torch.from_numpy(rows), place))
+        return self._splits(lambda rows: ScaledRows(table, torch.from_numpy(rows), place, self.view))
+
+    def _splits(self, pixels_at: Callable[[NDArray[np.int64]], Pixels]) -> Splits:
+        table = self.table
+        train, val, test = (
+            Images(pixels_at(rows), torch.from_numpy(table.targets[rows]), [table.names[row] for row in rows])
+            for rows in table.splits.values()
+        )
+        return Splits(train, val, test, table.class_names, files=table)
+
+    def load_pixels(self) -> Tensor | RaggedTable:
+        """Return all images, from the cache if there is one. Decodes them unless another process filled the cache.
+
+        Raises ImageError with every broken image, NoSpace, or ValueError if the cache cannot be written.
+        """
+        if self.cache is not None:
+            found = self.open_cache()
+            return self._fill_cache() if found is None else found
+        num_threads = torch.get_num_threads()
+        if self.is_scaled:
+            refuse_beyond_memory(self.table.setting, self.num_bytes)
+            file = ragged_table.memory_file()
+            with ragged_table.stores(file, self.files, self.sizes) as store:
+                decode_all(self.files, num_threads, store)
+            return RaggedTable.open(file, self.channels)
+        table = allocate_pixels(self.table.setting, self.files.shape)
+        decode_all(self.files, num_threads, store_in(table, self.view))
+        return table
+
+    def _statistics(self, pixels: Pixels) -> Statistics:
+        """Measure at most 4,096 of the training images `pixels`, or read the statistics in the cache.
+
+        They do not depend on where the pixels are, so that a run can resume on a machine with less memory.
+        """
+        sample = sampled_positions(len(pixels))
+        rows = self.table.splits["train"][sample.numpy()]
+        key = f"statistics {hashlib.blake2b(rows.tobytes(), digest_size=8).hexdigest()}"
+        path = self.path.with_suffix(".json") if self.cache is not None else None
+        known = read_json(path) if path is not None and _is_trusted(path) else {}
+        if key in known:
+            mean, std = known[key]
+            return Statistics(tuple(mean), tuple(std))
+        with self.files.threads(num_cores()) as threads:
+            counts = threads.map(lambda run: value_counts(pixels[run]), sample.split(NUM_PER_RUN))
+            statistics = channel_statistics(torch.stack(list(counts)).sum(0))
+        if path is not None:
+            with contextlib.suppress(OSError):  # a cache that is only readable: measured in every run
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(path, known | {key: statistics})
+        return statistics
+
+    # -- the cache -----------------------------------------------------------------------------------------------------
+
+    def open_cache(self) -> Tensor | RaggedTable | None:
+        """Map the images of the cache, read-only; None if it has no complete file of them."""
+        with self._explain_disk_errors():
+            try:
+                if not _is_trusted(self.path):
+                    return None
+                if self.is_scaled:
+                    return RaggedTable.open(open(self.path, "rb"), self.channels)
+                table = np.load(self.path, mmap_mode="r")
+            except (ValueError, EOFError):  # incomplete, or not a file of NumPy
+                return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of a tensor that cannot be written to
+            return torch.from_numpy(table)
+
+    def _fill_cache(self) -> Tensor | RaggedTable:
+        """Decode the images into the cache, unless another process does, and remove those of other states of them."""
+        what = self.table.folder.name
+        with self._explain_disk_errors(), self._lock_cache():
+            found = self.open_cache()
+            if found is not None:
+                return found
+            count, total, free = len(self.files), self.num_bytes, shutil.disk_usage(self.place).free
+            if total > free:
+                raise self._no_space(f"{total / 2**30:.1f} GiB, but its disk has {free / 2**30:.1f} GiB free")
+            remove_leftovers(self.place, is_deep=False)
+            progress = Progress(f"Decoding {what}", "images")
+
+            with contextlib.ExitStack() as ended:
+                ended.callback(progress.end)
+                file = ended.enter_context(atomic_file(self.path))
+                stores = ragged_table.stores(file, self.files, self.sizes) if self.is_scaled else self._stores(file)
+                store = ended.enter_context(stores)
+                # all cores: the other processes of this machine wait
+                decode_all(self.files, num_cores(), store, lambda num_done: progress.show(num_done, count))
+            for other in self.place.iterdir():
+                if not other.name.startswith((f"{self.table.digest}.", ".")):
+                    other.unlink(missing_ok=True)  # a process that has it mapped can still read it
+            print(
+                f"Decoded {plural(count, 'image')} of {what} in {progress.elapsed_s:.1f} s, "
+                f"{count / progress.elapsed_s:,.0f} images/s, into {self.path} ({size_text(total)})",
+                flush=True,
+            )
+            found = self.open_cache()
+            assert found is not None
+            return found
+
+    @contextlib.contextmanager
+    def _stores(self, file: BinaryIO) -> Iterator[Store]:
+        """Yield the function that stores cropped images in `file`."""
+        shape = self.files.shape
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        file.flush()
+        descriptor, start, row = file.fileno(), file.tell(), math.prod(shape[1:])
+
+        yield lambda at, scaled: ragged_table.write_at(descriptor, self.view.crop(scaled), start + at * row)
+
+    @contextlib.contextmanager
+    def _lock_cache(self) -> Iterator[None]:
+        self.place.mkdir(parents=True, exist_ok=True)
+        if not is_own_folder(self.place):
+            raise ValueError(f"data.cache={self.cache}: {self.place} belongs to another user: {HINT}")
+        with wait_for_lock(self.place / ".lock", f"decodes {self.table.folder.name}"):
+            yield
+
+    @contextlib.contextmanager
+    def _explain_disk_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise self._no_space(f"more than its disk holds ({error.strerror})") from error
+            raise ValueError(f"data.cache={self.cache} cannot be used ({error}): {HINT}") from error
+
+    def _no_space(self, needs: str) -> NoSpace:
+        hint = "free some space, use another disk, a smaller data.image_size, or data.memory=stream"
+        return NoSpace(f"data.cache={self.cache} needs {needs}: {hint}.")
+
+
+def allocate_pixels(setting: str, shape: tuple[int, ...]) -> Tensor:
+    """Return a tensor for decoded images (N, C, H, W). Raises ValueError if the machine has too little memory."""
+    refuse_beyond_memory(setting, math.prod(shape))
+    return torch.empty(shape, dtype=torch.uint8)
+
+
+def refuse_beyond_memory(setting: str, needed: int) -> None:
+    available = available_bytes()
+    if available is not None and needed > available:
+        sizes = f"{needed / 2**30:.1f} GiB of memory when decoded, of {available / 2**30:.1f} GiB left"
+        raise ValueError(f"{setting} needs {sizes}: set a smaller data.image_size, or data.memory=stream.")
+
+
+def store_in(table: Tensor, view: View) -> Store:
+    return lambda position, scaled: table[position].copy_(view.crop(scaled))
+
+
+def _is_trusted(path: Path) -> bool:
+    """Return whether a file belongs to this user or to root: other users may change theirs."""
+    try:
+        return path.lstat().st_uid in (os.geteuid(), 0)
+    except (FileNotFoundError, NotADirectoryError):
+        return False

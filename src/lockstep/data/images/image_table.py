@@ -1,0 +1,245 @@
+"""The image files of a folder, with their classes and states. No torch."""
+
+import functools
+import hashlib
+import itertools
+import math
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.data.transfer import copying
+from lockstep.data.transfer.copying import is_skipped
+
+IMAGE_SUFFIXES = (
+    *(".apng", ".avif", ".bmp", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".jpx"),
+    *(".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
+)
+State = tuple[int, int, int]  # bytes, mtime_ns, ctime_ns
+SPLIT_FOLDERS = ("train", "val", "test")
+SPLIT_NAMES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ImageTable:
+    """Image files in a fixed order, with their targets and states. `setting` identifies them in messages.
+
+    `names` (N) are paths below `folder`, `targets` (N, ...) those of the task, `splits` positions int64 by split, and
+    `states` (N, 3) bytes, mtime_ns and ctime_ns of each file. `digest` changes with every file that is added, removed,
+    renamed or written to. `origin` is the path of the folder or list. A copy has digest and origin of its source, so
+    that both use one cache.
+    """
+
+    setting: str
+    folder: Path
+    names: list[str]
+    states: NDArray[np.int64]
+    digest: str
+    origin: str
+    targets: NDArray[Any]
+    class_names: tuple[str, ...]
+    splits: dict[str, NDArray[np.int64]]
+
+
+def list_classes(root: str, least: int = 2) -> ImageTable:
+    """List the images of `root/{train,val,test}/<class>/`, or of `root/<class>/`, which are all "train" then.
+
+    Split folders may have any of `SPLIT_NAMES`, in upper or lower case. val and test may lack classes. Hidden and
+    system folders are skipped. Raises FileNotFoundError or ValueError, also for fewer classes than `least`.
+    """
+    folder, split_folders = class_folders(root, least)
+    files: dict[str, State] = {}
+    labels: list[int] = []
+    splits: dict[str, NDArray[np.int64]] = {}
+    empty: list[str] = []
+    class_names = strip_names(f"data.root={root}", [path.name for path in split_folders["train"]])
+    numbers = {name: number for number, name in enumerate(sorted({*class_names}, key=class_order))}
+    for split, folders in split_folders.items():
+        first = len(files)
+        for class_folder in folders:
+            found = _images_below(class_folder, folder)
+            files |= found
+            labels += [numbers[strip_blanks(class_folder.name)]] * len(found)
+            if split == "train" and not found:
+                empty.append(str(class_folder))
+        if split != "train" and len(files) == first:
+            empty.append(str(folders[0].parent))
+        splits[split] = np.arange(first, len(files))
+    if empty:
+        hint = f"Add images ({', '.join(IMAGE_SUFFIXES)}) or delete them."
+        raise ValueError(f"data.root={root} has folders without an image: {', '.join(empty)}. {hint}")
+    names, states = list(files), np.array(list(files.values()), np.int64)
+    digest, origin = digest_of(names, states), str(folder.resolve())
+    if (copied := copying.record_of(folder, names, states[:, :2].tolist())) is not None:
+        digest, origin = copied.digest, copied.source
+    # a name that is no UTF-8 becomes text that fonts, JSON and ONNX take: caf\xe9
+    classes = tuple(os.fsencode(name).decode(errors="backslashreplace") for name in numbers)
+    return ImageTable(f"data.root={root}", folder, names, states, digest, origin, np.array(labels), classes, splits)
+
+
+def states_of(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], list[int]]:
+    """Return the states (N, 3) of the files `names` below `folder`, and the positions of missing ones."""
+    states = np.zeros((len(names), 3), np.int64)
+    missing = []
+    for position, name in enumerate(names):
+        try:
+            state = os.stat(folder / name)
+        except (OSError, ValueError):  # ValueError: of a NUL in a path
+            missing.append(position)
+            continue
+        states[position] = _state(state)
+        if not stat.S_ISREG(state.st_mode):
+            missing.append(position)
+    return states, missing
+
+
+def digest_of(names: Sequence[str], states: NDArray[Any]) -> str:
+    """Digest of names, states or targets, and their order."""
+    text = os.fsencode("".join([f"{name}\0" for name in names]))
+    return hashlib.blake2b(text + states.tobytes(), digest_size=16).hexdigest()
+
+
+def list_images(folder: Path) -> list[str]:
+    return list(_images_below(folder, folder))
+
+
+def class_order(name: str) -> tuple[float, str]:
+    """Sort key of class names: whole numbers by value, then texts."""
+    return (int(name), name) if name.removeprefix("-").isdecimal() else (math.inf, name)
+
+
+def strip_blanks(name: str) -> str:
+    return name.strip() or name
+
+
+def strip_names(setting: str, names: Sequence[str]) -> list[str]:
+    """Strip the ends of class names, and print which had blanks."""
+    changed = [repr(name) for name in dict.fromkeys(names) if name != strip_blanks(name)]
+    if changed:
+        _print_once(f"{setting}: blanks at the ends of class names are ignored: {', '.join(changed[:3])}")
+    return list(map(strip_blanks, names))
+
+
+@functools.cache
+def _print_once(line: str) -> None:
+    print(line, flush=True)  # a source is listed again for a copy, and for each fold of a check
+
+
+def require_path(root: str, setting: str) -> Path:
+    """Return the path. Raises FileNotFoundError with `setting`, such as data.root=images, if it does not exist."""
+    path = Path(root).expanduser()
+    if not path.exists():
+        raise FileNotFoundError(f"{setting} does not exist (from {Path.cwd()}): correct the path.")
+    return path
+
+
+def _images_below(folder: Path, root: Path) -> dict[str, State]:
+    """States of the images below `folder` by their paths below `root`, sorted by the parts of these paths."""
+    # links to folders are followed: one could lead in a circle, or to images that are already listed
+    above = {folder, *folder.absolute().parents, *folder.resolve().parents}
+    prefix = "" if folder == root else f"{folder.relative_to(root)}/"
+    return dict(_walk(str(folder), prefix, {(state.st_dev, state.st_ino) for state in map(os.stat, above)}))
+
+
+def _walk(folder: str, prefix: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, State]]:
+    for name in sorted(os.listdir(folder)):
+        path, is_image = f"{folder}/{name}", _is_image(name)
+        try:
+            state = os.stat(path)
+        except OSError as error:
+            if is_image:
+                raise ValueError(f"image {path} cannot be read ({error.strerror}): fix or delete it.") from error
+            continue
+        inode = (state.st_dev, state.st_ino)
+        if is_image and stat.S_ISREG(state.st_mode):
+            yield prefix + name, _state(state)
+        # a folder may be called x.jpg
+        elif stat.S_ISDIR(state.st_mode) and not is_skipped(name) and inode not in seen:
+            seen.add(inode)
+            yield from _walk(path, f"{prefix}{name}/", seen)
+
+
+def _state(state: os.stat_result) -> State:
+    return state.st_size, state.st_mtime_ns, state.st_ctime_ns
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(IMAGE_SUFFIXES) and not is_skipped(name)
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    found = [path for path in folder.iterdir() if path.is_dir() and not is_skipped(path.name)]
+    return sorted(found, key=lambda path: class_order(path.name))
+
+
+def _split_folders(root: str, folder: Path) -> dict[str, Path]:
+    """Find the folders of splits: train, val and test if they exist, else the root itself as "train"."""
+    parts: dict[str, list[Path]] = {name: [] for name in SPLIT_FOLDERS}
+    others: list[Path] = []
+    for path in _subfolders(folder):
+        parts.get(SPLIT_NAMES.get(path.name.lower(), ""), others).append(path)
+    found = list(itertools.chain(*parts.values()))
+    # a folder "train" without folders in it is a class of trains, and "valid" next to "invalid" is a class
+    has_splits = parts["train"] or not others or any(path.name.lower() in SPLIT_FOLDERS for path in found)
+    if not has_splits or not any(map(_subfolders, found)):
+        _refuse_splits(root, folder)
+        return {"train": folder}
+    if not parts["train"]:
+        hint = "add it, with one folder per class"
+        raise FileNotFoundError(f'data.root={root} has "{found[0].name}" but no folder "train": {hint}.')
+    if others:
+        hint = "only train/, val/ and test/ are, rename or move the others"
+        raise ValueError(
+            f"data.root={root} has folders next to train/ that are not read, {_join_paths(others)}: {hint}."
+        )
+    for name, paths in parts.items():
+        if len(paths) > 1:
+            raise ValueError(f"data.root={root} has {len(paths)} folders for {name}: {_join_paths(paths)}. Keep one.")
+    return {name: paths[0] for name, paths in parts.items() if paths}
+
+
+def _join_paths(paths: Sequence[Path]) -> str:
+    return ", ".join(path.name for path in paths)
+
+
+def _refuse_splits(root: str, folder: Path) -> None:
+    """Raise ValueError if class folders look like splits: no images directly in them, and the same folders in each."""
+    classes = _subfolders(folder)
+    inner = [path.name for path in _subfolders(classes[0])] if len(classes) > 1 else []
+    if len(inner) > 1 and all(
+        [each.name for each in _subfolders(path)] == inner and not any(_is_image(each.name) for each in path.iterdir())
+        for path in classes
+    ):
+        problem = f"has the same folders and no image in each of {_join_paths(classes)}"
+        hint = f"name them train, val, test, give one, {root}/{classes[0].name}, or move images up"
+        raise ValueError(f"data.root={root} {problem}: {hint}.")
+
+
+def class_folders(root: str, least: int = 2) -> tuple[Path, dict[str, list[Path]]]:
+    """Return the folder, and the class folders of each split in order. Raises FileNotFoundError or ValueError."""
+    folder = require_path(root, f"data.root={root}")
+    split_folders = _split_folders(root, folder)
+    classes = {split: _subfolders(path) for split, path in split_folders.items()}
+    names = {split: [*dict.fromkeys(strip_blanks(path.name) for path in paths)] for split, paths in classes.items()}
+    if lacking := [str(split_folders[split]) for split, paths in classes.items() if not paths]:
+        hint = "give one folder per class, or train/, val/ or test/ with them"
+        raise FileNotFoundError(f"data.root={root} has no class folders in {', '.join(lacking)}: {hint}.")
+    if len(names["train"]) < least:
+        hint = "add the others, or give the folder that holds one folder per class"
+        raise ValueError(f"data.root={root} has one class only, {names['train'][0]}: {hint}.")
+    for split, part in names.items():
+        if unknown := sorted(set(part) - set(names["train"])):
+            where = f"{split_folders[split].name}/ that {split_folders['train'].name}/ lacks"
+            hint = "Add training images of them, or delete their folders."
+            raise ValueError(f"data.root={root} has classes in {where}: {', '.join(unknown)}. {hint}")
+    return folder, classes

@@ -1,0 +1,135 @@
+"""The view of an image that a network gets: scaled, then cropped or padded; the same in training and prediction."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from PIL import Image, ImageColor
+from torch import Tensor
+from torch.nn import functional as F
+
+VIEW_KEYS = ("image_size", "crop_percent", "fit", "interpolation", "background")  # of a data source
+
+
+def size_of(image: Tensor) -> tuple[int, int]:
+    """(H, W) of an image (C, H, W)."""
+    return image.shape[-2], image.shape[-1]
+
+
+@dataclass(frozen=True)
+class View:
+    """How images of any size become images of `size` (H, W); None: they keep the one that all have.
+
+    With `fit` "crop" an image is scaled until it just covers `size` / `crop_percent`, and the centre is cropped. With
+    "letterbox" it is scaled until it fits inside `size`, and padded with `background`, a grey of PIL.ImageColor, on
+    which transparent pixels are laid, too. Equal to torchvision's v2 Resize (with antialias), CenterCrop and Pad.
+    """
+
+    size: tuple[int, int] | None
+    crop_percent: float
+    fit: Literal["crop", "letterbox"]
+    interpolation: Literal["bilinear", "bicubic"]
+    background: str
+
+    @classmethod
+    def from_keys(
+        cls,
+        image_size: int | Sequence[int] | None,
+        crop_percent: float | Literal["auto"],
+        fit: Literal["crop", "letterbox"],
+        interpolation: Literal["auto", "bilinear", "bicubic"],
+        background: str,
+    ) -> "View":
+        """Return the view that `VIEW_KEYS` of a data source describe."""
+        height, width = (image_size, image_size) if isinstance(image_size, int) else image_size or (0, 0)
+        crop_percent = 1.0 if crop_percent == "auto" else float(crop_percent)
+        interpolation = "bilinear" if interpolation == "auto" else interpolation
+        return cls((height, width) if image_size is not None else None, crop_percent, fit, interpolation, background)
+
+    @property
+    def name(self) -> str:
+        """The view as a part of a name: "224x224", and what differs from a bilinear crop of the whole."""
+        size = "x".join(map(str, self.size)) if self.size is not None else "full"
+        others = ((self.fit, "crop"), (f"{self.crop_percent:.4g}", "1"), (self.interpolation, "bilinear"))
+        return "-".join([size, *(value for value, usual in others if value != usual)])
+
+    @property
+    def text(self) -> str:
+        """The view in plain words, after "photographs"."""
+        if self.size is None:
+            return "in their own size"
+        (height, width), size = self.bounds, "x".join(map(str, self.size))
+        if self.fit == "letterbox":
+            return f"at {size}: whole, padded with {self.background}, {self.interpolation}"
+        scaled = f"short side {height}" if height == width else f"covering {height}x{width}"
+        return f"at {size}: {scaled}, centre crop, {self.interpolation}"
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Scale and crop images (..., C, H, W)."""
+        return self.crop(self.scale(images))
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The size (H, W) that scaled images just cover, or fit inside."""
+        assert self.size is not None
+        if self.fit == "letterbox":
+            return self.size
+        # timm's rule; the small number, because 224 / (224 / 232) may be a bit below 232
+        height, width = (math.floor(side / self.crop_percent + 1e-9) for side in self.size)
+        return height, width
+
+    def scaled_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return the size (H, W) to which an image is scaled. Raises ValueError for one of too many pixels.
+
+        Those of 1x40,000, scaled to 224 x 8,960,000 before the centre is cropped, need gigabytes.
+        """
+        if self.size is None:
+            return height, width
+        new_height, new_width = self.bounds
+        if self.fit == "letterbox":
+            ratio = min(new_height / height, new_width / width)
+            return max(1, round(height * ratio)), max(1, round(width * ratio))
+        if new_height * width > new_width * height:
+            size = new_height, width * new_height // height
+        else:
+            size = height * new_width // width, new_width
+        limit = max(Image.MAX_IMAGE_PIXELS or math.inf, height * width, new_height * new_width)
+        if math.prod(size) > limit:
+            scaled = f"{size[0]}x{size[1]} (HxW), to cover {new_height}x{new_width}"
+            raise ValueError(f"{height}x{width} scaled to {scaled}, is more than {limit:,} pixels")
+        return size
+
+    def scale(self, images: Tensor, size: tuple[int, int] | None = None) -> Tensor:
+        """Scale images (..., C, H, W), which have been shrunk from `size`, before they are cropped or padded."""
+        return resize(images, self.scaled_size(*(size or size_of(images))), self.interpolation)
+
+    def crop(self, scaled: Tensor) -> Tensor:
+        """Crop the centre of scaled images (..., C, H, W), or pad them."""
+        if self.size is None:
+            return scaled
+        if self.fit == "letterbox":
+            down, right = (side - scaled_side for side, scaled_side in zip(self.size, size_of(scaled), strict=True))
+            border = (right // 2, right - right // 2, down // 2, down - down // 2)
+            return F.pad(scaled, border, value=ImageColor.getrgb(self.background)[0])
+        top, left = (round((length - side) / 2) for length, side in zip(size_of(scaled), self.size, strict=True))
+        return scaled[..., top : top + self.size[0], left : left + self.size[1]]
+
+
+def resize(images: Tensor, size: Sequence[int], interpolation: str = "bilinear") -> Tensor:
+    """Scale images (..., C, H, W) to `size` (H, W), with antialias: the same bits as torchvision's.
+
+    Not by torchvision, whose import takes as long as that of torch.
+    """
+    if size_of(images) == tuple(size):
+        return images
+    # without AVX torch interpolates bytes bilinearly in another way: then in float32, rounded, as torchvision does
+    has_avx = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    is_direct = images.is_floating_point() or has_avx or interpolation == "bicubic"
+    batch = images.reshape(-1, *images.shape[-3:])
+    scaled = F.interpolate(
+        batch if is_direct else batch.float(), list(size), mode=interpolation, align_corners=False, antialias=True
+    )
+    scaled = scaled if is_direct else scaled.round_().to(images.dtype)
+    return scaled.reshape(*images.shape[:-2], *size)

@@ -1,0 +1,131 @@
+"""Scaled images of any sizes, one after the other in a file that all processes map, or in memory without a name.
+
+A file has the sizes, int32 (N, 2) in NumPy's format, and the bytes of every image, (h, w, C).
+"""
+
+import contextlib
+import mmap
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.reduction import DupFd
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import override
+
+from lockstep.data.images.image_error import ImageError
+from lockstep.data.images.image_files import ImageFiles, Store
+from lockstep.data.images.preprocessing import View, size_of
+from lockstep.data.images.splits import Rows
+
+
+class RaggedTable:
+    """N images of `sizes` (N, 2) in the bytes of an open file, from `start` on, mapped read-only.
+
+    A process to which it is sent maps the same file, even if that has been deleted since: nothing is copied.
+    """
+
+    def __init__(self, descriptor: int, start: int, sizes: NDArray[np.int32], channels: int) -> None:
+        """Raise ValueError if the file is shorter."""
+        self._descriptor = descriptor
+        self._start = start
+        self.sizes = sizes
+        self.channels = channels
+        self._starts = starts_of(sizes, channels)
+        mapped = mmap.mmap(descriptor, start + self.nbytes, access=mmap.ACCESS_READ)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of a tensor that cannot be written to
+            self._bytes = torch.from_numpy(np.frombuffer(mapped, np.uint8, offset=start))
+
+    @classmethod
+    def open(cls, file: BinaryIO, channels: int) -> "RaggedTable":
+        """Map a file from its beginning, and close it. Raises ValueError if it is incomplete."""
+        with file:
+            file.seek(0)
+            sizes = np.lib.format.read_array(file)
+            return cls(os.dup(file.fileno()), file.tell(), sizes, channels)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _receive_table, (DupFd(self._descriptor), self._start, self.sizes, self.channels)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, row: int) -> Tensor:
+        """Return an image (C, h, w), whose memory has the order (h, w, C)."""
+        (height, width), (start, end) = self.sizes[row].tolist(), self._starts[row : row + 2].tolist()
+        return self._bytes[start:end].view(height, width, self.channels).permute(2, 0, 1)
+
+
+def _receive_table(descriptor: Any, *others: Any) -> RaggedTable:
+    return RaggedTable(descriptor.detach(), *others)
+
+
+def starts_of(sizes: NDArray[np.int32], channels: int) -> NDArray[np.int64]:
+    """Return where each image starts, and where the last one ends: (N + 1,)."""
+    return np.concatenate([[0], np.cumsum(sizes.prod(1, dtype=np.int64) * channels)])
+
+
+def memory_file() -> BinaryIO:
+    """Open a file without a name in memory; on disk where the system has none."""
+    return os.fdopen(os.memfd_create("images"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
+
+
+@contextlib.contextmanager
+def stores(file: BinaryIO, files: ImageFiles, sizes: NDArray[np.int32]) -> Iterator[Store]:
+    """Yield the function that stores scaled `files` in `file`.
+
+    `sizes` (N, 2) are those of their headers, perhaps not turned upright. The file is whole when the block ends.
+    """
+    np.save(file, sizes)
+    file.flush()
+    descriptor, starts = file.fileno(), starts_of(sizes, files.channels) + file.tell()
+
+    def store(position: int, scaled: Tensor) -> None:
+        if scaled.numel() != starts[position + 1] - starts[position]:
+            path = os.fsdecode(files.files[position])
+            raise ImageError([f"image {path} has another size than its header: replace or delete it."])
+        sizes[position] = size_of(scaled)
+        write_at(descriptor, scaled.permute(1, 2, 0), int(starts[position]))
+
+    yield store
+    file.seek(0)
+    np.save(file, sizes)
+
+
+def write_at(descriptor: int, block: Tensor, offset: int) -> None:
+    rest = memoryview(block.numpy().tobytes())
+    while rest:
+        written = os.pwrite(descriptor, rest, offset)
+        rest, offset = rest[written:], offset + written
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledRows(Rows):
+    """Images of a ragged table in the order of `rows`, cropped or padded by `view` when they are read."""
+
+    table: RaggedTable  # pyright: ignore[reportIncompatibleVariableOverride]
+    view: View
+
+    @property
+    @override
+    def shape(self) -> tuple[int, int, int, int]:
+        height, width = self.view.size or self.table.sizes[0].tolist()
+        return len(self), self.table.channels, height, width
+
+    @override
+    def __getitem__(self, positions: Tensor) -> Tensor:
+        pixels = torch.empty(len(positions), *self.shape[1:], dtype=torch.uint8)
+        for row, position in zip(pixels, positions.tolist(), strict=True):
+            row.copy_(self.view.crop(self.scaled_image(position)))
+        return pixels

@@ -1,0 +1,1 @@
+"""What a trained network is used for: predictions, evaluations, reports and exported files."""

@@ -1,0 +1,96 @@
+"""The report of an evaluation: scores of each class, in the terminal, and as numbers and pictures in a folder."""
+
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lockstep.callbacks import pictures
+from lockstep.config.errors import ConfigError
+from lockstep.data.images.splits import Images
+from lockstep.inference import grad_cam
+from lockstep.models.classifier import Classifier
+from lockstep.models.outcomes import Findings
+from lockstep.runs.files import move, write_json
+from lockstep.system.terminal import new_table, print_table, terminal
+
+SCORES = ("images", "precision", "recall", "f1")
+MOST_CLASSES = 40  # in the terminal
+NUM_IMAGES = 24  # in a picture
+
+
+def scores_of(findings: Findings, names: Sequence[str]) -> dict[str, Any]:
+    """Return images, precision, recall and F1 of each class, their means, and the confusion matrix without its zeros.
+
+    As scikit-learn's classification_report with zero_division=0: a class without images that was never predicted is
+    left out, and each other one counts equally in the mean "classes", as its images in the mean "images".
+    """
+    labels, predictions = findings.labels, findings.predictions
+    each = labels[labels == predictions], predictions, labels
+    right, predicted, true = (np.bincount(numbers, minlength=len(names)) for numbers in each)
+    counted = np.maximum(1, [predicted, true, predicted + true])
+    present = np.flatnonzero(predicted + true)
+    scores = ([[1], [1], [2]] * right / counted)[:, present]
+    matrix: dict[str, dict[str, int]] = {}  # true, predicted, count: not C x C numbers
+    pairs: Counter[tuple[int, int]] = Counter(zip(labels.tolist(), predictions.tolist(), strict=True))
+    for (label, prediction), count in sorted(pairs.items()):
+        matrix.setdefault(names[label], {})[names[prediction]] = count
+
+    def row(count: int, values: NDArray[np.float64]) -> dict[str, Any]:
+        return dict(zip(SCORES, (count, *values.tolist()), strict=True))
+
+    return {
+        "classes": {names[c]: row(int(true[c]), scores[:, i]) for i, c in enumerate(present.tolist())},
+        "means": {
+            "classes": row(len(labels), scores.mean(1)),
+            "images": row(len(labels), scores @ true[present] / len(labels)),
+        },
+        "confusion_matrix": matrix,
+    }
+
+
+def show_report(result: dict[str, Any]) -> None:
+    """Print the scores of each class; of many the lowest."""
+    if "classes" not in result:
+        return
+    classes = list(result["classes"].items())
+    if len(classes) > MOST_CLASSES:
+        classes = sorted(classes, key=lambda item: item[1]["f1"])[:MOST_CLASSES]
+    lines = [*classes, *((f"mean of {name}", row) for name, row in result["means"].items())]
+    cells = [[name, f"{row['images']:,}", *(f"{row[score]:.4f}" for score in SCORES[1:])] for name, row in lines]
+    out = terminal()
+    print_table(new_table(["class", *SCORES], cells, out, right=SCORES), out)
+    if len(classes) < len(result["classes"]):
+        out.print(f"{len(classes)} of {len(result['classes']):,} classes, those of the lowest f1; --json has all")
+
+
+def draw(folder: Path, module: Classifier, images: Images, findings: Findings, result: dict[str, Any]) -> None:
+    """Write pictures and report.json of an evaluation into a folder, and print that."""
+    from lockstep.callbacks import plots
+
+    try:
+        layer, remark = grad_cam.last_maps(module), ""
+    except ConfigError:
+        layer, remark = None, ", without Grad-CAM: the network does not end with maps"
+
+    def explain_rows(rows: NDArray[np.int64]) -> NDArray[np.uint8] | None:
+        if layer is None:
+            return None
+        inputs = images.pixels[torch.from_numpy(findings.indices[rows])].to(module.device)
+        classes = torch.from_numpy(findings.predictions[rows]).to(module.device)
+        return grad_cam.overlays(inputs, grad_cam.heat_maps(module, layer, inputs, classes))
+
+    names, what = module.image_format.class_names, f"{plots.short_name(Path(result['data']).name)}, {result['split']}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".lockstep-", dir=folder.parent) as hidden, plots.style():
+        (written := Path(hidden, folder.name)).mkdir()
+        for name, figure in pictures.figures(images.pixels, names, findings, NUM_IMAGES, what, explain_rows):
+            figure.savefig(written / f"{name}.png", dpi=pictures.DPI)
+        write_json(written / "report.json", result)
+        move(written, folder)
+    print(f"pictures and report.json in {folder}{remark}", flush=True)

@@ -1,0 +1,120 @@
+"""Evaluation: loss, metrics and a report by class of a trained network on labelled images, by any number of workers."""
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from lockstep.assembly import run_parts, session
+from lockstep.assembly.staging import together
+from lockstep.callbacks.own_module import metrics_of
+from lockstep.callbacks.pictures import Collector
+from lockstep.config.checks import validation
+from lockstep.config.errors import ConfigError, Error
+from lockstep.data.images.image_table import digest_of
+from lockstep.inference import class_report, evaluation_images, predict
+from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.models.outcomes import Outcomes
+from lockstep.runs.files import to_json, write_json
+from lockstep.runs.folder import RunFolder
+from lockstep.system.launcher import World
+from lockstep.system.redaction import redact
+from lockstep.system.signals import SignalFlag
+from lockstep.system.terminal import show_table
+from lockstep.system.wording import plural
+from lockstep.tasks.builtin import Classification
+
+
+def evaluate(
+    folder: RunFolder,
+    world: World | None,
+    flag: SignalFlag,
+    *,
+    config: dict[str, Any],
+    run: str,
+    split: str | None,
+    checkpoint: str,
+    may_differ: bool = False,
+    output: str | None = None,
+    top_k: int = 1,
+    pictures: str | None = None,
+    is_json: bool = False,
+) -> int:
+    """Evaluate `checkpoint` of `run` on `split` of its data; print the result, and write scores.json into `folder`.
+
+    Images that are not those of the run are evaluated if they `may_differ`. `output` is a CSV file for a row of each
+    image with its `top_k` most probable classes, `pictures` a folder for pictures and numbers. With `is_json` standard
+    output is one JSON object.
+    """
+    settings, out = validation.check_tree(config), sys.stdout
+    if output is not None or pictures is not None:
+        predict.refuse_own_module(settings, "lockstep eval with --output or --pictures")
+    with (
+        session.open_session(folder, settings, world) as here,
+        contextlib.redirect_stdout(sys.stderr if is_json else out),
+    ):
+        other = None
+        if may_differ:
+            form = ImageFormat(**torch.load(checkpoint, map_location="cpu", weights_only=True)["image_format"])
+            other = evaluation_images.find(here, RunFolder(Path(run)), form, split)
+        if other is not None:
+            images, chosen, notes = other
+            data = run_parts.serve_images(here, images)
+        elif split == "all":
+            raise ConfigError(Error("--split all", "is for images that are not those of the run", "use test or val"))
+        else:
+            data, chosen, notes = run_parts.image_data(here, RunFolder(Path(run))), split or "test", {}
+        part = "val" if chosen == "val" else "test"
+        module, callbacks = run_parts.build_module(here, run_parts.image_format(data))
+        collector = Collector()
+        if isinstance(module, Classifier) and isinstance(module.task, Classification):
+            collector.outcomes = Outcomes(len(data.class_names))
+        elif pictures is not None:
+            problem = f"needs classes, and task._target_={settings.task.target}"
+            raise ConfigError(Error("--pictures", problem, "remove it"))
+        if isinstance(module, Classifier):
+            predict.ranking_argument(module, top_k)  # before the evaluation
+        trainer = run_parts.lightning_trainer(
+            here, module, callbacks=[*callbacks, collector], logger=False, enable_checkpointing=False
+        )
+        step = "test_step" if part == "test" else "validation_step"
+        if not is_overridden(step, module):
+            raise ConfigError(Error(f"module._target_={settings.module.target}", f"has no {step}", "add one"))
+        measure = trainer.test if part == "test" else trainer.validate
+        measure(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
+        images = data.splits.parts[part].head(data.batches(part).num_epoch_samples)
+        metrics = metrics_of(trainer, module)
+        findings = collector.outcomes.findings() if collector.outcomes is not None else None
+        if pictures is not None and findings is None:
+            raise ConfigError(Error("--pictures", "needs one prediction for each image", "remove it"))
+        place = redact(settings.data.arguments().get("file") or settings.data.root or settings.data.target)
+        result = {
+            **{"run": run, "checkpoint": checkpoint, "data": place, "split": chosen, "images": len(images)},
+            "metrics": {name.removeprefix(f"{part}/"): value for name, value in sorted(metrics.items())},
+            **({} if findings is None else class_report.scores_of(findings, data.class_names)),
+            **({"notes": notes} if notes else {}),
+        }
+        if here.rank == 0 and not is_json:
+            what = f"{plural(len(images), 'image')} of {place}" if notes else plural(len(images), f"{chosen} image")
+            values = [(name, f"{value:.6f}") for name, value in result["metrics"].items()]
+            show_table(f"{checkpoint} on {what}", [*values, *notes.items()])
+            class_report.show_report(result)
+        network = predict.load_network(here, Path(checkpoint)) if output is not None or pictures is not None else None
+        if output is not None and network is not None:
+            content: dict[str, Any] = {"digest": digest_of(images.names, images.targets.numpy()), "top_k": top_k}
+            where = {"output": Path(output), "checkpoint": Path(checkpoint)}
+            predict.write_rows(here, network, images, **where, **content, has_truth=True)
+            if here.rank == 0:
+                print(f"{plural(len(images), 'row')} in {output}", flush=True)
+        if pictures is not None and findings is not None and network is not None:
+            together(
+                lambda: class_report.draw(Path(pictures), network, images, findings, result) if here.rank == 0 else None
+            )
+        if here.rank == 0:
+            write_json(folder.scores, metrics)
+            if is_json:
+                print(to_json(result), file=out, flush=True)
+    return 0

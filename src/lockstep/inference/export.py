@@ -1,0 +1,202 @@
+"""A trained network as one file for other programs: ONNX, or a program of torch.export (.pt2)."""
+
+import contextlib
+import io
+import json
+import logging
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import ImageColor
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
+from torch.nn import functional as F
+from typing_extensions import override
+
+from lockstep import __version__
+from lockstep.assembly import session
+from lockstep.assembly.listed_images import open_source
+from lockstep.assembly.staging import once_a_node
+from lockstep.config.errors import ConfigError, Error, one_line
+from lockstep.config.schema.configuration import Config
+from lockstep.data.images.image_error import ImageError
+from lockstep.data.images.image_files import ImageFiles
+from lockstep.data.images.preprocessing import View
+from lockstep.data.images.splits import Images
+from lockstep.inference import predict
+from lockstep.models.classifier import Classifier
+from lockstep.runs.files import atomic_file
+from lockstep.runs.folder import EXIT_FAILED, RunFolder
+from lockstep.runs.naming import display_path
+from lockstep.system.terminal import show_table
+from lockstep.system.wording import plural, size_text
+
+# float32 rounds to 6e-8, and sums of another order to 1e-5 in deep networks; a wrong operator differs by 1e-2 and more
+LIMIT = 1e-4
+NUM_CHECKED = 32  # images
+Running = Callable[[Tensor], Tensor]
+
+
+class Exported(nn.Module):
+    """From images uint8 (B, C, h, w) of any size, as a decoder returns them, to predictions (B, ...).
+
+    They are scaled in float32, and not rounded to bytes. A network that was trained on custom floats takes floats of
+    its own size. Sizes are whole numbers without comparisons, which torch and ONNX keep as variables of the file.
+    """
+
+    def __init__(self, module: Classifier, view: View) -> None:
+        super().__init__()
+        self.net, self.task, self.view = module.net, module.task, view
+        self.mean, self.std = (nn.Buffer(values.clone()) for values in (module.mean, module.std))
+
+    @override
+    def forward(self, images: Tensor) -> Tensor:
+        if not images.is_floating_point():
+            images = self._apply_view(images.float()).sub(self.mean).div(self.std)
+        return self.task.predictions(self.net(images))
+
+    def _apply_view(self, images: Tensor) -> Tensor:
+        (height, width), (most_high, most_wide) = images.shape[2:], self.view.bounds
+        if self.view.fit == "letterbox":  # two pixels at least: one is a special case of torch.export and onnxruntime
+            size: Any = (
+                torch.sym_min(most_high, torch.sym_max(2, _round_quotient(height * most_wide, width))),
+                torch.sym_min(most_wide, torch.sym_max(2, _round_quotient(width * most_high, height))),
+            )
+        else:
+            size = (
+                torch.sym_max(most_high, height * most_wide // width),
+                torch.sym_max(most_wide, width * most_high // height),
+            )
+        scaled = F.interpolate(images, size, mode=self.view.interpolation, align_corners=False, antialias=True)
+        assert self.view.size is not None
+        border: list[Any] = []  # below 0 it crops: torch.export would make a slice a condition for images
+        for side, scaled_side in zip(self.view.size[::-1], size[::-1], strict=True):
+            space = side - scaled_side
+            before = space // 2 if self.view.fit == "letterbox" else -_round_quotient(-space, 2)
+            border += [before, space - before]
+        viewed = F.pad(scaled, border, value=ImageColor.getrgb(self.view.background)[0])
+        return viewed.clamp(0, 255)  # bicubic overshoots
+
+
+def _round_quotient(numerator: Any, denominator: Any) -> Any:
+    """Return Python's round() of a quotient, which ONNX lacks: a half becomes the even number."""
+    return (2 * numerator + denominator - 1 + numerator // denominator % 2) // (2 * denominator)
+
+
+def export(config: Config, run: RunFolder, checkpoint: Path, output: Path) -> int:
+    """Write the network of a checkpoint of `run` to `output`, once it has run on images of the test set.
+
+    Returns the exit code, 1 if it predicts something else there. Raises ConfigError if it cannot be exported.
+    """
+    predict.refuse_own_module(config, "lockstep export")
+    with session.open_session(run, config, None) as here, warnings.catch_warnings(), torch.no_grad():
+        load = partial(open_source, config.seed, False)
+        images = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False, held=here.held)[0].test
+        module = predict.load_network(here, checkpoint)
+        form, view = module.image_format, predict.view_of(config, module.image_format)
+        axes = {0: "batch"} if form.is_float else {0: "batch", 2: "height", 3: "width"}
+        names = [str(name) for name in form.class_names]
+        facts = {"lockstep": __version__, "run": run.path.name, "checkpoint": checkpoint.name}
+        facts |= {"predictions": module.task.named, "class_names": names, "image_shape": form.image_shape}
+        if not form.is_float:
+            facts |= {"mean": form.mean, "std": form.std}
+            facts |= {key: getattr(view, key) for key in ("crop_percent", "fit", "interpolation", "background")}
+        warnings.simplefilter("ignore")  # of the exporters, about themselves; torch also logs and prints whole graphs
+        logging.disable()
+        try:
+            make, by = (_onnx, "onnxruntime") if output.suffix == ".onnx" else (_pt2, "torch")
+            with contextlib.redirect_stderr(io.StringIO()):
+                content, running = make(_program(module, view, axes), axes, json.dumps(facts, ensure_ascii=False))
+            differences = [_difference(module, view, running, *each) for each in enumerate(_pictures(images))]
+        except ImageError:
+            raise
+        except Exception as error:  # of custom code, of an operator that ONNX lacks, or of the file on other images
+            key = f"model._target_={config.model.target}"
+            raise ConfigError(Error(key, "cannot be exported", _reason(error))) from error
+        largest, checked = torch.stack(differences).max().item(), plural(len(differences), "test image")
+        if not largest <= LIMIT:  # also NaN
+            error = f"its predictions for {checked} differ by up to {largest:.2g}, more than {LIMIT:g}"
+            print(f"lockstep: {display_path(output)} was not written: {error}", file=sys.stderr)
+            return EXIT_FAILED
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(output) as file:
+            file.write(content)
+    shape = ", ".join(str(axes.get(axis, length)) for axis, length in enumerate((0, *form.image_shape)))
+    rows = [
+        ("images", f"{'float32' if form.is_float else 'uint8'} ({shape})"),
+        ("inside", "" if form.is_float else f"{view.text}; normalization"),
+        ("predictions", f"{module.task.named}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"),
+        ("checked", f"{checked} by {by}, differences up to {largest:.1g} (limit {LIMIT:g})"),
+    ]
+    show_table(f"{display_path(output)} ({size_text(len(content))})", rows)
+    return 0
+
+
+def _pictures(images: Images) -> Iterator[Tensor]:
+    """Yield test images (1, C, h, w), evenly spaced; those of files before they are scaled."""
+    for position in torch.linspace(0, len(images) - 1, min(NUM_CHECKED, len(images))).long().split(1):
+        if isinstance(images.pixels, ImageFiles):
+            yield images.pixels.decode(int(position)).pixels.unsqueeze(0)
+        else:
+            yield images.pixels[position]
+
+
+def _program(module: Classifier, view: View, axes: Mapping[int, str]) -> ExportedProgram:
+    form = module.image_format
+    images = torch.zeros(2, *form.image_shape, dtype=torch.float32 if form.is_float else torch.uint8)
+    shapes = ({axis: Dim(name) for axis, name in axes.items()},)
+    program = torch.export.export(Exported(module, view).eval(), (images,), dynamic_shapes=shapes)
+    for part in program.graph_module.modules():  # also the blocks of torch.no_grad
+        for node in part.graph.nodes if isinstance(part, GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # paths and lines of the code, which both formats would contain
+    return program
+
+
+def _pt2(program: ExportedProgram, axes: Mapping[int, str], metadata: str) -> tuple[bytes, Running]:
+    file = io.BytesIO()
+    torch.export.save(program, file, extra_files={"lockstep.json": metadata})
+    file.seek(0)
+    return file.getvalue(), torch.export.load(file).module()
+
+
+def _onnx(program: ExportedProgram, axes: Mapping[int, str], metadata: str) -> tuple[bytes, Running]:
+    import onnxruntime
+
+    names: Any = {"input_names": ["images"], "output_names": ["predictions"], "dynamic_shapes": (dict(axes),)}
+    made = torch.onnx.export(program, dynamo=True, verbose=False, **names)
+    assert made is not None
+    made.model.metadata_props["lockstep"] = metadata
+    content = made.model_proto.SerializeToString()
+    running = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+
+    def run(images: Tensor) -> Tensor:
+        return torch.from_numpy(running.run(None, {"images": images.numpy()})[0])
+
+    return content, run
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first cause in a line: that of the exporters, which add pages of advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if "Constraints violated (batch)" in str(error):
+        return "its code makes the number of images a constant: use x.shape[0] in place of len(x)"
+    return textwrap.shorten(f"{type(error).__name__}: {one_line(error)}", 300)
+
+
+def _difference(module: Classifier, view: View, running: Running, number: int, picture: Tensor) -> Tensor:
+    """Return the largest difference for a picture, every other one in a batch with its mirror image."""
+    images = torch.cat([picture.float(), picture.float().flip(3)])[: 1 + number % 2]
+    inputs = images
+    if picture.dtype == torch.uint8:
+        inputs = view(images).clamp(0, 255).sub(module.mean).div(module.std)
+        images = images.to(torch.uint8)
+    expected = predict.predictions(module, inputs)
+    return (running(images) - expected).abs().max() / expected.abs().max().clamp(min=1)

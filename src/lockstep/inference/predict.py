@@ -1,0 +1,282 @@
+"""Prediction: rows of images, each once and in order, by any number of workers."""
+
+import inspect
+import itertools
+import math
+from bisect import bisect
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep import __version__
+from lockstep.assembly import data_record, networks, run_parts, session
+from lockstep.assembly.session import Session
+from lockstep.assembly.staging import together
+from lockstep.config.checks import validation
+from lockstep.config.errors import ConfigError, Error
+from lockstep.config.saved import config_file
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.target_sections import OF_FILES
+from lockstep.data.images.dataset_samples import Samples
+from lockstep.data.images.image_files import NUM_PER_RUN, read_runs
+from lockstep.data.images.image_table import digest_of
+from lockstep.data.images.preprocessing import VIEW_KEYS, View
+from lockstep.data.images.splits import Images
+from lockstep.data.sources.folders import unlabelled_folder
+from lockstep.data.transfer.file_lock import Progress
+from lockstep.distributed.batch import Batch
+from lockstep.distributed.collectives import gather_objects
+from lockstep.distributed.partition import Shard
+from lockstep.inference import grad_cam, row_chunks
+from lockstep.inference.row_chunks import Chunk
+from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.runs.files import csv_text, move, write_json
+from lockstep.runs.folder import EXIT_FAILED, RunFolder
+from lockstep.runs.naming import display_path
+from lockstep.system.internals import shared_count
+from lockstep.system.launcher import World
+from lockstep.system.signals import SignalFlag
+from lockstep.system.wording import plural
+from lockstep.tasks.builtin import Classification
+from lockstep.tasks.task import checked_losses
+
+RowsOf = Callable[[Tensor, Tensor], list[list[str]]]  # of positions (n,) and pixels (n, C, H, W)
+
+
+def predict(
+    folder: RunFolder,
+    world: World | None,
+    flag: SignalFlag,
+    *,
+    config: dict[str, Any],
+    run: str,
+    source: str,
+    checkpoint: str,
+    output: str,
+    is_strict: bool,
+    top_k: int,
+    explained: str | None,
+) -> int:
+    """Write the name and the prediction of every image of `source` to the CSV file `output`. Returns the exit code.
+
+    `source` is a folder or an image file, or `val` or `test` of the data of `run`. Unreadable files of a folder are
+    skipped, listed on standard error, and make the exit code of rank 0 1; if `is_strict`, nothing is written then.
+    """
+    settings = validation.check_tree(config)
+    refuse_own_module(settings, "lockstep predict")
+    with session.open_session(folder, settings, world) as here:
+        module = load_network(here, Path(checkpoint))
+        images, digest = _images(here, RunFolder(Path(run)), source, module.image_format)
+        options: dict[str, Any] = {"top_k": top_k, "explained": explained, "is_strict": is_strict}
+        broken = write_rows(here, module, images, Path(output), checkpoint=Path(checkpoint), digest=digest, **options)
+        if here.rank == 0:
+            count = len(images) - len(broken)
+            print(f"{plural(count, 'prediction')} in {output}", flush=True)
+            write_json(folder.scores, {"output": output, "predictions": count, "unreadable": len(broken)})
+        if broken:  # the command prints a recorded failure
+            count = f"{len(broken)} of {plural(len(images), 'image')} cannot be read and are left out"
+            folder.record_failure("\n".join([*broken, f"{count}; --strict writes nothing then\n"]))
+    return EXIT_FAILED if broken else 0
+
+
+def refuse_own_module(config: Config, who: str) -> None:
+    """Raise ConfigError for a run of a custom LightningModule, which has no task that predicts."""
+    if config.has_own_module:
+        problem = f"needs the predictions of a task, and module._target_={config.module.target} has none"
+        raise ConfigError(Error(who, problem, "load its checkpoint with Lightning"))
+
+
+def load_network(here: Session, checkpoint: Path) -> Classifier:
+    """Load the network of a checkpoint on the device of this process, ready to predict. Every rank must call it."""
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    module = networks.classifier(here, ImageFormat(**saved["image_format"]), total_steps=1)
+    module.load_state_dict(saved["state_dict"])
+    return module.to(here.device).eval()
+
+
+def view_of(config: Config, image_format: ImageFormat) -> View:
+    """Return how the run views image files; the centre on white if it was not trained on such, or on one size."""
+    arguments, size = config.data.arguments(), image_format.image_shape[1:]
+    if config.data.target not in OF_FILES or arguments["image_size"] is None:
+        return View.from_keys(size, "auto", "crop", "auto", arguments.get("background", "white"))
+    return View.from_keys(size, *(arguments[name] for name in VIEW_KEYS[1:]))
+
+
+def predictions(module: Classifier, inputs: Tensor) -> Tensor:
+    """Return the task's predictions (B, ...) for inputs (B, C, H, W) of the `Classifier`, on its device."""
+    with torch.inference_mode():
+        return module.task.predictions(module(inputs.to(module.device)))
+
+
+def _images(here: Session, run: RunFolder, source: str, image_format: ImageFormat) -> tuple[Images, str]:
+    """Return the images, and a digest of their names with targets, or with the states of their files."""
+    if source in ("val", "test"):
+        splits = run_parts.splits(here, is_once=True)
+        data_record.compare(here, splits, run)
+        images = splits.parts[source]
+        return images, digest_of(images.names, images.targets.numpy())
+    view, channels = view_of(here.config, image_format), image_format.image_shape[0]
+    images, digest = together(lambda: unlabelled_folder(source, view=view, channels=channels))
+    if len(set(gather_objects(digest))) > 1:
+        raise ConfigError(Error(source, "changed while the workers listed it", "start again"))
+    return images, digest
+
+
+def write_rows(
+    here: Session,
+    module: Classifier,
+    images: Images,
+    output: Path,
+    *,
+    checkpoint: Path,
+    digest: str,
+    top_k: int,
+    has_truth: bool = False,
+    explained: str | None = None,
+    is_strict: bool = True,
+) -> list[str]:
+    """Write predictions of images to the CSV file `output`. Returns the errors of those that cannot be read.
+
+    `digest` is that of the images. A row has the `top_k` most probable classes, and with `has_truth` target and loss.
+    Pictures of what the network looked at go into the folder `explained`. With `is_strict`, nothing is written if there
+    are errors. Every rank must call it.
+    """
+    names, ranks = module.image_format.class_names, ranking_argument(module, top_k)
+    truth = ["truth"] if isinstance(module.task, Classification) else [f"true_{name}" for name in names]
+    before, after = (truth, ["loss"]) if has_truth else ([], [])
+    head = ["file", *before, *module.task.columns(names, **ranks), *after]
+    layer = grad_cam.last_maps(module) if explained is not None else None
+
+    def rows_of(positions: Tensor, pixels: Tensor) -> list[list[str]]:
+        on_device, files = pixels.to(module.device), [str(images.names[position]) for position in positions.tolist()]
+        with torch.inference_mode():
+            outputs = module(on_device)
+            predicted = module.task.predictions(outputs)
+            if predicted.dim() != 2:
+                problem = f"predicts shapes {tuple(predicted.shape[1:])}, and a file has rows of numbers"
+                raise ConfigError(Error(here.config.task.target, problem, "use lockstep.load in Python"))
+            columns = [[[file] for file in files], module.task.cells(predicted, names, **ranks)]
+            if has_truth:
+                targets = _targets(images, positions)
+                columns.insert(1, _truths(module, targets))
+                columns.append(_losses(module, outputs, on_device, targets, positions))
+        if explained is not None and layer is not None:
+            heat = grad_cam.heat_maps(module, layer, on_device, predicted.argmax(1))
+            grad_cam.write(row_chunks.pictures_of(output), files, pixels, heat)
+        return [list(itertools.chain(*parts)) for parts in zip(*columns, strict=True)]
+
+    inputs = inputs_of(here, checkpoint)
+    inputs |= {"images": digest, "columns": csv_text([head]), "explanations": str(explained is not None)}
+    broken = write(here, images, rows_of, head=head, inputs=inputs, output=output, is_strict=is_strict)
+    if explained is not None:
+        together(lambda: move(row_chunks.pictures_of(output), Path(explained)) if here.rank == 0 else None)
+    return broken
+
+
+def write(
+    here: Session,
+    images: Images,
+    rows_of: RowsOf,
+    *,
+    head: list[str],
+    inputs: dict[str, str],
+    output: Path,
+    is_strict: bool = True,
+) -> list[str]:
+    """Write the rows of all images, which depend on `inputs`, to a CSV file. Every rank must call it.
+
+    Returns the errors of images that cannot be read. With `is_strict`, nothing is written if there are any.
+
+    Images are cut into chunks that do not depend on the workers. Each worker takes the next one when it is free, and
+    writes its rows to the folder OUTPUT.part, from which the same command continues.
+    """
+    size = min(here.config.eval_batch_size, NUM_PER_RUN)
+    part, num_chunks = Path(f"{output}.part"), math.ceil(len(images) / size)
+    found = together(lambda: row_chunks.open_folder(part, inputs, here.held) if here.rank == 0 else {})
+    done = gather_objects(sorted(found))[0]
+    if here.rank == 0 and done:
+        print(f"{len(done)} of {num_chunks} chunks are in {display_path(part)}: continuing", flush=True)
+    paths = gather_objects(_compute_chunks(here, images, rows_of, size, done, row_chunks.new_file(part)))
+
+    def join() -> list[str]:
+        rows = found | row_chunks.index(paths)
+        return row_chunks.join(part, rows, num_chunks, output, header=csv_text([head]), is_strict=is_strict)
+
+    return together(lambda: join() if here.rank == 0 else [])
+
+
+def inputs_of(here: Session, checkpoint: Path) -> dict[str, str]:
+    """Return what predictions of images depend on: not the number of workers."""
+    any_workers = here.config.trainer.model_copy(update={"devices": "auto", "loads": None, "num_nodes": 1})
+    settings = config_file.fingerprint(here.config.model_copy(update={"trainer": any_workers}))
+    state = checkpoint.stat()
+    return {
+        "checkpoint": f"{state.st_size} {state.st_mtime_ns}",
+        "settings": f"{__version__} {here.precision} {here.device.type} {settings}",
+    }
+
+
+def _compute_chunks(
+    here: Session, images: Images, rows_of: RowsOf, size: int, done: Collection[int], path: Path
+) -> Path:
+    """Compute chunks that are not `done`: this rank takes the next one when it is free. Returns `path`, their file.
+
+    Raises ConfigError unless the task predicts rows of numbers.
+    """
+    runs = torch.arange(len(images)).split(size)
+    left = sorted({*range(len(runs))}.difference(done))
+    taken = (runs[left[count]] for count in itertools.takewhile(lambda count: count < len(left), shared_count()))
+    # a worker of many threads would take all of a few chunks
+    most = min(torch.get_num_threads(), math.ceil(len(left) / here.world_size) or 1)
+    progress = Progress("Predicting", "images")
+    with open(path, "xb") as file:
+        for positions, pixels, errors_at in read_runs(images.pixels, taken, most):
+            number = int(positions[0]) // size
+            kept = [row for row, position in enumerate(positions.tolist()) if position not in errors_at]
+            rows = rows_of(positions[kept], pixels[kept]) if kept else []  # a network may fail without an image
+            file.write(row_chunks.line_of(Chunk(number, csv_text(rows), [errors_at[key] for key in sorted(errors_at)])))
+            file.flush()
+            if here.rank == 0 and not here.config.silent:
+                progress.show(bisect(left, number) * size, len(left) * size)
+    progress.end()
+    return path
+
+
+def ranking_argument(module: Classifier, top_k: int) -> dict[str, int]:
+    """Return the argument of a task that ranks classes. Raises ConfigError if it ranks fewer."""
+    count = len(module.image_format.class_names)
+    if top_k > 1 and "top_k" not in inspect.signature(module.task.cells).parameters:
+        raise ConfigError(Error(f"--top-k {top_k}", f": {type(module.task).__name__} ranks no classes", "remove it"))
+    if top_k > count:
+        raise ConfigError(Error(f"--top-k {top_k}", f": the run has {count} classes", f"use {count} at most"))
+    return {"top_k": top_k} if top_k > 1 else {}
+
+
+def _targets(images: Images, positions: Tensor) -> Tensor:
+    """Return the targets (n, ...) of images, which samples of a Dataset contain."""
+    pixels = images.pixels
+    return pixels.make(positions, 0)[1] if isinstance(pixels, Samples) else images.targets[positions]
+
+
+def _truths(module: Classifier, targets: Tensor) -> list[list[str]]:
+    """Return the cells of targets. Raises ConfigError unless there is one for each column."""
+    names = module.image_format.class_names
+    if isinstance(module.task, Classification):
+        return [[str(names[number])] for number in targets.tolist()]
+    rows = targets.reshape(len(targets), -1)
+    if rows.shape[1] != len(names):
+        error = f"targets of shape {tuple(targets.shape[1:])} for {len(names)} {module.task.named}"
+        raise ConfigError(Error("--output", f"needs one number for each column, and the data has {error}"))
+    return [[f"{value:.6g}" for value in row] for row in rows.tolist()]
+
+
+def _losses(module: Classifier, outputs: Tensor, inputs: Tensor, targets: Tensor, positions: Tensor) -> list[list[str]]:
+    """Return the loss of each image, without the weight of its class."""
+    count = len(positions)
+    shard = Shard(epoch=0, step=0, micro_step=0, size=count, lo=0, hi=count, group_size=count)
+    batch = Batch(inputs, targets.to(inputs.device), positions, shard)
+    values, weights = checked_losses(module.task, outputs, batch)
+    return [[f"{loss:.6g}"] for loss in (values if weights is None else values / weights).tolist()]

@@ -1,0 +1,197 @@
+"""A few steps of a run with a trace of all intermediate values, which `lockstep verify` compares."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+from torchmetrics import Metric
+from typing_extensions import override
+
+from lockstep.assembly import custom_module, run_parts, session
+from lockstep.callbacks.own_module import metrics_of, micro_batches, steps_done
+from lockstep.callbacks.stop import Stopped
+from lockstep.config import build
+from lockstep.config.errors import ConfigError, Error
+from lockstep.config.saved import config_file
+from lockstep.config.schema.key_scopes import CHECKPOINT, FREE_CALLBACKS
+from lockstep.distributed.batch import Batch
+from lockstep.models.classifier import Classifier
+from lockstep.runs.files import write_atomically
+from lockstep.runs.folder import RunFolder
+from lockstep.system import internals
+from lockstep.system.launcher import World
+from lockstep.system.signals import SignalFlag
+from lockstep.tasks.task import Task
+from lockstep.training.train import prepare_training
+
+INPUTS, LOSSES, GRADIENT = "inputs", "losses", "gradient of "
+DIGEST_FILE = "digest"  # of a custom module, by rank 0
+STATE_FILE = "state.pt"  # weights, statistics and metrics at the end, by rank 0
+
+
+def trace_file(rank: int, part: int) -> str:
+    """Return the name of the file with the trace of a rank, in a part of a training."""
+    return f"trace-{part}-{rank}.pt"
+
+
+def verify(folder: RunFolder, world: World | None, flag: SignalFlag, *, cut_after: int | None, part: int) -> int:
+    """Train the run in `folder`, from its checkpoint in a later `part`, and write a trace. Returns the exit code.
+
+    It saves a checkpoint after step `cut_after` and exits; None: it trains to the end and tests.
+    """
+    config = config_file.load(folder.config)
+    with session.open_session(folder, config, world) as here:
+        here, data, module, first = prepare_training(here, is_new=not part)
+        sections = [section for section in config.callbacks.values() if section is not None]
+        callbacks = [build.build(s) for s in sections if s.target not in (CHECKPOINT, *FREE_CALLBACKS)]
+        trace = Trace(folder, cut_after)
+        trainer = run_parts.lightning_trainer(
+            here,
+            module,
+            callbacks=[*first, *(own for own in callbacks if not isinstance(own, ModelCheckpoint)), trace],
+            logger=False,
+            enable_checkpointing=False,
+            max_epochs=config.trainer.max_epochs,
+            log_every_n_steps=config.trainer.log_every_n_steps,
+            check_val_every_n_epoch=config.trainer.check_val_every_n_epoch,
+        )
+        try:
+            trainer.fit(module, data, ckpt_path=folder.last_checkpoint if part else None, weights_only=True)
+        except Stopped:
+            pass
+        else:
+            trained = dict(metrics_of(trainer, module))
+            if is_overridden("test_step", module):
+                trainer.test(module, data, verbose=False)
+            if here.rank == 0:
+                _write_state(folder, module, trained | metrics_of(trainer, module))
+                if config.has_own_module:
+                    write_atomically(folder.path / DIGEST_FILE, custom_module.digest(config, module))
+        torch.save(trace.steps, folder.path / trace_file(here.rank, part))
+    return 0
+
+
+def _write_state(folder: RunFolder, module: L.LightningModule, metrics: dict[str, float]) -> None:
+    parameters = {name for name, _ in module.named_parameters()}
+    whole = {name: value.double().cpu() for name, value in module.state_dict().items()}
+    state = {
+        "weights": {name: value for name, value in whole.items() if name in parameters},
+        "statistics": {name: value for name, value in whole.items() if name not in parameters},
+        "metrics": metrics,
+    }
+    torch.save(state, folder.path / STATE_FILE)
+
+
+class Trace(L.Callback):
+    """Records the outputs of each layer for each sample, and the gradients and weights of every step.
+
+    `steps` has an entry for each micro-batch: `samples` (B,) are positions in the data set; `values` has, by the name
+    of a part and in the order of computation, a row of two numbers for each sample (B, 2): a projection and the norm.
+    If the micro-batch ends a step, `sums` has such a row (2,) of the gradient of each parameter, and of each parameter
+    after the step. After step `cut_after` it saves a checkpoint and stops the training.
+    """
+
+    def __init__(self, folder: RunFolder, cut_after: int | None) -> None:
+        self._folder = folder
+        self._cut_after = cut_after
+        self._hooks: list[Any] = []
+        self._values: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}
+        self._size = 0
+        self.steps: list[dict[str, Any]] = []
+
+    @override
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        internals.silence_broadcast(trainer)
+        num_steps = -(-int(trainer.num_training_batches) // micro_batches(pl_module)) * (trainer.max_epochs or 1)
+        if self._cut_after is not None and num_steps <= self._cut_after:
+            problem = f"cuts a training after step {self._cut_after}, and this one has {num_steps}"
+            raise ConfigError(Error("lockstep verify", problem, "use more images, or a smaller global_batch_size"))
+        for name, layer in _leaves(pl_module.net if isinstance(pl_module, Classifier) else pl_module):
+            self._hooks.append(layer.register_forward_hook(self._hook(name)))
+        if isinstance(pl_module, Classifier):
+            self._record_losses(pl_module.task)
+
+    def _record_losses(self, task: Task) -> None:
+        losses = task.losses
+
+        def record_losses(outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
+            found = losses(outputs, batch)
+            if task.training:
+                self._record(LOSSES, found[0] if isinstance(found, tuple) else found)
+            return found
+
+        task.losses = record_losses
+
+    def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def record(layer: nn.Module, inputs: Any, output: Any) -> None:
+            if layer.training and isinstance(output, Tensor):
+                self._record(name, output)
+
+        return record
+
+    def _record(self, name: str, values: Tensor) -> None:
+        """Record values with a row for each sample; a layer that is used again gets a number."""
+        if values.dim() and len(values) == self._size:
+            number = sum(known.partition(" (")[0] == name for known in self._values)
+            self._values[f"{name} ({number + 1})" if number else name] = rows(values.detach())
+
+    @override
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._values, self._sums, self._size = {}, {}, len(batch.indices)
+        self._record(INPUTS, batch.inputs)  # augmented
+
+    @override
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+        """Record the gradients of the global batch in the order of computation: the last layer's first."""
+        for name, parameter in reversed(list(pl_module.named_parameters())):
+            if parameter.grad is not None:
+                self._sums[f"{GRADIENT}{_layer_name(name)}"] = rows(parameter.grad.flatten()[None])[0]
+
+    @override
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        is_step = bool(self._sums)
+        if is_step:
+            state = {
+                _layer_name(name): value for name, value in pl_module.state_dict().items() if value.is_floating_point()
+            }
+            self._sums |= {f"{name} after the step": rows(value.flatten()[None])[0] for name, value in state.items()}
+        step = steps_done(trainer, pl_module)
+        entry = {"epoch": batch.shard.epoch, "micro_step": batch.shard.micro_step, "step": step}
+        self.steps.append(entry | {"samples": batch.indices.cpu(), "values": self._values, "sums": self._sums})
+        if is_step and step == self._cut_after:
+            trainer.save_checkpoint(self._folder.last_checkpoint)
+            raise Stopped("the training is cut after this step", None)
+
+    @override
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        if isinstance(pl_module, Classifier):
+            del pl_module.task.losses
+
+
+def rows(values: Tensor) -> Tensor:
+    """Return float64 (B, 2) of `values` (B, ...): the projection of each row on a fixed vector, and its norm."""
+    flat = values.double().flatten(1) if values.dim() > 1 else values.double()[:, None]
+    direction = torch.arange(1, flat.shape[1] + 1, dtype=torch.float64, device=flat.device).sin()
+    return torch.stack([flat @ direction, flat.norm(dim=1)], 1).cpu()
+
+
+def _leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers without layers inside, by name, which may be the network itself; no metrics."""
+    for name, layer in net.named_modules():
+        if not any(layer.children()) and not isinstance(layer, Metric):
+            yield name or type(net).__name__, layer
+
+
+def _layer_name(name: str) -> str:
+    return name.removeprefix("net.")

@@ -1,0 +1,144 @@
+import copy
+import errno
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typing_extensions import override
+
+from lockstep.assembly import checkpoint_io, refusals
+from lockstep.assembly.checkpoint_io import AtomicCheckpointIO
+
+
+class Later(Executor):
+    """A thread that is as slow as can be: it does its work when somebody waits for a result."""
+
+    @override
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        class Result(Future[Any]):
+            @override
+            def result(self, timeout: float | None = None) -> Any:
+                return fn(*args, **kwargs)
+
+        return Result()
+
+
+def state_after(step: int) -> dict[str, Any]:
+    return {
+        "global_step": step,
+        "loops": {"fit_loop": {"batches": step}},
+        "state_dict": {"weight": torch.full((3,), float(step))},
+    }
+
+
+def step_in(path: Path) -> int:
+    return torch.load(path, weights_only=True)["global_step"]
+
+
+def names(path: Path) -> set[str]:
+    return {file.name for file in path.iterdir()}
+
+
+def test_a_checkpoint_comes_back_as_it_was_and_its_folder_is_made(tmp_path: Path) -> None:
+    io = AtomicCheckpointIO(Later(), ())
+    io.save_checkpoint(state_after(1), tmp_path / "checkpoints" / "last.ckpt")
+    read = io.load_checkpoint(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert torch.equal(read["state_dict"]["weight"], torch.ones(3))
+    assert (read["global_step"], read["loops"]) == (1, {"fit_loop": {"batches": 1}})
+
+
+def test_two_files_of_one_state_do_not_share_damage_or_later_states(tmp_path: Path) -> None:
+    io = AtomicCheckpointIO(Later(), ())
+    for name in ("best.ckpt", "last.ckpt"):
+        io.save_checkpoint(state_after(1), tmp_path / name)
+    io.save_checkpoint(state_after(2), tmp_path / "last.ckpt")
+    assert (step_in(tmp_path / "best.ckpt"), step_in(tmp_path / "last.ckpt")) == (1, 2)
+    os.truncate(tmp_path / "last.ckpt", 100)
+    assert step_in(tmp_path / "best.ckpt") == 1
+    assert names(tmp_path) == {"best.ckpt", "last.ckpt"}
+
+
+def test_a_crash_while_writing_keeps_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    io = AtomicCheckpointIO(Later(), ())
+    io.save_checkpoint(state_after(1), tmp_path / "last.ckpt")
+
+    def broken(checkpoint: Any, file: Any) -> None:
+        file.write(b"half a checkpoint")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", broken)
+        with pytest.raises(OSError, match="No space left"):
+            io.save_checkpoint(state_after(3), tmp_path / "last.ckpt")
+    assert names(tmp_path) == {"last.ckpt"}
+    assert step_in(tmp_path / "last.ckpt") == 1
+    io.save_checkpoint(state_after(3), tmp_path / "last.ckpt")
+    assert step_in(tmp_path / "last.ckpt") == 3
+
+
+# -- behind the training -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AtomicCheckpointIO:
+    """Writes both files later. There is no GPU here: tests/integration/test_gpu_waits.py shows the copy."""
+    monkeypatch.setattr(checkpoint_io, "_snapshot", copy.deepcopy)
+    return AtomicCheckpointIO(Later(), (tmp_path / "best.ckpt", tmp_path / "last.ckpt"))
+
+
+def test_the_files_of_a_state_are_written_before_the_next_state_is_saved(
+    tmp_path: Path, behind: AtomicCheckpointIO
+) -> None:
+    for step in (1, 2):
+        for name in ("best.ckpt", "last.ckpt"):
+            behind.save_checkpoint(state_after(step), tmp_path / name)
+        assert names(tmp_path) == ({"best.ckpt", "last.ckpt"} if step > 1 else set())
+    assert (step_in(tmp_path / "best.ckpt"), step_in(tmp_path / "last.ckpt")) == (1, 1)
+    behind.save_checkpoint(state_after(2), tmp_path / "other.ckpt")
+    assert step_in(tmp_path / "other.ckpt") == 2, "its reader may not wait"
+    behind.teardown()
+    assert (step_in(tmp_path / "best.ckpt"), step_in(tmp_path / "last.ckpt")) == (2, 2)
+    behind.teardown()
+
+
+def test_a_file_holds_the_state_at_which_it_was_saved(tmp_path: Path, behind: AtomicCheckpointIO) -> None:
+    state = state_after(1)
+    behind.save_checkpoint(state, tmp_path / "last.ckpt")
+    state["state_dict"]["weight"].zero_()
+    state["loops"]["fit_loop"]["batches"] = 0
+    behind.teardown()
+    read = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert torch.equal(read["state_dict"]["weight"], torch.ones(3))
+    assert read["loops"] == {"fit_loop": {"batches": 1}}
+
+
+@pytest.mark.parametrize("is_end", [True, False])
+def test_an_error_behind_the_training_is_raised_in_it_with_the_words_of_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_end: bool
+) -> None:
+    monkeypatch.setattr(checkpoint_io, "_snapshot", copy.deepcopy)
+
+    def broken(checkpoint: Any, file: Any) -> None:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        finally:
+            raise RuntimeError("unexpected pos 704 vs 598")  # as torch.save does
+
+    monkeypatch.setattr(torch, "save", broken)
+    with ThreadPoolExecutor(1) as thread:
+        behind = AtomicCheckpointIO(thread, (tmp_path / "last.ckpt",))
+        behind.save_checkpoint(state_after(1), tmp_path / "last.ckpt")
+        try:
+            raise ValueError("another error, at which Lightning takes the fit down")
+        except ValueError:
+            with pytest.raises(RuntimeError, match="unexpected pos") as caught:
+                behind.teardown() if is_end else behind.save_checkpoint(state_after(2), tmp_path / "last.ckpt")
+    text = refusals.explain_error(caught.value, tmp_path, "rank 0 of 1")
+    assert text is not None
+    assert "the disk is full" in text
+    assert "last.ckpt cannot be written" in text
+    assert names(tmp_path) == set()

@@ -1,0 +1,172 @@
+"""The record of a run's images: equal for the same data, and every kind of change is named with an example."""
+
+import copy
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep.assembly import data_record
+from lockstep.data.images import image_table
+from lockstep.data.images.splits import Images, Splits
+from lockstep.runs.folder import RunFolder
+
+
+def images(names: list[str], targets: Any) -> Images:
+    return Images(torch.zeros(len(names), 1, 4, 4, dtype=torch.uint8), torch.tensor(targets), names)
+
+
+SPLITS = Splits(
+    train=images(["cat/0.png", "dog/0.png", "cat/1.png"], [0, 1, 0]),
+    val=images(["cat/2.png", "dog/2.png"], [0, 1]),
+    test=images(["cat/3.png", "dog/\udcff.png"], [0, 1]),
+    class_names=("cat", "dog"),
+)
+RECORD = data_record.record_of(SPLITS)
+
+
+def changed(path: list[Any], value: Any) -> dict[str, Any]:
+    record = copy.deepcopy(RECORD)
+    part: Any = record
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    return record
+
+
+def test_a_record_comes_back_and_is_that_of_the_same_images(tmp_path: Any) -> None:
+    run = RunFolder(tmp_path)
+    assert data_record._read(run) is None
+    data_record._write(run, RECORD)
+    first = run.images.read_bytes()
+    data_record._write(run, data_record.record_of(SPLITS))
+    assert run.images.read_bytes() == first
+    read = data_record._read(run)
+    assert read is not None
+    assert read == RECORD
+    assert data_record.differences(read, RECORD) == []
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (changed(["class_names"], ["cat", "wolf"]), ["classes in their order: dog is now wolf"]),
+        (changed(["class_names"], ["cat", "dog", "emu"]), ["classes in their order: 2 classes, now 3"]),
+        (changed(["class_names"], ["dog", "cat"]), ["classes in their order: cat is now dog, dog is now cat"]),
+        (changed(["val"], {"names": ["cat/2.png"], "targets": [0]}), ["1 image removed, such as dog/2.png"]),
+        (
+            changed(["val"], {"names": ["cat/2.png", "dog/2.png", "a", "b"], "targets": [0, 1, 0, 0]}),
+            ["2 images added, such as a"],
+        ),
+        (changed(["test", "targets", 0], 1), ["1 image with another target, such as cat/3.png"]),
+        (
+            {**RECORD, "val": RECORD["test"], "test": RECORD["val"]},
+            ["4 images moved to another split, such as cat/2.png"],
+        ),
+        (
+            changed(["train"], {"names": ["cat/1.png", "dog/0.png", "cat/0.png"], "targets": [0, 1, 0]}),
+            ["the order of its images, or how often one is listed"],
+        ),
+    ],
+)
+def test_each_kind_of_change_is_named(now: dict[str, Any], expected: list[str]) -> None:
+    found = data_record.differences(RECORD, now)
+    assert found[: len(expected)] == expected
+    assert data_record.differences(now, now) == []
+
+
+def test_numbers_as_targets_and_images_that_are_listed_twice_are_compared() -> None:
+    targets = [[0.5], [0.25], [1.0]]
+    before = data_record.record_of(
+        Splits(images(["a", "a", "b"], targets), images(["c"], [[0.0]]), images(["d"], [[0.0]]), ("weight",))
+    )
+    once, other = copy.deepcopy(before), copy.deepcopy(before)
+    once["train"] = {"names": ["a", "b"], "targets": [[0.25], [1.0]]}
+    assert data_record.differences(before, once) == ["the order of its images, or how often one is listed"]
+    other["train"]["targets"][2] = [2.0]
+    assert data_record.differences(before, other) == ["1 image with another target, such as b"]
+    samples, fewer = copy.deepcopy(before), copy.deepcopy(before)  # of a Dataset, which contain their targets
+    samples["train"], fewer["train"] = {"names": ["a", "b"], "targets": []}, {"names": ["b"], "targets": []}
+    assert data_record.differences(samples, fewer) == ["1 image removed, such as a"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"no gzip", b"\x1f\x8b\x08", gzip.compress(b"{}", mtime=0), gzip.compress(b"[1]", mtime=0)),
+        gzip.compress(json.dumps(RECORD | {"contents": {"sizes": [1], "hashes": {}}}).encode(), mtime=0),
+        gzip.compress(json.dumps(RECORD | {"contents": {"sizes": [], "hashes": []}}).encode(), mtime=0),
+    ],
+)
+def test_a_damaged_record_is_named_with_the_way_out(tmp_path: Any, content: bytes) -> None:
+    run = RunFolder(tmp_path)
+    run.images.write_bytes(content)
+    with pytest.raises(ValueError, match=r"images\.json\.gz cannot be read .*delete it, and add changed_data=accept"):
+        data_record._read(run)
+
+
+def written(root: Path, contents: dict[str, bytes]) -> Splits:
+    """Images of the files `contents` below `root`, the last of them in the test split."""
+    for name, content in contents.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    table = image_table.list_classes(str(root))
+    half, names = len(table.names) // 2, table.names
+    parts = [images(part, [0] * len(part)) for part in (names[:half], names[half:-1], names[-1:])]
+    return Splits(*parts, class_names=table.class_names, files=table)
+
+
+def large(number: int) -> bytes:
+    """The same size, start and end for every number: files without compression, of pictures with a white border."""
+    return bytes(8192) + number.to_bytes(2) * 8192 + bytes(8192)
+
+
+NAMES = [f"{label}/{number}.bmp" for label in ("cat", "dog") for number in range(6)]
+
+
+def test_files_of_other_contents_are_named_and_not_those_of_a_copy_or_of_an_old_record(tmp_path: Path) -> None:
+    contents = {name: large(number) for number, name in enumerate(NAMES)}
+    before = data_record.record_of(written(tmp_path / "a", contents))
+    again = data_record.record_of(written(tmp_path / "copy", contents))
+    assert data_record.differences(before, again) == []
+    same_size = data_record.record_of(written(tmp_path / "b", contents | {"cat/1.bmp": large(99)}))
+    assert data_record.differences(before, same_size) == ["1 image with other contents, such as cat/1.bmp"]
+    longer = data_record.record_of(written(tmp_path / "c", {name: b"1" + each for name, each in contents.items()}))
+    assert data_record.differences(before, longer) == ["12 images with other contents, such as cat/0.bmp"]
+    del before["contents"]
+    assert data_record.differences(before, longer) == []
+
+
+def test_the_cost_of_a_record_does_not_grow_with_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = {f"{label}/{number}.png": bytes([number % 256]) for label in "ab" for number in range(700)}
+    opened = list[str]()
+    monkeypatch.setattr(data_record, "_hash", lambda path, size: opened.append(path) or "")
+    data_record.record_of(written(tmp_path / "images", contents))
+    assert len(opened) == 1000
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_names_of_a_run_with_other_contents_are_other_images(
+    tmp_path: Path, is_recorded: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder(tmp_path)
+    contents = {name: large(number) for number, name in enumerate(NAMES)}
+    record = data_record.record_of(written(tmp_path / "a", contents))
+    if not is_recorded:
+        del record["contents"]
+    data_record._write(run, record)
+    others = written(tmp_path / "b", {name: large(number + 99) for number, name in enumerate(NAMES)}).files
+    one = written(tmp_path / "c", contents | {"cat/1.bmp": large(99)}).files
+    part = written(tmp_path / "d", dict(list(contents.items())[2:])).files
+    assert others is not None
+    assert one is not None
+    assert part is not None
+    found = data_record.overlap(run, others)
+    assert found == (data_record.Overlap(6, [], sorted(NAMES)) if is_recorded else None)
+    assert data_record.overlap(run, one) is None  # a change of the data of the run
+    basis = "names and most contents" if is_recorded else "names (their contents were not recorded)"
+    assert f"is taken for the data of the run: its images have the same {basis}\n" in capsys.readouterr().out
+    assert data_record.overlap(run, part) == data_record.Overlap(6, NAMES[2:6], [])

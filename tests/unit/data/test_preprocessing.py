@@ -1,0 +1,113 @@
+"""A view is what torchvision's v2 transforms make of an image, and scales to the sizes of torchvision and timm."""
+
+import math
+from typing import Any, Literal
+
+import pytest
+import torch
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms.v2 import functional as F
+
+from lockstep.data.images.preprocessing import View, resize
+
+SIZES = [(20, 30), (60, 31), (8, 9), (40, 40), (3, 90)]  # wide, tall, small, square, long
+MODES: dict[str, Any] = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
+
+
+def image_of(height: int, width: int, channels: int = 3) -> torch.Tensor:
+    source = torch.Generator().manual_seed(height * width)
+    return torch.randint(0, 256, (channels, height, width), dtype=torch.uint8, generator=source)
+
+
+def view_of(size: tuple[int, int], **changes: Any) -> View:
+    return View(
+        **{"size": size, "crop_percent": 1.0, "fit": "crop", "interpolation": "bilinear", "background": "white"}
+        | changes
+    )
+
+
+def assert_close(pixels: torch.Tensor, expected: torch.Tensor) -> None:
+    assert pixels.shape == expected.shape
+    assert (pixels.int() - expected.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("capability", ["AVX2", "DEFAULT"])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(("height", "width"), SIZES)
+def test_a_square_view_is_resize_and_centre_crop_of_torchvision(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: str,
+    interpolation: Literal["bilinear", "bicubic"],
+    height: int,
+    width: int,
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    image = image_of(height, width)
+    for short in (16, 19):
+        usual = v2.Compose([v2.Resize(short, MODES[interpolation], antialias=True), v2.CenterCrop(16)])
+        assert_close(view_of((16, 16), crop_percent=16 / short, interpolation=interpolation)(image), usual(image))
+
+
+@pytest.mark.parametrize(("height", "width"), SIZES)
+@pytest.mark.parametrize("size", [(16, 24), (24, 10)])
+def test_a_rectangular_view_covers_its_size(height: int, width: int, size: tuple[int, int]) -> None:
+    image, ratio = image_of(height, width), max(size[0] / height, size[1] / width)
+    for percent in (1.0, 0.8):
+        bounds = [math.floor(side / percent) for side in size]
+        ratio = max(bounds[0] / height, bounds[1] / width)
+        scaled = [math.floor(height * ratio + 1e-9), math.floor(width * ratio + 1e-9)]
+        usual = v2.Compose([v2.Resize(scaled, antialias=True), v2.CenterCrop(size)])
+        assert_close(view_of(size, crop_percent=percent)(image), usual(image))
+
+
+@pytest.mark.parametrize(("height", "width"), SIZES)
+@pytest.mark.parametrize("size", [(16, 16), (16, 24)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_letterbox_has_the_whole_image_on_its_background(
+    height: int, width: int, size: tuple[int, int], channels: int
+) -> None:
+    image, ratio = image_of(height, width, channels), min(size[0] / height, size[1] / width)
+    scaled = [max(1, round(height * ratio)), max(1, round(width * ratio))]
+    down, right = size[0] - scaled[0], size[1] - scaled[1]
+    border = [right // 2, down // 2, right - right // 2, down - down // 2]
+    usual = v2.Compose([v2.Resize(scaled, antialias=True), v2.Pad(border, fill=128)])
+    assert_close(view_of(size, fit="letterbox", background="grey")(image), usual(image))
+
+
+# resize and crop of torchvision's weights; image size and crop_pct of timm's
+@pytest.mark.parametrize(
+    ("resized", "cropped"), [(232, 224), (256, 224), (342, 299), (320, 300), (384, 380), (238, 224), (246, 224)]
+)
+def test_a_crop_percent_of_two_sizes_scales_to_the_first(resized: int, cropped: int) -> None:
+    assert view_of((cropped, cropped), crop_percent=cropped / resized).bounds == (resized, resized)
+
+
+@pytest.mark.parametrize("side", [160, 224, 240, 288, 380, 448, 600])
+@pytest.mark.parametrize("percent", [0.85, 0.875, 0.9, 0.904, 0.922, 0.934, 0.942, 0.95, 0.965, 1.0])
+def test_a_crop_percent_scales_as_timm_does(side: int, percent: float) -> None:
+    assert view_of((side, side), crop_percent=percent).bounds == (math.floor(side / percent),) * 2
+
+
+@pytest.mark.parametrize("capability", ["AVX2", "DEFAULT"])
+@pytest.mark.parametrize("shape", [(3, 20, 30), (1, 8, 8), (2, 3, 16, 12)])
+@pytest.mark.parametrize("size", [[10, 15], [24, 9], [8, 8]])
+def test_images_are_resized_to_the_bits_of_torchvision(
+    monkeypatch: pytest.MonkeyPatch, capability: str, shape: tuple[int, ...], size: list[int]
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    images = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    for given in (images, (images * 255).to(torch.uint8)):
+        assert torch.equal(resize(given, size), F.resize(given, size, antialias=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"crop_percent": 224 / 232}, "at 224x224: short side 232, centre crop, bilinear"),
+        ({"size": (224, 160), "interpolation": "bicubic"}, "at 224x160: covering 224x160, centre crop, bicubic"),
+        ({"fit": "letterbox"}, "at 224x224: whole, padded with white, bilinear"),
+        ({"size": None}, "in their own size"),
+    ],
+)
+def test_a_view_is_described_in_plain_words(changes: dict[str, Any], text: str) -> None:
+    assert view_of(**{"size": (224, 224), **changes}).text == text

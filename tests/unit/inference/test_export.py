@@ -1,0 +1,96 @@
+"""A file of a network views and predicts images of any size as the network itself; one that does not is refused."""
+
+import io
+import random
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lockstep.data.images.preprocessing import View
+from lockstep.inference import export
+from lockstep.inference.export import Exported
+
+VIEWS = (
+    View((24, 24), 0.875, "crop", "bilinear", "white"),
+    View((24, 16), 1.0, "letterbox", "bicubic", "grey"),
+)
+AXES = {0: "batch", 2: "height", 3: "width"}
+
+
+class Branch(nn.Module):
+    """A network with a line of code in a block of torch.no_grad, which becomes a program of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.no_grad():
+            secret_scale = images.abs().mean(dim=(1, 2, 3), keepdim=True).add(1).sqrt()
+        return self.layer(images * secret_scale)
+
+
+class Means(nn.Module):
+    """A task, with a number for each channel."""
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        return outputs.mean((2, 3))
+
+
+def trained(view: View) -> Any:
+    """What an export reads of a Classifier."""
+    torch.manual_seed(0)
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in ((110.0, 120.0, 130.0), (50.0, 60.0, 70.0)))
+    form = SimpleNamespace(image_shape=(3, *(view.size or ())), is_float=False)
+    return SimpleNamespace(net=nn.Conv2d(3, 4, 3), task=Means(), mean=mean, std=std, image_format=form)
+
+
+def images(sizes: int) -> list[Tensor]:
+    draw, torch_draw = random.Random(0), torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(sizes):
+        shape = (draw.randint(1, 3), 3, draw.randint(20, 200), draw.randint(20, 200))
+        found.append(torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch_draw))
+    return found
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: f"{view.fit}-{view.interpolation}")
+def test_images_of_any_size_and_number_are_predicted_as_by_the_network(view: View) -> None:
+    module = trained(view)
+    with torch.no_grad():
+        program = export._program(module, view, AXES)
+        running = [make(program, AXES, "{}")[1] for make in (export._onnx, export._pt2)]
+        for batch in images(30):
+            viewed = view(batch.float()).clamp(0, 255)
+            assert torch.equal(Exported(module, view)._apply_view(batch.float()), viewed), batch.shape
+            expected = module.net((viewed - module.mean) / module.std).mean((2, 3))
+            for run in running:
+                assert (run(batch) - expected).abs().max() <= 1e-4, batch.shape
+
+
+@pytest.mark.parametrize("wrong", [1e-3, float("nan")])
+def test_a_file_that_predicts_something_else_is_noticed(monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
+    module, view, batch = trained(VIEWS[0]), VIEWS[0], images(1)[0][:1]
+    monkeypatch.setattr(export.predict, "predictions", lambda module, inputs: module.net(inputs).mean((2, 3)))
+    network = Exported(module, view)
+    with torch.no_grad():
+        assert export._difference(module, view, network, 1, batch) <= 1e-6
+        assert not export._difference(module, view, lambda images: network(images) + wrong, 1, batch) <= export.LIMIT
+
+
+@pytest.mark.parametrize("make", [export._onnx, export._pt2])
+def test_a_file_has_neither_paths_nor_lines_of_the_code(make: Callable[..., tuple[bytes, Any]]) -> None:
+    module = trained(VIEWS[0])
+    module.net = Branch()  # in training, as torch.no_grad of an export would remove the block
+    content, _ = make(export._program(module, VIEWS[0], AXES), AXES, "{}")
+    if zipfile.is_zipfile(io.BytesIO(content)):
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            content += b"".join(map(archive.read, archive.namelist()))
+    inside = (f"{Path(__file__).parents[3]}/", f"{Path.home()}/", "site-packages", "secret_scale", "images.float()")
+    assert not [text for text in inside if text.encode() in content]
