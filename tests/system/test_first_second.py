@@ -59,7 +59,7 @@ def signalled(
     [
         (signal.SIGINT, "hydra"),
         (signal.SIGTERM, "lockstep.config.checks.validation"),
-        (signal.SIGHUP, "lockstep.launch.prepared_run"),
+        (signal.SIGHUP, "lockstep.launch.runner"),
         (signal.SIGUSR1, "hydra"),
     ],
 )

@@ -1,6 +1,6 @@
 """The features that the core of a run does not know: a function of each for a moment, and when it is used.
 
-Its module is imported then. Only this table names them; the core calls what `used` returns.
+Its module is imported then. Only this table names them; the core calls what `used_features` returns.
 """
 
 import importlib

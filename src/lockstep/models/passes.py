@@ -23,7 +23,7 @@ class Layout(NamedTuple):
 
 
 class Compiled(Protocol):
-    """Calls a compiled network. `eagerly` compiles nothing inside, and forgets the batch sizes seen there."""
+    """Calls a compiled network. `eager_mode` compiles nothing inside, and forgets the batch sizes seen there."""
 
     def __call__(self, images: Tensor, /) -> Tensor: ...
     def eager_mode(self) -> AbstractContextManager[None]: ...
