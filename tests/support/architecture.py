@@ -171,6 +171,7 @@ def outward_imports(ring: str) -> set[str]:
 
 
 WIDTH, MARGIN, GAP, LINE, HEAD, SQUARE = 1060, 24, 12, 17, 40, 9  # pixels
+IN_A_ROW = 20  # squares
 MEANINGS = {
     "promise": "N workers compute what one would",
     "run": "one training, from its folder to its end",
@@ -207,8 +208,9 @@ def squares(package: str, right: int, top: int) -> Iterator[str]:
     names = [name for name in MODULES if part_of(name) == package and MODULES[name].name != "__init__.py"]
     names.sort(key=lambda name: [*RINGS].index(ring_of(name)))
     for number, name in enumerate(names):
-        left = right - SQUARE * (len(names) - number)
-        yield f'<rect class="{ring_of(name)}" x="{left}" y="{top}" width="{SQUARE - 2}" height="{SQUARE - 2}"/>'
+        row, column = divmod(number, IN_A_ROW)
+        left, y = right - SQUARE * (min(len(names), IN_A_ROW) - column), top + SQUARE * row
+        yield f'<rect class="{ring_of(name)}" x="{left}" y="{y}" width="{SQUARE - 2}" height="{SQUARE - 2}"/>'
 
 
 def legend() -> Iterator[str]:
