@@ -207,6 +207,7 @@ def squares(package: str, right: int, top: int) -> Iterator[str]:
     """A square for each module of a package in the colour of its ring, inner rings first; they end at `right`."""
     names = [name for name in MODULES if part_of(name) == package and MODULES[name].name != "__init__.py"]
     names.sort(key=lambda name: [*RINGS].index(ring_of(name)))
+    top -= SQUARE // 2 if len(names) > IN_A_ROW else 0
     for number, name in enumerate(names):
         row, column = divmod(number, IN_A_ROW)
         left, y = right - SQUARE * (min(len(names), IN_A_ROW) - column), top + SQUARE * row
