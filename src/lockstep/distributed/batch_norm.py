@@ -123,7 +123,7 @@ class _Normalize(torch.autograd.Function):
             mean = var = torch.zeros(num_channels, dtype=dtype, device=x.device)
         rows = _gather_rows(x, torch.cat([mean, var, mean.new_full((1,), count)]))
         if (kernels := _kernels(x)) is not None:  # so that statistics have the same bits as on ranks in channels_last
-            mean, var, total = kernels.merged(rows, norm).split([num_channels, num_channels, 1])
+            mean, var, total = kernels.merge_statistics(rows, norm).split([num_channels, num_channels, 1])
         else:
             mean, var, total = _merge_rows(rows)
             _track(norm, mean, var, total)
