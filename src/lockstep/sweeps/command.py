@@ -77,7 +77,7 @@ def prepare_trial(
 
 
 def identity(config: Config) -> str:
-    """Return a text that trials share if they have the same settings, after `settle_config`, however they were typed."""
+    """Return a text that trials share if they have the same settings after `settle_config`, however typed."""
     tree = config_file.to_tree(submission.job_config(config))
     return json.dumps({key: value for key, value in tree.items() if key not in (*FREE, "search")}, sort_keys=True)
 
