@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.config.errors import ConfigError, Error, file_error
-from lockstep.runs import gate, naming
+from lockstep.runs import naming
 from lockstep.runs.files import atomic_file, no_link
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
@@ -63,6 +63,8 @@ def initial_checkpoint(init_from: str | None) -> Path | None:
     """Return the whole checkpoint that `init_from` names: a file, or the last one of a run. Raises ConfigError."""
     if init_from is None:
         return None
+    from lockstep.runs import gate
+
     path = Path(init_from).resolve()  # it is typed: a link is followed
     if path.is_file():
         error = damage(path)

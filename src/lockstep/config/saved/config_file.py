@@ -11,7 +11,6 @@ from pydantic import ValidationError
 import lockstep
 from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.schema.configuration import Config
-from lockstep.config.schema.key_scopes import NOT_OF_A_TRAINING, scope
 from lockstep.runs.files import read_text, write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.system.trees import from_yaml
@@ -29,6 +28,8 @@ def fingerprint(config: Config) -> str:
 
     Notifications are not part of it, nor network interfaces, whose names may differ between machines.
     """
+    from lockstep.config.schema.key_scopes import NOT_OF_A_TRAINING, scope
+
     tree = {key: value for key, value in to_tree(config).items() if scope(key) not in NOT_OF_A_TRAINING}
     tree["strategy"] = {k: v for k, v in tree["strategy"].items() if k not in ("interface", "variables")}
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]

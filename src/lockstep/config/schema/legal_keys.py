@@ -5,7 +5,6 @@ from typing import Any
 
 from lockstep.config.errors import Error, near_names, question
 from lockstep.config.schema.configuration import CALLED, NAMED, fields, root, section
-from lockstep.config.schema.foreign_names import hint
 from lockstep.config.schema.target_sections import is_ours
 from lockstep.system.trees import at, leaves
 
@@ -17,6 +16,8 @@ def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups, names
 
     `names` are the legal ones, if the schema does not have them.
     """
+    from lockstep.config.schema.foreign_names import hint
+
     key = ".".join(path)
     parent = at(tree, path[:-1])
     target = parent.get("_target_") if isinstance(parent, dict) else None
