@@ -1,7 +1,8 @@
 """Processes of tests have one thread each, and the differences that tests measure are shown at the end."""
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,16 @@ def _server(request: pytest.FixtureRequest) -> None:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), given))))
         if any(item.get_closest_marker("processes") for item in request.session.items):
             processes.start_server()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Restore the search path of Python: a command that runs in this process puts the folder of its project first."""
+    before = sys.path[:]
+    try:
+        return (yield)
+    finally:
+        sys.path[:] = before
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
