@@ -79,7 +79,7 @@ def test_a_sweep_is_an_array_whose_broken_trial_is_submitted_again_and_no_other(
             "a search uses launcher.parallel",
         ),
         (["cluster=slurm", "cluster.time_min=1,2"], "all jobs of a sweep share it: give one"),
-        ([*SLURM, "trainer.num_nodes=1,2"], "jobs of one array need the same cluster.*, devices, num_nodes and strategy"),
+        ([*SLURM, "trainer.num_nodes=1,2"], "of one array need the same cluster.*, devices, num_nodes and strategy"),
     ],
 )
 def test_what_no_cluster_takes_is_refused(slurm: Slurm, tmp_path: Path, overrides: list[str], words: str) -> None:
