@@ -211,10 +211,8 @@ class Normalize(torch.autograd.Function):
         ctx: Any, x: Tensor, residual: Any, weight: Any, bias: Any, norm: BatchNorm, relu: bool, gather: Any
     ) -> Tensor:
         parts = _run_reduction(_statistics, x, 2 * x.shape[1] + 1, x)
-        row, y = (
-            merge_statistics(parts if gather is None else gather(x, merge_statistics(parts)), norm),
-            torch.empty_like(x),
-        )
+        row = merge_statistics(parts if gather is None else gather(x, merge_statistics(parts)), norm)
+        y = torch.empty_like(x)
         _run_elementwise(_normalize, x, x, residual, y, row, weight, bias, norm.eps, relu=relu)
         ctx.save_for_backward(x, y if relu and residual is not None else None, row, weight, bias)
         ctx.eps, ctx.relu, ctx.has_residual, ctx.is_alone = norm.eps, relu, residual is not None, gather is None
