@@ -3,17 +3,19 @@
 import csv
 import itertools
 import json
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from lockstep.runs import files
-from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, GRACE_S, RunFolder
 from tests.support.commands import Command, run
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, environ, own_network, train_all, wait_until, write_run
 from tests.support.image_files import write_image
@@ -267,7 +269,12 @@ def test_a_job_that_slurm_has_cut_continues_and_a_cancelled_one_when_it_is_reque
     hold.touch()
     job = submitted(shell, *words(trained, photos, output), "trainer.num_nodes=2", "trainer.devices=1")
     wait_until(lambda: num_chunks(output) == 4, "both workers wait in the third chunk", lambda: job.log)
+    slow = int(job.folder.heartbeat(1).read_text().split()[1])
+    os.kill(slow, signal.SIGSTOP)
     shell.slurm.run("scancel", "--signal=USR1", job.id)  # as SLURM warns of the time limit
+    wait_until(lambda: not job.folder.heartbeat(0).exists(), "rank 0 has ended", lambda: job.log)
+    time.sleep(GRACE_S + 3)  # srun exits with the code of a task that it kills: the job would not be requeued
+    os.kill(slow, signal.SIGCONT)
     wait_until(lambda: num_chunks(output) == 8, "both wait again", lambda: job.log)
     shell.jobs("cancel", job.id)
     job.wait(state="CANCELLED")

@@ -38,6 +38,7 @@ REASONS = {
     "SIGUSR1": "time limit: the job is requeued, unless the limit has passed already",
     "SIGTERM": "SIGTERM: the job is requeued if it was preempted, not if it was cancelled",
 }
+OTHERS_S = 60.0  # within the default of cluster.warn_s, 120 s
 RECORD_S = 300.0  # a network file system may show a new file a minute late
 
 
@@ -70,8 +71,17 @@ def work(folder: RunFolder, job_id: str) -> int:
     elif code == EXIT_STOPPED:
         return 0  # the code of rank 0 counts
     if code and world is not None and world.world_size > 1:
+        if code == REQUEUE:  # srun exits with the code of a rank that it kills
+            _await_others(folder)
         time.sleep(GRACE_S)  # srun kills the others, which end by themselves, when one exits with a code
     return code
+
+
+def _await_others(folder: RunFolder) -> None:
+    """Wait until the other ranks have ended too, or for `OTHERS_S`."""
+    deadline = time.monotonic() + OTHERS_S
+    while folder.heartbeats() and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def _record(folder: RunFolder, job_id: str) -> Record:
