@@ -630,6 +630,7 @@ def test_an_older_answer_to_the_filter_is_dropped(root: Path, site: str, page: A
     page.add_init_script("window.setInterval = () => 0;")  # no polls
     page.goto(site)
     box = page.get_by_label("Filter runs")
+    expect(box).to_be_visible()
     held: list[Any] = []
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if "filter=" in request.url else None)

@@ -38,8 +38,9 @@ class Page {
     this.empty = make('div', {className: 'empty', hidden: true}, make('h2', {textContent: 'No runs yet'}),
       make('p', {}, 'There is no run in ', this.folder, ' yet. Start one; it will appear here:'), this.command);
     this.nothing = make('p', {className: 'nothing', textContent: 'No run matches the filter.', hidden: true});
-    this.tools = make('div', {className: 'tools'}, make('label', {className: 'unseen', htmlFor: 'filter'}, 'Filter runs'),
-      this.filter, make('label', {className: 'unseen', htmlFor: 'state'}, 'State'), this.state, this.counts, this.wrong, this.message);
+    this.tools = make('div', {className: 'tools', hidden: true}, // until there are runs
+      make('label', {className: 'unseen', htmlFor: 'filter'}, 'Filter runs'), this.filter,
+      make('label', {className: 'unseen', htmlFor: 'state'}, 'State'), this.state, this.counts, this.wrong, this.message);
     this.element = make('main', {}, make('h1', {className: 'unseen', textContent: 'Training'}), this.alarm, this.note,
       this.sweep.head, this.tools, this.table.element, this.sweep.grid.element, this.nothing, this.empty, this.sweep.charts,
       this.comparison.element,
