@@ -43,7 +43,7 @@ RINGS = {
             "data.images.channel_statistics",
         ),
         *("models.classifier", "models.counts", "models.loss_scale", "models.parameter_groups", "models.passes"),
-        *("models.schedules", "models.step"),
+        *("models.schedules", "models.step", "models.virtual"),
         *("system.internals", "system.kinds", "system.signals"),
     ),
     "run": ("assembly", "callbacks", "config", "data", "launch", "models", "runs", "system", "training"),
@@ -57,6 +57,7 @@ RINGS = {
             "config.checks.data_copies",
             "config.checks.data_presence",
             "config.checks.pretrained_view",
+            "config.checks.virtual_rules",
         ),
         *(
             "data.images.random_crop",

@@ -4,7 +4,8 @@ import contextlib
 import copy
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import distributed as dist
@@ -62,7 +63,7 @@ def classifier(
     if origin.mean is not None and origin.std is not None:
         image_format = image_format._replace(mean=origin.mean, std=origin.std)
     with build.section_errors(config, "model"):
-        module = Classifier(
+        module = _classifier_class(session)(
             net,
             task,
             measured=measured,
@@ -83,6 +84,14 @@ def classifier(
         )
     # Lightning widens to float64 only after it has loaded a checkpoint, which would round that to float32
     return module.double() if session.precision == "float64" else module
+
+
+def _classifier_class(session: Session) -> Callable[..., Classifier]:
+    if session.shards is None:
+        return Classifier
+    from lockstep.models.virtual import VirtualClassifier
+
+    return partial(VirtualClassifier, shards=session.shards)
 
 
 def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, int]) -> None:

@@ -64,7 +64,7 @@ def serve_images(session: Session, images: Splits) -> ImageData:
             overfit_batches=trainer.overfit_batches,
             balance=config.data.balance,
         ),
-        augment=partial(Augment, **augment),
+        augment=partial(Augment, **augment, by_shard=session.shards and session.shards.map),
         crop=crops[0] if crops else None,
         memory=config.data.memory,
         num_workers=_num_workers(session, images),
@@ -169,7 +169,9 @@ def lightning_trainer(
         from lockstep.distributed import gradients
 
         strategy = internals.one_stream(
-            on_wrapped=partial(gradients.choose, is_bfloat16=config.strategy.gradient_dtype == "bfloat16"),
+            on_wrapped=None
+            if session.shards is not None
+            else partial(gradients.choose, is_bfloat16=config.strategy.gradient_dtype == "bfloat16"),
             # here, because `devices` below rejects a GPU that two workers call by the same number
             parallel_devices=[torch.device("cuda", number) for number in session.gpus] or None,
             timeout=session.timeout,

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from lockstep.config.schema.configuration import Config
 from lockstep.data.images.image_error import ImageError
 from lockstep.distributed import collectives
 from lockstep.distributed.collectives import gather_objects
+from lockstep.distributed.virtual_shards import VirtualShards
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 from lockstep.tasks.scores import MetricError
@@ -45,6 +46,7 @@ class Session:
     environment: ClusterEnvironment
     held: contextlib.ExitStack  # closed at the end, also after an error
     remarks: Mapping[str, str] = field(default_factory=dict)  # about rows of the header of the run
+    shards: VirtualShards | None = None  # of trainer.virtual_shards
 
     @property
     def is_distributed(self) -> bool:
@@ -58,6 +60,8 @@ class Session:
     @property
     def loads(self) -> tuple[int, ...]:
         """Relative shard size of every rank: equal without loads, and until loads=auto is measured."""
+        if self.shards is not None:
+            return self.shards.loads
         loads = self.config.trainer.loads
         return tuple(loads) if isinstance(loads, list) else (1,) * self.world_size
 
@@ -98,6 +102,10 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
             environment=environment,
             held=held,
         )
+        if (count := config.trainer.virtual_shards) is not None:
+            session = replace(session, shards=VirtualShards(count, session.loads, torch.get_num_threads()))
+            held.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(1)  # a kernel rounds by its number of threads
         try:
             yield session
         except ImageError as error:  # while streaming

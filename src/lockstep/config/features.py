@@ -55,6 +55,7 @@ FEATURES = (
         "lockstep.config.checks.data_copies:errors",
         lambda config: config.data.copy_to or config.data.is_remote or config.data.copy_remove,
     ),
+    Feature("rules", "lockstep.config.checks.virtual_rules:errors", lambda config: config.trainer.virtual_shards),
     # files that must exist before a run starts or resumes: (config), raises ConfigError
     Feature(
         "files",

@@ -22,7 +22,7 @@ from torch import distributed as dist
 from torch.nn import functional as F
 from typing_extensions import override
 
-from lockstep.distributed.collectives import add_up, all_gather, is_distributed
+from lockstep.distributed.collectives import add_up, all_gather, is_distributed, world_size
 from lockstep.system.internals import BatchNorm, InstanceNorm
 
 BY_BATCH = ("EvoNorm2dB0", "EvoNorm2dB1", "EvoNorm2dB2", "InplaceAbn")  # of timm, not batch norms by class
@@ -233,7 +233,7 @@ class SyncBatchNorm(BatchNorm):
     @override
     def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Normalize `input`; a collective in training mode."""
-        is_synchronized = self.training and is_distributed() and dist.get_world_size() > 1
+        is_synchronized = self.training and world_size() > 1
         if is_synchronized:
             self._check_input_dim(input)
         return _forward(self, input, residual, relu, is_synchronized)

@@ -6,8 +6,11 @@ tensors go over NCCL. Like the process group, the state is global to the process
 
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,8 +26,40 @@ class FailedElsewhere(RuntimeError):
     """Ends a rank because another one failed, which is about to report the cause."""
 
 
+class VirtualRank(Protocol):
+    """One of `world_size` ranks, several of which are threads of a process."""
+
+    world_size: int
+
+    def all_gather(self, row: Tensor) -> Tensor: ...
+    def gather_objects(self, value: Any) -> list[Any]: ...
+
+
+class _Here(threading.local):
+    rank: VirtualRank | None = None
+
+
+_here = _Here()
+
+
+@contextmanager
+def acting_as(rank: VirtualRank | None) -> Iterator[None]:
+    """Let collectives of this thread be those of a virtual rank; None: of the process."""
+    before, _here.rank = _here.rank, rank
+    try:
+        yield
+    finally:
+        _here.rank = before
+
+
 def is_distributed() -> bool:
-    return dist.is_available() and dist.is_initialized()
+    return _here.rank is not None or (dist.is_available() and dist.is_initialized())
+
+
+def world_size() -> int:
+    if _here.rank is not None:
+        return _here.rank.world_size
+    return dist.get_world_size() if is_distributed() else 1
 
 
 def is_lost_rank(error: BaseException) -> bool:
@@ -53,28 +88,28 @@ def connect(timeout: timedelta, num_cores: int) -> None:
     from lockstep.distributed.shared_memory import Neighbours, Segment, machine
 
     global _neighbours
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
     machines = gather_objects(machine())
-    if world_size == 1 or None in machines or len(set(machines)) > 1:
+    if num_ranks == 1 or None in machines or len(set(machines)) > 1:
         return
     segment, descriptor, error = None, None, ""
     try:
         if rank == 0:
-            segment, descriptor = Segment.make(world_size)
+            segment, descriptor = Segment.make(num_ranks)
     except OSError as refused:
         error = str(refused)
     met = gather_objects((os.getpid(), descriptor))
     pid, opened = met[0]
     try:
         if rank > 0 and opened is not None:
-            segment = Segment.open(pid, opened, rank, world_size)
+            segment = Segment.open(pid, opened, rank, num_ranks)
     except OSError as refused:
         error = str(refused)
     errors = [text for text in gather_objects(error) if text]
     if descriptor is not None:
         os.close(descriptor)
     if segment is not None and not errors:
-        _neighbours = Neighbours(segment, [pid for pid, _ in met], timeout, has_cores=num_cores >= world_size)
+        _neighbours = Neighbours(segment, [pid for pid, _ in met], timeout, has_cores=num_cores >= num_ranks)
     elif rank == 0:
         print(f"lockstep: shared memory unavailable, using gloo over TCP: {errors[0]}", file=sys.stderr, flush=True)
 
@@ -107,17 +142,20 @@ def leave() -> None:
 
 def all_gather(row: Tensor) -> Tensor:
     """`row` (n,) of every rank as (world_size, n), to be read before the next collective. Every rank must call it."""
+    if _here.rank is not None:
+        return _here.rank.all_gather(row)
     if _neighbours is not None and row.device.type == "cpu" and _neighbours.fits(row):
         return _neighbours.gather(row)
-    world_size = dist.get_world_size()
-    rows = row.new_empty(world_size * row.numel())  # flat: gloo refuses any other output shape
+    rows = row.new_empty(world_size() * row.numel())  # flat: gloo refuses any other output shape
     dist.all_gather_into_tensor(rows, row)
-    return rows.view(world_size, -1)
+    return rows.view(world_size(), -1)
 
 
 def add_up(values: Tensor) -> None:
     """Replace `values` (n,) by the sum over all ranks, the same bits on each. Every rank must call it."""
-    if _neighbours is not None and values.device.type == "cpu":
+    if _here.rank is not None:
+        values.copy_(_here.rank.all_gather(values).sum(0))
+    elif _neighbours is not None and values.device.type == "cpu":
         _neighbours.add_up(values)
     else:
         dist.all_reduce(values)
@@ -135,7 +173,9 @@ def gather_objects(value: T) -> list[T]:
     """`value` of every rank, in rank order, on every rank. Pickles: for a handful of small objects, never in a step."""
     if not is_distributed():
         return [value]
-    values: list[T | None] = [None] * dist.get_world_size()
+    if _here.rank is not None:
+        return _here.rank.gather_objects(value)
+    values: list[T | None] = [None] * world_size()
     dist.all_gather_object(values, value)
     return values  # pyright: ignore[reportReturnType]
 

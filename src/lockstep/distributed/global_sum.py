@@ -4,11 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 from typing_extensions import override
 
 from lockstep.distributed.batch import Batch
-from lockstep.distributed.collectives import add_up, is_distributed
+from lockstep.distributed.collectives import add_up, is_distributed, world_size
 
 
 def sum_over_global(values: Tensor, batch: Batch) -> Tensor:
@@ -40,4 +39,4 @@ class _Summed(torch.autograd.Function):
     @staticmethod
     @override
     def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
-        return grad_outputs[0] * dist.get_world_size()
+        return grad_outputs[0] * world_size()

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.batch_norm import refuse_inexact_norms
-from lockstep.distributed.collectives import sum_over_ranks
+from lockstep.distributed.collectives import sum_over_ranks, world_size
 from lockstep.distributed.rng import replace_dropout
 from lockstep.models.counts import EpochCounts
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
@@ -60,6 +60,7 @@ class Classifier(L.LightningModule):
 
     mean: Tensor
     std: Tensor
+    step_class = OptimizerStep
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class Classifier(L.LightningModule):
         self.counts.to(self.device)
         if (scale := self.loss_scale) is not None:
             scale.to(self.device)
-        self._step = OptimizerStep(self, self._groups, clip_norm=self._gradient_clip_norm, loss_scale=scale)
+        self._step = self.step_class(self, self._groups, clip_norm=self._gradient_clip_norm, loss_scale=scale)
         if self.grapher is not None:
             self._graphed = self.grapher(self, self.dropouts, accumulates=self.accumulate_grad_batches > 1)
         self._guard = LossGuard(self.trainer.optimizers[0], self.device, rank=self.global_rank, loss_scale=scale)
@@ -153,9 +154,7 @@ class Classifier(L.LightningModule):
         is_last = (batch_idx + 1) % self.accumulate_grad_batches == 0 or self.trainer.is_last_batch
         self._step.backward(loss, is_first=is_first, is_last=is_last)
         if is_last:
-            factor = None if self._weight_sum is None else _inverse_mean(self._weight_sum, batch.shard.group_size)
-            self._weight_sum = None
-            self._step.finish_gradient(factor)
+            self._step.finish_gradient(self._gradient_factor(batch.shard.group_size))
             self._guard.protect(step)
             self._step.step(is_measured=step % self._log_every_n_steps == 0)
 
@@ -176,7 +175,15 @@ class Classifier(L.LightningModule):
         if weights is not None:
             before = 0.0 if self._weight_sum is None else self._weight_sum
             self._weight_sum = before + weights.detach().sum(dtype=torch.float64)
-        return loss * (self.trainer.world_size / batch.shard.group_size)
+        return loss * (world_size() / batch.shard.group_size)
+
+    def _gradient_factor(self, num_samples: int) -> Tensor | None:
+        """Return 1 / the mean weight of a global batch; 0, which learns nothing, if all are 0; None without weights."""
+        own, self._weight_sum = self._weight_sum, None
+        if own is None:
+            return None
+        total = sum_over_ranks(own)
+        return torch.where(total > 0, num_samples / total, 0.0)
 
     def configure_callbacks(self) -> list[Callback]:
         """End a batch before any callback can write a checkpoint there; the module's own hook would run after them."""
@@ -201,7 +208,7 @@ class Classifier(L.LightningModule):
         if not is_logging_step and not self.trainer.is_last_batch:
             return
         assert self._guard is not None
-        since, epoch = self.counts.global_sums(is_end=self.trainer.is_last_batch)
+        since, epoch = self._epoch_sums(is_end=self.trainer.is_last_batch)
         if is_logging_step:
             assert self.gradient_norm is not None
             values = torch.cat([since, self.gradient_norm.detach().to(since)[None]])
@@ -214,6 +221,9 @@ class Classifier(L.LightningModule):
             means = {f"train/{name}": value for name, value in self.counts.means(epoch.tolist()).items()}
             self.metrics.update(means)
             self._send_to_loggers(means)
+
+    def _epoch_sums(self, *, is_end: bool) -> tuple[Tensor, Tensor]:
+        return self.counts.global_sums(is_end=is_end)
 
     def _log_step(self, step: int, learning_rate: float, values: list[float]) -> None:
         """Log the sums since the last logging step, as means, and the norm of the gradient of this one."""
@@ -321,10 +331,13 @@ class Classifier(L.LightningModule):
 
     def _publish_scores(self, split: str, loader: Any) -> None:
         """Publish loss and metrics of the whole split, as <split>/<name>."""
-        scores = self._scores(split).compute(split, loader.batch_sampler.num_epoch_samples)
+        scores = self._global_scores(split, loader.batch_sampler.num_epoch_samples)
         self.metrics.update(scores)
         self.log_dict(scores, logger=False)
         self._send_to_loggers(scores)
+
+    def _global_scores(self, split: str, num_samples: int) -> dict[str, float]:
+        return self._scores(split).compute(split, num_samples)
 
     def _send_to_loggers(self, values: dict[str, float], step: int | None = None) -> None:
         for logger in self.trainer.loggers:
@@ -337,12 +350,6 @@ class _BatchEnd(Callback):
     ) -> None:
         assert isinstance(pl_module, Classifier)
         pl_module.end_batch(batch_idx)
-
-
-def _inverse_mean(weight_sum: Tensor, num_samples: int) -> Tensor:
-    """Return 1 / the mean weight of a global batch of `num_samples`; 0, which learns nothing, if all weights are 0."""
-    total = sum_over_ranks(weight_sum)
-    return torch.where(total > 0, num_samples / total, 0.0)
 
 
 def _loss_scale() -> "LossScale":

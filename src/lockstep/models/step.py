@@ -77,8 +77,11 @@ class OptimizerStep:
         self._call("on_before_backward", loss)
         loss.backward()
         if is_last:
-            self._strategy.post_backward(loss)
+            self._finish_backward(loss)
         self._call("on_after_backward")
+
+    def _finish_backward(self, loss: Tensor) -> None:
+        self._strategy.post_backward(loss)
 
     def finish_gradient(self, factor: Tensor | float | None = None) -> None:
         """Drop frozen parameters from the gradient, remove the scale of the loss, and multiply by `factor`.

@@ -81,8 +81,10 @@ def set_global_step(trainer: "L.Trainer", step: int) -> None:
         progress.total.completed = step
 
 
-def one_stream(on_wrapped: "Callable[[DistributedDataParallel], Callable[[], None]]", **settings: Any) -> "DDPStrategy":
-    """Return a strategy that wraps the model on the CUDA stream of the training.
+def one_stream(
+    on_wrapped: "Callable[[DistributedDataParallel], Callable[[], None]] | None", **settings: Any
+) -> "DDPStrategy":
+    """Return a strategy that wraps the model on the CUDA stream of the training; without `on_wrapped` it wraps none.
 
     `on_wrapped` is called with the wrapped model; what it returns is called after every averaging backward pass.
 
@@ -96,7 +98,9 @@ def one_stream(on_wrapped: "Callable[[DistributedDataParallel], Callable[[], Non
         complete = staticmethod(_do_nothing)
 
         @override
-        def _setup_model(self, model: "nn.Module") -> DistributedDataParallel:
+        def _setup_model(self, model: "nn.Module") -> "DistributedDataParallel":
+            if on_wrapped is None:
+                return model  # pyright: ignore[reportReturnType]
             found = getattr(self, "_ddp_kwargs", None)
             if found is None:
                 return super()._setup_model(model)
@@ -105,7 +109,7 @@ def one_stream(on_wrapped: "Callable[[DistributedDataParallel], Callable[[], Non
         @override
         def setup(self, trainer: "L.Trainer") -> None:
             super().setup(trainer)
-            if isinstance(self.model, DistributedDataParallel):
+            if on_wrapped is not None and isinstance(self.model, DistributedDataParallel):
                 self.complete = on_wrapped(self.model)
 
         @override

@@ -33,6 +33,8 @@ def measure_loads(here: Session, data: ImageData, module: Classifier) -> Session
         update={"loads": proportional(data.batches("train").micro_batch_size, speeds)}
     )
     here = replace(here, config=here.config.model_copy(update={"trainer": trainer}))
+    if here.shards is not None:
+        here.shards.assign(trainer.loads)
     data.share(here.loads)
     if here.rank == 0:
         config_file.save(here.config, here.folder.config)

@@ -187,6 +187,10 @@ class Trainer(Section):
     loads: Annotated[Literal["auto"] | list[Count] | None, Scope.PLACE] = Field(
         description="relative shard size of each worker, e.g. [2,1,1,0]; auto = by their measured speed; null = even"
     )
+    virtual_shards: Positive | None = Field(
+        description="parts of each micro-batch, whose number makes the bits of a run the same on any number of workers "
+        "up to it; null = parts are those of the workers"
+    )
     precision: Literal["auto", "bfloat16", "float16", "tf32", "float32", "float64"] = Field(
         description="bfloat16, float16 = autocast, float16 with a scaled loss; auto = bfloat16 if the hardware has it; "
         "tf32 = float32 with TF32 products"

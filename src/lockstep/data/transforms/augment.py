@@ -50,6 +50,7 @@ class Augment:
     6. Mix with the next image of the global batch by `mixup` or `cutmix`, the alphas of their Beta distributions.
 
     `moved_targets` gets the targets and the function of steps 3 and 4, of (B, C, H, W), to move targets as well.
+    `by_shard` gets the function that augments a batch, and the batch, to augment it in parts.
     """
 
     crop_padding: int
@@ -68,6 +69,7 @@ class Augment:
     fill: tuple[int, ...]
     seed: int
     moved_targets: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor] | None = None
+    by_shard: Callable[[Callable[[Batch], Batch], Batch], Batch] | None = None
 
     @property
     def needs_partner(self) -> bool:
@@ -84,6 +86,9 @@ class Augment:
         is_covered = self.cutout or self.erasing or self.needs_partner
         if not (is_coloured or self._moves or is_covered):
             return batch
+        return self._change(batch) if self.by_shard is None else self.by_shard(self._change, batch)
+
+    def _change(self, batch: Batch) -> Batch:
         height, width = batch.inputs.shape[-2:]
         draws = self.draw(batch.shard, batch.indices.cpu(), height, width)
         return self.apply(batch, apply_to_collection(draws, Tensor, copy_to_device, batch.inputs.device))

@@ -1,0 +1,29 @@
+"""Rules of trainer.virtual_shards."""
+
+from collections.abc import Iterator
+
+from lockstep.config.checks.workers import resolve_workers
+from lockstep.config.errors import Error, literal
+from lockstep.config.schema.configuration import BenchmarkConfig, Config
+from lockstep.system.wording import plural
+
+
+def errors(config: Config) -> Iterator[Error]:
+    """Yield what does not work with the virtual shards of a configuration."""
+    trainer, count = config.trainer, config.trainer.virtual_shards or 0
+    key = f"trainer.virtual_shards={count}"
+    size = config.global_batch_size // trainer.accumulate_grad_batches
+    if size < count:
+        yield Error(key, f"leaves some empty in a micro-batch of {plural(size, 'sample')}", f"use at most {size}")
+    num_workers = 0 if isinstance(config, BenchmarkConfig) else resolve_workers(config).world_size
+    if num_workers > count:
+        yield Error(key, f"is for at most {plural(count, 'worker')}, and there are {num_workers}", "use fewer workers")
+    settings = (
+        ("compile", config.compile, False),
+        ("trainer.graph", trainer.graph is True, False),
+        ("strategy.gradient_dtype", config.strategy.gradient_dtype, "same"),
+        ("module", config.has_own_module, False),
+    )
+    for name, value, default in settings:
+        if value != default:
+            yield Error(f"{name}={literal(value)}", f"does not work with {key}", "remove one of them")

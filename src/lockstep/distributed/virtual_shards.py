@@ -1,0 +1,202 @@
+"""The same bits on any number of workers: a batch is cut into virtual shards, as many for any number of workers.
+
+A worker computes a contiguous range of them, each in a thread of its own, which does what a worker of this shard would
+do. So a kernel sees one virtual shard and runs in one thread, a collective has a row of each virtual shard, and
+gradients are added in one binary tree. Nothing of this depends on the workers.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from lockstep.distributed import collectives
+from lockstep.distributed.batch import Batch, Mix
+from lockstep.distributed.partition import interval
+from lockstep.distributed.tree import Span, add_over_ranks, add_tree, largest_subtrees
+
+T = TypeVar("T")
+
+
+class VirtualShards:
+    """The virtual shards of this process, with a thread for each; a process without any has one thread.
+
+    `num_threads` of them run at once. `loads` are the numbers of virtual shards of all ranks.
+    """
+
+    loads: tuple[int, ...]
+
+    def __init__(self, count: int, loads: Sequence[int], num_threads: int) -> None:
+        self.count = count
+        self._cores = threading.Semaphore(num_threads)
+        self.assign(loads)
+
+    def assign(self, loads: Sequence[int]) -> None:
+        """Cut the virtual shards by the relative loads of all ranks."""
+        bounds = [interval(self.count, loads, rank) for rank in range(len(loads))]
+        self.loads = tuple(hi - lo for lo, hi in bounds)
+        self._ranges = [range(lo, hi) for lo, hi in bounds]
+        self._rank = dist.get_rank() if collectives.is_distributed() else 0
+        self.own = self._ranges[self._rank]
+        self.num_parts = max(1, len(self.own))  # of the batch of this process, one of which may be empty
+        self._pool = ThreadPoolExecutor(self.num_parts, "virtual shard")
+        self._sent: list[Any] = [None] * self.num_parts
+        self._received: Any = None
+        self._barrier = threading.Barrier(self.num_parts, action=self._exchange)
+        self._gather: Callable[[list[Any]], Any] = list
+
+    def cut(self, batch: Batch) -> list[Batch]:
+        """Cut the batch of this process into its virtual shards; a batch of other loads stays one part.
+
+        Before images are mixed, a part that is not empty has the partner of its last one, too.
+        """
+        shard = batch.shard
+        bounds = [interval(shard.size, [1] * self.count, number) for number in self.own]
+        if not bounds or bounds[-1][1] - bounds[0][0] != shard.hi - shard.lo:
+            return [batch]
+        has_partner = len(batch.indices) > shard.hi - shard.lo
+        parts: list[Batch] = []
+        for lo, hi in bounds:
+            start = lo - bounds[0][0]
+            rows = slice(start, start + hi - lo + (has_partner and hi > lo))
+            own = shard._replace(lo=shard.lo + start, hi=shard.lo + start + hi - lo)
+            mix = batch.mix and Mix(*(values[rows].clone() for values in batch.mix))
+            # clones: kernels may round by where in memory a tensor begins
+            parts.append(Batch(*(values[rows].clone() for values in batch[:3]), own, mix))
+        return parts
+
+    def map(self, change: Callable[[Batch], Batch], batch: Batch) -> Batch:
+        """Change each part of a batch, and join them."""
+        parts = [change(part) for part in self.cut(batch)]
+        mixes = [part.mix for part in parts if part.mix is not None]
+        inputs, targets, indices = (torch.cat(values) for values in zip(*(part[:3] for part in parts), strict=True))
+        mix = Mix(*(torch.cat(values) for values in zip(*mixes, strict=True))) if mixes else None
+        return Batch(inputs, targets, indices, batch.shard, mix)
+
+    def run(self, work: Callable[[int], T]) -> list[T]:
+        """Call `work` with the place of each part, each in its thread, and return the results in order.
+
+        Inside, collectives have all virtual shards for ranks. Every rank must call it. Raises what a part raised first.
+        """
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+        def call(place: int) -> T:
+            # backward passes stay in this thread, of a GPU too: it waits for others in a batch norm
+            with (
+                self._cores,
+                torch.inference_mode(modes[1]),
+                torch.set_grad_enabled(modes[0]),
+                torch.autograd.set_multithreading_enabled(False),
+                nullcontext() if device is None else torch.cuda.device(device),
+                collectives.acting_as(_VirtualRank(self, place)),
+            ):
+                try:
+                    return work(place)
+                except BaseException:
+                    self._barrier.abort()
+                    raise
+
+        tasks = [self._pool.submit(call, place) for place in range(self.num_parts)]
+        try:
+            errors = [error for task in tasks if (error := task.exception()) is not None]
+        except BaseException:
+            self._barrier.abort()
+            raise
+        for error in sorted(errors, key=lambda each: isinstance(each, threading.BrokenBarrierError)):
+            raise error
+        return [task.result() for task in tasks]
+
+    def average(self, parameters: Sequence[Tensor], gradients: Sequence[Sequence[Tensor | None]]) -> None:
+        """Set the gradient of each parameter to the mean over all virtual shards; `gradients` has a list of each part.
+
+        A parameter that no virtual shard reaches has none. Every rank must call it.
+        """
+        own = gradients[: len(self.own)]
+        counts = torch.zeros(len(parameters))
+        for part in own:
+            counts += torch.tensor([gradient is not None for gradient in part])
+        is_reached = (collectives.sum_over_ranks(counts) > 0).tolist()
+        subtrees = [largest_subtrees((0, self.count), part) for part in self._ranges]
+        for parameter in parameters:
+            parameter.grad = None
+        for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
+            places = [at for at, each in enumerate(parameters) if is_reached[at] and each.dtype == dtype]
+            used = [parameters[at] for at in places]
+            sums = [
+                self._add_parts(span, used, [[part[at] for at in places] for part in own])
+                for span in subtrees[self._rank]
+            ]
+            if len(subtrees) == 1:
+                totals = sums[0]
+            else:
+                rows = [torch.cat([total.reshape(-1) for total in of_span]) for of_span in sums]
+                num_numbers = sum(parameter.numel() for parameter in used)
+                flat = torch.stack(rows) if rows else torch.empty(0, num_numbers, dtype=dtype, device=used[0].device)
+                joined = add_over_ranks(subtrees, flat).split([parameter.numel() for parameter in used])
+                totals = [total.view(parameter.shape) for total, parameter in zip(joined, used, strict=True)]
+            for parameter, total in zip(used, totals, strict=True):
+                parameter.grad = torch.mul(total, 1 / self.count, out=torch.empty_like(parameter))
+
+    def _add_parts(
+        self, span: Span, parameters: Sequence[Tensor], gradients: Sequence[Sequence[Tensor | None]]
+    ) -> list[Tensor]:
+        """Add up the gradients of each parameter over a subtree of this process."""
+        first, (lo, hi) = self.own.start, span
+        totals: list[Tensor] = []
+        for at, parameter in enumerate(parameters):
+            parts = [gradients[number - first][at] for number in range(lo, hi)]
+            leaves = {
+                (lo + k, lo + k + 1): torch.zeros_like(parameter) if part is None else part
+                for k, part in enumerate(parts)
+            }
+            totals.append(add_tree(span, leaves))
+        return totals
+
+    def meet(self, place: int, value: Any, gather: Callable[[list[Any]], Any]) -> Any:
+        """Return what `gather`, a collective of the processes, makes of the values of all parts of each."""
+        self._sent[place], self._gather = value, gather
+        self._cores.release()  # another part computes while this one waits
+        try:
+            self._barrier.wait()
+            return self._received
+        finally:
+            self._cores.acquire()
+
+    def _exchange(self) -> None:
+        with collectives.acting_as(None):
+            self._received = self._gather(self._sent[: len(self.own)])
+
+    def gather_rows(self, own: list[Tensor]) -> Tensor:
+        """Return the rows (count, n) of all virtual shards."""
+        like = self._sent[0]
+        rows = like.new_zeros(max(self.loads), like.numel())
+        for row, value in zip(rows, own, strict=False):
+            row.copy_(value)
+        if len(self.loads) == 1:
+            return rows
+        every = collectives.all_gather(rows.view(-1)).view(len(self.loads), -1, like.numel())
+        return torch.cat([part[:count] for part, count in zip(every, self.loads, strict=True)])
+
+    def gather_objects(self, own: list[Any]) -> list[Any]:
+        return [value for values in collectives.gather_objects(own) for value in values]
+
+
+class _VirtualRank:
+    """A part of this process as one of the ranks that are all virtual shards."""
+
+    def __init__(self, shards: VirtualShards, place: int) -> None:
+        self.world_size = shards.count
+        self._shards = shards
+        self._place = place
+
+    def all_gather(self, row: Tensor) -> Tensor:
+        return self._shards.meet(self._place, row, self._shards.gather_rows)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        return self._shards.meet(self._place, value, self._shards.gather_objects)

@@ -1,0 +1,186 @@
+"""A classifier with the same bits on any number of workers: it computes what one worker for each virtual shard would."""
+
+import copy
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from typing_extensions import override
+
+from lockstep.distributed import collectives
+from lockstep.distributed.batch import Batch
+from lockstep.distributed.batch_norm import ExactBatchNorm
+from lockstep.distributed.virtual_shards import VirtualShards
+from lockstep.models.classifier import Classifier
+from lockstep.models.step import OptimizerStep
+
+T = TypeVar("T")
+
+
+class VirtualClassifier(Classifier):
+    """Trains and evaluates by the virtual shards of this process, each on a copy of the module in its thread.
+
+    The first copy is the module itself. Copies have its weights, and gradients, buffers, counts and metrics of their
+    own, so that a layer of any kind sees one virtual shard only.
+    """
+
+    def __init__(self, *args: Any, shards: VirtualShards, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.step_class = _VirtualStep
+        self.shards = shards
+        self._modules_of_parts: list[Classifier] = []
+        self._losses: list[Tensor] = []
+        self._counts: list[list[float]] | None = None  # of all virtual shards, from a checkpoint
+        self._norms = ExactBatchNorm()
+
+    @override
+    def on_fit_start(self) -> None:
+        self._norms.apply(self)
+        if dist.is_initialized():
+            for value in self.state_dict().values():  # as DDP does
+                whole = value.contiguous()
+                dist.broadcast(whole, 0)
+                value.copy_(whole)
+        self._copy()
+        if self._counts is not None:
+            counts = self._counts
+            for module, number in zip(self._modules_of_parts, self.shards.own, strict=False):
+                module.counts.own.copy_(torch.tensor(counts[number]))
+
+    def _copy(self) -> None:
+        """Make the module of each part."""
+        kept = (self.trainer, self.shards, self._step, self._guard, self._modules_of_parts)
+        self._modules_of_parts = [self]
+        for _ in range(1, self.shards.num_parts):
+            known: dict[int, Any] = {id(each): each for each in kept}
+            for parameter in self.parameters():
+                known[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+            module = copy.deepcopy(self, known)
+            module.counts.own.zero_()
+            self._modules_of_parts.append(module)
+
+    def _each(self, work: Callable[[Classifier, int], T]) -> list[T]:
+        """Call `work` with the module and the place of each part, in its thread."""
+        if len(self._modules_of_parts) != self.shards.num_parts:
+            self._copy()
+        for module in self._modules_of_parts[1:]:
+            _follow(module, self)
+        return self.shards.run(lambda place: work(self._modules_of_parts[place], place))
+
+    def _each_part(self, work: Callable[[Classifier, Batch], T], batch: Batch) -> list[T]:
+        parts = self.shards.cut(batch)
+        return self._each(lambda module, place: work(module, parts[place]))
+
+    @override
+    def scaled_loss(self, batch: Batch) -> Tensor:
+        """Return the sum of the losses of the parts, whose backward pass is that of each part in its thread."""
+        self._losses = self._each_part(Classifier.scaled_loss, batch)
+        total = torch.stack([loss.detach() for loss in self._losses]).sum().requires_grad_()
+        return _Joined.apply(total, self._go_back)  # pyright: ignore[reportReturnType]
+
+    def _go_back(self, gradient: Tensor) -> None:
+        losses, self._losses = self._losses, []
+        self.shards.run(lambda place: losses[place].backward(gradient))
+
+    def join_gradients(self) -> None:
+        """Give the module the mean gradients of all virtual shards. Every rank must call it."""
+        gradients = [[parameter.grad for parameter in module.parameters()] for module in self._modules_of_parts]
+        self.shards.average(list(self.parameters()), gradients)
+        for module in self._modules_of_parts[1:]:
+            for parameter in module.parameters():
+                parameter.grad = None
+
+    @override
+    def _gradient_factor(self, num_samples: int) -> Tensor | None:
+        return self._each(lambda module, place: Classifier._gradient_factor(module, num_samples))[0]
+
+    @override
+    def _epoch_sums(self, *, is_end: bool) -> tuple[Tensor, Tensor]:
+        return self._each(lambda module, place: Classifier._epoch_sums(module, is_end=is_end))[0]
+
+    @override
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        for module in self._modules_of_parts[1:]:
+            module.counts.to(self.device)
+
+    @override
+    def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        return _join(self._each_part(lambda module, part: Classifier.validation_step(module, part, batch_idx), batch))
+
+    @override
+    def test_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        return _join(self._each_part(lambda module, part: Classifier.test_step(module, part, batch_idx), batch))
+
+    @override
+    def on_validation_epoch_start(self) -> None:
+        self._each(lambda module, place: Classifier.on_validation_epoch_start(module))
+
+    @override
+    def on_test_epoch_start(self) -> None:
+        self._each(lambda module, place: Classifier.on_test_epoch_start(module))
+
+    @override
+    def _global_scores(self, split: str, num_samples: int) -> dict[str, float]:
+        return self._each(lambda module, place: Classifier._global_scores(module, split, num_samples))[0]
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        counts = self._each(lambda module, place: collectives.gather_objects(module.counts.own.tolist()))
+        checkpoint["virtual_counts"] = counts[0]
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self._counts = checkpoint["virtual_counts"]
+
+    @override
+    def drop_graphs(self) -> None:
+        super().drop_graphs()
+        self._norms.revert(self)
+        self._modules_of_parts = []
+
+
+class _VirtualStep(OptimizerStep):
+    def __init__(self, module: VirtualClassifier, *args: Any, **settings: Any) -> None:
+        super().__init__(module, *args, **settings)
+        self._world_size = module.shards.count
+        self._join_gradients = module.join_gradients
+
+    @override
+    def _finish_backward(self, loss: Tensor) -> None:
+        self._join_gradients()
+
+
+class _Joined(torch.autograd.Function):
+    """The identity, whose backward pass calls a function with the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, go_back: Callable[[Tensor], None]) -> Tensor:
+        ctx.go_back = go_back
+        return total.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        ctx.go_back(gradients[0])
+        return None, None
+
+
+def _follow(module: Classifier, first: Classifier) -> None:
+    """Give a copy the weights, buffers and modes of the module: a callback may have changed them."""
+    for own, source in zip(module.parameters(), first.parameters(), strict=True):
+        own.data = source.data
+        own.requires_grad_(source.requires_grad)
+    buffers = [list(each.buffers()) for each in (module, first)]
+    with torch.no_grad():
+        torch._foreach_copy_(*buffers)
+    for own, source in zip(module.modules(), first.modules(), strict=True):
+        own.training = source.training
+
+
+def _join(outputs: list[Tensor | None]) -> Tensor | None:
+    found = [rows for rows in outputs if rows is not None]
+    return torch.cat(found) if found else None
