@@ -36,6 +36,9 @@ class VirtualShards:
         self._cores = threading.Semaphore(num_threads)
         self.assign(loads)
 
+    def __deepcopy__(self, known: dict[int, Any]) -> "VirtualShards":
+        return self  # of the process, also for a copy of its module
+
     def assign(self, loads: Sequence[int]) -> None:
         """Cut the virtual shards by the relative loads of all ranks."""
         bounds = [interval(self.count, loads, rank) for rank in range(len(loads))]

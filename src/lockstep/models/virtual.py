@@ -51,7 +51,7 @@ class VirtualClassifier(Classifier):
 
     def _copy(self) -> None:
         """Make the module of each part."""
-        kept = (self.trainer, self.shards, self._step, self._guard, self._modules_of_parts)
+        kept = (self.trainer, self._step, self._guard, self._modules_of_parts)
         self._modules_of_parts = [self]
         for _ in range(1, self.shards.num_parts):
             known: dict[int, Any] = {id(each): each for each in kept}
