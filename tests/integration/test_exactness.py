@@ -235,14 +235,8 @@ def write_weights(file: Path) -> None:
     torch.save(net.state_dict(), file)
 
 
-@pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """The rows of the selected tests, by every split; runs of as many workers share their processes."""
-    specs = (getattr(item, "callspec", None) for item in request.session.items)
-    selected = {"remainder", *(spec.params.get("name") for spec in specs if spec is not None)}
-    rows = {name: row for name, row in ROWS.items() if name in selected}
-    root: Path = tmp_path_factory.mktemp("exactness")
-    files = root / "files"
+def write_sources(files: Path) -> RunFolder:
+    """Write the images, lists and weights of the rows. Returns the run of which some have weights."""
     write_folder(files / "images", count=35)
     write_folder(files / "unequal", count=35)
     for image in sorted((files / "unequal" / "red fox").rglob("*.png"))[:25]:
@@ -252,6 +246,18 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     write_weights(files / "weights.pth")
     source = write_run(files / "source", INITIAL)
     assert train(source) == 0
+    return source
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """The rows of the selected tests, by every split; runs of as many workers share their processes."""
+    specs = (getattr(item, "callspec", None) for item in request.session.items)
+    selected = {"remainder", *(spec.params.get("name") for spec in specs if spec is not None)}
+    rows = {name: row for name, row in ROWS.items() if name in selected}
+    root: Path = tmp_path_factory.mktemp("exactness")
+    files = root / "files"
+    source = write_sources(files)
     found: Runs = {}
     for name, row in {**rows, "rounded": Row(SMALL, (ROUNDED,), Split(2))}.items():
         for split in (row.alone, *row.splits):

@@ -1,53 +1,97 @@
-"""With virtual shards any number of workers ends with the bits of one, in the precision of the run."""
+"""With virtual shards any number of workers, any loads and any number of threads end with the bits of one worker."""
 
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 
 from lockstep.assembly import checkpoints
+from lockstep.config.saved import config_file
 from lockstep.runs.folder import RunFolder
-from tests.integration.test_exactness import ALONE, FILES, ROWS, Split, write_weights
-from tests.support.exact import train
+from tests.integration.test_exactness import ALONE, FILES, ROWS, Split, write_sources
+from tests.support.exact import cut_after
 from tests.support.harness import difference, train_all, write_run
-from tests.support.image_files import write_folder, write_listed
-from tests.support.recipes import INITIAL
 
-import os
-NAMES = os.environ.get("BITS_ROWS", "").split(";") if os.environ.get("BITS_ROWS") else [n for n in ROWS if "module" not in n and "in parts" not in n]
-PRECISION = os.environ.get("BITS_PRECISION", "float32")
-SPLITS = (Split(2), Split(3, "[2,0,1]"))
-Runs = dict[tuple[str, Split], RunFolder]
+SHARDS = "trainer.virtual_shards=4"
+
+
+class Way(NamedTuple):
+    """A split, and the threads of each worker."""
+
+    split: Split
+    num_threads: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.split}, {self.num_threads} threads"
+
+
+ONE = Way(ALONE)
+WAYS = (Way(ALONE, 2), Way(Split(2, "[3,1]")), Way(Split(3, "[2,0,1]"), 2))
+# trainings of test_exactness, in a precision in which people train
+TRAINED = {
+    "micro-batches, every augmentation": "bfloat16",
+    "one more, averaged weights": "float32",
+    "partly used network": "float32",
+    "augmentations of photographs": "float32",
+    "AdamW": "tf32",
+    "plateau": "float32",
+    "parameter groups": "float32",
+    "class weights, own metric": "bfloat16",
+    "balanced classes": "float32",
+    "numbers, another loss": "float64",
+    "Dataset": "float32",
+    "folder, random crops": "float32",
+    "timm test_efficientnet": "float32",
+    "timm test_vit": "bfloat16",
+}
+QUICK = ("micro-batches, every augmentation", "one more, averaged weights", "partly used network")
+CASES = [pytest.param(name, id=name, marks=() if name in QUICK else pytest.mark.full) for name in TRAINED]
+Runs = dict[tuple[str, Way], RunFolder]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """The selected trainings in every way; those of as many workers and threads share their processes."""
+    specs = (getattr(item, "callspec", None) for item in request.session.items)
+    selected = {spec.params.get("name") for spec in specs if spec is not None}
     root: Path = tmp_path_factory.mktemp("bits")
-    files = root / "files"
-    write_folder(files / "images", count=35)
-    write_folder(files / "unequal", count=35)
-    for image in sorted((files / "unequal" / "red fox").rglob("*.png"))[:25]:
-        image.unlink()
-    for suffix in (".csv", ".parquet"):
-        write_listed(files / "listed", count=70, suffix=suffix)
-    write_weights(files / "weights.pth")
-    source = write_run(files / "source", INITIAL)
-    assert train(source) == 0
+    source = write_sources(root / "files")
     found: Runs = {}
-    for name in NAMES:
+    for name in (name for name in TRAINED if name in selected):
         row = ROWS[name]
-        for split in (ALONE, *SPLITS):
-            overrides = [text.replace(FILES, str(files)) for text in (*row.overrides, *row.alone.more, *split.overrides)]
-            found[name, split] = write_run(root / str(len(found)), [*overrides, "trainer.virtual_shards=4", f"trainer.precision={PRECISION}"])
-            if any(text.startswith("init_from=") for text in overrides):
-                checkpoints.keep_initial(found[name, split], str(source.path))
+        for way in (ONE, *WAYS):
+            overrides = [*row.overrides, *row.alone.more, *way.split.overrides, SHARDS]
+            texts = [text.replace(FILES, str(root / "files")) for text in overrides]
+            found[name, way] = write_run(root / str(len(found)), [*texts, f"trainer.precision={TRAINED[name]}"])
+            if any(text.startswith("init_from=") for text in texts):
+                checkpoints.keep_initial(found[name, way], str(source.path))
+    for way in (ONE, *WAYS):
+        folders = [folder for (_, other), folder in found.items() if other == way]
+        threads = {} if way.num_threads == 1 else {"OMP_NUM_THREADS": str(way.num_threads)}
+        train_all(folders, way.split.num_workers, **threads)
     return found
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", NAMES)
-def test_any_number_of_workers_has_the_bits_of_one(runs: Runs, name: str, figure: Any) -> None:
-    for split in (ALONE, *SPLITS):
-        train_all([runs[name, split]], split.num_workers)
-    for split in SPLITS:
-        assert difference(runs[name, ALONE], runs[name, split]) == 0
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_any_workers_end_with_the_bits_of_one(runs: Runs, name: str, way: Way) -> None:
+    one, other = runs[name, ONE], runs[name, way]
+    assert difference(one, other) == 0
+    expected, found = (
+        {key: value for key, value in folder.read_summary().items() if key.startswith("test_")}
+        for folder in (one, other)
+    )
+    assert found == expected
+
+
+@pytest.mark.processes
+def test_a_stop_in_an_epoch_and_other_workers_change_no_bit(tmp_path: Path) -> None:
+    overrides = [*ROWS["micro-batches, every augmentation"].overrides, SHARDS, "trainer.precision=float32"]
+    whole, cut = (write_run(tmp_path / name, overrides) for name in ("whole", "cut"))
+    train_all([whole], 1)
+    cut_after(cut, 2)
+    split = Split(3, "[2,0,1]")
+    config_file.save(config_file.load(write_run(tmp_path / "three", [*overrides, *split.overrides]).config), cut.config)
+    train_all([cut], 3)
+    assert difference(whole, cut) == 0

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 from torchmetrics import Metric
@@ -45,6 +46,19 @@ class Untracked(Plain):
     def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
         super().__init__(in_channels, num_classes, hidden)
         self.norm = nn.BatchNorm2d(hidden, track_running_stats=False)
+
+
+class AddsItsRank(Plain):
+    """Computes with the number of its process."""
+
+    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
+        super().__init__(in_channels, num_classes, hidden)
+        self.norm = RankNorm()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class RankNorm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1e-6 * (dist.get_rank() if dist.is_initialized() else 0)
 
 
 class MeanLoss(Classification):

@@ -72,6 +72,23 @@ def test_a_planted_mistake_is_found_and_its_first_cause_named(overrides: list[st
 
 
 @pytest.mark.parametrize(
+    ("name", "code", "expected"),
+    [
+        ("WithShardNorm", 0, "Exact: every bit of weights, statistics and metrics is the same."),
+        (
+            "AddsItsRank",
+            1,
+            r"2 workers: the first to differ is norm of sample \d+, in step 1, by \S+: it depends on the",
+        ),
+    ],
+)
+def test_bits_differ_by_the_rank_and_not_by_the_samples_of_a_shard(name: str, code: int, expected: str) -> None:
+    found, text = verified("--bits", *SMALL, *NET, f"model._target_={PLANTED}.{name}")
+    assert found == code, text
+    assert re.search(expected, text), text
+
+
+@pytest.mark.parametrize(
     ("overrides", "error"),
     [
         ([*SMALL, *NET, f"model._target_={PLANTED}.Untracked"], "has track_running_stats=False"),

@@ -91,6 +91,7 @@ def _classifier_class(session: Session) -> Callable[..., Classifier]:
         return Classifier
     from lockstep.models.virtual import VirtualClassifier
 
+    torch.set_num_threads(1)  # a kernel rounds by its number of threads: several parts compute at once instead
     return partial(VirtualClassifier, shards=session.shards)
 
 
@@ -176,7 +177,8 @@ def _is_graphed(session: Session) -> bool:
     config = session.config
     is_wanted = is_ours(config.model.target) if config.trainer.graph == "auto" else config.trainer.graph
     can = session.world_size == 1 or dist.get_backend() == "nccl"  # gloo exchanges statistics in host memory
-    return bool(is_wanted and can and session.device.type == "cuda" and not config.compile)
+    is_plain = not config.compile and session.shards is None
+    return bool(is_wanted and can and session.device.type == "cuda" and is_plain)
 
 
 def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:

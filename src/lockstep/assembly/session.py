@@ -105,7 +105,6 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
         if (count := config.trainer.virtual_shards) is not None:
             session = replace(session, shards=VirtualShards(count, session.loads, torch.get_num_threads()))
             held.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(1)  # a kernel rounds by its number of threads
         try:
             yield session
         except ImageError as error:  # while streaming

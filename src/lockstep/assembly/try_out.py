@@ -41,7 +41,7 @@ def try_out(here: Session, data: ImageData, module: Classifier) -> None:
         refuse_augmentation(config, module.task, batch)
         _train_on(config, data, module, data.augment(batch))
         _measure(config, module, data.example(size))
-        if here.world_size > 1:
+        if here.world_size > 1 or here.shards is not None:
             _try_empty(config, module, data.example(0))
 
 

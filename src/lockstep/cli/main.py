@@ -117,6 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     text = "check that a configuration gives the same results on 1, 2 and 3 workers"
     verify = command("verify", _verify, text, epilog=VERIFYING)
     verify.add_argument("overrides", nargs="*", help="settings, as for lockstep train")
+    text = "compare the bits, with virtual shards (trainer.virtual_shards, or 4) in the precision of the configuration"
+    verify.add_argument("--bits", action="store_true", help=text)
     model = command("model", _model, "show the layers of a network with their shapes, parameters and FLOPs")
     model.add_argument("overrides", nargs="*", help="settings, as for lockstep train")
     model.add_argument("--depth", type=int, default=2, metavar="N", help="levels of layers to show, default: 2")
@@ -257,7 +259,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     source = _enter_project()
     from lockstep.verify.command import run_verification
 
-    return run_verification(arguments.overrides, source)
+    return run_verification(arguments.overrides, source, is_by_bits=arguments.bits)
 
 
 def _model(arguments: argparse.Namespace) -> int:

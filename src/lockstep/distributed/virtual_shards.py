@@ -33,6 +33,7 @@ class VirtualShards:
 
     def __init__(self, count: int, loads: Sequence[int], num_threads: int) -> None:
         self.count = count
+        self.num_threads = num_threads
         self._cores = threading.Semaphore(num_threads)
         self.assign(loads)
 
@@ -68,9 +69,10 @@ class VirtualShards:
             start = lo - bounds[0][0]
             rows = slice(start, start + hi - lo + (has_partner and hi > lo))
             own = shard._replace(lo=shard.lo + start, hi=shard.lo + start + hi - lo)
-            mix = batch.mix and Mix(*(values[rows].clone() for values in batch.mix))
             # clones: kernels may round by where in memory a tensor begins
-            parts.append(Batch(*(values[rows].clone() for values in batch[:3]), own, mix))
+            inputs, targets, indices = (values[rows].clone() for values in batch[:3])
+            mix = batch.mix and Mix(*(values[rows].clone() for values in batch.mix))
+            parts.append(Batch(inputs, targets, indices, own, mix))
         return parts
 
     def map(self, change: Callable[[Batch], Batch], batch: Batch) -> Batch:

@@ -1,4 +1,4 @@
-"""A classifier with the same bits on any number of workers: it computes what one worker for each virtual shard would."""
+"""A classifier with the same bits on any number of workers: that of a worker for each virtual shard."""
 
 import copy
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class VirtualClassifier(Classifier):
         super().__init__(*args, **settings)
         self.step_class = _VirtualStep
         self.shards = shards
-        self._modules_of_parts: list[Classifier] = []
+        self.parts: list[Classifier] = []
         self._losses: list[Tensor] = []
         self._counts: list[list[float]] | None = None  # of all virtual shards, from a checkpoint
         self._norms = ExactBatchNorm()
@@ -46,28 +46,28 @@ class VirtualClassifier(Classifier):
         self._copy()
         if self._counts is not None:
             counts = self._counts
-            for module, number in zip(self._modules_of_parts, self.shards.own, strict=False):
+            for module, number in zip(self.parts, self.shards.own, strict=False):
                 module.counts.own.copy_(torch.tensor(counts[number]))
 
     def _copy(self) -> None:
         """Make the module of each part."""
-        kept = (self.trainer, self._step, self._guard, self._modules_of_parts)
-        self._modules_of_parts = [self]
+        kept = (self.trainer, self._step, self._guard, self.parts)
+        self.parts = [self]
         for _ in range(1, self.shards.num_parts):
             known: dict[int, Any] = {id(each): each for each in kept}
             for parameter in self.parameters():
                 known[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
             module = copy.deepcopy(self, known)
             module.counts.own.zero_()
-            self._modules_of_parts.append(module)
+            self.parts.append(module)
 
     def _each(self, work: Callable[[Classifier, int], T]) -> list[T]:
         """Call `work` with the module and the place of each part, in its thread."""
-        if len(self._modules_of_parts) != self.shards.num_parts:
+        if len(self.parts) != self.shards.num_parts:
             self._copy()
-        for module in self._modules_of_parts[1:]:
+        for module in self.parts[1:]:
             _follow(module, self)
-        return self.shards.run(lambda place: work(self._modules_of_parts[place], place))
+        return self.shards.run(lambda place: work(self.parts[place], place))
 
     def _each_part(self, work: Callable[[Classifier, Batch], T], batch: Batch) -> list[T]:
         parts = self.shards.cut(batch)
@@ -86,9 +86,9 @@ class VirtualClassifier(Classifier):
 
     def join_gradients(self) -> None:
         """Give the module the mean gradients of all virtual shards. Every rank must call it."""
-        gradients = [[parameter.grad for parameter in module.parameters()] for module in self._modules_of_parts]
+        gradients = [[parameter.grad for parameter in module.parameters()] for module in self.parts]
         self.shards.average(list(self.parameters()), gradients)
-        for module in self._modules_of_parts[1:]:
+        for module in self.parts[1:]:
             for parameter in module.parameters():
                 parameter.grad = None
 
@@ -103,7 +103,7 @@ class VirtualClassifier(Classifier):
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
-        for module in self._modules_of_parts[1:]:
+        for module in self.parts[1:]:
             module.counts.to(self.device)
 
     @override
@@ -141,7 +141,7 @@ class VirtualClassifier(Classifier):
     def drop_graphs(self) -> None:
         super().drop_graphs()
         self._norms.revert(self)
-        self._modules_of_parts = []
+        self.parts = []
 
 
 class _VirtualStep(OptimizerStep):
@@ -174,9 +174,9 @@ def _follow(module: Classifier, first: Classifier) -> None:
     for own, source in zip(module.parameters(), first.parameters(), strict=True):
         own.data = source.data
         own.requires_grad_(source.requires_grad)
-    buffers = [list(each.buffers()) for each in (module, first)]
     with torch.no_grad():
-        torch._foreach_copy_(*buffers)
+        for own, source in zip(module.buffers(), first.buffers(), strict=True):
+            own.copy_(source)
     for own, source in zip(module.modules(), first.modules(), strict=True):
         own.training = source.training
 

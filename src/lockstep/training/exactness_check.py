@@ -1,6 +1,6 @@
 """A few steps of a run with a trace of all intermediate values, which `lockstep verify` compares."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import lightning as L
@@ -20,6 +20,7 @@ from lockstep.config.saved import config_file
 from lockstep.config.schema.key_scopes import CHECKPOINT, FREE_CALLBACKS
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
+from lockstep.models.virtual import VirtualClassifier
 from lockstep.runs.files import write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
@@ -99,9 +100,9 @@ class Trace(L.Callback):
         self._folder = folder
         self._cut_after = cut_after
         self._hooks: list[Any] = []
-        self._values: dict[str, Tensor] = {}
+        self._values: list[dict[str, Tensor]] = []  # of each virtual shard, of one without these
         self._sums: dict[str, Tensor] = {}
-        self._size = 0
+        self._sizes: list[int] = []
         self.steps: list[dict[str, Any]] = []
 
     @override
@@ -111,41 +112,44 @@ class Trace(L.Callback):
         if self._cut_after is not None and num_steps <= self._cut_after:
             problem = f"cuts a training after step {self._cut_after}, and this one has {num_steps}"
             raise ConfigError(Error("lockstep verify", problem, "use more images, or a smaller global_batch_size"))
-        for name, layer in _leaves(pl_module.net if isinstance(pl_module, Classifier) else pl_module):
-            self._hooks.append(layer.register_forward_hook(self._hook(name)))
-        if isinstance(pl_module, Classifier):
-            self._record_losses(pl_module.task)
+        for place, module in enumerate(_parts(pl_module)):
+            for name, layer in _leaves(module.net if isinstance(module, Classifier) else module):
+                self._hooks.append(layer.register_forward_hook(self._hook(name, place)))
+            if isinstance(module, Classifier):
+                self._record_losses(module.task, place)
 
-    def _record_losses(self, task: Task) -> None:
+    def _record_losses(self, task: Task, place: int) -> None:
         losses = task.losses
 
         def record_losses(outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
             found = losses(outputs, batch)
             if task.training:
-                self._record(LOSSES, found[0] if isinstance(found, tuple) else found)
+                self._record(LOSSES, found[0] if isinstance(found, tuple) else found, place)
             return found
 
         task.losses = record_losses
 
-    def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+    def _hook(self, name: str, place: int) -> Callable[[nn.Module, Any, Any], None]:
         def record(layer: nn.Module, inputs: Any, output: Any) -> None:
             if layer.training and isinstance(output, Tensor):
-                self._record(name, output)
+                self._record(name, output, place)
 
         return record
 
-    def _record(self, name: str, values: Tensor) -> None:
+    def _record(self, name: str, values: Tensor, place: int) -> None:
         """Record values with a row for each sample; a layer that is used again gets a number."""
-        if values.dim() and len(values) == self._size:
-            number = sum(known.partition(" (")[0] == name for known in self._values)
-            self._values[f"{name} ({number + 1})" if number else name] = rows(values.detach())
+        if values.dim() and len(values) == self._sizes[place]:
+            number = sum(known.partition(" (")[0] == name for known in self._values[place])
+            self._values[place][f"{name} ({number + 1})" if number else name] = rows(values.detach())
 
     @override
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self._values, self._sums, self._size = {}, {}, len(batch.indices)
-        self._record(INPUTS, batch.inputs)  # augmented
+        parts = pl_module.shards.cut(batch) if isinstance(pl_module, VirtualClassifier) else [batch]
+        self._values, self._sums, self._sizes = [{} for _ in parts], {}, [len(part.indices) for part in parts]
+        for place, part in enumerate(parts):
+            self._record(INPUTS, part.inputs, place)  # augmented
 
     @override
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
@@ -166,7 +170,9 @@ class Trace(L.Callback):
             self._sums |= {f"{name} after the step": rows(value.flatten()[None])[0] for name, value in state.items()}
         step = steps_done(trainer, pl_module)
         entry = {"epoch": batch.shard.epoch, "micro_step": batch.shard.micro_step, "step": step}
-        self.steps.append(entry | {"samples": batch.indices.cpu(), "values": self._values, "sums": self._sums})
+        names = max(self._values, key=len)
+        values = {name: torch.cat([of[name] for of in self._values if name in of]) for name in names}
+        self.steps.append(entry | {"samples": batch.indices.cpu(), "values": values, "sums": self._sums})
         if is_step and step == self._cut_after:
             trainer.save_checkpoint(self._folder.last_checkpoint)
             raise Stopped("the training is cut after this step", None)
@@ -175,15 +181,20 @@ class Trace(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         for hook in self._hooks:
             hook.remove()
-        if isinstance(pl_module, Classifier):
-            del pl_module.task.losses
+        for module in _parts(pl_module):
+            if isinstance(module, Classifier):
+                del module.task.losses
+
+
+def _parts(module: L.LightningModule) -> Sequence[L.LightningModule]:
+    return module.parts if isinstance(module, VirtualClassifier) else [module]
 
 
 def rows(values: Tensor) -> Tensor:
     """Return float64 (B, 2) of `values` (B, ...): the projection of each row on a fixed vector, and its norm."""
     flat = values.double().flatten(1) if values.dim() > 1 else values.double()[:, None]
     direction = torch.arange(1, flat.shape[1] + 1, dtype=torch.float64, device=flat.device).sin()
-    return torch.stack([flat @ direction, flat.norm(dim=1)], 1).cpu()
+    return torch.stack([(flat * direction).sum(1), flat.norm(dim=1)], 1).cpu()  # rounded by the row alone
 
 
 def _leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:

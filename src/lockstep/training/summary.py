@@ -82,7 +82,8 @@ def metrics_of_test(module: L.LightningModule, data: ImageData, metrics: dict[st
 def device_name(here: Session) -> str:
     if here.device.type == "cuda":
         return torch.cuda.get_device_name(here.device)
-    return f"CPU, {plural(torch.get_num_threads(), 'thread')} each"
+    num_threads = torch.get_num_threads() if here.shards is None else here.shards.num_threads
+    return f"CPU, {plural(num_threads, 'thread')} each"
 
 
 def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is_resumed: bool) -> None:
@@ -108,6 +109,8 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
         rows.append(
             ("loads", ", ".join(filter(None, (errors.literal(config.trainer.loads), here.remarks.get("loads")))))
         )
+    if here.shards is not None:
+        rows.append(("shards", f"{here.shards.count} virtual ones: the same bits on any number of workers"))
     rows += [("batch", _batch(here, data)), ("precision", f"{here.precision} ({here.precision_reason})")]
     if isinstance(module, Classifier):
         rows.append(("layout", f"{module.layout.name} ({module.layout.reason})"))

@@ -4,6 +4,7 @@ Networks, losses, data and callbacks are those of the configuration. It is train
 below any mistake: with even, uneven and empty shards, and stopped and resumed with another number of workers.
 """
 
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -43,6 +44,7 @@ class Part(NamedTuple):
 
     loads: tuple[int, ...]
     cut_after: int | None = None
+    num_threads: int | None = None  # of each worker; None: its part of the cores
 
 
 class Variant(NamedTuple):
@@ -61,10 +63,17 @@ VARIANTS = (
 )
 
 
-def run_verification(texts: Sequence[str], source: compose.Source) -> int:
-    """Verify the configuration of these overrides. Returns the exit code: 0 if it is exact, else 1."""
+BY_BITS = (*VARIANTS, Variant("1 worker of 2 threads", (Part((1,), num_threads=2),)))
+NUM_VIRTUAL = 4
+
+
+def run_verification(texts: Sequence[str], source: compose.Source, *, is_by_bits: bool = False) -> int:
+    """Verify the configuration of these overrides. Returns the exit code: 0 if it is exact, else 1.
+
+    `is_by_bits` compares the bits that it has with virtual shards, in its own precision.
+    """
     try:
-        config = _check_config(texts, source)
+        config = _check_config(texts, source, is_by_bits=is_by_bits)
         data_presence.check(config.data)
     except ConfigError as error:
         exit_with(error)
@@ -73,8 +82,8 @@ def run_verification(texts: Sequence[str], source: compose.Source) -> int:
         return Verification(Path(path), config, signals).run()
 
 
-def _check_config(texts: Sequence[str], source: compose.Source) -> Config:
-    """Return the configuration, changed to a few silent steps in float64. Raises ConfigError."""
+def _check_config(texts: Sequence[str], source: compose.Source, *, is_by_bits: bool) -> Config:
+    """Return the configuration, changed to a few silent steps, of float64 or virtual shards. Raises ConfigError."""
     (config,) = overrides.check(texts, source).configs
     if config.resume is not None:
         raise ConfigError(Error(f"resume={config.resume}", "continues a run, verify starts new ones", "remove it"))
@@ -87,7 +96,9 @@ def _check_config(texts: Sequence[str], source: compose.Source) -> Config:
     }
     tree["trainer"] |= {
         **{name: min(limit, trainer[name] or limit) for name, limit in limits.items()},
-        **{"precision": "float64", "max_epochs": NUM_EPOCHS, "num_nodes": 1, "devices": 1, "loads": None},
+        "precision": trainer["precision"] if is_by_bits else "float64",
+        "virtual_shards": (trainer["virtual_shards"] or NUM_VIRTUAL) if is_by_bits else None,
+        **{"max_epochs": NUM_EPOCHS, "num_nodes": 1, "devices": 1, "loads": None},
         **{"graph": False, "log_every_n_steps": 1, "check_val_every_n_epoch": 1, "max_time_s": None, "profiler": None},
     }
     tree["strategy"] |= {"name": "cpu", "interface": None}
@@ -104,6 +115,8 @@ class Verification:
         self._config = config
         self._signals = signals
         most = max(len(part.loads) for variant in VARIANTS for part in variant.parts)
+        self._is_by_bits = config.trainer.virtual_shards is not None
+        self._variants = BY_BITS if self._is_by_bits else VARIANTS
         self._uses_gpus = hardware.num_visible_gpus() >= most
         self._out = terminal()
 
@@ -112,10 +125,10 @@ class Verification:
         steps = f"{NUM_EPOCHS} epochs of up to {NUM_STEPS} steps of {plural(self._config.global_batch_size, 'sample')}"
         say(
             self._out,
-            f"Training {steps} in float64, on {where}: with 1 worker, and {len(VARIANTS)} times with several ...",
+            f"Training {steps} in {self._how}, on {where}: with 1 worker, and {len(self._variants)} other ways ...",
         )
         failures: dict[Variant, str] = {}
-        for variant in (ALONE, *VARIANTS):
+        for variant in (ALONE, *self._variants):
             code = self._train(variant)
             if variant is ALONE and code in (EXIT_FAILED, EXIT_CONFIG):
                 exit_with(ConfigError(*errors_of(_last_line(self._folder(variant).path / LOG))))
@@ -125,8 +138,14 @@ class Verification:
                 return code
         return self._report(failures)
 
+    @property
+    def _how(self) -> str:
+        trainer = self._config.trainer
+        shards = f" with {trainer.virtual_shards} virtual shards" if self._is_by_bits else ""
+        return f"{'its precision' if trainer.precision == 'auto' else trainer.precision}{shards}"
+
     def _folder(self, variant: Variant) -> RunFolder:
-        return RunFolder(self._path / str((*VARIANTS, ALONE).index(variant)))
+        return RunFolder(self._path / str((*BY_BITS, ALONE).index(variant)))
 
     def _train(self, variant: Variant) -> int:
         folder = self._folder(variant)
@@ -136,7 +155,9 @@ class Verification:
         for number, part in enumerate(variant.parts):
             config_file.save(self._config_of(part), folder.config)
             job = Job(VERIFY, str(folder.path), {"cut_after": part.cut_after, "part": number})
-            code = parent.run_workers(job, len(part.loads), self._signals, log=folder.path / LOG)
+            threads = {} if part.num_threads is None else {"OMP_NUM_THREADS": str(part.num_threads)}
+            environ = {**os.environ, **threads}
+            code = parent.run_workers(job, len(part.loads), self._signals, environ=environ, log=folder.path / LOG)
             if code:
                 break
         return code
@@ -156,27 +177,30 @@ class Verification:
 
         alone = self._folder(ALONE).path
         compared: dict[Variant, Compared] = {}
-        for variant in VARIANTS:
+        for variant in self._variants:
             if variant not in failures:
-                parts = [len(part.loads) for part in variant.parts]
-                compared[variant] = compare(alone, [1], self._folder(variant).path, parts)
-        print_table(_table(compared, self._out), self._out)
-        texts = list(_explanations(compared, failures))
+                parts, other = [len(part.loads) for part in variant.parts], self._folder(variant).path
+                compared[variant] = compare(alone, [1], other, parts, is_by_bits=self._is_by_bits)
+        print_table(_table(self._variants, compared, self._out), self._out)
+        texts = list(_explanations(compared, failures, is_by_bits=self._is_by_bits))
         for text in texts:
             say(self._out, text)
         if texts:
             return EXIT_FAILED
         largest = max(kind.size for result in compared.values() for kind in result[:3])
-        digest = alone / DIGEST_FILE
+        digest = alone / DIGEST_FILE  # of a custom module
         if digest.exists():
             verified.remember(digest.read_text(), largest)
+        if self._is_by_bits:
+            say(self._out, "Exact: every bit of weights, statistics and metrics is the same.")
+            return 0
         say(self._out, f"Exact: nothing differs by more than {_size_text(largest)} (limit {LIMIT:g}, for rounding).")
         return 0
 
 
-def _table(compared: "dict[Variant, Compared]", out: Console) -> Table:
+def _table(variants: Sequence[Variant], compared: "dict[Variant, Compared]", out: Console) -> Table:
     rows: list[list[str | Text]] = []
-    for variant in VARIANTS:
+    for variant in variants:
         result = compared.get(variant)
         if result is None:
             rows.append([variant.title, Text("failed", style="red"), "-", "-", "-"])
@@ -188,7 +212,9 @@ def _table(compared: "dict[Variant, Compared]", out: Console) -> Table:
     return new_table(("compared with 1 worker", "", *kinds), rows, out, right=kinds)
 
 
-def _explanations(compared: "dict[Variant, Compared]", failures: dict[Variant, str]) -> Iterator[str]:
+def _explanations(
+    compared: "dict[Variant, Compared]", failures: dict[Variant, str], *, is_by_bits: bool
+) -> Iterator[str]:
     """Yield the errors of failed variants, and the first part that differs of the others; each reason once."""
     reasons: dict[str, str] = {}
     for variant, text in failures.items():
@@ -207,7 +233,7 @@ def _explanations(compared: "dict[Variant, Compared]", failures: dict[Variant, s
         else:
             sample = "" if first.sample is None else f" of sample {first.sample}"
             head = f"{variant.title}: the first to differ is {first.part}{sample}, in step {first.step}, by "
-            reasons.setdefault(first.part, f"{head}{_size_text(first.size)}: {first.meaning}")
+            reasons.setdefault(first.part, f"{head}{_size_text(first.size)}: {first.meaning(is_by_bits=is_by_bits)}")
     yield from reasons.values()
 
 

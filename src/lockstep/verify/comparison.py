@@ -28,9 +28,10 @@ class First(NamedTuple):
     size: float
     sample: int | None
 
-    @property
-    def meaning(self) -> str:
-        """Cause of such a difference, and how to fix it."""
+    def meaning(self, *, is_by_bits: bool) -> str:
+        """Return the cause of such a difference, and how to fix it; `is_by_bits` with virtual shards."""
+        if is_by_bits and self.part != INPUTS:
+            return "it depends on the rank, on the number of threads, or on a state of its process"
         if self.part == INPUTS:
             return (
                 "a sample depends on the worker that reads it: draw from torch, numpy or random, seeded for each sample"
@@ -53,13 +54,16 @@ class Compared(NamedTuple):
     statistics: Apart
     metrics: Apart
     first: First | None
+    limit: float
 
     @property
     def is_exact(self) -> bool:
-        return all(kind.size <= LIMIT for kind in (self.weights, self.statistics, self.metrics))
+        return all(kind.size <= self.limit for kind in (self.weights, self.statistics, self.metrics))
 
 
-def compare(alone: Path, alone_parts: Sequence[int], other: Path, other_parts: Sequence[int]) -> Compared:
+def compare(
+    alone: Path, alone_parts: Sequence[int], other: Path, other_parts: Sequence[int], *, is_by_bits: bool
+) -> Compared:
     """Compare the training in folder `other` with the one in `alone`; the parts are numbers of workers."""
     one, two = (torch.load(folder / STATE_FILE, weights_only=True) for folder in (alone, other))
     metrics = [
@@ -70,7 +74,10 @@ def compare(alone: Path, alone_parts: Sequence[int], other: Path, other_parts: S
         _distance(one["weights"], two["weights"]),
         _distance(one["statistics"], two["statistics"]),
         _distance(*metrics),
-        first_difference(list(steps(alone, alone_parts)), list(steps(other, other_parts))),
+        first_difference(
+            list(steps(alone, alone_parts)), list(steps(other, other_parts)), 0 if is_by_bits else NOTICEABLE
+        ),
+        0 if is_by_bits else LIMIT,
     )
 
 
@@ -89,8 +96,10 @@ def steps(folder: Path, parts: Sequence[int]) -> Iterator[dict[str, Any]]:
             yield {**entries[0], "samples": samples[order], "values": values}
 
 
-def first_difference(alone: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> First | None:
-    """Return the first part, in the order of computation, that differs by more than rounding; else None."""
+def first_difference(
+    alone: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], noticeable: float
+) -> First | None:
+    """Return the first part, in the order of computation, that differs by more than `noticeable`; else None."""
     for one, two in zip(alone, other, strict=False):
         step = one["step"] + (0 if one["sums"] else 1)
         if not torch.equal(one["samples"], two["samples"]):
@@ -99,13 +108,13 @@ def first_difference(alone: Sequence[dict[str, Any]], other: Sequence[dict[str, 
             others = two["values"].get(name)
             if others is not None and len(rows):
                 apart = _relative(rows, others).amax(1)
-                if not apart.max() <= NOTICEABLE:
+                if not apart.max() <= noticeable:
                     worst = int(apart.nan_to_num(float("inf")).argmax())
                     return First(step, name, float(apart[worst]), int(one["samples"][worst]))
         for name, sums in one["sums"].items():
             if name in two["sums"]:
                 apart = _relative(sums[None], two["sums"][name][None]).max()
-                if not apart <= NOTICEABLE:
+                if not apart <= noticeable:
                     return First(step, name, float(apart), None)
     return None
 

@@ -279,6 +279,7 @@ ERRORS = {
     "callbacks.pictures.num_images=abc": ["callbacks.pictures.num_images=abc must be int", "Pictures"],
     "+optimizer.maximize=2": ["optimizer.maximize=2 must be true|false", "SGD"],
     # one setting against another
+    "trainer.virtual_shards=99": ["trainer.virtual_shards=99 leaves some empty in a micro-batch of"],
     "trainer.accumulate_grad_batches=7": ["does not divide global_batch_size="],
     "optimizer.momentum=0": ["optimizer._target_=torch.optim.SGD: Nesterov momentum requires a momentum"],
     "+data.copy_to=x": ["data.copy_to=x is for a copy of data.root, which is not set"],

@@ -103,7 +103,8 @@ def test_parts_have_the_partner_of_their_last_image_and_are_joined_again() -> No
     assert [part.indices.tolist() for part in shards.cut(batch(2, more=1))] == [[0, 1], [1, 2], []]
 
     def mix(part: Batch) -> Batch:
-        return Batch(*(rows[:-1] for rows in part[:3]), part.shard, Mix(part.targets[1:], part.inputs[1:]))
+        mix = Mix(part.targets[1:], part.inputs[1:])
+        return Batch(part.inputs[:-1], part.targets[:-1], part.indices[:-1], part.shard, mix)
 
     mixed = shards.map(mix, batch(5, more=1))
     assert mixed.indices.tolist() == [0, 1, 2, 3, 4]
