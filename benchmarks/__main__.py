@@ -28,6 +28,7 @@ SECTIONS = (
     ("Workers", processes.workers),
     ("Small workers", processes.small_workers),
     ("Small workers without messages", processes.small_apart),
+    ("Virtual shards", processes.virtual_shards),
     ("Start", processes.start_up),
     ("Parts of a start", parts.parts),
     ("Sweeps", sweep.sweeps),

@@ -32,6 +32,7 @@ QUESTIONS: dict[str, Sequence[str]] = {
     "How fast is one GPU?": ("gpu-speed", "gpu-epoch", "gpu-step"),
     "How fast is a step next to a raw loop and a usual template?": ("the-full-resnet-18", "a-step"),
     "Do several processes pay on one CPU?": ("workers", "small-workers", "small-workers-without-messages", "unequal"),
+    "What do virtual shards cost?": ("virtual-shards",),
     "What do messages between workers cost?": ("messages", "batch-norm"),
     "How fast are images read?": ("input", "input-cifar10", "photographs"),
     "How fast are images augmented?": ("augmentations",),

@@ -156,5 +156,27 @@ def small_apart(num_rounds: int = 7) -> list[Row]:
     ]
 
 
+def virtual_shards(num_rounds: int = 5) -> list[Row]:
+    """Time virtual shards in one process on all cores, and in two: the full ResNet-18, batch 64."""
+    aims, rows = {"2": ">= 0.92", "4": ">= 0.85", "8": ">= 0.70", "2 processes of 2": ">= 0.95"}, []
+    for size, num_images in ((28, 1024), (64, 256)):
+        recipe = [*RESNET, f"data.image_size={size}", f"data.train_size={num_images}", "global_batch_size=64"]
+
+        def speed(num_workers: int, count: str, recipe: Sequence[str] = recipe) -> float:
+            return _images_per_s(num_workers, [*recipe, f"trainer.virtual_shards={count}"])
+
+        ways = {name: (1, name) for name in ("null", "2", "4", "8")}
+        ways |= {"2 processes": (2, "null"), "2 processes of 2": (2, "2")} if size == 28 else {}
+        rates = alternate(num_rounds, **{name: lambda way=way: speed(*way) for name, way in ways.items()})
+        rows += [row(f"{size}x{size}, virtual_shards={name}", rates[name], "{:.0f} images/s") for name in ways]
+        for name, aim in aims.items():
+            if name in rates:
+                below = rates["2 processes" if "processes" in name else "null"]
+                rows.append(
+                    row(f"{size}x{size}, {name} virtual shards : none", ratios(rates[name], below), "{:.2f}", aim=aim)
+                )
+    return rows
+
+
 if __name__ == "__main__":
     print(json.dumps(import_breakdown(), indent=1))

@@ -8,9 +8,9 @@ import pytest
 from lockstep.assembly import checkpoints
 from lockstep.config.saved import config_file
 from lockstep.runs.folder import RunFolder
-from tests.integration.test_exactness import ALONE, FILES, ROWS, Split, write_sources
 from tests.support.exact import cut_after
 from tests.support.harness import difference, train_all, write_run
+from tests.support.trainings import ALONE, FILES, ROWS, Split, write_sources
 
 SHARDS = "trainer.virtual_shards=4"
 
@@ -33,7 +33,7 @@ TRAINED = {
     "one more, averaged weights": "float32",
     "partly used network": "float32",
     "augmentations of photographs": "float32",
-    "AdamW": "tf32",
+    "AdamW": "float32",
     "plateau": "float32",
     "parameter groups": "float32",
     "class weights, own metric": "bfloat16",

@@ -154,7 +154,7 @@ class Classifier(L.LightningModule):
         is_last = (batch_idx + 1) % self.accumulate_grad_batches == 0 or self.trainer.is_last_batch
         self._step.backward(loss, is_first=is_first, is_last=is_last)
         if is_last:
-            self._step.finish_gradient(self._gradient_factor(batch.shard.group_size))
+            self._step.finish_gradient(self.gradient_factor(batch.shard.group_size))
             self._guard.protect(step)
             self._step.step(is_measured=step % self._log_every_n_steps == 0)
 
@@ -177,7 +177,7 @@ class Classifier(L.LightningModule):
             self._weight_sum = before + weights.detach().sum(dtype=torch.float64)
         return loss * (world_size() / batch.shard.group_size)
 
-    def _gradient_factor(self, num_samples: int) -> Tensor | None:
+    def gradient_factor(self, num_samples: int) -> Tensor | None:
         """Return 1 / the mean weight of a global batch; 0, which learns nothing, if all are 0; None without weights."""
         own, self._weight_sum = self._weight_sum, None
         if own is None:
@@ -208,7 +208,7 @@ class Classifier(L.LightningModule):
         if not is_logging_step and not self.trainer.is_last_batch:
             return
         assert self._guard is not None
-        since, epoch = self._epoch_sums(is_end=self.trainer.is_last_batch)
+        since, epoch = self.epoch_sums(is_end=self.trainer.is_last_batch)
         if is_logging_step:
             assert self.gradient_norm is not None
             values = torch.cat([since, self.gradient_norm.detach().to(since)[None]])
@@ -222,7 +222,7 @@ class Classifier(L.LightningModule):
             self.metrics.update(means)
             self._send_to_loggers(means)
 
-    def _epoch_sums(self, *, is_end: bool) -> tuple[Tensor, Tensor]:
+    def epoch_sums(self, *, is_end: bool) -> tuple[Tensor, Tensor]:
         return self.counts.global_sums(is_end=is_end)
 
     def _log_step(self, step: int, learning_rate: float, values: list[float]) -> None:
@@ -331,12 +331,12 @@ class Classifier(L.LightningModule):
 
     def _publish_scores(self, split: str, loader: Any) -> None:
         """Publish loss and metrics of the whole split, as <split>/<name>."""
-        scores = self._global_scores(split, loader.batch_sampler.num_epoch_samples)
+        scores = self.global_scores(split, loader.batch_sampler.num_epoch_samples)
         self.metrics.update(scores)
         self.log_dict(scores, logger=False)
         self._send_to_loggers(scores)
 
-    def _global_scores(self, split: str, num_samples: int) -> dict[str, float]:
+    def global_scores(self, split: str, num_samples: int) -> dict[str, float]:
         return self._scores(split).compute(split, num_samples)
 
     def _send_to_loggers(self, values: dict[str, float], step: int | None = None) -> None:

@@ -77,10 +77,10 @@ class OptimizerStep:
         self._call("on_before_backward", loss)
         loss.backward()
         if is_last:
-            self._finish_backward(loss)
+            self.finish_backward(loss)
         self._call("on_after_backward")
 
-    def _finish_backward(self, loss: Tensor) -> None:
+    def finish_backward(self, loss: Tensor) -> None:
         self._strategy.post_backward(loss)
 
     def finish_gradient(self, factor: Tensor | float | None = None) -> None:

@@ -47,7 +47,7 @@ class VirtualClassifier(Classifier):
         if self._counts is not None:
             counts = self._counts
             for module, number in zip(self.parts, self.shards.own, strict=False):
-                module.counts.own.copy_(torch.tensor(counts[number]))
+                module.counts.own.copy_(torch.tensor(counts[number], dtype=torch.float64))
 
     def _copy(self) -> None:
         """Make the module of each part."""
@@ -65,12 +65,12 @@ class VirtualClassifier(Classifier):
         """Call `work` with the module and the place of each part, in its thread."""
         if len(self.parts) != self.shards.num_parts:
             self._copy()
-        for module in self.parts[1:]:
-            _follow(module, self)
         return self.shards.run(lambda place: work(self.parts[place], place))
 
     def _each_part(self, work: Callable[[Classifier, Batch], T], batch: Batch) -> list[T]:
         parts = self.shards.cut(batch)
+        for module in self.parts[1:]:
+            _follow(module, self)
         return self._each(lambda module, place: work(module, parts[place]))
 
     @override
@@ -93,12 +93,14 @@ class VirtualClassifier(Classifier):
                 parameter.grad = None
 
     @override
-    def _gradient_factor(self, num_samples: int) -> Tensor | None:
-        return self._each(lambda module, place: Classifier._gradient_factor(module, num_samples))[0]
+    def gradient_factor(self, num_samples: int) -> Tensor | None:
+        if self._weight_sum is None:
+            return None
+        return self._each(lambda module, place: Classifier.gradient_factor(module, num_samples))[0]
 
     @override
-    def _epoch_sums(self, *, is_end: bool) -> tuple[Tensor, Tensor]:
-        return self._each(lambda module, place: Classifier._epoch_sums(module, is_end=is_end))[0]
+    def epoch_sums(self, *, is_end: bool) -> tuple[Tensor, Tensor]:
+        return self._each(lambda module, place: Classifier.epoch_sums(module, is_end=is_end))[0]
 
     @override
     def on_train_start(self) -> None:
@@ -123,8 +125,8 @@ class VirtualClassifier(Classifier):
         self._each(lambda module, place: Classifier.on_test_epoch_start(module))
 
     @override
-    def _global_scores(self, split: str, num_samples: int) -> dict[str, float]:
-        return self._each(lambda module, place: Classifier._global_scores(module, split, num_samples))[0]
+    def global_scores(self, split: str, num_samples: int) -> dict[str, float]:
+        return self._each(lambda module, place: Classifier.global_scores(module, split, num_samples))[0]
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -151,7 +153,7 @@ class _VirtualStep(OptimizerStep):
         self._join_gradients = module.join_gradients
 
     @override
-    def _finish_backward(self, loss: Tensor) -> None:
+    def finish_backward(self, loss: Tensor) -> None:
         self._join_gradients()
 
 

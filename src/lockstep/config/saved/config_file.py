@@ -49,7 +49,7 @@ def other_version(folder: RunFolder) -> str | None:
 
 def load(path: Path) -> Config:
     """Read a saved configuration. Raises ConfigError if it does not fit this version of Lockstep."""
-    tree = _drop_gone(load_tree(path))
+    tree = _to_this_version(load_tree(path))
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -61,11 +61,13 @@ def load(path: Path) -> Config:
         raise ConfigError(*(each.within(str(path)) for each in errors.values()), *hint) from error
 
 
-def _drop_gone(tree: dict[str, Any]) -> dict[str, Any]:
-    """Drop keys and values that are not of this version any more."""
+def _to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
+    """Drop keys and values that are not of this version any more, and add the key that it has in addition."""
     for section, key in GONE:
         if isinstance(tree.get(section), dict):
             tree[section].pop(key, None)
+    if isinstance(tree.get("trainer"), dict):
+        tree["trainer"].setdefault("virtual_shards", None)  # not in earlier versions
     if tree.get("compile") == "reduce-overhead":
         tree["compile"] = True
     return tree
