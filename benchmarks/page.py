@@ -33,6 +33,7 @@ QUESTIONS: dict[str, Sequence[str]] = {
     "How fast is a step next to a raw loop and a usual template?": ("the-full-resnet-18", "a-step"),
     "Do several processes pay on one CPU?": ("workers", "small-workers", "small-workers-without-messages", "unequal"),
     "What do messages between workers cost?": ("messages", "batch-norm"),
+    "What does exact dropout cost?": ("dropout",),
     "How fast are images read?": ("input", "input-cifar10", "photographs"),
     "How fast are images augmented?": ("augmentations",),
     "How soon does a training start?": ("start", "parts-of-a-start", "submit"),
