@@ -7,12 +7,18 @@ import lightning as L
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
 from typing_extensions import override
 
 from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.rng import ExactDropout
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.tasks.scores import MetricError
+
+
+def network_of(module: L.LightningModule) -> nn.Module:
+    """Return the network; a custom module is one itself."""
+    return module.net if isinstance(module, Classifier) else module
 
 
 def metrics_of(trainer: L.Trainer, module: L.LightningModule) -> dict[str, float]:

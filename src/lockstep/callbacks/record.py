@@ -14,11 +14,12 @@ import lightning as L
 import torch
 from typing_extensions import override
 
-from lockstep.callbacks.own_module import metrics_of, micro_batches, skipped_steps, steps_done
+from lockstep.callbacks.own_module import metrics_of, micro_batches, network_of, skipped_steps, steps_done
 from lockstep.callbacks.pace import Pace
 from lockstep.distributed.collectives import gather_objects
 from lockstep.models.classifier import Classifier
 from lockstep.models.step import MOST_PENDING
+from lockstep.models.weights_hash import weights_hash
 from lockstep.runs.folder import RunFolder
 
 EVERY_S = 1.0
@@ -61,6 +62,7 @@ class Record(L.Callback):
         self._best: float | None = None
         self.images_per_s: float | None = None
         self.epoch_times_s: list[float] = []
+        self.weights_sha256: str | None = None  # of the last weights, on rank 0
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -160,6 +162,12 @@ class Record(L.Callback):
 
     on_test_batch_end = on_validation_batch_end
 
+    @override
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Hash the last weights. Averages are in their place by now, and the test loads the best ones later."""
+        if trainer.is_global_zero:
+            self.weights_sha256 = weights_hash(network_of(pl_module).state_dict())
+
     def begin_stop(self, trainer: L.Trainer, pl_module: L.LightningModule, reason: str) -> None:
         """Write the state while all ranks save and stop."""
         self._write(trainer, pl_module, "stopping", is_urgent=True, reason=reason)
@@ -213,6 +221,7 @@ class Record(L.Callback):
             best=self._best_of(trainer),
             monitor=self._monitor,
             mode=getattr(trainer.checkpoint_callback, "mode", None),
+            weights_sha256=self.weights_sha256,
             metrics=dict(metrics_of(trainer, pl_module)),
         )
 
