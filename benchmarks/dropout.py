@@ -12,6 +12,7 @@ from benchmarks.step import threads
 from benchmarks.table import Row, alternate, ratios, row
 from lockstep.distributed.partition import Shard, interval
 from lockstep.distributed.rng import ExactDropout
+from lockstep.system.wording import plural
 
 BATCH, SAMPLE, P = 1024, (197, 192), 0.1  # a layer of a small vision transformer
 CUTS = ((1, 1), (8, 1), (16, 1), (8, 8), (16, 8))  # workers, micro-batches
@@ -38,7 +39,8 @@ def dropout(num_rounds: int = 7) -> list[Row]:
                 exact=lambda exact=exact, x=x, dy=dy: _seconds(exact, x, dy),
                 torch=lambda x=x, dy=dy: _seconds(lambda x: F.dropout(x, P), x, dy),
             )
-            label = f"{hi - lo} of {BATCH} samples ({num_workers} workers, {num_micro} micro-batches)"
+            split = f"{plural(num_workers, 'worker')}, {plural(num_micro, 'micro-batch', 'micro-batches')}"
+            label = f"{hi - lo} of {BATCH} samples ({split})"
             rows.append(row(f"F.dropout, {label}", [1e3 * value for value in times["torch"]], "{:.1f} ms"))
             quotients = ratios(times["exact"], times["torch"])
             rows.append(row(f"exact : F.dropout, {label}", quotients, "{:.2f}", aim="<= 1.5"))

@@ -14,12 +14,11 @@ import lightning as L
 import torch
 from typing_extensions import override
 
-from lockstep.callbacks.own_module import metrics_of, micro_batches, network_of, skipped_steps, steps_done
+from lockstep.callbacks.own_module import hash_of, metrics_of, micro_batches, skipped_steps, steps_done
 from lockstep.callbacks.pace import Pace
 from lockstep.distributed.collectives import gather_objects
 from lockstep.models.classifier import Classifier
 from lockstep.models.step import MOST_PENDING
-from lockstep.models.weights_hash import weights_hash
 from lockstep.runs.folder import RunFolder
 
 EVERY_S = 1.0
@@ -46,7 +45,7 @@ class Record(L.Callback):
         self, folder: RunFolder, *, facts: dict[str, Any], monitor: str | None, first_step: str = "", note: str = ""
     ) -> None:
         self._folder = folder
-        self._facts = {**facts, "host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}
+        self.facts = {**facts, "host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}
         self._started = time.monotonic()  # a clock may be set back
         self._monitor = monitor
         self._note = note
@@ -62,7 +61,6 @@ class Record(L.Callback):
         self._best: float | None = None
         self.images_per_s: float | None = None
         self.epoch_times_s: list[float] = []
-        self.weights_sha256: str | None = None  # of the last weights, on rank 0
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -164,19 +162,16 @@ class Record(L.Callback):
 
     @override
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Hash the last weights. Averages are in their place by now, and the test loads the best ones later."""
-        if trainer.is_global_zero:
-            self.weights_sha256 = weights_hash(network_of(pl_module).state_dict())
+        if trainer.is_global_zero:  # now: averages are in their place, and the test loads the best weights
+            self.facts["weights_sha256"] = hash_of(pl_module)
 
     def begin_stop(self, trainer: L.Trainer, pl_module: L.LightningModule, reason: str) -> None:
         """Write the state while all ranks save and stop."""
         self._write(trainer, pl_module, "stopping", is_urgent=True, reason=reason)
 
-    def end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, state: str, reason: str, *, signal: str | None = None
-    ) -> None:
-        """Write the last status; `signal` names the one that stopped the run."""
-        self._facts["signal"] = signal
+    def end(self, trainer: L.Trainer, pl_module: L.LightningModule, state: str, reason: str, **facts: Any) -> None:
+        """Write the last status, with more facts: `signal` names the one that stopped the run."""
+        self.facts |= facts
         self._write(trainer, pl_module, state, is_urgent=True, reason=reason)
 
     def _enter(self, name: str, num_batches: Sequence[float] = ()) -> None:
@@ -204,7 +199,7 @@ class Record(L.Callback):
         self._folder.write_status(
             state=state,
             reason=(self._first_step if is_first_step else reason) or self._note,
-            **self._facts,
+            **self.facts,
             # not current_epoch alone: Lightning counts up after the hooks at the end of an epoch, where a run may stop
             epoch=min(max(self._epoch, trainer.current_epoch), max_epochs),
             max_epochs=max_epochs,
@@ -221,7 +216,6 @@ class Record(L.Callback):
             best=self._best_of(trainer),
             monitor=self._monitor,
             mode=getattr(trainer.checkpoint_callback, "mode", None),
-            weights_sha256=self.weights_sha256,
             metrics=dict(metrics_of(trainer, pl_module)),
         )
 

@@ -113,7 +113,7 @@ class ExactDropout(nn.Module):
         keep = x.new_empty(hi - lo, *shape)
         for block in range(lo // size, -(-hi // size)):
             self.draws.append((use, block))
-            # drawn where x lives: a mask can be as large as the activations
+            # where x lives: a mask is as large as the activations; bernoulli_ differs between CPUs of Intel and AMD
             source = next(self.sources, None) or torch.Generator(x.device).manual_seed(self.seed(shard, use, block))
             start = block * size
             drawn = torch.rand((min(size, total - start), *shape), generator=source, device=x.device) >= self.p

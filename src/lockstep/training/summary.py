@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lockstep.assembly.session import Session
-from lockstep.callbacks.own_module import metrics_of, network_of, skipped_steps, steps_done
+from lockstep.callbacks.own_module import metrics_of, skipped_steps, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped
 from lockstep.config import errors, features
@@ -62,7 +62,7 @@ def summarize(
         "epoch_s_median": round(times[len(times) // 2], 4) if times else None,
         "images_per_s": round(record.images_per_s, 1) if record.images_per_s else None,
         "parameters": _num_parameters(module),
-        "weights_sha256": record.weights_sha256,
+        "weights_sha256": record.facts["weights_sha256"],
         **facts(here, data),
         "val_images": data.batches("val").num_epoch_samples,
         **dict(row_of(here.config, module) for row_of in features.used_features("module row", here.config)),
@@ -132,7 +132,7 @@ def _batch(here: Session, data: ImageData) -> str:
 
 
 def _num_parameters(module: L.LightningModule) -> int:
-    return sum(p.numel() for p in network_of(module).parameters())
+    return sum(p.numel() for p in (module.net if isinstance(module, Classifier) else module).parameters())
 
 
 def _used_text(data: ImageData, split: str) -> str:
