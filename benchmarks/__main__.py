@@ -12,7 +12,7 @@ from datetime import date
 
 import torch
 
-from benchmarks import augmentations, checkpoint, input, page, parts, photographs, processes, step, sweep, talk
+from benchmarks import augmentations, checkpoint, dropout, input, page, parts, photographs, processes, step, sweep, talk
 from benchmarks.table import Row, device, markdown
 
 SECTIONS = (
@@ -25,6 +25,7 @@ SECTIONS = (
     ("Augmentations", augmentations.augmentations),
     ("Messages", talk.messages),
     ("Batch norm", talk.norms),
+    ("Dropout", dropout.dropout),
     ("Workers", processes.workers),
     ("Small workers", processes.small_workers),
     ("Small workers without messages", processes.small_apart),

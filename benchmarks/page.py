@@ -34,6 +34,7 @@ QUESTIONS: dict[str, Sequence[str]] = {
     "Do several processes pay on one CPU?": ("workers", "small-workers", "small-workers-without-messages", "unequal"),
     "What do virtual shards cost?": ("virtual-shards",),
     "What do messages between workers cost?": ("messages", "batch-norm"),
+    "What does exact dropout cost?": ("dropout",),
     "How fast are images read?": ("input", "input-cifar10", "photographs"),
     "How fast are images augmented?": ("augmentations",),
     "How soon does a training start?": ("start", "parts-of-a-start", "submit"),

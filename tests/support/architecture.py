@@ -43,7 +43,7 @@ RINGS = {
             "data.images.channel_statistics",
         ),
         *("models.classifier", "models.counts", "models.loss_scale", "models.parameter_groups", "models.passes"),
-        *("models.schedules", "models.step", "models.virtual"),
+        *("models.schedules", "models.step", "models.virtual", "models.weights_hash"),
         *("system.internals", "system.kinds", "system.signals"),
     ),
     "run": ("assembly", "callbacks", "config", "data", "launch", "models", "runs", "system", "training"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lockstep.distributed import rng
 from lockstep.distributed.partition import Shard
 from lockstep.models import graphs
 from lockstep.models.graphs import MOST_KEYS, NUM_EAGER, GraphedModule
@@ -69,6 +70,19 @@ class Pair:
 def test_the_third_pass_of_a_key_has_graphs_and_all_passes_the_bits_of_eager_ones() -> None:
     pair = Pair(small())
     for step, size in enumerate((4, 4, 2, 4, 4, 2, 2, 4, 2)):
+        pair.assert_equal(step, size)
+    assert pair.num_keys == 2
+
+
+class DropsTwice(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.dropout(x))
+
+
+def test_a_dropout_draws_by_blocks_and_in_each_use_as_in_an_eager_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rng, "GPU_BLOCK", 8)  # samples: eight in the first use, two in the second
+    pair = Pair(DropsTwice(in_channels=1, num_classes=4, hidden=4))
+    for step, size in enumerate((4, 4, 3, 3, 4, 4, 3, 3)):
         pair.assert_equal(step, size)
     assert pair.num_keys == 2
 
@@ -176,9 +190,11 @@ class Replaces(Plain):
         return super().forward(x - self.mean)
 
 
-class DropsTwice(Plain):
+class DropsMore(Plain):
+    """Uses its dropout once more than in the passes before the capture."""
+
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(self.dropout(x))
+        return super().forward(self.dropout(x) if torch.cuda.is_current_stream_capturing() else x)
 
 
 class Remembers(Plain):
@@ -204,7 +220,7 @@ REFUSED: dict[Callable[..., nn.Module], str] = {
     Remembers: "the network does not compute the same in every pass",
     Waits: "CUDA error: operation not permitted when stream is capturing",
     Replaces: "the network replaces its buffer net.mean: let it change the buffer in place",
-    DropsTwice: "CUDAGeneratorImpl::set_current_seed can be called during stream capture only if new seed",
+    DropsMore: "CUDAGeneratorImpl::set_current_seed can be called during stream capture only if new seed",
     RunsOutOfMemory: "CUDA out of memory. Tried to allocate 2.00 GiB.",
 }
 

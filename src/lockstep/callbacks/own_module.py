@@ -12,6 +12,7 @@ from typing_extensions import override
 from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.rng import ExactDropout
 from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.models.weights_hash import weights_hash
 from lockstep.tasks.scores import MetricError
 
 
@@ -37,6 +38,11 @@ def skipped_steps(module: L.LightningModule) -> dict[str, int]:
     """Return the number of steps so far that updated nothing, as `skipped_steps`; nothing unless in float16."""
     scale = module.loss_scale if isinstance(module, Classifier) else None
     return {} if scale is None else {"skipped_steps": scale.num_skipped}
+
+
+def hash_of(module: L.LightningModule) -> str:
+    """Return the hash of the weights of the network, or of a whole custom module."""
+    return weights_hash((module.net if isinstance(module, Classifier) else module).state_dict())
 
 
 class Companion(L.Callback):

@@ -14,7 +14,7 @@ import lightning as L
 import torch
 from typing_extensions import override
 
-from lockstep.callbacks.own_module import metrics_of, micro_batches, skipped_steps, steps_done
+from lockstep.callbacks.own_module import hash_of, metrics_of, micro_batches, skipped_steps, steps_done
 from lockstep.callbacks.pace import Pace
 from lockstep.distributed.collectives import gather_objects
 from lockstep.models.classifier import Classifier
@@ -45,7 +45,7 @@ class Record(L.Callback):
         self, folder: RunFolder, *, facts: dict[str, Any], monitor: str | None, first_step: str = "", note: str = ""
     ) -> None:
         self._folder = folder
-        self._facts = {**facts, "host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}
+        self.facts = {**facts, "host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}
         self._started = time.monotonic()  # a clock may be set back
         self._monitor = monitor
         self._note = note
@@ -160,15 +160,18 @@ class Record(L.Callback):
 
     on_test_batch_end = on_validation_batch_end
 
+    @override
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.is_global_zero:  # now: averages are in their place, and the test loads the best weights
+            self.facts["weights_sha256"] = hash_of(pl_module)
+
     def begin_stop(self, trainer: L.Trainer, pl_module: L.LightningModule, reason: str) -> None:
         """Write the state while all ranks save and stop."""
         self._write(trainer, pl_module, "stopping", is_urgent=True, reason=reason)
 
-    def end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, state: str, reason: str, *, signal: str | None = None
-    ) -> None:
-        """Write the last status; `signal` names the one that stopped the run."""
-        self._facts["signal"] = signal
+    def end(self, trainer: L.Trainer, pl_module: L.LightningModule, state: str, reason: str, **facts: Any) -> None:
+        """Write the last status, with more facts: `signal` names the one that stopped the run."""
+        self.facts |= facts
         self._write(trainer, pl_module, state, is_urgent=True, reason=reason)
 
     def _enter(self, name: str, num_batches: Sequence[float] = ()) -> None:
@@ -196,7 +199,7 @@ class Record(L.Callback):
         self._folder.write_status(
             state=state,
             reason=(self._first_step if is_first_step else reason) or self._note,
-            **self._facts,
+            **self.facts,
             # not current_epoch alone: Lightning counts up after the hooks at the end of an epoch, where a run may stop
             epoch=min(max(self._epoch, trainer.current_epoch), max_epochs),
             max_epochs=max_epochs,

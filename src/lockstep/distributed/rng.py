@@ -1,7 +1,8 @@
-"""Random numbers that do not depend on the number of workers: drawn for the whole batch, then cut to the shard."""
+"""Random numbers that do not depend on the number of workers: drawn by position in the batch, or by sample."""
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lockstep.distributed.partition import Shard
+from lockstep.system import internals
+
+CPU_BLOCK, GPU_BLOCK = 2**15, 2**22  # numbers of one generator, at least one sample: seeding takes less than drawing
 
 
 def seed_of(*keys: int | str) -> int:
@@ -42,16 +46,18 @@ def uniform(count: int, indices: Tensor, *keys: int | str) -> Tensor:
 
 
 class ExactDropout(nn.Module):
-    """Dropout (Srivastava et al. 2014) whose mask is drawn for the whole global batch and cut to the rank's shard.
+    """Dropout (Srivastava et al. 2014) whose mask is drawn in blocks of samples of the global batch.
 
-    `per_channel` drops whole channels, as nn.Dropout2d does. `shard` must be set before each training forward pass. A
-    layer that is used twice in one pass draws the same numbers twice. The mask is drawn on the device of the input: it
-    is the same for any number of workers and micro-batches, but differs between CUDA (Philox) and CPU (mt19937).
-    `source` draws it once in the capture of a CUDA graph, in which no generator can be made or seeded.
+    A rank draws the blocks that its shard touches, on the device of the input: the mask is the same for any number of
+    workers and micro-batches, but differs between CUDA (Philox) and CPU (mt19937). `per_channel` drops whole channels,
+    as nn.Dropout2d does. `shard` must be set before each training forward pass. A layer that is used twice in a pass
+    draws twice. Activation checkpointing draws the same numbers again, for layers that are used once.
+
+    `draws` are those of this pass, by use and block. `sources` has a generator for each in the capture of a CUDA graph,
+    in which none can be made or seeded.
     """
 
-    shard: Shard | None
-    source: torch.Generator | None = None
+    sources: Iterator[torch.Generator] = iter(())
     is_joint = False  # True: one draw for all samples
 
     def __init__(self, *, p: float, per_channel: bool, keys: tuple[int | str, ...]) -> None:
@@ -59,7 +65,17 @@ class ExactDropout(nn.Module):
         self.p = p
         self.per_channel = per_channel
         self.keys = keys
+        self.most_draws = 0  # of any pass
         self.shard = None
+
+    @property
+    def shard(self) -> Shard | None:
+        return self._shard
+
+    @shard.setter
+    def shard(self, shard: Shard | None) -> None:
+        self._shard = shard
+        self.draws: list[tuple[int, int]] = []
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -67,15 +83,15 @@ class ExactDropout(nn.Module):
         if not self.training or self.p == 0:
             return x
         keep = self._keep(x, (x.shape[1], *[1] * (x.dim() - 2)) if self.per_channel else x.shape[1:])
-        return x * keep.to(x.dtype) / (1 - self.p or 1)  # p = 1 keeps nothing: zeros, as in nn.Dropout
+        return (x * keep).mul_(1 / (1 - self.p or 1))  # p = 1 keeps nothing: zeros, as in nn.Dropout
 
-    def seed(self, shard: Shard) -> int:
-        return seed_of(*self.keys, shard.epoch, shard.step)
+    def seed(self, shard: Shard, use: int, block: int) -> int:
+        return seed_of(*self.keys, shard.epoch, shard.step, use, block)
 
     def _keep(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        """Draw the mask (B, *shape) of the shard, cut from the mask of the global batch.
+        """Draw the mask (B, *shape) of the shard, in the number format of `x`.
 
-        Raises ValueError where the rows of `x` are not the samples.
+        Raises ValueError where the rows of `x` are not the samples, or if the number of this use is not known.
         """
         if self.shard is None:
             raise ValueError("ExactDropout has no shard: set it before a forward pass in training mode.")
@@ -85,13 +101,26 @@ class ExactDropout(nn.Module):
                 f"A dropout ({self.keys[-1]}) gets {len(x)} rows for {shard.hi - shard.lo} samples: an exact dropout "
                 "needs one row per sample; disable it (p=0)."
             )
-        # drawn where x lives: a mask can be as large as the activations
-        source, self.source = self.source, None
-        if source is None:
-            source = torch.Generator(device=x.device).manual_seed(self.seed(shard))
-        if self.is_joint:
-            return torch.rand((1, *shape), generator=source, device=x.device) >= self.p
-        return torch.rand((shard.group_size, *shape), generator=source, device=x.device)[shard.lo : shard.hi] >= self.p
+        use = self.draws[-1][0] + 1 if self.draws else 0
+        if internals.is_in_backward():
+            if use > 1:  # any of them may be computed again
+                raise ValueError(
+                    f"A dropout ({self.keys[-1]}) used {use} times cannot be checkpointed: make {use} layers."
+                )
+            use = 0
+        lo, hi, total = (0, 1, 1) if self.is_joint else (shard.lo, shard.hi, shard.group_size)
+        size = max(1, (GPU_BLOCK if x.is_cuda else CPU_BLOCK) // math.prod(shape))
+        keep = x.new_empty(hi - lo, *shape)
+        for block in range(lo // size, -(-hi // size)):
+            self.draws.append((use, block))
+            # where x lives: a mask is as large as the activations; bernoulli_ differs between CPUs of Intel and AMD
+            source = next(self.sources, None) or torch.Generator(x.device).manual_seed(self.seed(shard, use, block))
+            start = block * size
+            drawn = torch.rand((min(size, total - start), *shape), generator=source, device=x.device) >= self.p
+            kept = drawn[max(lo - start, 0) : hi - start]
+            keep[max(start - lo, 0) :][: len(kept)] = kept
+        self.most_draws = max(self.most_draws, len(self.draws))
+        return keep
 
 
 class ExactDropPath(ExactDropout):
@@ -110,7 +139,7 @@ class ExactDropPath(ExactDropout):
         if not self.training or self.p == 0:
             return x
         keep = self._keep(x, [1] * (x.dim() - 1))
-        return x * keep.to(x.dtype) / ((1 - self.p or 1) if self.is_scaled else 1)
+        return x * keep / ((1 - self.p or 1) if self.is_scaled else 1)
 
 
 def replace_dropout(net: nn.Module, seed: int) -> list[ExactDropout]:

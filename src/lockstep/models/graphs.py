@@ -29,7 +29,7 @@ TOLERANCE = 2**-7  # relative, for kernels that are not deterministic: two round
 
 
 class Graphs(NamedTuple):
-    """The graphs of one key, the memory that they read and write, and the generators of their dropouts."""
+    """The graphs of one key, the memory that they read and write, and the generators of all draws of their dropouts."""
 
     forward: torch.cuda.CUDAGraph
     backward: torch.cuda.CUDAGraph
@@ -37,7 +37,7 @@ class Graphs(NamedTuple):
     outputs: Tensor
     output_gradient: Tensor
     gradients: tuple[Tensor | None, ...]  # of the trained parameters; None: not used
-    sources: list[tuple[ExactDropout, torch.Generator]]
+    sources: list[tuple[ExactDropout, tuple[int, int], torch.Generator]]
     addresses: list[int]  # of all parameters
 
 
@@ -59,6 +59,8 @@ class GraphedModule:
 
     def __call__(self, inputs: Tensor, shard: Shard) -> Tensor:
         graphs = self._graphs_of(inputs, shard) if self._is_on else None
+        for dropout in self._dropouts:
+            dropout.shard = shard  # again: a capture or comparison has used them
         return self._module(inputs) if graphs is None else self._replay(graphs, inputs, shard)
 
     def _start(self, state: Any) -> None:
@@ -131,7 +133,7 @@ class GraphedModule:
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info()
         forward, backward, stream = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        sources = [(dropout, torch.Generator(device=inputs.device)) for dropout in self._dropouts if dropout.p]
+        pools = [(each, [torch.Generator(inputs.device) for _ in range(each.most_draws)]) for each in self._dropouts]
         static = inputs.clone()
         # the parameters themselves accumulate gradients on the stream of the training, which nothing captures
         aliases = {name: value.detach().requires_grad_() for name, value in self._trained.items()}
@@ -139,10 +141,11 @@ class GraphedModule:
         used = {**aliases, **buffers}
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), contextlib.ExitStack() as ended:
-            for dropout, source in sources:
-                forward.register_generator_state(source)
-                dropout.source = source
-                ended.callback(setattr, dropout, "source", None)
+            for dropout, pool in pools:
+                for source in pool:
+                    forward.register_generator_state(source)
+                dropout.sources = iter(pool)
+                ended.callback(delattr, dropout, "sources")
             with _capture(forward, self._pool):
                 outputs = functional_call(self._module, used, (static,))
             output_gradient = torch.empty_like(outputs)
@@ -154,12 +157,13 @@ class GraphedModule:
         left, _ = torch.cuda.mem_get_info()
         if left < free - left:  # eager passes, of other shards, need as much again
             raise RuntimeError(f"they take {(free - left) / 2**30:.1f} GiB of GPU memory, {left / 2**30:.1f} are left")
+        sources = [(dropout, *drawn) for dropout, pool in pools for drawn in zip(dropout.draws, pool, strict=False)]
         outputs = outputs.detach()
         return Graphs(forward, backward, static, outputs, output_gradient, gradients, sources, self._addresses())
 
     def _replay(self, graphs: Graphs, inputs: Tensor, shard: Shard) -> Tensor:
-        for dropout, source in graphs.sources:
-            source.manual_seed(dropout.seed(shard))
+        for dropout, draw, source in graphs.sources:
+            source.manual_seed(dropout.seed(shard, *draw))
         trained = zip(self._trained.values(), graphs.gradients, strict=True)
         used = (parameter for parameter, gradient in trained if gradient is not None)  # DDP makes zeros of None
         outputs = _Replay.apply(graphs, self._accumulates, inputs, *used)
@@ -176,6 +180,8 @@ class GraphedModule:
             gradients = _gradients(outputs, down, self._trained.values())
             return [outputs.detach()], gradients, [value.clone() for value in moved.values()]
 
+        for dropout in self._dropouts:
+            dropout.shard = shard
         expected = results(functional_call(self._module, moved, (inputs,)), moved)
         found = results(self._replay(graphs, inputs, shard), buffers)
         for name, value in buffers.items():

@@ -52,6 +52,7 @@ def _progress(facts: dict[str, Any]) -> Rows:
         ("speed", ", ".join(speed)),
         ("learning rate", f"{facts['learning_rate']:.4g}" if "learning_rate" in facts else ""),
         ("best", cells.best(facts) if "best" in facts else ""),
+        ("weights", facts.get("weights_sha256", "")[:12]),
     ]
     return rows + [(name, cells.number(value)) for name, value in facts["metrics"].items()]
 

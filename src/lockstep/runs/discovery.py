@@ -20,7 +20,7 @@ NUMBERS = (
     "skipped_steps",
 )  # fmt: skip
 MOST_NOTES = 16_384  # bytes of a request; as JSON in ASCII they are up to three times as many
-TEXTS = ("state", "reason", "name", "loads", "device", "precision", "host", "monitor", "mode")
+TEXTS = ("state", "reason", "name", "loads", "device", "precision", "host", "monitor", "mode", "weights_sha256")
 
 
 @dataclass(frozen=True)

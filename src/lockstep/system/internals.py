@@ -175,6 +175,13 @@ def has_hooks(layers: "Iterable[nn.Module]") -> bool:
     return any(getattr(layer, name, None) for layer in layers for name in names)
 
 
+def is_in_backward() -> bool:
+    """Return True inside a backward pass, in which activation checkpointing calls layers again."""
+    import torch
+
+    return torch._C._current_graph_task_id() != -1
+
+
 def end_allocations(pool: Any) -> None:
     """End a capture for the allocator, which torch 2.11 to 2.14 forget if the capture fails.
 

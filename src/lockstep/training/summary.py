@@ -62,6 +62,7 @@ def summarize(
         "epoch_s_median": round(times[len(times) // 2], 4) if times else None,
         "images_per_s": round(record.images_per_s, 1) if record.images_per_s else None,
         "parameters": _num_parameters(module),
+        "weights_sha256": record.facts["weights_sha256"],
         **facts(here, data),
         "val_images": data.batches("val").num_epoch_samples,
         **dict(row_of(here.config, module) for row_of in features.used_features("module row", here.config)),
@@ -165,6 +166,7 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
         monitor, value, path = summary["monitor"], summary["best"], display_path(folder.best_checkpoint)
         none = f"none: no epoch has a finite {monitor}, {path} is the last one"
         rows.append(("best", none if value is None else f"{monitor} {measure(value)}, {path}"))
+    rows.append(("weights", f"SHA-256 {summary['weights_sha256'][:12]}"))
     if folder.pictures.exists():
         rows.append(("pictures", display_path(folder.pictures)))
     speed = f", {summary['images_per_s']:,.0f} images/s" if summary["images_per_s"] else ""

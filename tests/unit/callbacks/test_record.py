@@ -1,6 +1,7 @@
-"""The speed in the record of a run."""
+"""The speed and the weights in the record of a run."""
 
 import itertools
+import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from lockstep.callbacks.record import Record
+from lockstep.models.weights_hash import weights_hash
+from lockstep.monitoring import status
 from lockstep.runs.folder import RunFolder
 from tests.support.exact import train
 from tests.support.harness import SMALL, write_run
@@ -51,3 +54,26 @@ def test_a_clock_that_is_set_back_makes_no_time_negative(tmp_path: Path, monkeyp
     folder = write_run(tmp_path / "run", [*SMALL, "trainer.max_epochs=1", "model.width=2"])
     assert train(folder) == 0
     assert 0 <= folder.read_status()["elapsed_s"] < 3600
+
+
+@pytest.mark.parametrize("average", ["default", "ema"])
+def test_a_run_shows_the_hash_of_its_last_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], average: str
+) -> None:
+    # the last epoch is not the best
+    by_loss = ("callbacks.checkpoint.monitor=val/loss", "callbacks.checkpoint.mode=min")
+    wild = ("scheduler=constant", "optimizer.lr=3", *by_loss)
+    folder = write_run(tmp_path / "run", [*SMALL, "model.width=2", f"callbacks={average}", *wild])
+    assert train(folder) == 0
+    last, best = (
+        weights_hash({name[4:]: value for name, value in saved["state_dict"].items() if name.startswith("net.")})
+        for saved in (torch.load(file, weights_only=True) for file in (folder.last_checkpoint, folder.best_checkpoint))
+    )
+    assert best != last
+    assert folder.read_summary()["weights_sha256"] == last
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("weights "))
+    assert line.split() == ["weights", "SHA-256", last[:12]]
+    status.show_status(folder, is_json=True)
+    assert json.loads(capsys.readouterr().out)["weights_sha256"] == last
+    status.show_status(folder, is_json=False)
+    assert ["weights", last[:12]] in [line.split() for line in capsys.readouterr().out.splitlines()]

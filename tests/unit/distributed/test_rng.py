@@ -1,4 +1,6 @@
+import math
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -6,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.layers import DropPath  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
+from lockstep.distributed import rng
 from lockstep.distributed.partition import Shard, interval
 from lockstep.distributed.rng import ExactDropout, drawing_layer, generator, replace_dropout, seed_of, uniform
 
@@ -68,17 +72,78 @@ def test_seeds_are_the_same_in_every_process_and_release() -> None:
     shape=st.sampled_from([(6,), (3, 4), (3, 2, 2)]),
     per_channel=st.booleans(),
     step=st.integers(0, 9),
+    block=st.integers(1, 200),
 )
 def test_any_cut_of_a_batch_is_dropped_as_the_cut_of_the_whole(
-    size: int, loads: list[int], p: float, shape: tuple[int, ...], per_channel: bool, step: int
+    size: int, loads: list[int], p: float, shape: tuple[int, ...], per_channel: bool, step: int, block: int
 ) -> None:
     layer = ExactDropout(p=p, per_channel=per_channel, keys=(1, "dropout", "path"))
     x = torch.randn(size, *shape, generator=generator("x"))
-    parts = []
-    for rank in range(len(loads)):
-        lo, hi = interval(size, loads, rank)
-        parts.append(dropped(layer, x[lo:hi], Shard(2, step, step, size, lo, hi, size)))
-    assert torch.equal(torch.cat(parts), dropped(layer, x, whole(size, epoch=2, step=step)))
+    with mock.patch.object(rng, "CPU_BLOCK", block):
+        parts = []
+        for rank in range(len(loads)):
+            lo, hi = interval(size, loads, rank)
+            parts.append(dropped(layer, x[lo:hi], Shard(2, step, step, size, lo, hi, size)))
+        assert torch.equal(torch.cat(parts), dropped(layer, x, whole(size, epoch=2, step=step)))
+
+
+@pytest.mark.parametrize("num_workers", [1, 8, 16])
+@pytest.mark.parametrize("shape", [(197, 192), (512,), (10,)])
+def test_a_rank_draws_its_shard_and_at_most_two_blocks_more(num_workers: int, shape: tuple[int, ...]) -> None:
+    layer, drawn = ExactDropout(p=0.5, per_channel=False, keys=(1,)), []
+
+    def counted(size: tuple[int, ...], **settings: Any) -> Tensor:
+        drawn.append(math.prod(size))
+        return torch.zeros(size)
+
+    with mock.patch.object(torch, "rand", counted):
+        for lo in range(0, 256, 256 // num_workers):
+            hi = lo + 256 // num_workers
+            drawn.clear()
+            dropped(layer, torch.ones(hi - lo, *shape), Shard(0, 0, 0, 256, lo, hi, 256))
+            assert sum(drawn) <= (hi - lo) * math.prod(shape) + 2 * rng.CPU_BLOCK
+
+
+def test_blocks_of_a_batch_have_masks_of_their_own() -> None:
+    x = torch.ones(8, rng.CPU_BLOCK)
+    rows = dropped(ExactDropout(p=0.5, per_channel=False, keys=(1,)), x, whole(8))
+    assert (torch.corrcoef(rows) - torch.eye(8)).abs().max() < 0.05
+
+
+def test_a_layer_that_is_used_twice_in_a_pass_draws_twice() -> None:
+    layer, x = ExactDropout(p=0.5, per_channel=False, keys=(1,)), torch.ones(20, 20)
+    first, second = dropped(layer, x, whole(20)), layer(x)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, dropped(layer, x, whole(20)))
+    cut = Shard(0, 0, 0, 20, 5, 15, 20)
+    assert torch.equal(first[5:15], dropped(layer, x[5:15], cut))
+    assert torch.equal(second[5:15], layer(x[5:15]))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_activation_checkpointing_draws_the_same_numbers_again(use_reentrant: bool) -> None:
+    net = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 2))
+    layers, gradients = replace_dropout(net, seed=7), []
+    for is_kept in (True, False):
+        x = torch.ones(4, 6, requires_grad=True)
+        for layer in layers:
+            layer.shard = whole(4)
+        for part in (net[:2], net[2:]):
+            x = part(x) if is_kept else checkpoint(part, x, use_reentrant=use_reentrant)
+        net.zero_grad()
+        x.square().sum().backward()
+        gradients.append([parameter.grad for parameter in net.parameters()])
+    assert all(map(torch.equal, *gradients))
+
+
+def test_a_layer_that_is_used_twice_with_activation_checkpointing_is_refused() -> None:
+    """Which of its uses is computed again is not known."""
+    net = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5))
+    (layer,) = replace_dropout(net, seed=7)
+    layer.shard = whole(4)
+    x = checkpoint(net, checkpoint(net, torch.ones(4, 6), use_reentrant=False), use_reentrant=False)
+    with pytest.raises(ValueError, match=r"\(1\) used 2 times cannot be checkpointed"):
+        x.sum().backward()
 
 
 def test_a_fraction_p_is_zero_and_the_rest_and_its_gradient_are_scaled_up() -> None:

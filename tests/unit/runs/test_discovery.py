@@ -38,6 +38,7 @@ FULL = {
     "max_epochs": 10,
     "best": 0.5,
     "monitor": "val/accuracy",
+    "weights_sha256": "01" * 32,
     "metrics": {"val/loss": 0.25, "val/accuracy": 0.5},
 }
 
@@ -135,7 +136,7 @@ def test_a_run_is_read_by_its_folder_too(tmp_path: Path, monkeypatch: pytest.Mon
 WRONG: dict[str, Any] = {
     "reason": 3, "name": None, "host": ["x"], "pid": "7", "workers": True, "device": {}, "precision": 1.5,
     "started": "now", "epoch": float("nan"), "max_epochs": float("inf"), "best": 10**400, "monitor": False,
-    "metrics": [1, 2],
+    "weights_sha256": 7, "metrics": [1, 2],
 }  # fmt: skip
 
 

@@ -51,6 +51,10 @@ def test_the_private_parts_exist(trainer: L.Trainer) -> None:
     ):
         assert callable(getattr(kind, name)) or getattr(kind, name) == {}
     assert internals.average_of(WeightAveraging()) is None
+    seen, x = [], torch.ones(1, requires_grad=True)
+    x.register_hook(lambda gradient: seen.append(internals.is_in_backward()))
+    x.sum().backward()
+    assert [*seen, internals.is_in_backward()] == [True, False]
     assert issubclass(nn.SyncBatchNorm, internals.BatchNorm)
     assert issubclass(nn.InstanceNorm1d, internals.InstanceNorm)
 

@@ -26,6 +26,7 @@ const FIELDS = [
   ['Precision', (run) => run.precision],
   ['Host', (run) => run.host],
   ['Best', (run) => (run.monitor && Number.isFinite(run.best) ? `${score(run.best)} ${run.monitor}` : score(run.best))],
+  ['Weights', (run) => run.weights_sha256?.slice(0, 12)],
 ];
 
 export class Details {
