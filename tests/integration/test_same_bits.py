@@ -1,17 +1,21 @@
 """With virtual shards any number of workers, any loads and any number of threads end with the bits of one worker."""
 
+import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from lockstep.assembly import checkpoints
 from lockstep.config.saved import config_file
 from lockstep.runs.folder import RunFolder
-from tests.support.exact import cut_after
-from tests.support.harness import difference, train_all, write_run
+from lockstep.system.provenance import describe
+from tests.support.exact import cut_after, train
+from tests.support.harness import ROOT, difference, train_all, write_run
 from tests.support.trainings import ALONE, FILES, ROWS, Split, write_sources
 
+GOLDEN = ROOT / "tests" / "support" / "golden_bits.json"
 SHARDS = "trainer.virtual_shards=4"
 
 
@@ -95,3 +99,20 @@ def test_a_stop_in_an_epoch_and_other_workers_change_no_bit(tmp_path: Path) -> N
     config_file.save(config_file.load(write_run(tmp_path / "three", [*overrides, *split.overrides]).config), cut.config)
     train_all([cut], 3)
     assert difference(whole, cut) == 0
+
+
+@pytest.mark.full
+def test_a_training_has_the_bits_that_it_had_before(tmp_path: Path, figure: Any) -> None:
+    """The digits of the default for 50 steps. A hash that changes is a line of the CHANGELOG."""
+    kind = (
+        f"{describe(ROOT)['cpu']}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__.split('+')[0]}"
+    )
+    steps = ("trainer.max_epochs=5", "trainer.limit_train_batches=10", "trainer.precision=float32", "strategy=cpu")
+    run = write_run(tmp_path / "run", (*steps, SHARDS))
+    assert train(run) == 0
+    found = run.read_summary()["weights_sha256"]
+    figure(f"on {kind}: {found}")
+    known = json.loads(GOLDEN.read_text())
+    if kind not in known:
+        pytest.skip(f"{GOLDEN.name} has no hash for {kind}; this one is {found}")
+    assert found == known[kind]

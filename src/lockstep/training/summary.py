@@ -111,7 +111,7 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
             ("loads", ", ".join(filter(None, (errors.literal(config.trainer.loads), here.remarks.get("loads")))))
         )
     if here.shards is not None:
-        rows.append(("shards", f"{here.shards.count} virtual ones: the same bits on any number of workers"))
+        rows.append(("shards", f"{here.shards.count} virtual ones: the same bits on up to {here.shards.count} workers"))
     rows += [("batch", _batch(here, data)), ("precision", f"{here.precision} ({here.precision_reason})")]
     if isinstance(module, Classifier):
         rows.append(("layout", f"{module.layout.name} ({module.layout.reason})"))
