@@ -50,7 +50,6 @@ class Environment:
 
     @property
     def num_local(self) -> int:
-        """Workers on each machine."""
         return self.num_workers // self.num_nodes
 
 

@@ -107,7 +107,7 @@ def facts(benchmark: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def height(shown: Sequence[Record]) -> float:
-    """Inches of the chart."""
+    """Return the inches of the chart."""
     return 1.6 + 0.7 * len(shown) if shown else 0.0
 
 

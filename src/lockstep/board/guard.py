@@ -43,9 +43,8 @@ class Hosts:
         """Raise Refusal for a request to an unknown host name."""
         name = _host_name(request.headers.get("Host", ""))
         if name not in self._names and not (self._has_addresses and _is_address(name)):
-            raise Refusal(
-                403, f"Runs are not shown under the host name {name!r}. Start with --training_hosts NAME to allow it."
-            )
+            what = f"Runs are not shown under the host name {name!r}."
+            raise Refusal(403, f"{what} Start with --training_hosts NAME to allow it.")
 
 
 class Guard:

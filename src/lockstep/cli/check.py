@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 
 
 def check(typed: Sequence[str], source: compose.Source) -> int:
-    """Check every image of the data of these overrides, and print the result.
-
-    Returns the exit code, 1 if images are broken or in several splits, or if targets are wrong. Raises ConfigError,
-    FileNotFoundError or ValueError.
-    """
+    """Check and show the data of these overrides. Returns 1 for broken images, leaks or wrong targets."""
     config = build.settle_config(overrides.check(typed, source).configs[0])
     data_presence.check(config.data)
     from lockstep.assembly.listed_images import open_source
@@ -56,9 +52,8 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
         leaks = [each for each in copies if each.is_leak]
         twice = [each for each in copies if not each.is_leak]
         broken, unfit = inspection.broken, _unfit_targets(config, inspection)
-        wrong_targets = Text(
-            f"{plural(len(unfit), 'split')} with some that cannot be learned" * bool(unfit), style="red"
-        )
+        wrong_targets = f"{plural(len(unfit), 'split')} with some that cannot be learned" if unfit else ""
+        alike = similar_names(images.class_names)
         is_folder = config.data.target == IMAGE_FOLDER
         rows = [
             *((split, _counts(config, inspection, split)) for split in inspection.seen),
@@ -69,13 +64,10 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
             *_special(config, inspection),
             ("not read", _others(decoding.table.folder) if decoding is not None and is_folder else ""),
             ("broken", _finding(len(broken), "cannot be used", is_wrong=True)),
-            ("targets", wrong_targets),
+            ("targets", Text(wrong_targets, style="red")),
             ("leaks", _finding(len(leaks), f"in more than one split{' of a fold' if folds else ''}", is_wrong=True)),
             ("duplicates", _finding(len(twice), "more than once in a split", is_wrong=False)),
-            (
-                "similar",
-                f"classes {alike}: are they one class?" if (alike := similar_names(images.class_names)) else "",
-            ),
+            ("similar", f"classes {alike}: are they one class?" if alike else ""),
             ("other targets", _first("of one image", [each for each in copies if each.has_targets])),
             ("other files", _first("equal once decoded", [each for each in copies if each.has_files])),
         ]

@@ -34,7 +34,6 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
 
 
 def run_data_command(arguments: argparse.Namespace, source: "Source") -> int:
-    """Run a command. Returns the exit code."""
     from lockstep.cli import check, fetch
     from lockstep.config import errors
 
@@ -49,10 +48,7 @@ def run_data_command(arguments: argparse.Namespace, source: "Source") -> int:
 
 
 def prepare(root: str, changes: Mapping[str, str | None], source: "Source") -> int:
-    """Decode the images of a folder into the cache, with these `changes` of data.*, and print a summary.
-
-    Returns the exit code. Raises ConfigError, FileNotFoundError or ValueError.
-    """
+    """Decode the images of a folder into the cache, with these `changes` of data.*. Returns the exit code."""
     from lockstep.config import overrides
 
     changed = {"root": naming.hydra_text(root), **{name: value for name, value in changes.items() if value is not None}}

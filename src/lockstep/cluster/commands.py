@@ -38,9 +38,7 @@ def run_jobs_command(texts: Sequence[str]) -> int:
 
 
 def _select_jobs(arguments: argparse.Namespace) -> list[Job]:
-    found = jobs.recorded_jobs(
-        [Path(arguments.folder), *(Path(name) for name in arguments.names if Path(name).is_dir())]
-    )
+    found = jobs.recorded_jobs(map(Path, [arguments.folder, *arguments.names]))
     if arguments.names or arguments.function != _list:
         found = jobs.select_jobs(found, arguments.names or ["latest"])
     only_reads = arguments.function in (_list, _show, following.result)
@@ -76,14 +74,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-# -- list and show -----------------------------------------------------------------------------------------------------
-
-
 def _list(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     if arguments.watch:
-        terminal.watch(
-            lambda out: _table(_select_jobs(arguments)[2 - out.height :], out)
-        )  # as many as the screen has lines
+        # as many as the screen has lines
+        terminal.watch(lambda out: _table(_select_jobs(arguments)[2 - out.height :], out))
     elif arguments.json:
         print(to_json([jobs.job_facts(job) for job in chosen_jobs]))
     elif not chosen_jobs:
@@ -103,7 +97,7 @@ def _table(chosen_jobs: Sequence[Job], out: Console) -> Table:
             cells.epochs(job.facts),
             cells.best(job.facts),
             job.reason or cells.NONE,
-            duration(job.scheduled.elapsed_s) if job.scheduled.elapsed_s else cells.NONE,
+            cells.time(job.scheduled.elapsed_s or None),
             job.scheduled.nodes or cells.NONE,
         )
         for job in chosen_jobs
@@ -124,6 +118,7 @@ def _show(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
 
 def _facts(job: Job) -> list[tuple[str, str | Text]]:
     known, scheduled, facts = job.record, job.scheduled, job.facts
+    is_trained = job.exit_code == 0 and not known.command
     settings = {key: value for key, value in redact(known.cluster).items() if value not in (None, [], "")}
     return [
         ("state", cells.state(job.state)),
@@ -146,14 +141,8 @@ def _facts(job: Job) -> list[tuple[str, str | Text]]:
         ("follow", f"lockstep jobs follow {job.id}" if job.is_live else ""),
         ("cancel", f"lockstep jobs cancel {job.id}" if job.is_live else ""),
         ("resume", f"lockstep jobs requeue {job.id}" if job.exit_code and known.is_resumable else ""),
-        (
-            "evaluate",
-            f"lockstep eval {quote_path(job.folder.path)}" if job.exit_code == 0 and not known.command else "",
-        ),
+        ("evaluate", f"lockstep eval {quote_path(job.folder.path)}" if is_trained else ""),
     ]
-
-
-# -- cancel, requeue, delete -------------------------------------------------------------------------------------------
 
 
 def _cancel(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:

@@ -68,10 +68,7 @@ def _code(job: Job) -> int:
 
 
 def _print_from(log: Path, position: int) -> int:
-    """Print the log from this byte on, without terminal commands. Returns the new position, of a whole character.
-
-    Raises ValueError for what is no file.
-    """
+    """Print the log from this byte on, without terminal commands. Returns the new position, of a whole character."""
     try:
         with open(log, "rb", opener=no_link) as file:
             file.seek(position)

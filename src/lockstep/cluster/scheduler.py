@@ -22,21 +22,17 @@ LIVE = {
 
 
 class Scheduled(NamedTuple):
-    """A job in SLURM: `state` is SLURM's name in lower case, `exit_code` is 0 before the end.
-
-    `elapsed_s` is None if it is unknown.
-    """
+    """A job in SLURM: `state` is SLURM's name in lower case, `exit_code` is 0 before the end."""
 
     state: str
     reason: str = ""
     nodes: str = ""
-    elapsed_s: float | None = None
+    elapsed_s: float | None = None  # if it is unknown
     exit_code: int = 0
     restarts: int = 0
 
     @property
     def is_live(self) -> bool:
-        """True if the job is waiting, running or being requeued."""
         return self.state.upper() in LIVE
 
 
@@ -47,18 +43,14 @@ def states(ids: Iterable[str]) -> dict[str, Scheduled]:
     """
     requested, found = set(ids), dict[str, Scheduled]()
     squeue = ("squeue", "--array", "--states=all", f"--Format={QUEUE}")
-    for job, state, reason, nodes, elapsed, status, restarts, *_ in _query_fields(
-        squeue, requested, unless="Invalid job id"
-    ):
+    for job, state, reason, nodes, elapsed, status, restarts, *_ in _fields(squeue, requested, "Invalid job id"):
         state = "SUSPENDED" if state == "STOPPED" else state  # in Lockstep a stopped run has saved and ended
         reason = "" if reason == "None" else reason
         wait_status = int(status or 0)
         code = wait_status >> 8 or _signal_code(wait_status & 127)
         found[job] = Scheduled(state.lower(), reason, nodes, seconds(elapsed), code, int(restarts or 0))
     sacct = ("sacct", "--allocations", "--parsable2", f"--format={ACCOUNTS}")
-    for job, state, nodes, elapsed, codes in _query_fields(
-        sacct, requested - found.keys(), unless="storage is disabled"
-    ):
+    for job, state, nodes, elapsed, codes in _fields(sacct, requested - found.keys(), "storage is disabled"):
         name = state.partition(" ")[0]  # "CANCELLED by 1000"
         code, number = map(int, codes.split(":"))
         found.setdefault(job, Scheduled(name.lower(), "", nodes, seconds(elapsed), code or _signal_code(number)))
@@ -84,7 +76,7 @@ def cancel(jobs: Sequence[str]) -> None:
     call("scancel", *jobs)
 
 
-def _query_fields(command: Sequence[str], jobs: set[str], *, unless: str) -> Iterator[list[str]]:
+def _fields(command: Sequence[str], jobs: set[str], unless: str) -> Iterator[list[str]]:
     """Yield the fields of jobs, and of others in the same arrays; none if the tool's error contains `unless`."""
     if jobs:
         numbers = ",".join(sorted({job.partition("_")[0] for job in jobs}))

@@ -159,7 +159,10 @@ def submit_all(
                 if is_from_here:
                     project.record_copy(folder, project.root(), frozen)
                 config_file.save(*((config, folder.job_config) if command else (job_config(config), folder.config)))
-                _mark_waiting(folder, run_name)
+                folder.forget_end()  # of an earlier session
+                before = {"state": "not started", "name": run_name, **folder.read_status()}
+                waiting = {"reason": "submitted: see lockstep jobs", "exit_code": None, "signal": None}
+                folder.write_status(**before | waiting)
                 submitted.save(folder)  # last: the job begins
                 records.append(submitted)
     except ConfigError:
@@ -172,13 +175,6 @@ def submit_all(
             error.add_note(f"job {array} is submitted: lockstep jobs cancel {quote_path(base.path)} ends it")
         raise
     return records
-
-
-def _mark_waiting(folder: RunFolder, name: str) -> None:
-    """Clear the end of an earlier session, and mark the run as waiting."""
-    folder.forget_end()
-    status = {"state": "not started", "name": name, **folder.read_status()}
-    folder.write_status(**{**status, "reason": "submitted: see lockstep jobs", "exit_code": None, "signal": None})
 
 
 def submit_command(
@@ -216,10 +212,9 @@ def resubmit(folder: RunFolder, job: Record) -> Record:
     errors = [*resolve_workers(config).errors, *slurm_rules.errors(config)]
     if errors:
         raise ConfigError(*errors)
-    where = {"base": folder, "old_code": old_code, "cwd": Path(job.cwd)}
-    what = {"task": job.task, "command": job.command, "is_head": job.is_head}
+    kept = {"name": job.name, "task": job.task, "command": job.command, "is_head": job.is_head}
     with interruptible():
-        return submit_all([folder], [config], name=job.name, **what, **where)[0]
+        return submit_all([folder], [config], base=folder, old_code=old_code, cwd=Path(job.cwd), **kept)[0]
 
 
 def job_config(config: Config) -> Config:

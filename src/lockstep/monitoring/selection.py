@@ -1,7 +1,6 @@
 """The runs that a command shows: those below a folder that match the given terms and states."""
 
 import contextlib
-import json
 import math
 import operator
 import re
@@ -36,13 +35,10 @@ class Listed:
     since: float
 
     def value(self, key: str) -> Any:
-        """Return a fact, a metric or a setting by its key, None if the run has none. Settings are texts.
-
-        The configuration is parsed, which takes milliseconds, only if it has the section and the command line has not
-        the setting.
-        """
+        """Return a fact, a metric or a setting by its key, None if the run has none. Settings are texts."""
         if key in self.known or key in USUAL:
             return self.known.get(key)
+        # parsing takes milliseconds
         return self.settings.get(key) if f"\n{key.partition('.')[0]}:" in f"\n{self._config}" else None
 
     @cached_property
@@ -81,11 +77,7 @@ def _settings(text: str) -> dict[str, str]:
         tree = from_yaml(text)
     except (ValueError, YAMLError):
         return {}
-    settings = {key: redact(value, key) for key, value in leaves(tree, "") if value not in (None, {})}
-    return {
-        key: value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
-        for key, value in settings.items()
-    }
+    return {key: cells.setting(redact(value, key)) for key, value in leaves(tree, "") if value not in (None, {})}
 
 
 def order(value: Any) -> tuple[bool, float, str]:
@@ -109,7 +101,7 @@ class Selection:
     is_removal: bool = False
 
     def matching_runs(self, watched: Watched) -> list[Listed]:
-        """List the matching runs, the newest first."""
+        """List them, the newest first."""
         return [run for run in all_runs(watched) if self.matches(run)]
 
     def check(self, runs: Collection[Listed], *keys: str) -> None:
@@ -178,10 +170,7 @@ def select_runs(runs: Mapping[Any, Listed], filter_text: str, where: str) -> dic
 
 
 def selection(folder: str, filter_text: str, state_text: str) -> Selection:
-    """Parse the arguments of a command; `state_text` is a list like `failed,no-signal`.
-
-    Raises ValueError for an unknown state, FileNotFoundError for a missing folder other than the default one.
-    """
+    """Parse the arguments of a command, with states like `failed,no-signal`. Raises ValueError or FileNotFoundError."""
     root = Path(folder)
     if folder != DEFAULT_ROOT and not root.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder: give a folder of runs, or none for {DEFAULT_ROOT}/.")

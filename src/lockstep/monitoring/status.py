@@ -18,7 +18,6 @@ Rows = list[tuple[str, str | Text]]
 
 
 def show_status(folder: RunFolder, *, is_json: bool) -> int:
-    """Print the status of a run. Returns the exit code."""
     facts = look_at(folder)
     if is_json:
         del facts["id"]

@@ -92,11 +92,7 @@ def enter(run: RunFolder | None) -> None:
 
 
 def load_settings(folder: RunFolder, *, is_trusted: bool) -> Config:
-    """Read the settings of a run, and make its modules importable.
-
-    Raises ConfigError for untrusted targets, missing modules, and modules that this process imported from elsewhere,
-    PermissionError for links in a run of another origin.
-    """
+    """Read the settings of a run, and make its modules importable. Raises ConfigError or PermissionError."""
     if not is_trusted:
         gate.need_readable(folder)
     config = config_file.load(folder.config)

@@ -25,22 +25,16 @@ TEXTS = ("state", "reason", "name", "loads", "device", "precision", "host", "mon
 
 @dataclass(frozen=True)
 class DiscoveredRun:
-    """A run: its folder, its name below the root of the search, and an id that does not reveal the path.
-
-    `sweep` is the name of the folder of its sweep below the root, None for a run outside a sweep.
-    """
+    """A run: its folder, its name below the root of the search, and an id that does not reveal the path."""
 
     id: str
     name: str
     folder: RunFolder
-    sweep: str | None = None
+    sweep: str | None = None  # the name of the folder of its sweep below the root
 
 
 def scan(root: Path, *, file: str = "config.yaml") -> dict[str, DiscoveredRun]:
-    """Find every run below `root`, including itself, by id. Skips links, hidden folders and the code of jobs.
-
-    `file` is the one that a folder must have.
-    """
+    """Find every run below `root`, a folder with `file`, by id. Skips links, hidden folders and the code of jobs."""
     runs: dict[str, DiscoveredRun] = {}
     pending: list[tuple[Path, int, str | None]] = [(root, 0, None)]
     while pending:
@@ -219,13 +213,18 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18
 
 
-def read_tests(folder: RunFolder) -> dict[str, float]:
-    """Read the test results of a finished run, by name in summary.json; empty for others."""
+def read_summary(folder: RunFolder) -> dict[str, Any]:
+    """Read the result of a finished run; empty without a readable file."""
     try:
-        summary = folder.read_summary()
+        return folder.read_summary()
     except (OSError, ValueError):
         return {}
-    tests = {name: value for name, value in summary.items() if name.startswith("test_") and name != "test_images"}
+
+
+def read_tests(folder: RunFolder) -> dict[str, float]:
+    """Read the test results of a finished run, by name in summary.json; empty for others."""
+    results = read_summary(folder).items()
+    tests = {name: value for name, value in results if name.startswith("test_") and name != "test_images"}
     return {name: value for name, value in tests.items() if is_number(value)}
 
 

@@ -148,10 +148,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object as `from_json`, from gzip for a name in .gz; empty if there is no file.
-
-    Raises OSError, and ValueError, which names the file, for anything else.
-    """
+    """Read a JSON object, or that of a .gz; empty without a file. Raises OSError, and ValueError with its name."""
     try:
         content = read_bytes(path)
     except (FileNotFoundError, NotADirectoryError):

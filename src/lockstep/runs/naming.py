@@ -19,10 +19,7 @@ TRUSTING = "allow any code and commands in the run folder, not only those of thi
 
 
 def create_path(root: Path, name: str, now: datetime) -> Path:
-    """Create `root/<date>/<time>_<name>`, with a number behind it if the name is taken.
-
-    Raises PermissionError if another user could replace the new folder.
-    """
+    """Create `root/<date>/<time>_<name>`, with a number if that is taken. Raises PermissionError in a shared folder."""
     from lockstep.runs import gate  # not imported by workers, which only show names
 
     root.mkdir(parents=True, exist_ok=True)

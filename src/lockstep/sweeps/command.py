@@ -238,7 +238,6 @@ def _live_jobs(ledger: Ledger, *, is_submitted: bool) -> dict[int, Job]:
 
 
 def machine_here() -> Machine:
-    """Return the GPUs and cores that this process may use."""
     num_gpus = hardware.num_visible_gpus()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [name.strip() for name in visible.split(",")] if visible else [str(number) for number in range(num_gpus)]
@@ -249,10 +248,7 @@ def machine_here() -> Machine:
 
 @contextlib.contextmanager
 def open_ledger(path: Path, name: str | None, command: Sequence[str]) -> Iterator[Ledger]:
-    """Create or open the ledger of a sweep, and lock its folder inside the block.
-
-    Raises ConfigError if it cannot be read, was not made here, or another process holds it.
-    """
+    """Create or open the ledger of a sweep, and lock its folder inside the block. Raises ConfigError."""
     folder = RunFolder(path.resolve())
     if not any((folder.path / name).exists() for name in (SWEEP, JOURNAL, folder.facts_file.name)):
         try:

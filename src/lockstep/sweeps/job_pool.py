@@ -38,10 +38,7 @@ class JobPool:
         self.trials: list[Trial] = []
 
     def start(self, trial: Trial, task: str) -> bool:
-        """Submit a trial, unless its job is live. Returns False if SLURM refuses more jobs than there are now.
-
-        Raises ConfigError if it refuses the only one.
-        """
+        """Submit a trial, unless its job is live. Returns False if SLURM refuses, for the only one ConfigError."""
         job = self._live.get(trial.number)
         if job is None and time.monotonic() < self._next_try:
             return False

@@ -40,7 +40,6 @@ class Pool:
 
     @property
     def trials(self) -> list[Trial]:
-        """The running trials."""
         return [active.trial for active in self.running]
 
     def start(self, trial: Trial, task: str) -> bool:
@@ -70,7 +69,6 @@ class Pool:
         connection.wait([active.process.sentinel for active in self.running], most_s)
 
     def stop(self) -> None:
-        """Request a checkpoint and the end of all trials."""
         for active in self.running:
             active.process.terminate()
 

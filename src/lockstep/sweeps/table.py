@@ -10,14 +10,13 @@ from typing import Any
 
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
-from lockstep.monitoring.cells import epochs, text
+from lockstep.monitoring.cells import epochs, text, time
 from lockstep.runs.files import csv_text, to_json, write_atomically
 from lockstep.runs.naming import display_path
 from lockstep.runs.ranking import rank
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.results import Objective, Row, monitored_objective, row_of
 from lockstep.sweeps.statistics import Group, spread
-from lockstep.system.terminal import duration
 
 STEM = "table"  # table.csv, table.json and table.md in the folder of the sweep
 FOLD = "data.fold"
@@ -58,10 +57,9 @@ class Table:
 
     @property
     def texts(self) -> dict[str, list[str]]:
-        """The columns as text."""
         columns = {name: values for name, values in self.columns.items() if name not in ("folder", "reason")}
-        times = [time_of(seconds) for seconds in columns.pop("training_s")]
-        return {name: list(map(text, values)) for name, values in columns.items()} | {"time": times}
+        times = columns.pop("training_s")
+        return {name: list(map(text, values)) for name, values in columns.items()} | {"time": list(map(time, times))}
 
     @property
     def setting_texts(self) -> dict[str, list[str]]:
@@ -176,10 +174,7 @@ def table(
     known: dict[int, Row] | None = None,
     is_search: bool = False,
 ) -> Table:
-    """Return the table of a ledger. `running` has the states of running trials by number.
-
-    `known` caches the rows of the others between calls, so that their folders are read once.
-    """
+    """Return the table of a ledger. `running` has states by number; `known` caches the rows of other trials."""
     kept = {} if known is None else known
     keys = differing_keys(ledger.trials)
     repeats = [key for key in REPEATS if key in keys]
@@ -208,9 +203,8 @@ def config_of(ledger: Ledger) -> Config:
     """Return the configuration of the first trial of a sweep. Raises ValueError if there is none yet."""
     file = next((trial.folder.config for trial in ledger.trials if trial.folder.config.exists()), None)
     if file is None:
-        raise ValueError(
-            f"{display_path(ledger.path)} is a sweep without a trial yet: lockstep jobs show shows its job."
-        )
+        where = display_path(ledger.path)
+        raise ValueError(f"{where} is a sweep without a trial yet: lockstep jobs show shows its job.")
     return config_file.load(file)
 
 
@@ -269,7 +263,3 @@ def _test_text(found: dict[str, float | None] | None) -> str:
     if found is None or found["low"] is None:
         return text(found and found["mean"])
     return f"{text(found['mean'])} ({_interval(found['low'], found['high'])})"
-
-
-def time_of(seconds: float | None) -> str:
-    return "-" if seconds is None else duration(seconds)
