@@ -152,10 +152,8 @@ class Selection:
 
 def all_runs(watched: Watched) -> list[Listed]:
     """List all runs, the newest first."""
-    facts = watched.look()
-    by_id = watched.runs()  # may search again: a run may have been removed since
-    discovered = [(by_id[each["id"]], each) for each in facts if each["id"] in by_id]
-    runs = [Listed(run, each, _since(run, each)) for run, each in discovered]
+    found = [(run, watched.facts(run)) for run in watched.runs().values()]
+    runs = [Listed(run, facts, _since(run, facts)) for run, facts in found]
     return sorted(runs, key=lambda run: (run.since, run.discovered.name), reverse=True)
 
 

@@ -111,11 +111,6 @@ class Watched:
             self._next_scan = ended + max(self._scan_every_s, 50 * (ended - started))  # 2 % of the time at most
         return self._runs
 
-    def look(self) -> list[dict[str, Any]]:
-        """Read all runs, the newest first."""
-        facts = [self.facts(run) for run in self.runs().values()]
-        return sorted(facts, key=lambda run_facts: (run_facts.get("started", 0.0), run_facts["run"]), reverse=True)
-
     def facts(self, run: DiscoveredRun) -> dict[str, Any]:
         """Read one of the runs."""
         changed = modified_ns(run.folder.status_file), modified_ns(run.folder.notes)

@@ -63,9 +63,6 @@ def _touch(path: Path, is_over: threading.Event) -> None:
             os.utime(path)  # by the clock of the disk, which is the same for all machines
 
 
-# -- silent ranks ------------------------------------------------------------------------------------------------------
-
-
 class Heartbeat(NamedTuple):
     """The process of a rank, and the time of its last heartbeat by the clock of the disk."""
 
@@ -122,9 +119,6 @@ def _state(last: Heartbeat) -> str:
         state = "Z"
     states = {"T": f"its process is stopped, kill -CONT {last.pid} would resume it", "Z": "its process is gone"}
     return states.get(state, "its process hangs")
-
-
-# -- dead ranks --------------------------------------------------------------------------------------------------------
 
 
 def end_of(folder: RunFolder, rank: int, who: str, code: int) -> str:

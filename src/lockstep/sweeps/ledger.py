@@ -97,15 +97,10 @@ class Ledger:
         return trial
 
     def write(self) -> None:
-        entries = [
-            {
-                "number": trial.number,
-                "overrides": trial.overrides,
-                "folder": str(trial.folder.path.relative_to(self.path)),
-                "device": trial.device,
-            }
-            for trial in self.trials
-        ]
+        entries = []
+        for trial in self.trials:
+            entry = {"number": trial.number, "overrides": trial.overrides, "device": trial.device}
+            entries.append(entry | {"folder": str(trial.folder.path.relative_to(self.path))})
         kept = {"name": self.name, "command": self.command, "trials": entries, "updated": time.time()}
         write_json(self.path / SWEEP, kept)
 

@@ -42,8 +42,7 @@ def distributions(space: Space) -> dict[str, BaseDistribution]:
 def _distribution(drawn: Interval | tuple[str, ...]) -> BaseDistribution:
     if not isinstance(drawn, Interval):
         return CategoricalDistribution(drawn)
-    ends = (drawn.low, drawn.high, *([drawn.step] if drawn.step else []))
-    if all(isinstance(end, int) for end in ends):
+    if all(isinstance(end, int) for end in (drawn.low, drawn.high, drawn.step or 1)):
         return IntDistribution(int(drawn.low), int(drawn.high), log=drawn.is_log, step=int(drawn.step or 1))
     return FloatDistribution(drawn.low, drawn.high, log=drawn.is_log, step=drawn.step)
 

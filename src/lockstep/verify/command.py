@@ -80,11 +80,8 @@ def _check_config(texts: Sequence[str], source: compose.Source) -> Config:
         raise ConfigError(Error(f"resume={config.resume}", "continues a run, verify starts new ones", "remove it"))
     tree = config_file.to_tree(config)
     trainer = tree["trainer"]
-    limits = {
-        "limit_train_batches": NUM_STEPS * trainer["accumulate_grad_batches"],
-        "limit_val_batches": NUM_EVALUATED,
-        "limit_test_batches": NUM_EVALUATED,
-    }
+    limits = {"limit_val_batches": NUM_EVALUATED, "limit_test_batches": NUM_EVALUATED}
+    limits["limit_train_batches"] = NUM_STEPS * trainer["accumulate_grad_batches"]
     tree["trainer"] |= {
         **{name: min(limit, trainer[name] or limit) for name, limit in limits.items()},
         **{"precision": "float64", "max_epochs": NUM_EPOCHS, "num_nodes": 1, "devices": 1, "loads": None},
@@ -110,10 +107,8 @@ class Verification:
     def run(self) -> int:
         where = "GPUs" if self._uses_gpus else "CPU processes"
         steps = f"{NUM_EPOCHS} epochs of up to {NUM_STEPS} steps of {plural(self._config.global_batch_size, 'sample')}"
-        say(
-            self._out,
-            f"Training {steps} in float64, on {where}: with 1 worker, and {len(VARIANTS)} times with several ...",
-        )
+        ways = f"with 1 worker, and {len(VARIANTS)} times with several"
+        say(self._out, f"Training {steps} in float64, on {where}: {ways} ...")
         failures: dict[Variant, str] = {}
         for variant in (ALONE, *VARIANTS):
             code = self._train(variant)
@@ -132,14 +127,12 @@ class Verification:
         folder = self._folder(variant)
         folder.checkpoints.mkdir(parents=True)
         checkpoints.keep_initial(folder, self._config.init_from)
-        code = 0
         for number, part in enumerate(variant.parts):
             config_file.save(self._config_of(part), folder.config)
             job = Job(VERIFY, str(folder.path), {"cut_after": part.cut_after, "part": number})
-            code = parent.run_workers(job, len(part.loads), self._signals, log=folder.path / LOG)
-            if code:
-                break
-        return code
+            if code := parent.run_workers(job, len(part.loads), self._signals, log=folder.path / LOG):
+                return code
+        return 0
 
     def _config_of(self, part: Part) -> Config:
         tree = config_file.to_tree(self._config)
@@ -156,10 +149,9 @@ class Verification:
 
         alone = self._folder(ALONE).path
         compared: dict[Variant, Compared] = {}
-        for variant in VARIANTS:
-            if variant not in failures:
-                parts = [len(part.loads) for part in variant.parts]
-                compared[variant] = compare(alone, [1], self._folder(variant).path, parts)
+        for variant in (each for each in VARIANTS if each not in failures):
+            parts = [len(part.loads) for part in variant.parts]
+            compared[variant] = compare(alone, self._folder(variant).path, parts)
         print_table(_table(compared, self._out), self._out)
         texts = list(_explanations(compared, failures))
         for text in texts:
