@@ -49,7 +49,6 @@ NAME = "benchmark"
 
 
 def run_benchmark(texts: Sequence[str], source: compose.Source) -> int:
-    """Benchmark the configuration of these overrides. Returns the exit code."""
     try:
         typed = overrides.add_benchmark(texts)
         (config,) = overrides.check(typed, source, is_benchmark=True).configs
@@ -125,7 +124,6 @@ class Benchmark:
         self._deadline_s = 0.0  # monotonic: the expected end of the current environment and those after it
 
     def run(self) -> int:
-        """Train in all environments, then report. Returns the exit code."""
         self._flag.install()
         trained = [environment for environment in self._environments if environment.config is not None]
         measured = f"{plural(len(trained), 'environment')}, {duration(self._settings.budget_s)} of training each"

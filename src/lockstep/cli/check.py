@@ -160,7 +160,6 @@ def _others(folder: Path) -> str:
 
 
 def _use(inspection: "Inspection", decoding: "Decoding | None") -> str:
-    """Describe the input of the network."""
     if decoding is None:
         pixels = inspection.splits.train.pixels
         channels, height, width = pixels.shape[1:]

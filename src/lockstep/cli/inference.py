@@ -74,7 +74,6 @@ def open_run(
 
 
 def _prediction(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Check source and output of a prediction, and return them with absolute paths."""
     given = {"output": _output(arguments), "is_strict": arguments.strict, "top_k": arguments.top_k}
     if arguments.source not in ("val", "test"):
         if not Path(arguments.source).exists():
@@ -84,7 +83,6 @@ def _prediction(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _evaluation(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Check the files of an evaluation, and return its options with absolute paths."""
     if arguments.output is None and arguments.top_k != 1:
         raise ValueError(f"--top-k {arguments.top_k} has no rows to be written to: add --output rows.csv.")
     given = {name: getattr(arguments, name) for name in ("split", "top_k")}
@@ -104,7 +102,7 @@ def _output(arguments: argparse.Namespace) -> str:
 
 
 def _new_folder(option: str, name: str | None) -> str | None:
-    """Return the absolute path of a folder to write. Raises ValueError unless it is new or empty."""
+    """Return the absolute path of a folder to write, which is new or empty."""
     if name is None:
         return None
     folder = Path(name).resolve()

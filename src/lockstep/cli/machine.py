@@ -5,7 +5,6 @@ import sys
 from typing import Any
 
 from lockstep.cluster import partitions
-from lockstep.cluster.partitions import Partition
 from lockstep.monitoring.cells import NONE
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import EXIT_FAILED
@@ -64,7 +63,7 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
         return [], f"torch cannot use the GPUs: {' '.join(str(error).split())}"
 
 
-def _show(facts: dict[str, Any], nodes: list[Partition]) -> None:
+def _show(facts: dict[str, Any], nodes: list[partitions.Partition]) -> None:
     out, gpus, free = terminal(), facts["gpus"], facts["free_bytes"]
     lines = []
     for number, gpu in enumerate(gpus):
@@ -98,7 +97,7 @@ def _show(facts: dict[str, Any], nodes: list[Partition]) -> None:
     print("Train with:", *facts["commands"], sep="\n  ")
 
 
-def _cluster_command(nodes: list[Partition]) -> list[str]:
+def _cluster_command(nodes: list[partitions.Partition]) -> list[str]:
     """Return a command for one partition: with GPUs, the default one, or with idle nodes; none if all are down."""
     best = max(filter(lambda each: each.is_up, nodes), key=lambda p: (p.gpus > 0, p.is_default, p.idle), default=None)
     if best is None:

@@ -16,9 +16,8 @@ from lockstep.cluster import following, jobs
 from lockstep.cluster.jobs import Job
 from lockstep.monitoring import cells, pruning
 from lockstep.runs import gate
-from lockstep.runs.discovery import DiscoveredRun
 from lockstep.runs.files import to_json
-from lockstep.runs.folder import EXIT_CONFIG, RunFolder
+from lockstep.runs.folder import EXIT_CONFIG
 from lockstep.runs.naming import ADOPT, TRUSTING, display_path, quote_path, resume_override
 from lockstep.system import terminal
 from lockstep.system.redaction import redact
@@ -30,7 +29,6 @@ EPILOG = "A job is given by its id (17, 17_3 of the array 17, local-3fa9c1), its
 
 
 def run_jobs_command(texts: Sequence[str]) -> int:
-    """Run a `lockstep jobs` command. Returns its exit code. Raises ValueError if it is not possible."""
     arguments = _parser().parse_args(texts)
     if not all([arguments.folder, *arguments.names]):
         raise ValueError("a name is empty, perhaps an unset variable: give a job id, a run folder, or latest.")
@@ -185,5 +183,4 @@ def _delete(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     if live:
         raise ValueError(f"job {live[0].id} is {live[0].state}: lockstep jobs cancel {live[0].id} first.")
     root = Path(os.path.commonpath([job.folder.path.parent for job in chosen_jobs]))
-    runs = [DiscoveredRun(job.run.id, job.run.name, RunFolder(job.folder.path)) for job in chosen_jobs]
-    return pruning.remove(runs, root, is_sure=arguments.yes)
+    return pruning.remove([job.run for job in chosen_jobs], root, is_sure=arguments.yes)

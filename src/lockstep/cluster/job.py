@@ -78,7 +78,6 @@ def work(folder: RunFolder, job_id: str) -> int:
 
 
 def _await_others(folder: RunFolder) -> None:
-    """Wait until the other ranks have ended too, or for `OTHERS_S`."""
     deadline = time.monotonic() + OTHERS_S
     while folder.heartbeats() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -74,6 +74,11 @@ class Job:
         return next(filter(None, results), None)
 
     @property
+    def end_code(self) -> int:
+        """The exit code of a job that has ended, 1 if it is unknown."""
+        return EXIT_FAILED if self.exit_code is None else self.exit_code
+
+    @property
     def exit_code(self) -> int | None:
         """0 if the run is finished, None if the job has not ended or its end is unknown."""
         if self.is_live or self.state == "unknown":
@@ -123,11 +128,7 @@ def select_jobs(found: Sequence[Recorded], names: Sequence[str]) -> list[Recorde
 
 
 def look(found: Sequence[Recorded], *, is_slurm_needed: bool = True) -> list[Job]:
-    """Return the jobs of these records with their present states.
-
-    Raises ValueError if SLURM does not answer and a run has no final exit code: its job may be waiting or running.
-    If SLURM is not needed, prints a note instead; the states of such jobs are unknown.
-    """
+    """Return the jobs with their present states. If SLURM is silent, raises ValueError, or prints it if not needed."""
     ids = [known.id for _, known in found if known.engine == "slurm"]
     states, silence, unsure = dict[str, Scheduled](), None, list[str]()
     try:

@@ -94,16 +94,13 @@ def exports(code: Path) -> list[str]:
 
 
 def _requeue() -> str:
-    """Return the shell line by which the script, outside of any container, requeues its job on exit code REQUEUE.
-
-    SLURM ends bash itself when a job is cancelled or preempted: its exit code is another one then.
-    """
+    """Return the shell line by which the script, outside of any container, requeues its job on exit code REQUEUE."""
+    # SLURM ends bash itself when a job is cancelled or preempted: its exit code is another one then
     job_id = "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"
     return f"trap 'if [ $? = {job.REQUEUE} ]; then scontrol requeue \"{job_id}\"; exit {EXIT_STOPPED}; fi' EXIT"
 
 
 def script(slurm_executor: "submitit.SlurmExecutor", num_runs: int) -> str:
-    """Return the script that sbatch would receive for `num_runs` runs."""
     if num_runs > 1:
         slurm_executor.parameters["map_count"] = num_runs
     return sbatch_script(slurm_executor)

@@ -43,7 +43,6 @@ def compare_runs(names: Sequence[str], *, is_json: bool) -> int:
 
 
 def show_settings(settings: Sequence[Row]) -> None:
-    """Print the settings that differ, with a column for each run."""
     if not settings:
         print("\nAll settings are the same.")
     else:

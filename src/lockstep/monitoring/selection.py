@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.monitoring import cells
-from lockstep.runs.discovery import STATES, DiscoveredRun, Watched
+from lockstep.runs.discovery import STATES, DiscoveredRun, Watched, modified_ns
 from lockstep.runs.files import read_text
 from lockstep.runs.naming import display_path
 from lockstep.system.redaction import redact
@@ -128,7 +128,6 @@ class Selection:
             raise ValueError(f"no run below {display_path(self.root)} has {key}: {hint}")
 
     def matches(self, run: Listed) -> bool:
-        """Return whether all terms match the run, and its state is one of those named."""
         facts = run.facts
         if self.states and facts["state"] not in self.states:
             return False
@@ -153,7 +152,7 @@ class Selection:
 def all_runs(watched: Watched) -> list[Listed]:
     """List all runs, the newest first."""
     found = [(run, watched.facts(run)) for run in watched.runs().values()]
-    runs = [Listed(run, facts, _since(run, facts)) for run, facts in found]
+    runs = [Listed(run, facts, facts.get("started") or modified_ns(run.folder.config) / 1e9) for run, facts in found]
     return sorted(runs, key=lambda run: (run.since, run.discovered.name), reverse=True)
 
 
@@ -178,11 +177,3 @@ def selection(folder: str, filter_text: str, state_text: str) -> Selection:
         if name not in known:
             raise ValueError(f"--state {name} is not a state: choose from {', '.join(known)}.")
     return Selection(root, filter_text.split(), tuple(known[name] for name in names))
-
-
-def _since(run: DiscoveredRun, facts: dict[str, Any]) -> float:
-    if "started" in facts:
-        return facts["started"]
-    with contextlib.suppress(OSError):
-        return run.folder.config.stat().st_mtime
-    return 0.0

@@ -65,9 +65,8 @@ def check_request(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool 
 def _refuse_unfit(typed: Sequence[str]) -> None:
     """Raise ConfigError unless these are overrides of one training, in a process without torchrun or srun."""
     if isinstance(typed, str) or not all(isinstance(text, str) for text in typed):
-        raise ConfigError(
-            Error(repr(typed), "is not a list of overrides", "write lockstep.train(['optimizer.lr=0.1'])")
-        )
+        fix = "write lockstep.train(['optimizer.lr=0.1'])"
+        raise ConfigError(Error(repr(typed), "is not a list of overrides", fix))
     multirun = ("-m", "--multirun")
     errors = [Error(text, "is of a sweep", "remove it, and call lockstep.sweep") for text in typed if text in multirun]
     for text in typed:

@@ -112,7 +112,6 @@ class Watched:
         return self._runs
 
     def facts(self, run: DiscoveredRun) -> dict[str, Any]:
-        """Read one of the runs."""
         changed = modified_ns(run.folder.status_file), modified_ns(run.folder.notes)
         before, facts = self._known.get(run.id, (None, {}))
         if changed != before or facts.get("state") not in ENDED_STATES:

@@ -296,7 +296,6 @@ def is_own_folder(path: Path) -> bool:
 
 
 def owner(path: Path) -> str:
-    """Return the name of the user who owns a file or folder."""
     try:
         return path.owner()
     except KeyError:  # a user of another machine or of a container

@@ -65,9 +65,9 @@ def need_plain(path: Path) -> None:
     for entry in _entries(path):
         state = entry.stat(follow_symlinks=False)
         is_file = stat.S_ISREG(state.st_mode)
-        if entry.is_symlink() and entry.path.startswith(linked):
-            continue
         if entry.is_symlink():
+            if entry.path.startswith(linked):
+                continue
             what = "is a link"
         elif not is_file and not stat.S_ISDIR(state.st_mode):
             what = "is neither a file nor a folder"

@@ -25,7 +25,6 @@ from lockstep.runs.naming import display_path, quote_path
 from lockstep.sweeps import array, devices, job_pool, out_of_fold, views
 from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.devices import Devices, Machine
-from lockstep.sweeps.job_pool import JobPool
 from lockstep.sweeps.ledger import DONE, FREE, Ledger, Trial, need_own, trial_of
 from lockstep.sweeps.pool import Pool
 from lockstep.sweeps.results import monitored_objective
@@ -132,7 +131,7 @@ def run_sweep(
     is_submitted = config.cluster.name != "none"
     live = _live_jobs(ledger, is_submitted=is_submitted)
     if is_submitted:
-        pool, num_parallel = JobPool(ledger, configs, live), int(config.launcher.parallel)
+        pool, num_parallel = job_pool.JobPool(ledger, configs, live), int(config.launcher.parallel)
     else:
         pool, num_parallel = _pool_here(configs, config, total)
     table_of = partial(table, ledger, monitored_objective(config), is_search=config.search is not None)

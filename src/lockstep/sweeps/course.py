@@ -29,7 +29,6 @@ class Grid:
         return trials
 
     def is_poor(self, trial: Trial) -> bool:
-        """Return True if a running trial should be pruned."""
         return False
 
     def record_result(self, trial: Trial, state: str) -> None:
@@ -112,7 +111,6 @@ class Course:
         return state
 
     def _stop_reason(self, received: Sequence[int], states: Sequence[str]) -> str:
-        """Return why all trials must stop; empty if they continue."""
         if received:
             return f"signal {signal.Signals(received[0]).name}"
         if request := self.ledger.stop_flag.stop_request():

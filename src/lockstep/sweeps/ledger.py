@@ -111,7 +111,6 @@ class Ledger:
 
 
 def state_of(facts: Mapping[str, Any]) -> str:
-    """Return the state of a trial from the facts of its run."""
     state: str = facts["state"]
     return {"not started": "queued", "no signal": "interrupted"}.get(state, state)
 

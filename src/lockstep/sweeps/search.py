@@ -250,5 +250,4 @@ class Draws(Grid):
 
 
 def _point(drawn: optuna.Trial | FrozenTrial) -> Point:
-    """Return the drawn values, in any order of the overrides."""
     return frozenset(drawn.params.items())

@@ -84,7 +84,6 @@ class Table:
 
     @property
     def over(self) -> str:
-        """What the repetitions of a setting are."""
         return REPEATS[FOLD if FOLD in self.keys else "seed"]
 
     @property

@@ -143,7 +143,6 @@ class Verification:
         return validation.check_tree(tree)
 
     def _report(self, failures: dict[Variant, str]) -> int:
-        """Print the table and the first differences. Returns the exit code."""
         from lockstep.training.exactness_check import DIGEST_FILE
         from lockstep.verify.comparison import LIMIT, compare
 
