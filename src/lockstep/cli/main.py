@@ -296,9 +296,8 @@ def _runs(arguments: argparse.Namespace) -> int:
     if arguments.yes:
         raise ValueError("--yes needs --prune: add --prune, or remove --yes.")
     columns = [key for key in arguments.columns.split(",") if key]
-    if arguments.watch:
-        return table.watch_runs(chosen, columns, sort=arguments.sort)
-    return table.show_runs(chosen, columns, sort=arguments.sort, is_json=arguments.json)
+    options = {"sort": arguments.sort, "is_json": arguments.json, "is_watched": arguments.watch}
+    return table.show_runs(chosen, columns, **options)
 
 
 def _compare(names: Sequence[str], *, is_json: bool) -> int:

@@ -22,10 +22,21 @@ from lockstep.system.wording import plural
 SEARCH_S = 10.0  # between two searches for new runs
 
 
-def show_runs(selection: Selection, columns: Sequence[str], *, sort: str, is_json: bool) -> int:
-    """Print the runs, with these columns or the usual ones. Raises ValueError for keys that no run has."""
+def show_runs(selection: Selection, columns: Sequence[str], *, sort: str, is_json: bool, is_watched: bool) -> int:
+    """Print the runs, with these columns or the usual ones, or refresh them until Ctrl-C. Returns the exit code.
+
+    Raises ValueError for keys that no run has.
+    """
     watched = Watched(selection.root, scan_every_s=SEARCH_S)
     selection.check(all_runs(watched), *columns, sort.removeprefix("-"))
+
+    def draw(out: Console) -> Group:
+        runs = sort_runs(selection.matching_runs(watched), sort)
+        return _screen(selection, runs, columns, out, f"  {time.strftime('%H:%M:%S')}, Ctrl-C ends")
+
+    if is_watched:
+        terminal.watch(draw)
+        return 0
     runs = sort_runs(selection.matching_runs(watched), sort)
     if is_json:
         print(to_json([_plain_facts(run) | {key: run.value(key) for key in columns} for run in runs]))
@@ -36,19 +47,6 @@ def show_runs(selection: Selection, columns: Sequence[str], *, sort: str, is_jso
         if out.is_terminal:
             say(out, _head(selection, runs), "bold")
         print_table(table(runs, columns, out), out)
-    return 0
-
-
-def watch_runs(selection: Selection, columns: Sequence[str], *, sort: str) -> int:
-    """Show the runs, refreshed every two seconds, until Ctrl-C. Raises ValueError as `show_runs`."""
-    watched = Watched(selection.root, scan_every_s=SEARCH_S)
-    selection.check(all_runs(watched), *columns, sort.removeprefix("-"))
-
-    def draw(out: Console) -> Group:
-        runs = sort_runs(selection.matching_runs(watched), sort)
-        return _screen(selection, runs, columns, out, f"  {time.strftime('%H:%M:%S')}, Ctrl-C ends")
-
-    terminal.watch(draw)
     return 0
 
 

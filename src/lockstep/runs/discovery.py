@@ -4,9 +4,11 @@ import hashlib
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lockstep.runs import naming
 from lockstep.runs.files import from_json, read_json
@@ -21,6 +23,7 @@ NUMBERS = (
 )  # fmt: skip
 MOST_NOTES = 16_384  # bytes of a request; as JSON in ASCII they are up to three times as many
 TEXTS = ("state", "reason", "name", "loads", "device", "precision", "host", "monitor", "mode")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ def look(run: DiscoveredRun) -> dict[str, Any]:
     and `tags` are there if somebody wrote them, and `noted` is when.
     """
     folder = run.folder
-    facts: dict[str, Any] = {"id": run.id, "run": run.name, "metrics": {}, "overrides": _overrides(folder)}
+    overrides = _or_empty(lambda: [str(override) for override in folder.read_overrides()], [])
+    facts: dict[str, Any] = {"id": run.id, "run": run.name, "metrics": {}, "overrides": overrides}
     facts |= {"sweep": run.sweep} if run.sweep is not None else {}
     facts |= _notes(folder)
     try:
@@ -157,21 +161,18 @@ def resume_command(run: DiscoveredRun) -> str | None:
     return naming.resume_command(folder.path)
 
 
-def _overrides(folder: RunFolder) -> list[str]:
+def _or_empty(read: Callable[[], T], empty: T) -> T:
+    """Return `read()`, or what is empty for a file that cannot be read."""
     try:
-        return [str(override) for override in folder.read_overrides()]
+        return read()
     except (OSError, ValueError, TypeError):
-        return []
+        return empty
 
 
 def _notes(folder: RunFolder) -> dict[str, Any]:
     """Read the note and the tags of a run, if there are any. What is longer than the board writes is not read."""
     changed = modified_ns(folder.notes)
-    try:
-        is_short = changed and folder.notes.stat(follow_symlinks=False).st_size <= 4 * MOST_NOTES
-        written = read_json(folder.notes) if is_short else {}
-    except (OSError, ValueError):
-        return {}
+    written = _or_empty(partial(read_json, folder.notes, 4 * MOST_NOTES), {}) if changed else {}
     note, tags = written.get("note"), written.get("tags")
     facts: dict[str, Any] = {"noted": changed / 1e9} if written else {}
     facts |= {"note": note} if note and isinstance(note, str) else {}
@@ -187,19 +188,13 @@ def _state_before_status(folder: RunFolder) -> str:
 
 def read_rows(folder: RunFolder) -> list[dict[str, float]]:
     """Read the finite numbers of metrics.csv, a row per epoch; empty without a readable file."""
-    try:
-        cells = folder.read_metrics()
-    except (OSError, ValueError):
-        return []
+    cells = _or_empty(folder.read_metrics, [])
     rows = [{name: value for name, text in row.items() if (value := _number(text)) is not None} for row in cells]
     return [row for row in rows if "epoch" in row]
 
 
 def _number(text: str) -> float | None:
-    try:
-        value = from_json(text)
-    except ValueError:
-        return None
+    value = _or_empty(partial(from_json, text), None)
     return value if is_number(value) else None
 
 
@@ -209,10 +204,7 @@ def is_number(value: Any) -> bool:
 
 def read_summary(folder: RunFolder) -> dict[str, Any]:
     """Read the result of a finished run; empty without a readable file."""
-    try:
-        return folder.read_summary()
-    except (OSError, ValueError):
-        return {}
+    return _or_empty(folder.read_summary, {})
 
 
 def read_tests(folder: RunFolder) -> dict[str, float]:
@@ -228,10 +220,6 @@ def read_confusion(folder: RunFolder) -> dict[str, Any] | None:
     `split`, `step`, `classes` (C names out of `num_classes`) and `counts` (C, C), true classes down.
     """
     for split in ("test", "val"):
-        try:
-            confusion = read_json(folder.confusion(split))
-        except (OSError, ValueError):
-            continue
-        if confusion:
+        if confusion := _or_empty(partial(read_json, folder.confusion(split)), {}):
             return {"split": split, **confusion}
     return None

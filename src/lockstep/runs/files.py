@@ -147,10 +147,10 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     write_atomically(path, to_json(value) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, largest: int = LARGEST) -> dict[str, Any]:
     """Read a JSON object, or that of a .gz; empty without a file. Raises OSError, and ValueError with its name."""
     try:
-        content = read_bytes(path)
+        content = read_bytes(path, largest)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     try:

@@ -36,17 +36,13 @@ def write_heartbeats(folder: RunFolder, rank: int) -> Iterator[None]:
     is_over = threading.Event()
     thread = threading.Thread(target=_touch, args=(heartbeat, is_over), daemon=True)
     thread.start()
-    try:
-        with open_to_append(folder.rank_log(rank)) as log:
-            faulthandler.enable(log)
-            try:
-                yield
-            finally:
-                faulthandler.disable()
-    finally:
-        is_over.set()
-        thread.join()
-        forget(folder, rank)
+    with contextlib.ExitStack() as held:  # leaves in the opposite order
+        held.callback(forget, folder, rank)
+        held.callback(thread.join)
+        held.callback(is_over.set)
+        faulthandler.enable(held.enter_context(open_to_append(folder.rank_log(rank))))
+        held.callback(faulthandler.disable)
+        yield
 
 
 def forget(folder: RunFolder, rank: int) -> None:

@@ -31,7 +31,6 @@ from lockstep.sweeps.results import monitored_objective
 from lockstep.sweeps.table import Table, table, write
 from lockstep.system import hardware
 from lockstep.system.redaction import redact
-from lockstep.system.terminal import say, terminal
 from lockstep.system.trees import leaves
 from lockstep.system.wording import plural
 
@@ -57,8 +56,7 @@ def prepare_trial(
     key = identity(config)
     trial = trial or equal.get(key)
     is_new = trial is None or not trial.folder.config.exists()  # a killed command may have left another one's files
-    trial = trial or ledger.add(trial_overrides, subdir)
-    equal[key] = trial
+    trial = equal[key] = trial or ledger.add(trial_overrides, subdir)
     folder = trial.folder
     if not is_new:
         before = config_file.load(folder.config)
@@ -140,37 +138,39 @@ def run_sweep(
     task = "train" if config.sweep.test == "all" else "train-without-test"
     ledger.stop_flag.clear_stop()  # of a sweep that was killed
     ledger.write()
-    if not config.silent:
-        say(terminal(), _first_line(ledger, num_done, total, num_parallel))
+
+    def tell(text: str) -> None:
+        if text and not config.silent:
+            print(text, flush=True)
+
+    tell(_first_line(ledger, num_done, total, num_parallel))
     try:
         code = course_of(source=source, view=view, max_failed=config.sweep.max_failed, task=task).run()
     finally:
         write(ledger, table_of({}))
-    if source.note and not config.silent:
-        print(source.note, flush=True)
+    tell(source.note)
     chosen, untested = ([], "") if is_submitted else _trials_to_test(table_of({}), config)
     if chosen:
         for trial in chosen:  # may be of an earlier command
             project.record(trial.folder)
-        if not config.silent:
-            what, best = plural(len(chosen), "trial"), table_of({}).best
-            if config.sweep.test == "best" and best is not None:
-                is_alone = len(best.trials) == 1
-                what = f"the best trial, {best.trials[0]}" if is_alone else f"{what} of the best setting"
-            print(f"Testing {what} ...", flush=True)
+        what, best = plural(len(chosen), "trial"), table_of({}).best
+        if config.sweep.test == "best" and best is not None:
+            is_alone = len(best.trials) == 1
+            what = f"the best trial, {best.trials[0]}" if is_alone else f"{what} of the best setting"
+        tell(f"Testing {what} ...")
         silent = views.View(table_of, total, is_silent=True)
         code = course_of(source=Grid(chosen), view=silent, max_failed=None, task="test").run() or code
         write(ledger, table_of({}))
     joined = out_of_fold.join(ledger, table_of({}))
     if not config.silent:
         views.show_table(table_of({}), ledger.path)
-        print("".join(f"{line}\n" for line in joined), end="", flush=True)
-        if is_submitted and pool.trials:
-            print(job_pool.remaining_text(ledger, len(pool.trials)), flush=True)
-        elif code:
-            print("Not all trials are done: the same command again resumes the sweep.", flush=True)
-        elif is_submitted and config.sweep.test == "best":
-            print(f"All trials are done. {array.TEST_LATER}", flush=True)
+    tell("\n".join(joined))
+    if is_submitted and pool.trials:
+        tell(job_pool.remaining_text(ledger, len(pool.trials)))
+    elif code:
+        tell("Not all trials are done: the same command again resumes the sweep.")
+    elif is_submitted and config.sweep.test == "best":
+        tell(f"All trials are done. {array.TEST_LATER}")
     if untested and not code:
         print(untested, file=sys.stderr, flush=True)
         return EXIT_FAILED
