@@ -123,10 +123,7 @@ def _do(folder: RunFolder, job: Record, *, is_first: bool) -> int:
 
 
 def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:
-    """Execute the command of a job, and forward signals to it. Returns its exit code, EXIT_STOPPED after a signal.
-
-    The first task records the end in the status of the folder.
-    """
+    """Execute the command of a job, and forward signals to it. Returns its exit code, EXIT_STOPPED after a signal."""
     received: list[int] = []
     process: subprocess.Popen[bytes] | None = None
 

@@ -70,7 +70,7 @@ def table(runs: Sequence[Listed], columns: Sequence[str], out: Console, num_show
         if key == "state":
             return cells.state(run.facts["state"])
         usual = {
-            "run": _name(run),
+            "run": run.discovered.name if run.discovered.name != "." else run.discovered.folder.path.resolve().name,
             "best": cells.number(run.facts.get("best")) if monitor else cells.best(run.facts),
             "overrides": overrides[run.discovered.id] or cells.NONE,
             "epoch": cells.epochs(run.facts),
@@ -117,7 +117,3 @@ def _empty_text(selection: Selection, *, num_found: int) -> str:
 def _plain_facts(run: Listed) -> dict[str, Any]:
     facts = {name: value for name, value in run.facts.items() if name != "id"}
     return facts | {"path": str(run.discovered.folder.path.resolve())}
-
-
-def _name(run: Listed) -> str:
-    return run.discovered.name if run.discovered.name != "." else run.discovered.folder.path.resolve().name

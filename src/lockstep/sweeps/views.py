@@ -60,9 +60,10 @@ class View:
         if state == "failed":
             # above a live table only its own console can print
             out = self._out if self._is_drawn else terminal(is_error=True)
-            reason, rest = _failure(trial)
-            say(out, f"Trial {trial.number} failed: {reason}", "red")
-            say(out, rest, "red")
+            folder, log = trial.folder, trial.folder.path / LOG
+            known = log if log.exists() else Path(folder.read_job().get("log", log))
+            say(out, f"Trial {trial.number} failed: {folder.failure_cause() or 'no error was recorded'}", "red")
+            say(out, f"  details: {display_path(folder.failure)}, {display_path(known)}", "red")
 
     def report_stop(self, reason: str) -> None:
         self._say(f"Stopping all trials, each with a checkpoint: {reason}", "yellow")
@@ -147,11 +148,3 @@ def _heads(names: Sequence[str], sweep_table: Table) -> Sequence[str]:
     """Return the names of columns, those of settings without their sections if no two become equal."""
     short = [name.rpartition(".")[2] if name in sweep_table.keys else name for name in names]
     return short if len(set(short)) == len(short) else names
-
-
-def _failure(trial: Trial) -> tuple[str, str]:
-    """Return the cause of a failure, and the line with its files."""
-    log = trial.folder.path / LOG
-    known = log if log.exists() else Path(trial.folder.read_job().get("log", log))
-    files = f"  details: {display_path(trial.folder.failure)}, {display_path(known)}"
-    return trial.folder.failure_cause() or "no error was recorded", files

@@ -45,20 +45,15 @@ class Part(NamedTuple):
     cut_after: int | None = None
 
 
-class Variant(NamedTuple):
-    """One way to train the configuration."""
-
-    title: str
-    parts: tuple[Part, ...]
-
-
-ALONE = Variant("1 worker", (Part((1,)),))
-VARIANTS = (
-    Variant("2 workers", (Part((1, 1)),)),
-    Variant("3 workers, shards 3:1:2", (Part((3, 1, 2)),)),
-    Variant("2 workers, one empty shard", (Part((1, 0)),)),
-    Variant(f"2 workers to step {CUT_AFTER}, then 3", (Part((2, 1), CUT_AFTER), Part((1, 1, 1)))),
-)
+ALONE = "1 worker"
+VARIANTS = {
+    ALONE: (Part((1,)),),
+    "2 workers": (Part((1, 1)),),
+    "3 workers, shards 3:1:2": (Part((3, 1, 2)),),
+    "2 workers, one empty shard": (Part((1, 0)),),
+    f"2 workers to step {CUT_AFTER}, then 3": (Part((2, 1), CUT_AFTER), Part((1, 1, 1))),
+}
+SEVERAL = tuple(title for title in VARIANTS if title != ALONE)
 
 
 def run_verification(texts: Sequence[str], source: compose.Source) -> int:
@@ -100,34 +95,34 @@ class Verification:
         self._path = path
         self._config = config
         self._signals = signals
-        most = max(len(part.loads) for variant in VARIANTS for part in variant.parts)
+        most = max(len(part.loads) for parts in VARIANTS.values() for part in parts)
         self._uses_gpus = hardware.num_visible_gpus() >= most
         self._out = terminal()
 
     def run(self) -> int:
         where = "GPUs" if self._uses_gpus else "CPU processes"
         steps = f"{NUM_EPOCHS} epochs of up to {NUM_STEPS} steps of {plural(self._config.global_batch_size, 'sample')}"
-        ways = f"with 1 worker, and {len(VARIANTS)} times with several"
+        ways = f"with 1 worker, and {len(SEVERAL)} times with several"
         say(self._out, f"Training {steps} in float64, on {where}: {ways} ...")
-        failures: dict[Variant, str] = {}
-        for variant in (ALONE, *VARIANTS):
+        failures: dict[str, str] = {}
+        for variant in VARIANTS:
             code = self._train(variant)
-            if variant is ALONE and code in (EXIT_FAILED, EXIT_CONFIG):
-                exit_with(ConfigError(*errors_of(_last_line(self._folder(variant).path / LOG))))
-            if code in (EXIT_FAILED, EXIT_CONFIG):
-                failures[variant] = _last_line(self._folder(variant).path / LOG)
-            elif code:
+            if code not in (0, EXIT_FAILED, EXIT_CONFIG):
                 return code
+            if code:
+                failures[variant] = _last_line(self._folder(variant).path / LOG)
+            if ALONE in failures:
+                exit_with(ConfigError(*errors_of(failures[ALONE])))
         return self._report(failures)
 
-    def _folder(self, variant: Variant) -> RunFolder:
-        return RunFolder(self._path / str((*VARIANTS, ALONE).index(variant)))
+    def _folder(self, variant: str) -> RunFolder:
+        return RunFolder(self._path / str([*VARIANTS].index(variant)))
 
-    def _train(self, variant: Variant) -> int:
+    def _train(self, variant: str) -> int:
         folder = self._folder(variant)
         folder.checkpoints.mkdir(parents=True)
         checkpoints.keep_initial(folder, self._config.init_from)
-        for number, part in enumerate(variant.parts):
+        for number, part in enumerate(VARIANTS[variant]):
             config_file.save(self._config_of(part), folder.config)
             job = Job(VERIFY, str(folder.path), {"cut_after": part.cut_after, "part": number})
             if code := parent.run_workers(job, len(part.loads), self._signals, log=folder.path / LOG):
@@ -142,14 +137,14 @@ class Verification:
         tree["trainer"] |= {"devices": len(part.loads), "loads": None if is_alone else list(part.loads)}
         return validation.check_tree(tree)
 
-    def _report(self, failures: dict[Variant, str]) -> int:
+    def _report(self, failures: dict[str, str]) -> int:
         from lockstep.training.exactness_check import DIGEST_FILE
         from lockstep.verify.comparison import LIMIT, compare
 
         alone = self._folder(ALONE).path
-        compared: dict[Variant, Compared] = {}
-        for variant in (each for each in VARIANTS if each not in failures):
-            parts = [len(part.loads) for part in variant.parts]
+        compared: dict[str, Compared] = {}
+        for variant in (each for each in SEVERAL if each not in failures):
+            parts = [len(part.loads) for part in VARIANTS[variant]]
             compared[variant] = compare(alone, self._folder(variant).path, parts)
         print_table(_table(compared, self._out), self._out)
         texts = list(_explanations(compared, failures))
@@ -165,25 +160,24 @@ class Verification:
         return 0
 
 
-def _table(compared: "dict[Variant, Compared]", out: Console) -> Table:
+def _table(compared: "dict[str, Compared]", out: Console) -> Table:
     rows: list[list[str | Text]] = []
-    for variant in VARIANTS:
+    for variant in SEVERAL:
         result = compared.get(variant)
         if result is None:
-            rows.append([variant.title, Text("failed", style="red"), "-", "-", "-"])
+            rows.append([variant, Text("failed", style="red"), "-", "-", "-"])
         else:
             is_exact = Text("exact", style="green") if result.is_exact else Text("differs", style="red")
-            sizes = [_size_text(kind.size) for kind in (result.weights, result.statistics, result.metrics)]
-            rows.append([variant.title, is_exact, *sizes])
+            rows.append([variant, is_exact, *(_size_text(kind.size) for kind in result[:3])])
     kinds = ("weights", "statistics", "metrics")
     return new_table(("compared with 1 worker", "", *kinds), rows, out, right=kinds)
 
 
-def _explanations(compared: "dict[Variant, Compared]", failures: dict[Variant, str]) -> Iterator[str]:
+def _explanations(compared: "dict[str, Compared]", failures: dict[str, str]) -> Iterator[str]:
     """Yield the errors of failed variants, and the first part that differs of the others; each reason once."""
     reasons: dict[str, str] = {}
     for variant, text in failures.items():
-        reasons.setdefault(text, f"{variant.title}: {text}")
+        reasons.setdefault(text, f"{variant}: {text}")
     for variant, result in compared.items():
         if result.is_exact:
             continue
@@ -194,10 +188,10 @@ def _explanations(compared: "dict[Variant, Compared]", failures: dict[Variant, s
             reason = "no step of the training differs" if worst is result.metrics else "rounding grows there"
             hint = "its states must be sums over samples (dist_reduce_fx='sum')"
             text = f"{worst.name} differs by {_size_text(worst.size)}: {reason}"
-            reasons.setdefault(worst.name, f"{variant.title}: {text}{', ' + hint if worst is result.metrics else ''}")
+            reasons.setdefault(worst.name, f"{variant}: {text}{', ' + hint if worst is result.metrics else ''}")
         else:
             sample = "" if first.sample is None else f" of sample {first.sample}"
-            head = f"{variant.title}: the first to differ is {first.part}{sample}, in step {first.step}, by "
+            head = f"{variant}: the first to differ is {first.part}{sample}, in step {first.step}, by "
             reasons.setdefault(first.part, f"{head}{_size_text(first.size)}: {first.meaning}")
     yield from reasons.values()
 
