@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
@@ -14,14 +14,48 @@ from lockstep.monitoring.cells import epochs, text, time
 from lockstep.runs.files import csv_text, to_json, write_atomically
 from lockstep.runs.naming import display_path
 from lockstep.runs.ranking import rank
+from lockstep.sweeps.differences import spread
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.results import Objective, Row, monitored_objective, row_of
-from lockstep.sweeps.statistics import Group, spread
+from lockstep.system.wording import plural
 
 STEM = "table"  # table.csv, table.json and table.md in the folder of the sweep
 FOLD = "data.fold"
 REPEATS = {"seed": "seeds", FOLD: "folds"}  # keys over whose values a setting is averaged
 INTERVAL = "95 % interval"
+
+
+class Group(NamedTuple):
+    """A setting: trials that differ only in seed and fold, with the spread of the objective over them.
+
+    `trials` are those of `num_trials` that are finished and have a value. Seeds of a fold are averaged, and count as
+    one of `n`; a seed that was trained twice does, too. `tests` has the spread of the test results that all of
+    `trials` have.
+    """
+
+    settings: dict[str, str]
+    trials: tuple[int, ...]
+    num_trials: int
+    over: str  # seeds or folds
+    n: int
+    mean: float
+    deviation: float | None
+    low: float | None
+    high: float | None
+    tests: dict[str, dict[str, float | None]]
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.trials) == self.num_trials
+
+    @property
+    def repetitions(self) -> str:
+        """`5 seeds`, `4 seeds, 1 missing`, or `5 folds of 3 seeds`."""
+        count = plural(self.n, self.over.removesuffix("s"))
+        if not self.is_complete:
+            return f"{count}, {self.num_trials - len(self.trials)} missing"
+        is_whole = self.over == "seeds" or self.n == self.num_trials
+        return count if is_whole else f"{count} of {self.num_trials / self.n:g} seeds"
 
 
 @dataclass(frozen=True)
