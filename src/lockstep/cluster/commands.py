@@ -39,8 +39,7 @@ def _select_jobs(arguments: argparse.Namespace) -> list[Job]:
     found = jobs.recorded_jobs(map(Path, [arguments.folder, *arguments.names]))
     if arguments.names or arguments.function != _list:
         found = jobs.select_jobs(found, arguments.names or ["latest"])
-    only_reads = arguments.function in (_list, _show, following.result)
-    return jobs.look(found, is_slurm_needed=not only_reads)
+    return jobs.look(found, is_slurm_needed=arguments.function not in (_list, _show, following.result))
 
 
 def _parser() -> argparse.ArgumentParser:

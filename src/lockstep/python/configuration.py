@@ -45,15 +45,15 @@ def check_request(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool 
     enter(None if is_trusted else run)
     source = compose.source_of(project.current())
     resumed = None if run is None else saved_run.check_resume(run, typed, source, is_trusted=is_trusted)
-    config = resumed.config if resumed else overrides.plan(typed, source).configs[0]
+    planned = overrides.Plan([resumed.config], frozenset()) if resumed else overrides.plan(typed, source)
+    config = planned.configs[0]
     if (config.cluster.name != "none") != is_submitted:
         hint = "add cluster=slurm or cluster=local" if is_submitted else "use lockstep.submit"
         problem = "is not for lockstep.submit" if is_submitted else "is not for lockstep.train, which trains here"
         raise ConfigError(Error(f"cluster={config.cluster.name}", problem, hint))
     if resumed:
         return Request(config, None, resumed.folder)
-    later = [key for key, reason in compose.plain_tree(compose.compose_config(typed, source))[1].items() if not reason]
-    errors = [Error(key, "uses a value of Hydra that only python train.py has", "set it") for key in later]
+    errors = [Error(key, "uses a value of Hydra that only python train.py has", "set it") for key in planned.later]
     named = overrides.hydra_value(OUTPUT, typed, source)
     error = refusals.exposure_reason(named) or refusals.write_obstacle(Path(named or "outputs"))
     errors += [error.within(f"{OUTPUT}={named}") if named else error] if error else []
