@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import ROOT
-from lockstep.sweeps.statistics import spread
+from lockstep.sweeps.differences import spread
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "results.md"

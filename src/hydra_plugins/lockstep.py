@@ -1,7 +1,7 @@
 """The plugins that Hydra finds: a launcher of sweeps, and a sweeper that draws values; see lockstep.sweeps."""
 
+import contextlib
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,10 +71,8 @@ class Workstation(Launcher):
                 return []
             with _ledger(self._config, config.sweep.name) as ledger:
                 equal: dict[str, Trial] = {}
-                each = (
-                    command.prepare_trial(ledger, texts, partial(self._compose, texts), equal)
-                    for texts in job_overrides
-                )
+                jobs = ((texts, partial(self._compose, texts)) for texts in job_overrides)
+                each = (command.prepare_trial(ledger, texts, compose, equal) for texts, compose in jobs)
                 made = list({trial.number: (trial, trial_config) for trial, trial_config in each}.values())
                 if len(made) < len(job_overrides) and not config.silent:
                     print(f"{len(job_overrides)} trials, {len(made)} of them different: equal ones are trained once")
@@ -148,9 +146,8 @@ class Study(Sweeper):
                     return [make_trial([*texts, f"seed={first.seed + number}"]) for number in range(num_seeds)]
 
                 def make_trial(texts: Sequence[str]) -> "Trial":
-                    trial, configs[trial.number] = command.prepare_trial(
-                        ledger, texts, partial(self._compose, texts), equal
-                    )
+                    compose = partial(self._compose, texts)
+                    trial, configs[trial.number] = command.prepare_trial(ledger, texts, compose, equal)
                     ledger.write()  # before it starts: a command that is killed finds its job again
                     return trial
 
@@ -195,15 +192,12 @@ def _is_handed_over(hydra_config: DictConfig, config: "Config", num_jobs: int) -
 
 def _remove_empty(path: Path) -> None:
     """Remove the empty folders that Hydra made for a sweep that does not start."""
-    if not (path / "sweep.json").exists():
+    with contextlib.suppress(OSError):  # not empty, or not there
         for folder in (path, path.parent, path.parent.parent):
-            try:
-                folder.rmdir()
-            except OSError:  # not empty, or not there
-                return
+            folder.rmdir()
 
 
-def _ledger(config: DictConfig, name: str | None) -> "AbstractContextManager[Ledger]":
+def _ledger(config: DictConfig, name: str | None) -> "contextlib.AbstractContextManager[Ledger]":
     from lockstep.sweeps import command
     from lockstep.sweeps.ledger import command_of
 

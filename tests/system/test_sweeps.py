@@ -13,7 +13,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # pyr
 from lockstep.config import overrides
 from lockstep.config.errors import ConfigError
 from lockstep.runs.folder import RunFolder
-from lockstep.sweeps.statistics import spread
+from lockstep.sweeps.differences import spread
 from tests.support.callbacks import SEES
 from tests.support.harness import (
     ROOT,

@@ -196,9 +196,8 @@ def test_a_pipe_gets_every_fact_whole_the_newest_first(three: Path, lockstep: An
     ("order", "expected"),
     [
         ((), "bca"),
-        (("--reverse",), "acb"),
-        (("--sort=-best", "--reverse"), "cab"),
-        (("--sort", "run", "--reverse"), "cba"),
+        (("--sort", "started"), "acb"),
+        (("--sort", "-run"), "cba"),
         (("--sort", "s/epoch"), "abc"),
         (("--sort", "overrides"), "abc"),
     ],

@@ -36,7 +36,7 @@ from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_
 from lockstep.runs.naming import display_path
 from lockstep.system.redaction import redact
 from lockstep.system.signals import SignalFlag
-from lockstep.system.terminal import duration, printable, show_table, terminal
+from lockstep.system.terminal import duration, say, show_table, terminal
 from lockstep.system.wording import plural
 
 POLL_S = 0.25
@@ -49,7 +49,6 @@ NAME = "benchmark"
 
 
 def run_benchmark(texts: Sequence[str], source: compose.Source) -> int:
-    """Benchmark the configuration of these overrides. Returns the exit code."""
     try:
         typed = overrides.add_benchmark(texts)
         (config,) = overrides.check(typed, source, is_benchmark=True).configs
@@ -125,11 +124,10 @@ class Benchmark:
         self._deadline_s = 0.0  # monotonic: the expected end of the current environment and those after it
 
     def run(self) -> int:
-        """Train in all environments, then report. Returns the exit code."""
         self._flag.install()
         trained = [environment for environment in self._environments if environment.config is not None]
         measured = f"{plural(len(trained), 'environment')}, {duration(self._settings.budget_s)} of training each"
-        self._say(f"Benchmark of {measured}, in {display_path(self._path)}")
+        say(self._out, f"Benchmark of {measured}, in {display_path(self._path)}")
         for environment in self._environments:
             if environment.config is None:
                 self._records.append(results.skipped_record(environment, environment.skipped))
@@ -166,7 +164,7 @@ class Benchmark:
             state, reason = "stopped", "interrupted"
         folder.clear_stop()
         record = results.record(environment, folder, state, reason)
-        self._say(f"{head}: {_summary(record)}")
+        say(self._out, f"{head}: {_summary(record)}")
         return record
 
     def _evaluate(self, environment: Environment, folder: RunFolder, split: str, head: str) -> int:
@@ -191,7 +189,7 @@ class Benchmark:
             workers = Workers(job, environment.num_workers, is_parallel=is_parallel, log=log)
         live = Live(console=self._out, auto_refresh=False, transient=True) if self._out.is_terminal else None
         if live is None:
-            self._say(f"{head} ...")
+            say(self._out, f"{head} ...")
         with contextlib.ExitStack() as held:
             if num_nodes == 1:  # else rank 0 locks it
                 held.enter_context(folder.lock())
@@ -251,19 +249,15 @@ class Benchmark:
     def _report(self) -> None:
         from lockstep.benchmark import report
 
-        self._say("")
+        say(self._out, "")
         self._out.print(results.table(self._records))
         for line in [*results.notes(self._records), "", *results.verdict(self._records), ""]:
-            self._out.print(Text(line))
+            say(self._out, line)
         benchmark = read_json(self._path / BENCHMARK)
         report.write(self._path, benchmark)
         files = [name for name in FILES if (self._path / name).exists()]
         rows = [*report.facts(benchmark), ("folder", display_path(self._path)), ("files", ", ".join(files))]
         show_table(report.title(benchmark), rows)
-
-    def _say(self, text: str) -> None:
-        self._out.print(Text(printable(text)), soft_wrap=True)
-        sys.stdout.flush()
 
 
 def exit_code(records: Sequence[results.Record], received: int) -> int:

@@ -50,7 +50,6 @@ class Environment:
 
     @property
     def num_local(self) -> int:
-        """Workers on each machine."""
         return self.num_workers // self.num_nodes
 
 
@@ -65,9 +64,8 @@ def environments(config: BenchmarkConfig, machines: Machines) -> list[Environmen
         except ConfigError as error:
             errors += [each.within(f"benchmark.environments.{name}") for each in error.errors]
     if not built and not errors:
-        errors.append(
-            Error("benchmark.environments", "has no entry", "keep one, or add +benchmark.environments.NAME=...")
-        )
+        fix = "keep one, or add +benchmark.environments.NAME=..."
+        errors.append(Error("benchmark.environments", "has no entry", fix))
     if errors:
         raise ConfigError(*errors)
     return built

@@ -1,6 +1,5 @@
 """The report of a benchmark from its results.json: a page as PDF, and its chart alone as PNG."""
 
-import io
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,16 +9,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import LogLocator, NullFormatter
-from rich.console import Console
 
 from lockstep.benchmark import results
 from lockstep.benchmark.results import Record, seconds
 from lockstep.callbacks.plots import BLUE, DARK, LINE, WIDTH, new_figure, style
 from lockstep.runs.files import atomic_file
-from lockstep.system.terminal import printable
+from lockstep.system.terminal import plain_text, printable
 from lockstep.system.wording import plural
 
 DPI = 160
+COLUMNS = 105  # letters of a line
 PAGE = (8.27, 11.69)  # inches of A4
 MARGIN = (PAGE[0] - WIDTH) / 2
 TITLE_HEIGHT, LINE_HEIGHT = 0.45, 0.158  # inches
@@ -43,7 +42,8 @@ def page(benchmark: dict[str, Any]) -> Figure:
     records, shown = benchmark["environments"], timed_records(benchmark)
     lines = [f"{name:<14}{value}" for name, value in facts(benchmark)]
     notes = wrap_paragraphs(results.notes(records))
-    parts = [wrap_paragraphs(benchmark["verdict"]), table_text(records), notes, wrap_paragraphs(lines, indent=14)]
+    table = plain_text(results.table(records), COLUMNS).plain
+    parts = [wrap_paragraphs(benchmark["verdict"]), table, notes, wrap_paragraphs(lines, indent=14)]
     text = "\n\n".join(filter(None, parts))
     text_height = (text.count("\n") + 2) * LINE_HEIGHT
     page_height = max(PAGE[1], 2 * MARGIN + TITLE_HEIGHT + text_height + height(shown))
@@ -60,14 +60,7 @@ def page(benchmark: dict[str, Any]) -> Figure:
 
 
 def wrap_paragraphs(paragraphs: Sequence[str], indent: int = 0) -> str:
-    return "\n".join(textwrap.fill(printable(text), 105, subsequent_indent=" " * indent) for text in paragraphs)
-
-
-def table_text(records: Sequence[Record]) -> str:
-    """Return the table of the terminal, without trailing blanks."""
-    file = io.StringIO()
-    Console(file=file, width=105).print(results.table(records))
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+    return "\n".join(textwrap.fill(printable(text), COLUMNS, subsequent_indent=" " * indent) for text in paragraphs)
 
 
 def timed_records(benchmark: dict[str, Any]) -> list[Record]:
@@ -103,27 +96,22 @@ def facts(benchmark: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-# -- the chart ---------------------------------------------------------------------------------------------------------
-
-
 def height(shown: Sequence[Record]) -> float:
-    """Inches of the chart."""
+    """Return the inches of the chart."""
     return 1.6 + 0.7 * len(shown) if shown else 0.0
 
 
 def draw(ax: Axes, shown: Sequence[Record], title: str) -> None:
     """Draw the seconds per epoch on a log axis, with their speed-up over one worker."""
     spreads = [r["epoch_s"] for r in shown]
-    rows = range(len(shown))
-    # points: a bar has no zero on a log axis
-    for row, s in zip(rows, spreads, strict=True):
+    for row, (r, s) in enumerate(zip(shown, spreads, strict=True)):  # points: a bar has no zero on a log axis
         ax.plot([s["low"], s["high"]], [row, row], "|-", color=DARK, linewidth=1.2, markersize=8, zorder=2)
-    ax.plot([s["median"] for s in spreads], rows, "o", color=BLUE, markersize=8, zorder=3)
-    for row, r in zip(rows, shown, strict=True):
         factor = results.speed_up(r, shown)
-        text = f"{seconds(r['epoch_s']['median'])} s" + "*" * r["is_extrapolated"]
+        text = f"{seconds(s['median'])} s" + "*" * r["is_extrapolated"]
         text += f", {factor:.2f}x" if factor is not None and r["workers"] > 1 else ""
-        ax.annotate(text, (r["epoch_s"]["high"], row), (8, 0), textcoords="offset points", va="center", weight="bold")
+        ax.annotate(text, (s["high"], row), (8, 0), textcoords="offset points", va="center", weight="bold")
+    rows = range(len(shown))
+    ax.plot([s["median"] for s in spreads], rows, "o", color=BLUE, markersize=8, zorder=3)
     ax.set_yticks(rows, [_label(r) for r in shown])
     ax.set_ylim(len(shown) - 0.5, -0.5)
     ax.set_xscale("log")

@@ -8,10 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.benchmark.environments import Environment
+from lockstep.monitoring import cells
 from lockstep.runs import discovery
 from lockstep.runs.files import read_json
 from lockstep.runs.folder import RunFolder
-from lockstep.system.terminal import duration, printable
+from lockstep.system.terminal import printable
 from lockstep.system.wording import plural
 
 Record = dict[str, Any]
@@ -147,7 +148,7 @@ def _cells(r: Record, factor: float | None) -> list[str]:
         str(r["workers"]),
         str(r["global_batch_size"]),
         str(r["epochs"]),
-        duration(r["elapsed_s"]) if r["elapsed_s"] is not None else "-",
+        cells.time(r["elapsed_s"]),
         seconds(r["epoch_s"]["median"]) + "*" * r["is_extrapolated"] if r["epoch_s"] else "-",
         f"{r['images_per_s']['median']:,.0f}" if r["images_per_s"] else "-",
         f"{factor:.2f}x" if factor is not None else "-",

@@ -35,8 +35,7 @@ class _Board(program.TensorBoard):
 def serve_board(logdir: Path, host: str | None, port: int | None, known_hosts: str) -> int:
     """Serve the runs below `logdir` until Ctrl-C. Without a port it is 6006, or the next free one.
 
-    `known_hosts` are comma-separated host names to allow in addition to those of this machine. Raises
-    FileNotFoundError for a missing folder, ValueError for an address that is not available.
+    `known_hosts` are comma-separated host names to allow in addition to those of this machine.
     """
     if not logdir.is_dir():
         raise FileNotFoundError(f"{logdir} does not exist: train something first, or name a folder with --logdir.")

@@ -43,9 +43,8 @@ class Hosts:
         """Raise Refusal for a request to an unknown host name."""
         name = _host_name(request.headers.get("Host", ""))
         if name not in self._names and not (self._has_addresses and _is_address(name)):
-            raise Refusal(
-                403, f"Runs are not shown under the host name {name!r}. Start with --training_hosts NAME to allow it."
-            )
+            what = f"Runs are not shown under the host name {name!r}."
+            raise Refusal(403, f"{what} Start with --training_hosts NAME to allow it.")
 
 
 class Guard:
@@ -57,21 +56,23 @@ class Guard:
 
     def admit(self, request: Request, *, max_bytes: int = MAX_BODY_BYTES) -> None:
         """Raise Refusal for a request that may not stop a run or write a note."""
-        self.check_origin(request)
+        if reason := self.refusal(request):
+            raise Refusal(403, reason)
         if request.mimetype != "application/json":  # which no form can send
             raise Refusal(415, "Only application/json is accepted.")
         if not 0 < (request.content_length or 0) <= max_bytes:
             raise Refusal(413, f"A request has 1 to {max_bytes:,} bytes.")
 
-    def check_origin(self, request: Request) -> None:
-        """Raise Refusal if Stop is off, and for pages of other sites. The host must have been checked before."""
+    def refusal(self, request: Request) -> str:
+        """Return why this page may change nothing; empty if it may. The host must have been checked before."""
         if not self._is_on:
-            raise Refusal(403, "Stop and notes are off without a login: use lockstep board or --training_control on.")
+            return "Stop and notes are off without a login: use lockstep board or --training_control on."
         host = request.headers.get("Host", "")
         origin = request.headers.get("Origin")
         is_same_site = request.headers.get("Sec-Fetch-Site", "same-origin") == "same-origin"
         if not is_same_site or (origin is not None and origin.partition("//")[2].lower() != host.lower()):
-            raise Refusal(403, "The request comes from a page of another site.")
+            return "The request comes from a page of another site."
+        return ""
 
 
 def _host_name(host: str) -> str:

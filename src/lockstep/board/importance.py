@@ -46,7 +46,6 @@ def importance_in(sweep: Path) -> dict[str, Any]:
 
 
 def _shuffle_values(study: optuna.Study, seed: int) -> optuna.Study:
-    """Shuffle the values of a study over its trials."""
     trials = study.get_trials(deepcopy=False)
     values = [trial.value for trial in trials]
     random.Random(seed).shuffle(values)

@@ -82,7 +82,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
             "/sweep": self._application("GET", self._show_sweep),
             "/config": self._application("GET", self._show_config),
             "/importance": self._application("GET", self._weigh_settings),
-            "/control": self._application("GET", self._offer_control),
+            "/control": self._application("GET", lambda request: {"reason": self._guard.refusal(request)}),
             "/stop": self._application("POST", self._stop),
             "/notes": self._application("POST", self._write_notes),
         }
@@ -138,13 +138,6 @@ class TrainingPlugin(base_plugin.TBPlugin):
             return importance_in(self._root / name)
         except Exception as error:  # Optuna checks no content
             raise Refusal(404, f"The study cannot be read: {type(error).__name__}.") from error
-
-    def _offer_control(self, request: Request) -> dict[str, Any]:
-        try:
-            self._guard.check_origin(request)
-        except Refusal as refusal:
-            return {"reason": refusal.reason}
-        return {"reason": ""}
 
     def _show_sweep(self, request: Request) -> dict[str, Any]:
         try:

@@ -38,10 +38,7 @@ class _Sweep:
         self._metrics: dict[int, dict[str, float]] = {}
 
     def describe(self, facts: dict[RunFolder, dict[str, Any]]) -> tuple[dict[int, Any], dict[str, Any]]:
-        """Return the trials by number, as runs, and the table of the sweep.
-
-        `facts` are those of its runs, of which a trial may be none yet.
-        """
+        """Return the trials by number, as runs, and the table of the sweep; `facts` are those of its runs so far."""
         from lockstep.sweeps import results, table  # these need pydantic, which TensorBoard does not
         from lockstep.sweeps.ledger import Ledger
 

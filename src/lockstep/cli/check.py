@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 
 
 def check(typed: Sequence[str], source: compose.Source) -> int:
-    """Check every image of the data of these overrides, and print the result.
-
-    Returns the exit code, 1 if images are broken or in several splits, or if targets are wrong. Raises ConfigError,
-    FileNotFoundError or ValueError.
-    """
+    """Check and show the data of these overrides. Returns 1 for broken images, leaks or wrong targets."""
     config = build.settle_config(overrides.check(typed, source).configs[0])
     data_presence.check(config.data)
     from lockstep.assembly.listed_images import open_source
@@ -53,29 +49,25 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
         inspection = inspect(images, progress.show)
         progress.end()
         copies = inspection.copies(folds)
-        leaks = [each for each in copies if each.is_leak]
-        twice = [each for each in copies if not each.is_leak]
+        leaks, twice = ([each for each in copies if each.is_leak is is_leak] for is_leak in (True, False))
         broken, unfit = inspection.broken, _unfit_targets(config, inspection)
-        wrong_targets = Text(
-            f"{plural(len(unfit), 'split')} with some that cannot be learned" * bool(unfit), style="red"
-        )
+        wrong_targets = f"{plural(len(unfit), 'split')} with some that cannot be learned" if unfit else ""
+        alike = similar_names(images.class_names)
+        sizes = [each.size for seen in inspection.seen.values() for each in seen if each.size is not None]
         is_folder = config.data.target == IMAGE_FOLDER
         rows = [
             *((split, _counts(config, inspection, split)) for split in inspection.seen),
-            ("sizes", _sizes(inspection)),
-            ("training", _use(inspection, decoding)),
+            ("sizes", _sizes(sizes)),
+            ("training", _use(images, decoding, sizes)),
             ("memory", _placement(config, images, decoding)),
             ("steps", _steps(config, len(inspection.seen["train"]))),
             *_special(config, inspection),
             ("not read", _others(decoding.table.folder) if decoding is not None and is_folder else ""),
             ("broken", _finding(len(broken), "cannot be used", is_wrong=True)),
-            ("targets", wrong_targets),
+            ("targets", Text(wrong_targets, style="red")),
             ("leaks", _finding(len(leaks), f"in more than one split{' of a fold' if folds else ''}", is_wrong=True)),
             ("duplicates", _finding(len(twice), "more than once in a split", is_wrong=False)),
-            (
-                "similar",
-                f"classes {alike}: are they one class?" if (alike := similar_names(images.class_names)) else "",
-            ),
+            ("similar", f"classes {alike}: are they one class?" if alike else ""),
             ("other targets", _first("of one image", [each for each in copies if each.has_targets])),
             ("other files", _first("equal once decoded", [each for each in copies if each.has_files])),
         ]
@@ -132,17 +124,14 @@ def _unfit_targets(config: Config, inspection: "Inspection") -> list[str]:
     return found
 
 
-def _sizes(inspection: "Inspection") -> str:
-    sizes = [each.size for seen in inspection.seen.values() for each in seen if each.size is not None]
+def _sizes(sizes: Sequence[tuple[int, int]]) -> str:
     if not sizes:
         return "unknown: no image can be used"
-    sides = list(zip(*sizes, strict=True))
     if len(set(sizes)) == 1:
         return f"all {sizes[0][0]}x{sizes[0][1]} pixels (HxW)"
-    return ", ".join(
-        f"{name} {min(side):,} to {max(side):,}, median {statistics.median(side):,.0f}"
-        for name, side in zip(("height", "width"), sides, strict=True)
-    )
+    sides = zip(("height", "width"), zip(*sizes, strict=True), strict=True)
+    ranges = [(name, min(side), max(side), statistics.median(side)) for name, side in sides]
+    return ", ".join(f"{name} {low:,} to {high:,}, median {middle:,.0f}" for name, low, high, middle in ranges)
 
 
 def _special(config: Config, inspection: "Inspection") -> Iterator[tuple[str, str]]:
@@ -167,17 +156,14 @@ def _others(folder: Path) -> str:
     return f"{plural(sum(others.values()), 'file')} of other types: {counts}" if others else ""
 
 
-def _use(inspection: "Inspection", decoding: "Decoding | None") -> str:
-    """Describe the input of the network."""
+def _use(images: "Splits", decoding: "Decoding | None", sizes: Sequence[tuple[int, int]]) -> str:
     if decoding is None:
-        pixels = inspection.splits.train.pixels
+        pixels = images.train.pixels
         channels, height, width = pixels.shape[1:]
         return f"{channels}x{height}x{width} as they are, {str(pixels.dtype).removeprefix('torch.')}"
-    view = decoding.view
-    sizes = [each.size for seen in inspection.seen.values() for each in seen if each.size is not None]
-    smaller = sum(view.scaled_size(*size) > size for size in sizes)
+    smaller = sum(decoding.view.scaled_size(*size) > size for size in sizes)
     enlarged = f"; {smaller:,} smaller, to be enlarged" if smaller else ""
-    return f"{'RGB' if decoding.channels == 3 else 'grey'} {view.text}{enlarged}"
+    return f"{'RGB' if decoding.channels == 3 else 'grey'} {decoding.view.text}{enlarged}"
 
 
 def _placement(config: Config, images: "Splits", decoding: "Decoding | None") -> str:

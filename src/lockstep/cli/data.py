@@ -20,9 +20,8 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     text = "decode a folder of images before the first training; defaults are in conf/data/image_folder.yaml"
     preparing = commands.add_parser("prepare", help=text, description=text)
     preparing.add_argument("root", help="folder or URL: one folder per class, or train/, val/ and test/ of these")
-    preparing.add_argument(
-        "--image-size", metavar="N|[H,W]|null", help="size to resize and crop to; null: all have one"
-    )
+    text = "size to resize and crop to; null: all have one"
+    preparing.add_argument("--image-size", metavar="N|[H,W]|null", help=text)
     preparing.add_argument("--channels", metavar="1|3", help="1: grey, 3: RGB")
     preparing.add_argument("--cache", metavar="FOLDER", help="folder for the decoded images")
     for name, text in (
@@ -34,7 +33,6 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
 
 
 def run_data_command(arguments: argparse.Namespace, source: "Source") -> int:
-    """Run a command. Returns the exit code."""
     from lockstep.cli import check, fetch
     from lockstep.config import errors
 
@@ -49,10 +47,7 @@ def run_data_command(arguments: argparse.Namespace, source: "Source") -> int:
 
 
 def prepare(root: str, changes: Mapping[str, str | None], source: "Source") -> int:
-    """Decode the images of a folder into the cache, with these `changes` of data.*, and print a summary.
-
-    Returns the exit code. Raises ConfigError, FileNotFoundError or ValueError.
-    """
+    """Decode the images of a folder into the cache, with these `changes` of data.*. Returns the exit code."""
     from lockstep.config import overrides
 
     changed = {"root": naming.hydra_text(root), **{name: value for name, value in changes.items() if value is not None}}

@@ -36,9 +36,8 @@ def meaning(tree: dict[str, Any], path: list[str]) -> FieldInfo | None:
     field = fields(section_type).get(name) if section_type is not None else None
     if field is None and name in (annotations := _declaration(at(tree, [*above, "_target_"]))[1]):
         field = FieldInfo.from_annotation(annotations[name])
-        field.description = next(
-            (m.documentation for m in field.metadata if isinstance(m, typing_extensions.Doc)), None
-        )
+        docs = (part.documentation for part in field.metadata if isinstance(part, typing_extensions.Doc))
+        field.description = next(docs, None)
     return field
 
 

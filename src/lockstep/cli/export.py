@@ -3,7 +3,6 @@
 import argparse
 from pathlib import Path
 
-from lockstep.assembly import refusals
 from lockstep.cli import inference
 from lockstep.config import saved_run
 from lockstep.config.checks import data_presence, signatures
@@ -21,8 +20,7 @@ def run_export(arguments: argparse.Namespace, current: Path) -> int:
     if missing:
         hint = "pip install 'lockstep[export]', or name a file that ends in .pt2"
         raise ValueError(f"--output {arguments.output} needs {', '.join(missing)}: {hint}.")
-    if (error := refusals.write_obstacle(output.parent)) is not None:
-        raise ValueError(f"--output {arguments.output}: {error}.")
+    inference.need_writable("--output", arguments.output)
     folder, checkpoint, saved, source = inference.open_run(arguments, current)
     here = saved_run.adapt_to_machine(saved, devices=1, strategy="cpu")
     config = saved_run.change_config(folder, here, arguments.overrides, source)

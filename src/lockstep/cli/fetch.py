@@ -13,10 +13,7 @@ from lockstep.system.wording import plural
 
 
 def fetch(typed: Sequence[str], source: compose.Source) -> int:
-    """Download what a training with these overrides needs, and print where it is.
-
-    Returns the exit code. Raises ConfigError, FileNotFoundError or ValueError.
-    """
+    """Download what a training with these overrides needs, and print where it is. Returns the exit code."""
     config = overrides.check(typed, source).configs[0]
     data, is_url = config.data, config.data.is_remote
     if is_url and data_paths.VARIABLE.search(data.copy_to or ""):

@@ -55,7 +55,6 @@ Exit code: 0, 1 if an environment failed, 2 for a wrong configuration, 130 after
 
 
 def show_help(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
-    """Print the help for the configuration of a command line."""
     tree: Any = OmegaConf.to_container(compose_config(overrides, source))
     command = training_command()
     print(HEAD.format(command=command))

@@ -4,7 +4,6 @@ import argparse
 import os
 import re
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -26,17 +25,14 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import outer_world
 
 # functions of the workers
-TASKS = {"evaluate": "lockstep.inference.evaluate:evaluate", "predict": "lockstep.inference.predict:predict"}
+TASKS = {"eval": "lockstep.inference.evaluate:evaluate", "predict": "lockstep.inference.predict:predict"}
 # options that the command of a job repeats
 VALUES = ("split", "output", "pictures", "explain", "top_k", "checkpoint", "devices", "strategy", "job")
 
 
 def infer(arguments: argparse.Namespace, current: Path) -> int:
-    """Evaluate a checkpoint of a run, or predict with it; the run folder does not change. Returns the exit code.
-
-    `current` is the folder of the project.
-    """
-    is_prediction = arguments.task == "predict"
+    """Evaluate a checkpoint of a run, or predict with it, in the project `current`. Returns the exit code."""
+    is_prediction = arguments.command == "predict"
     given = _prediction(arguments) if is_prediction else _evaluation(arguments)
     try:
         reads_data = given.get("source", "test") in ("val", "test")
@@ -56,7 +52,7 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
         if reads_data and not given.get("may_differ"):
             data_presence.check(config.data)
         given |= {"config": config_file.to_tree(config), "checkpoint": str(checkpoint), "run": str(folder.path)}
-        return _compute(TASKS[arguments.task], given, config, arguments.job)
+        return _compute(TASKS[arguments.command], given, config, arguments.job)
     except ConfigError as error:
         exit_with(error)
 
@@ -64,10 +60,7 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
 def open_run(
     arguments: argparse.Namespace, current: Path, *, reads_data: bool = True
 ) -> tuple[RunFolder, Path, Config, compose.Source]:
-    """Find a run, its checkpoint, configuration and modules, for the project in the folder `current`.
-
-    Raises ConfigError, FileNotFoundError, PermissionError or ValueError.
-    """
+    """Return the folder, checkpoint, settings and modules of a run, for the project in the folder `current`."""
     folder = naming.find(arguments.run)
     if not arguments.trust:
         gate.need_readable(folder)
@@ -81,24 +74,20 @@ def open_run(
 
 
 def _prediction(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Check source and output of a prediction, and return them with absolute paths."""
-    output = _output(arguments)
+    given = {"output": _output(arguments), "is_strict": arguments.strict, "top_k": arguments.top_k}
     if arguments.source not in ("val", "test"):
         if not Path(arguments.source).exists():
             raise FileNotFoundError(f"{arguments.source} does not exist: give a folder or file of images, val or test.")
         arguments.source = str(Path(arguments.source).resolve())
-    explained = _new_folder("--explain", arguments.explain)
-    given = {"source": arguments.source, "output": output, "is_strict": arguments.strict}
-    return given | {"top_k": arguments.top_k, "explained": explained}
+    return given | {"source": arguments.source, "explained": _new_folder("--explain", arguments.explain)}
 
 
 def _evaluation(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Check the files of an evaluation, and return its options with absolute paths."""
     if arguments.output is None and arguments.top_k != 1:
         raise ValueError(f"--top-k {arguments.top_k} has no rows to be written to: add --output rows.csv.")
-    output = _output(arguments) if arguments.output is not None else None
-    pictures = _new_folder("--pictures", arguments.pictures)
-    given = {"split": arguments.split, "output": output, "top_k": arguments.top_k, "pictures": pictures}
+    given = {name: getattr(arguments, name) for name in ("split", "top_k")}
+    given["output"] = _output(arguments) if arguments.output is not None else None
+    given["pictures"] = _new_folder("--pictures", arguments.pictures)
     return given | {"is_json": arguments.json, "may_differ": False}
 
 
@@ -108,21 +97,25 @@ def _output(arguments: argparse.Namespace) -> str:
         raise ValueError(f"--top-k {arguments.top_k} is no number of classes: use 1 or more.")
     if output.is_dir():
         raise ValueError(f"--output {arguments.output} is a folder: name a file in it.")
-    if (error := refusals.write_obstacle(output.parent)) is not None:
-        raise ValueError(f"--output {arguments.output}: {error}.")
+    need_writable("--output", arguments.output)
     return str(output)
 
 
 def _new_folder(option: str, name: str | None) -> str | None:
-    """Return the absolute path of a folder to write. Raises ValueError unless it is new or empty."""
+    """Return the absolute path of a folder to write, which is new or empty."""
     if name is None:
         return None
     folder = Path(name).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{option} {name} is not empty: name a new folder.")
-    if (error := refusals.write_obstacle(folder.parent)) is not None:
-        raise ValueError(f"{option} {name}: {error}.")
+    need_writable(option, name)
     return str(folder)
+
+
+def need_writable(option: str, name: str) -> None:
+    """Raise ValueError if a file or folder cannot be created."""
+    if (error := refusals.write_obstacle(Path(name).resolve().parent)) is not None:
+        raise ValueError(f"{option} {name}: {error}.")
 
 
 def _devices(text: str | None) -> int | list[int] | None:
@@ -167,21 +160,18 @@ def _submit(arguments: argparse.Namespace, run: RunFolder, config: Config) -> in
     """Submit the command as a job, whose folder is a new one below outputs/. Returns the exit code."""
     from lockstep.cluster import submission
 
-    command = sys.argv[1]
+    command = arguments.command
 
     def arguments_in(folder: RunFolder) -> list[str]:
         chosen = vars(arguments) | {"job": folder.path}
         if config.cluster.name == "slurm":
             chosen["devices"] = resolve_workers(config).num_local
+        keys = [(text, options.parse_override(text).key_or_group) for text in arguments.overrides]
         return [
             *(command, str(run.path), *([arguments.source] if command == "predict" else [])),
             *(f"--{key.replace('_', '-')}={chosen[key]}" for key in VALUES if chosen.get(key) is not None),
             *(f"--{key}" for key in ("strict", "trust") if chosen.get(key)),
-            *(
-                text
-                for text in arguments.overrides
-                if scope(options.parse_override(text).key_or_group) is not Scope.SUBMISSION
-            ),
+            *(text for text, key in keys if scope(key) is not Scope.SUBMISSION),
         ]
 
     return submission.start_command(config, f"{command}_{config.run_name}", arguments_in)

@@ -4,8 +4,7 @@ import os
 import sys
 from typing import Any
 
-from lockstep.cluster import partitions
-from lockstep.cluster.partitions import Partition
+from lockstep.cluster import scheduler
 from lockstep.monitoring.cells import NONE
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import EXIT_FAILED
@@ -19,8 +18,8 @@ def show_machine(*, is_json: bool) -> int:
     """Print the machine and its cluster. Returns the exit code, 1 if torch or SLURM does not answer."""
     gpus, error = processes.call(_gpus) if hardware.num_visible_gpus() else ([], "")
     try:
-        nodes = partitions.partitions()
-        limits = partitions.limits() if nodes else []
+        nodes = scheduler.partitions()
+        limits = scheduler.limits() if nodes else []
     except ValueError as failure:
         nodes, limits, error = [], [], error or str(failure)
     facts = {
@@ -64,7 +63,7 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
         return [], f"torch cannot use the GPUs: {' '.join(str(error).split())}"
 
 
-def _show(facts: dict[str, Any], nodes: list[Partition]) -> None:
+def _show(facts: dict[str, Any], nodes: list[scheduler.Partition]) -> None:
     out, gpus, free = terminal(), facts["gpus"], facts["free_bytes"]
     lines = []
     for number, gpu in enumerate(gpus):
@@ -98,7 +97,7 @@ def _show(facts: dict[str, Any], nodes: list[Partition]) -> None:
     print("Train with:", *facts["commands"], sep="\n  ")
 
 
-def _cluster_command(nodes: list[Partition]) -> list[str]:
+def _cluster_command(nodes: list[scheduler.Partition]) -> list[str]:
     """Return a command for one partition: with GPUs, the default one, or with idle nodes; none if all are down."""
     best = max(filter(lambda each: each.is_up, nodes), key=lambda p: (p.gpus > 0, p.is_default, p.idle), default=None)
     if best is None:

@@ -4,14 +4,14 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import lockstep
 from lockstep.cli import data, entry
 from lockstep.runs import naming
-from lockstep.runs.folder import EXIT_CONFIG, SWEEP, RunFolder
+from lockstep.runs.folder import EXIT_CONFIG, SWEEP
 from lockstep.runs.naming import display_path, quote_path
 from lockstep.system import launcher
 from lockstep.system.process import leave
@@ -55,15 +55,15 @@ def _command() -> int:
 
             return run(sys.argv[2:])
         arguments = _parse_arguments(_join_sort(sys.argv[1:]))
-        if arguments.function is _infer:
+        if arguments.command in ("eval", "predict"):
             launcher.shared_world(os.environ)
             entry.start_training()
-        elif arguments.function in (_benchmark, _verify):
-            launcher.start_once(sys.argv[1], os.environ)
+        elif arguments.command in ("benchmark", "verify"):
+            launcher.start_once(arguments.command, os.environ)
             entry.start_training()
         else:
             entry.restore_handlers()
-        return arguments.function(arguments)
+        return _run(arguments)
     except (FileNotFoundError, ValueError) as error:
         print(f"lockstep: {error}", file=sys.stderr)
     except OSError as error:
@@ -99,34 +99,29 @@ def _join_sort(words: Sequence[str]) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lockstep", description="Train, monitor and use image classifiers.")
     parser.add_argument("--version", action="version", version=f"lockstep {lockstep.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
-    def command(
-        name: str, function: Callable[[argparse.Namespace], int], text: str, **settings: Any
-    ) -> argparse.ArgumentParser:
-        subparser = commands.add_parser(name, help=text, **{"description": text, **settings})
-        subparser.set_defaults(function=function)
-        return subparser
+    def command(name: str, text: str, **settings: Any) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, **{"description": text, **settings})
 
     commands.add_parser("train", help="train a network (same as python train.py)", add_help=False)
-    new = command("new", _new, "create a project with your own data and network", description=NEW)
+    new = command("new", "create a project with your own data and network", description=NEW)
     new.add_argument("path", type=Path, metavar="NAME", help="name of the project, and of the folder to create")
-    benchmark = command("benchmark", _benchmark, "measure whether several workers train faster here", add_help=False)
+    benchmark = command("benchmark", "measure whether several workers train faster here", add_help=False)
     benchmark.add_argument("overrides", nargs="*")
     benchmark.add_argument("-h", "--help", action="store_true", dest="is_help")
     text = "check that a configuration gives the same results on 1, 2 and 3 workers"
-    verify = command("verify", _verify, text, epilog=VERIFYING)
+    verify = command("verify", text, epilog=VERIFYING)
     verify.add_argument("overrides", nargs="*", help="settings, as for lockstep train")
     text = "compare the bits, with virtual shards (trainer.virtual_shards, or 4) in the precision of the configuration"
     verify.add_argument("--bits", action="store_true", help=text)
-    model = command("model", _model, "show the layers of a network with their shapes, parameters and FLOPs")
+    model = command("model", "show the layers of a network with their shapes, parameters and FLOPs")
     model.add_argument("overrides", nargs="*", help="settings, as for lockstep train")
     model.add_argument("--depth", type=int, default=2, metavar="N", help="levels of layers to show, default: 2")
-    status = command("status", _status, "show the state of a run, or the table of a sweep")
+    status = command("status", "show the state of a run, or the table of a sweep")
     status.add_argument("run", nargs="?", default="latest", help="folder of a run or a sweep, default: latest")
     runs = command(
         "runs",
-        _runs,
         "list or remove the runs in a folder",
         description="List the runs in a folder, newest first. Output to a pipe has all columns.",
         epilog=PRUNING,
@@ -137,7 +132,6 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("--sort", metavar="COLUMN", default="-started", help=f"sort by this column, {order}")
     text = "show these: also settings (optimizer.lr), metrics (val/accuracy), tags, note"
     runs.add_argument("--columns", metavar="KEY,...", default="", help=text)
-    runs.add_argument("--reverse", action="store_true", help="reverse the order")
     runs.add_argument(
         "--filter",
         metavar="TEXT",
@@ -149,16 +143,16 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--watch", action="store_true", help="refresh every two seconds until Ctrl-C")
     what.add_argument("--prune", action="store_true", help="remove runs after confirmation, see below")
     runs.add_argument("--yes", action="store_true", help="remove without confirmation")
-    compare = command("compare", _compare, "compare runs, settings over their seeds or folds, or predictions")
+    compare = command("compare", "compare runs, settings over their seeds or folds, or predictions")
     text = "run folders, SWEEP:KEY=VALUE,... for settings, one SWEEP for all of them, or two CSV files of lockstep eval"
     compare.add_argument("runs", nargs="+", metavar="run", help=text)
     for subparser in (model, status, what, compare):
         subparser.add_argument("--json", action="store_true", help="as JSON")
     commands.add_parser("jobs", help="list, follow, cancel and requeue submitted runs", add_help=False)
-    stop = command("stop", _stop, "stop a run, or all trials of a sweep, with a checkpoint")
-    evaluate = command("eval", _infer, "evaluate a trained network, on any number of workers")
-    predict = command("predict", _infer, "write predictions for images to a CSV file")
-    export = command("export", _export, "write a trained network to a file for other programs, and check it")
+    stop = command("stop", "stop a run, or all trials of a sweep, with a checkpoint")
+    evaluate = command("eval", "evaluate a trained network, on any number of workers")
+    predict = command("predict", "write predictions for images to a CSV file")
+    export = command("export", "write a trained network to a file for other programs, and check it")
     for subparser in (stop, evaluate, predict, export):
         subparser.add_argument("run", help="run folder, or latest")
     stop.add_argument("--reason", default="lockstep stop", help="recorded in the status of the run")
@@ -178,20 +172,19 @@ def _parser() -> argparse.ArgumentParser:
         subparser.add_argument("overrides", nargs="*", help="settings to change, such as data.root=elsewhere")
         subparser.add_argument("--trust", action="store_true", help=naming.TRUSTING)
         subparser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
-    for subparser, task in ((evaluate, "evaluate"), (predict, "predict")):
-        subparser.set_defaults(task=task)
+    for subparser in (evaluate, predict):
         subparser.add_argument("--top-k", type=int, default=1, metavar="K", help="most probable classes in each row")
         text = "number of workers, or GPUs such as 0,2; default: as in training, on one machine"
         subparser.add_argument("--devices", metavar="N", help=text)
         subparser.add_argument("--strategy", choices=("auto", "cpu"), help="cpu: do not use GPUs")
         subparser.add_argument("--job", type=Path, help=argparse.SUPPRESS)  # its folder
-    board = command("board", _board, "show all runs in a browser", description="Show all runs in TensorBoard.")
+    board = command("board", "show all runs in a browser", description="Show all runs in TensorBoard.")
     board.add_argument("--logdir", default="outputs", metavar="FOLDER", help="default: outputs")
     board.add_argument("--host", help="name or address to listen on; default: localhost, for this machine only")
     board.add_argument("--port", type=int, metavar="N", help="default: 6006, or the next free one")
     board.add_argument("--training_hosts", default="", metavar="NAMES", help="additional host names to accept")
-    data.add_commands(command("data", _data, "check, fetch and prepare images"))
-    machine = command("machine", _machine, "show GPUs, cores, memory and disks, and the partitions of the cluster")
+    data.add_commands(command("data", "check, fetch and prepare images"))
+    machine = command("machine", "show GPUs, cores, memory and disks, and the partitions of the cluster")
     machine.add_argument("--json", action="store_true", help="as JSON")
     return parser
 
@@ -209,20 +202,71 @@ def _current_folder() -> Path:
         errors.exit_with(error)
 
 
-def _enter_project(run: RunFolder | None = None) -> "Source":
+def _enter_project() -> "Source":
     """Let this process find the modules of the project in the current folder. Returns its configuration."""
     from lockstep.config.composing import compose
     from lockstep.config.saved import project
 
     folder = _current_folder()
-    project.enter(folder, run)
+    project.enter(folder, None)
     return compose.source_of(folder)
 
 
-def _new(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
+    """Run a command with what it needs, which others do not import. Returns the exit code."""
+    match arguments.command:
+        case "new":
+            return _new(_current_folder() / arguments.path)
+        case "benchmark":
+            source = _enter_project()
+            if arguments.is_help:
+                from lockstep.cli.help import show_benchmark
+
+                show_benchmark(source)
+                return 0
+            from lockstep.benchmark.command import run_benchmark
+
+            return run_benchmark(arguments.overrides, source)
+        case "verify":
+            source = _enter_project()
+            from lockstep.verify.command import run_verification
+
+            return run_verification(arguments.overrides, source, is_by_bits=arguments.bits)
+        case "model":
+            from lockstep.cli.model import show_model
+
+            return show_model(arguments.overrides, _enter_project(), depth=arguments.depth, is_json=arguments.json)
+        case "status":
+            return _status(arguments.run, is_json=arguments.json)
+        case "runs":
+            return _runs(arguments)
+        case "compare":
+            return _compare(arguments.runs, is_json=arguments.json)
+        case "stop":
+            from lockstep.cluster.stopping import stop
+
+            return stop(arguments.run, arguments.reason)
+        case "eval" | "predict":
+            from lockstep.cli.inference import infer
+
+            return infer(arguments, _current_folder())
+        case "export":
+            from lockstep.cli.export import run_export
+
+            return run_export(arguments, _current_folder())
+        case "board":
+            return _board(arguments)
+        case "data":
+            return data.run_data_command(arguments, _enter_project())
+        case _:
+            from lockstep.cli.machine import show_machine
+
+            return show_machine(is_json=arguments.json)
+
+
+def _new(path: Path) -> int:
     from lockstep.starter.project import create
 
-    path = _current_folder() / arguments.path
     requirement = create(path)
     print(
         f"{quote_path(path)} is a project with its own images, network and task:\n"
@@ -234,48 +278,14 @@ def _new(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _board(arguments: argparse.Namespace) -> int:
-    try:
-        from lockstep.board.command import serve_board
+def _status(run: str, *, is_json: bool) -> int:
+    if (Path(run) / SWEEP).is_file():
+        from lockstep.sweeps.views import show_sweep
 
-        return serve_board(Path(arguments.logdir), arguments.host, arguments.port, arguments.training_hosts)
-    except KeyboardInterrupt:  # ends it, also while it starts
-        return 0
+        return show_sweep(Path(run).resolve(), is_json=is_json)
+    from lockstep.monitoring.status import show_status
 
-
-def _benchmark(arguments: argparse.Namespace) -> int:
-    source = _enter_project()
-    if arguments.is_help:
-        from lockstep.cli.help import show_benchmark
-
-        show_benchmark(source)
-        return 0
-    from lockstep.benchmark.command import run_benchmark
-
-    return run_benchmark(arguments.overrides, source)
-
-
-def _verify(arguments: argparse.Namespace) -> int:
-    source = _enter_project()
-    from lockstep.verify.command import run_verification
-
-    return run_verification(arguments.overrides, source, is_by_bits=arguments.bits)
-
-
-def _model(arguments: argparse.Namespace) -> int:
-    from lockstep.cli import model
-
-    return model.show_model(arguments.overrides, _enter_project(), depth=arguments.depth, is_json=arguments.json)
-
-
-def _status(arguments: argparse.Namespace) -> int:
-    if (Path(arguments.run) / SWEEP).is_file():
-        from lockstep.sweeps import views
-
-        return views.show_sweep(Path(arguments.run).resolve(), is_json=arguments.json)
-    from lockstep.monitoring import status
-
-    return status.show_status(naming.find(arguments.run), is_json=arguments.json)
+    return show_status(naming.find(run), is_json=is_json)
 
 
 def _runs(arguments: argparse.Namespace) -> int:
@@ -288,48 +298,27 @@ def _runs(arguments: argparse.Namespace) -> int:
     if arguments.yes:
         raise ValueError("--yes needs --prune: add --prune, or remove --yes.")
     columns = [key for key in arguments.columns.split(",") if key]
-    order = {"sort": arguments.sort, "is_reversed": arguments.reverse}
-    if arguments.watch:
-        return table.watch_runs(chosen, columns, **order)
-    return table.show_runs(chosen, columns, **order, is_json=arguments.json)
+    options = {"sort": arguments.sort, "is_json": arguments.json, "is_watched": arguments.watch}
+    return table.show_runs(chosen, columns, **options)
 
 
-def _compare(arguments: argparse.Namespace) -> int:
-    if all(name.endswith(".csv") for name in arguments.runs):
-        from lockstep.sweeps.predictions import compare_predictions as show
-    elif any((Path(name.partition(":")[0]) / SWEEP).is_file() for name in arguments.runs):
-        from lockstep.sweeps.comparison import compare_sweeps as show
+def _compare(names: Sequence[str], *, is_json: bool) -> int:
+    if all(name.endswith(".csv") for name in names):
+        from lockstep.sweeps.predictions import compare_predictions as compare
+    elif any((Path(name.partition(":")[0]) / SWEEP).is_file() for name in names):
+        from lockstep.sweeps.comparison import compare_sweeps as compare
     else:
-        from lockstep.monitoring.comparison import compare_runs as show
-    return show(arguments.runs, is_json=arguments.json)
+        from lockstep.monitoring.comparison import compare_runs as compare
+    return compare(names, is_json=is_json)
 
 
-def _stop(arguments: argparse.Namespace) -> int:
-    from lockstep.cluster import stopping
+def _board(arguments: argparse.Namespace) -> int:
+    try:
+        from lockstep.board.command import serve_board
 
-    return stopping.stop(arguments.run, arguments.reason)
-
-
-def _infer(arguments: argparse.Namespace) -> int:
-    from lockstep.cli import inference
-
-    return inference.infer(arguments, _current_folder())
-
-
-def _export(arguments: argparse.Namespace) -> int:
-    from lockstep.cli import export
-
-    return export.run_export(arguments, _current_folder())
-
-
-def _data(arguments: argparse.Namespace) -> int:
-    return data.run_data_command(arguments, _enter_project())
-
-
-def _machine(arguments: argparse.Namespace) -> int:
-    from lockstep.cli import machine
-
-    return machine.show_machine(is_json=arguments.json)
+        return serve_board(Path(arguments.logdir), arguments.host, arguments.port, arguments.training_hosts)
+    except KeyboardInterrupt:  # ends it, also while it starts
+        return 0
 
 
 if __name__ == "__main__":

@@ -38,19 +38,15 @@ def files(root: Path, max_bytes: int = MAX_BYTES) -> list[Path]:
     """
     listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     names = sorted({os.fsdecode(name) for name in listed.split(b"\0") if name})
-    paths = [path for path in map(Path, names) if RUNS not in path.parts]
-    chosen = [path for path in paths if (root / path).is_file()]  # no deleted files, no other repositories
-    if not chosen:
-        chosen = [path for path in _walk(root) if RUNS not in path.parts]
-    chosen = [path for path in chosen if not _is_credential(path)]
+    paths = [path for path in map(Path, names) if (root / path).is_file()]  # no deleted files, no other repositories
+    chosen = list(filter(_is_copied, paths)) or list(filter(_is_copied, _walk(root)))
     sizes = {path: os.stat(root / path).st_size for path in chosen}
     total = sum(sizes.values())
     if total > max_bytes:
         largest = ", ".join(f"{p} ({size_text(sizes[p])})" for p in sorted(chosen, key=lambda p: -sizes[p])[:3])
         problem = f"has {size_text(total)} of code, a copy at most {size_text(max_bytes)}"
-        raise ConfigError(
-            Error(display_path(root), problem, f"add other files to .gitignore, the largest are {largest}")
-        )
+        fix = f"add other files to .gitignore, the largest are {largest}"
+        raise ConfigError(Error(display_path(root), problem, fix))
     return chosen
 
 
@@ -96,9 +92,11 @@ def next_folder(base: Path) -> Path:
     return base / str(max(numbers, default=0) + 1)
 
 
-def _is_credential(path: Path) -> bool:
+def _is_copied(path: Path) -> bool:
+    """Return False for runs and credentials."""
     names = [part.lower() for part in path.parts]
-    return path.suffix != ".py" and any(fnmatch(name, pattern) for name in names for pattern in CREDENTIALS)
+    is_secret = path.suffix != ".py" and any(fnmatch(name, pattern) for name in names for pattern in CREDENTIALS)
+    return RUNS not in path.parts and not is_secret
 
 
 def _walk(root: Path) -> Iterator[Path]:

@@ -16,9 +16,8 @@ from lockstep.cluster import following, jobs
 from lockstep.cluster.jobs import Job
 from lockstep.monitoring import cells, pruning
 from lockstep.runs import gate
-from lockstep.runs.discovery import DiscoveredRun
 from lockstep.runs.files import to_json
-from lockstep.runs.folder import EXIT_CONFIG, RunFolder
+from lockstep.runs.folder import EXIT_CONFIG
 from lockstep.runs.naming import ADOPT, TRUSTING, display_path, quote_path, resume_override
 from lockstep.system import terminal
 from lockstep.system.redaction import redact
@@ -30,7 +29,6 @@ EPILOG = "A job is given by its id (17, 17_3 of the array 17, local-3fa9c1), its
 
 
 def run_jobs_command(texts: Sequence[str]) -> int:
-    """Run a `lockstep jobs` command. Returns its exit code. Raises ValueError if it is not possible."""
     arguments = _parser().parse_args(texts)
     if not all([arguments.folder, *arguments.names]):
         raise ValueError("a name is empty, perhaps an unset variable: give a job id, a run folder, or latest.")
@@ -38,13 +36,10 @@ def run_jobs_command(texts: Sequence[str]) -> int:
 
 
 def _select_jobs(arguments: argparse.Namespace) -> list[Job]:
-    found = jobs.recorded_jobs(
-        [Path(arguments.folder), *(Path(name) for name in arguments.names if Path(name).is_dir())]
-    )
+    found = jobs.recorded_jobs(map(Path, [arguments.folder, *arguments.names]))
     if arguments.names or arguments.function != _list:
         found = jobs.select_jobs(found, arguments.names or ["latest"])
-    only_reads = arguments.function in (_list, _show, following.result)
-    return jobs.look(found, is_slurm_needed=not only_reads)
+    return jobs.look(found, is_slurm_needed=arguments.function not in (_list, _show, following.result))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,14 +71,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-# -- list and show -----------------------------------------------------------------------------------------------------
-
-
 def _list(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     if arguments.watch:
-        terminal.watch(
-            lambda out: _table(_select_jobs(arguments)[2 - out.height :], out)
-        )  # as many as the screen has lines
+        # as many as the screen has lines
+        terminal.watch(lambda out: _table(_select_jobs(arguments)[2 - out.height :], out))
     elif arguments.json:
         print(to_json([jobs.job_facts(job) for job in chosen_jobs]))
     elif not chosen_jobs:
@@ -103,7 +94,7 @@ def _table(chosen_jobs: Sequence[Job], out: Console) -> Table:
             cells.epochs(job.facts),
             cells.best(job.facts),
             job.reason or cells.NONE,
-            duration(job.scheduled.elapsed_s) if job.scheduled.elapsed_s else cells.NONE,
+            cells.time(job.scheduled.elapsed_s or None),
             job.scheduled.nodes or cells.NONE,
         )
         for job in chosen_jobs
@@ -124,6 +115,7 @@ def _show(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
 
 def _facts(job: Job) -> list[tuple[str, str | Text]]:
     known, scheduled, facts = job.record, job.scheduled, job.facts
+    is_trained = job.exit_code == 0 and not known.command
     settings = {key: value for key, value in redact(known.cluster).items() if value not in (None, [], "")}
     return [
         ("state", cells.state(job.state)),
@@ -146,14 +138,8 @@ def _facts(job: Job) -> list[tuple[str, str | Text]]:
         ("follow", f"lockstep jobs follow {job.id}" if job.is_live else ""),
         ("cancel", f"lockstep jobs cancel {job.id}" if job.is_live else ""),
         ("resume", f"lockstep jobs requeue {job.id}" if job.exit_code and known.is_resumable else ""),
-        (
-            "evaluate",
-            f"lockstep eval {quote_path(job.folder.path)}" if job.exit_code == 0 and not known.command else "",
-        ),
+        ("evaluate", f"lockstep eval {quote_path(job.folder.path)}" if is_trained else ""),
     ]
-
-
-# -- cancel, requeue, delete -------------------------------------------------------------------------------------------
 
 
 def _cancel(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
@@ -196,5 +182,4 @@ def _delete(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     if live:
         raise ValueError(f"job {live[0].id} is {live[0].state}: lockstep jobs cancel {live[0].id} first.")
     root = Path(os.path.commonpath([job.folder.path.parent for job in chosen_jobs]))
-    runs = [DiscoveredRun(job.run.id, job.run.name, RunFolder(job.folder.path)) for job in chosen_jobs]
-    return pruning.remove(runs, root, is_sure=arguments.yes)
+    return pruning.remove([job.run for job in chosen_jobs], root, is_sure=arguments.yes)

@@ -56,22 +56,14 @@ def follow(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
                 print(printable(f"[job {job.id} {state}]"), file=sys.stderr, flush=True)
             shown_state = state
             if not job.is_live:
-                return _code(job)
+                return job.end_code
     except KeyboardInterrupt:
         print(f"\nJob {job.id} continues: lockstep jobs cancel {job.id} ends it.", file=sys.stderr)
     return EXIT_INTERRUPTED
 
 
-def _code(job: Job) -> int:
-    """Return the exit code of a job that has ended, 1 if it is unknown."""
-    return EXIT_FAILED if job.exit_code is None else job.exit_code
-
-
 def _print_from(log: Path, position: int) -> int:
-    """Print the log from this byte on, without terminal commands. Returns the new position, of a whole character.
-
-    Raises ValueError for what is no file.
-    """
+    """Print the log from this byte on, without terminal commands. Returns the new position, of a whole character."""
     try:
         with open(log, "rb", opener=no_link) as file:
             file.seek(position)
@@ -99,7 +91,7 @@ def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
                     print(f"{job.id}\t{job.state}\t{printable(job.run.name)}", flush=True)
             reported |= {job.id for job in ended}
             if len(ended) == len(looked):
-                return next(filter(None, map(_code, ended)), 0)
+                return next(filter(None, (job.end_code for job in ended)), 0)
     except KeyboardInterrupt:
         print("The jobs continue.", file=sys.stderr)
     return EXIT_INTERRUPTED

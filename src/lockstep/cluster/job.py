@@ -78,7 +78,6 @@ def work(folder: RunFolder, job_id: str) -> int:
 
 
 def _await_others(folder: RunFolder) -> None:
-    """Wait until the other ranks have ended too, or for `OTHERS_S`."""
     deadline = time.monotonic() + OTHERS_S
     while folder.heartbeats() and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -101,27 +100,17 @@ def _update(folder: RunFolder, **fields: Any) -> None:
 
 
 def take_signals() -> None:
-    """Replace submitit's handlers by one that does nothing; blocked signals stay blocked until the run handles them.
-
-    A handler, because ignoring a signal would discard a pending one.
-    """
+    """Replace submitit's handlers by one that does nothing; blocked signals stay blocked until the run handles them."""
     for number in STOP_SIGNALS:
-        signal.signal(number, _ignore_signal)
+        signal.signal(number, lambda number, frame: None)  # ignoring a signal would discard a pending one
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
 
 
-def _ignore_signal(number: int, frame: FrameType | None) -> None:
-    pass
-
-
 def _do(folder: RunFolder, job: Record, *, is_first: bool) -> int:
-    is_slurm = job.engine == "slurm"
-    if is_slurm and job.gpus_per_node and (num_gpus := num_visible_gpus()) < job.gpus_per_node:
-        error = (
-            f"cluster.gpus_per_node={job.gpus_per_node}, but SLURM shows {plural(num_gpus, 'GPU')} on "
-            f"{socket.gethostname()}: choose another partition, or strategy=cpu"
-        )
+    if job.engine == "slurm" and job.gpus_per_node and (num_gpus := num_visible_gpus()) < job.gpus_per_node:
+        shown = f"SLURM shows {plural(num_gpus, 'GPU')} on {socket.gethostname()}"
+        error = f"cluster.gpus_per_node={job.gpus_per_node}, but {shown}: choose another partition, or strategy=cpu"
         folder.record_failure(f"config error: {error}\n")
         _update(folder, state="failed", reason=error)
         print(f"config error: {error}", file=sys.stderr, flush=True)
@@ -134,10 +123,7 @@ def _do(folder: RunFolder, job: Record, *, is_first: bool) -> int:
 
 
 def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:
-    """Execute the command of a job, and forward signals to it. Returns its exit code, EXIT_STOPPED after a signal.
-
-    The first task records the end in the status of the folder.
-    """
+    """Execute the command of a job, and forward signals to it. Returns its exit code, EXIT_STOPPED after a signal."""
     received: list[int] = []
     process: subprocess.Popen[bytes] | None = None
 
@@ -170,9 +156,6 @@ def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:
     return code
 
 
-# -- whether the job is requeued --------------------------------------------------------------------------------------
-
-
 def _refusal(folder: RunFolder, job: Record, restarts: int) -> str:
     """Return the reason not to train in a job that SLURM has started again; empty if there is none."""
     if job.cancelled:
@@ -185,10 +168,8 @@ def _refusal(folder: RunFolder, job: Record, restarts: int) -> str:
 
 
 def _over_limit(folder: RunFolder, job: Record, restarts: int) -> str:
-    return (
-        f"requeued {plural(restarts, 'time')}, the limit is cluster.max_requeues={job.cluster['max_requeues']}: "
-        f"resume with lockstep jobs requeue {quote_path(folder.path)}"
-    )
+    limit = f"the limit is cluster.max_requeues={job.cluster['max_requeues']}"
+    return f"requeued {plural(restarts, 'time')}, {limit}: resume with lockstep jobs requeue {quote_path(folder.path)}"
 
 
 def _after_stop(folder: RunFolder, job: Record, restarts: int) -> tuple[int, str]:

@@ -63,7 +63,6 @@ class Job:
 
     @property
     def is_live(self) -> bool:
-        """True if the job is waiting or running."""
         return self.scheduled.is_live
 
     @property
@@ -73,6 +72,11 @@ class Job:
             return None
         results = (read_json(self.folder.path / name) for name in RESULTS)
         return next(filter(None, results), None)
+
+    @property
+    def end_code(self) -> int:
+        """The exit code of a job that has ended, 1 if it is unknown."""
+        return EXIT_FAILED if self.exit_code is None else self.exit_code
 
     @property
     def exit_code(self) -> int | None:
@@ -110,10 +114,9 @@ def select_jobs(found: Sequence[Recorded], names: Sequence[str]) -> list[Recorde
     picked: dict[str, Recorded] = {}
     for name in names:
         path = Path(name).resolve()
-        ids = ({known.id, *known.earlier} for _, known in found)
-        matches = [
-            pair for pair, own in zip(found, ids, strict=True) if name in own | {i.partition("_")[0] for i in own}
-        ]
+        ids = [{known.id, *known.earlier} for _, known in found]
+        ids = [own | {each.partition("_")[0] for each in own} for own in ids]
+        matches = [pair for pair, own in zip(found, ids, strict=True) if name in own]
         matches = matches or [pair for pair in found if pair[0].folder.path.is_relative_to(path)]
         if not matches and name == "latest":
             matches = list(found[-1:])
@@ -125,33 +128,26 @@ def select_jobs(found: Sequence[Recorded], names: Sequence[str]) -> list[Recorde
 
 
 def look(found: Sequence[Recorded], *, is_slurm_needed: bool = True) -> list[Job]:
-    """Return the jobs of these records with their present states.
-
-    Raises ValueError if SLURM does not answer and a run has no final exit code: its job may be waiting or running.
-    If SLURM is not needed, prints a note instead; the states of such jobs are unknown.
-    """
+    """Return the jobs with their present states. If SLURM is silent, raises ValueError, or prints it if not needed."""
     ids = [known.id for _, known in found if known.engine == "slurm"]
-    states: dict[str, Scheduled] = {}
-    unsure: list[str] = []
-    silence = None
+    states, silence, unsure = dict[str, Scheduled](), None, list[str]()
     try:
-        states = scheduler.states(ids) if ids else {}
+        states = scheduler.states(ids)
     except ValueError as error:
         silence = error
-    facts = [discovery.look(run) for run, _ in found]  # after the states: a job that has ended wrote its last status
+    # after the states: a job that has ended wrote its last status
+    looked = [(run, known, discovery.look(run)) for run, known in found]
     if silence is not None:
-        pairs = zip(found, facts, strict=True)
-        unsure = [known.id for (run, known), each in pairs if known.id in ids and not _has_ended(run.folder, each)]
+        unsure = [known.id for run, known, facts in looked if known.id in ids and not _has_ended(run.folder, facts)]
         if unsure and is_slurm_needed:
             raise ValueError(f"the state of job {unsure[0]} is unknown: {silence}") from silence
         if unsure:
             print(f"lockstep: {silence} The states below are those of the runs.", file=sys.stderr)
     jobs = []
-    for (run, known), each in zip(found, facts, strict=True):
-        scheduled = states.get(known.id)
-        if scheduled is None:
-            scheduled = _unscheduled_state(run.folder, known, each["state"], is_sure=known.id not in unsure)
-        jobs.append(Job(run, known, each, scheduled))
+    for run, known, facts in looked:
+        is_sure = known.id not in unsure
+        scheduled = states.get(known.id) or _unscheduled_state(run.folder, known, facts["state"], is_sure=is_sure)
+        jobs.append(Job(run, known, facts, scheduled))
     return jobs
 
 
@@ -162,16 +158,14 @@ def jobs_of(folders: Iterable[RunFolder]) -> list[Job]:
 
 
 def cancel(jobs: Sequence[Job]) -> None:
-    """Cancel live jobs; those that run save a checkpoint first.
-
-    Raises ValueError if SLURM refuses, PermissionError for a record that this user did not write here.
-    """
+    """Cancel live jobs; those that run save a checkpoint first. Raises ValueError or PermissionError if refused."""
     for job in jobs:
         gate.need_made_here(job.folder, "cancel it where it was submitted")
     if submitted := [job.id for job in jobs if job.record.engine == "slurm"]:
         scheduler.cancel(submitted)
     for job in jobs:
-        record.mark_cancelled(job.folder)  # before its checkpoint is written, after which it may be requeued
+        # before its checkpoint is written, after which it may be requeued
+        job.folder.write_job({**job.folder.read_job(), "cancelled": True})
         if job.record.engine == "local":
             _end_local(job)
         if job.state == "pending":

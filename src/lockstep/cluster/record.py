@@ -75,15 +75,9 @@ def _is_of(value: Any, kind: Any) -> bool:
         return isinstance(value, tuple)
     if isinstance(value, bool) or kind is bool:
         return kind is bool and isinstance(value, bool)
-    return isinstance(value, int | float if kind is float else kind) and (
-        not isinstance(value, int | float) or 0 <= value < LARGEST
-    )
+    is_small = not isinstance(value, int | float) or 0 <= value < LARGEST
+    return is_small and isinstance(value, int | float if kind is float else kind)
 
 
 def _has_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-def mark_cancelled(folder: RunFolder) -> None:
-    """Record that a person cancelled the job of a run: it is not requeued."""
-    folder.write_job({**folder.read_job(), "cancelled": True})

@@ -1,10 +1,12 @@
-"""The state of SLURM jobs, by its command-line tools.
+"""The states of SLURM jobs, the partitions of its cluster and the limits of this user, by its command-line tools.
 
 By text, not `--json`: its fields differ between versions, and SLURM 22.05 lists there the jobs of all users.
 """
 
+import getpass
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -19,25 +21,38 @@ LIVE = {
     *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "SIGNALING", "STAGE_OUT"),
     *("RESIZING", "SPECIAL_EXIT", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "REVOKED"),
 }
+GPUS = re.compile(r"\bgpu:(?:([^:,()]+):)?(\d+)")
+LIMITS = ("Account", "Partition", "QOS", "MaxJobs", "MaxSubmit", "MaxTRES", "GrpTRES")
 
 
 class Scheduled(NamedTuple):
-    """A job in SLURM: `state` is SLURM's name in lower case, `exit_code` is 0 before the end.
-
-    `elapsed_s` is None if it is unknown.
-    """
+    """A job in SLURM: `state` is SLURM's name in lower case, `exit_code` is 0 before the end."""
 
     state: str
     reason: str = ""
     nodes: str = ""
-    elapsed_s: float | None = None
+    elapsed_s: float | None = None  # if it is unknown
     exit_code: int = 0
     restarts: int = 0
 
     @property
     def is_live(self) -> bool:
-        """True if the job is waiting, running or being requeued."""
         return self.state.upper() in LIVE
+
+
+class Partition(NamedTuple):
+    """Nodes of one kind in a partition, with GPUs, cores and MiB of each; `limit_s` None is no time limit."""
+
+    name: str
+    is_default: bool
+    is_up: bool
+    nodes: int
+    idle: int
+    gpus: int
+    gpu_kinds: tuple[str, ...]
+    cores: int
+    memory_mib: int
+    limit_s: float | None
 
 
 def states(ids: Iterable[str]) -> dict[str, Scheduled]:
@@ -47,18 +62,14 @@ def states(ids: Iterable[str]) -> dict[str, Scheduled]:
     """
     requested, found = set(ids), dict[str, Scheduled]()
     squeue = ("squeue", "--array", "--states=all", f"--Format={QUEUE}")
-    for job, state, reason, nodes, elapsed, status, restarts, *_ in _query_fields(
-        squeue, requested, unless="Invalid job id"
-    ):
+    for job, state, reason, nodes, elapsed, status, restarts, *_ in _fields(squeue, requested, "Invalid job id"):
         state = "SUSPENDED" if state == "STOPPED" else state  # in Lockstep a stopped run has saved and ended
         reason = "" if reason == "None" else reason
         wait_status = int(status or 0)
         code = wait_status >> 8 or _signal_code(wait_status & 127)
         found[job] = Scheduled(state.lower(), reason, nodes, seconds(elapsed), code, int(restarts or 0))
     sacct = ("sacct", "--allocations", "--parsable2", f"--format={ACCOUNTS}")
-    for job, state, nodes, elapsed, codes in _query_fields(
-        sacct, requested - found.keys(), unless="storage is disabled"
-    ):
+    for job, state, nodes, elapsed, codes in _fields(sacct, requested - found.keys(), "storage is disabled"):
         name = state.partition(" ")[0]  # "CANCELLED by 1000"
         code, number = map(int, codes.split(":"))
         found.setdefault(job, Scheduled(name.lower(), "", nodes, seconds(elapsed), code or _signal_code(number)))
@@ -84,12 +95,35 @@ def cancel(jobs: Sequence[str]) -> None:
     call("scancel", *jobs)
 
 
-def _query_fields(command: Sequence[str], jobs: set[str], *, unless: str) -> Iterator[list[str]]:
+def _fields(command: Sequence[str], jobs: set[str], unless: str) -> Iterator[list[str]]:
     """Yield the fields of jobs, and of others in the same arrays; none if the tool's error contains `unless`."""
     if jobs:
         numbers = ",".join(sorted({job.partition("_")[0] for job in jobs}))
         for line in call(*command, "--noheader", f"--jobs={numbers}", unless=unless).splitlines():
             yield line.split("|")
+
+
+def partitions() -> list[Partition]:
+    """List the partitions that this user may see; none without a cluster. Raises ValueError if it does not answer."""
+    if shutil.which("sinfo") is None:
+        return []
+    found, shown = [], ("--exact", "--noheader", "--format=%P|%a|%l|%F|%c|%m|%G")
+    for line in call("sinfo", *shown, unless="configuration source").splitlines():
+        name, state, limit, nodes, cores, memory, resources = line.split("|")
+        _, idle, _, total = map(int, nodes.split("/"))  # allocated, idle, other, total
+        where = (name.removesuffix("*"), name.endswith("*"), state == "up", total, idle)
+        gpus = GPUS.findall(resources)
+        counted = (sum(int(count) for _, count in gpus), tuple(kind for kind, _ in gpus if kind))
+        found.append(Partition(*where, *counted, int(cores), int(memory), seconds(limit)))
+    return found
+
+
+def limits() -> list[str]:
+    """List the accounts of this user with their limits, by SLURM's names; none on a cluster without a database."""
+    shown = ("--noheader", "--parsable2", "show", "associations", f"user={getpass.getuser()}")
+    lines = call("sacctmgr", *shown, f"format={','.join(LIMITS)}", unless="accounting_storage").splitlines()
+    rows = (zip(LIMITS, line.split("|"), strict=True) for line in lines)
+    return [", ".join(f"{name}={value}" for name, value in row if value) for row in rows]
 
 
 def call(*command: str, unless: str | None = None) -> str:

@@ -31,14 +31,10 @@ ALL = 10**9  # tasks of an array at a time; submitit's default is 256
 def executor(
     cluster: Cluster, workers: Workers, *, name: str, files: Path, code: Path, cwd: Path, is_head: bool
 ) -> "submitit.SlurmExecutor":
-    """Create submitit's executor with all settings of a job; scripts and logs go to the folder `files`.
-
-    The job has a task for each worker, or one on its first node (`is_head`). Raises ConfigError for a folder whose name
-    would write a line of the script.
-    """
+    """Create submitit's executor of a job with a task for each worker, or one on its first node (`is_head`)."""
     import submitit
 
-    for folder in (cwd, files, code):
+    for folder in (cwd, files, code):  # a name could write a line of the script
         if re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", str(folder)):
             problem = f"{str(folder)!r} has a character that the script of a job cannot contain"
             raise ConfigError(Error("the folder", problem, "rename it"))
@@ -94,16 +90,13 @@ def exports(code: Path) -> list[str]:
 
 
 def _requeue() -> str:
-    """Return the shell line by which the script, outside of any container, requeues its job on exit code REQUEUE.
-
-    SLURM ends bash itself when a job is cancelled or preempted: its exit code is another one then.
-    """
+    """Return the shell line by which the script, outside of any container, requeues its job on exit code REQUEUE."""
+    # SLURM ends bash itself when a job is cancelled or preempted: its exit code is another one then
     job_id = "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"
     return f"trap 'if [ $? = {job.REQUEUE} ]; then scontrol requeue \"{job_id}\"; exit {EXIT_STOPPED}; fi' EXIT"
 
 
 def script(slurm_executor: "submitit.SlurmExecutor", num_runs: int) -> str:
-    """Return the script that sbatch would receive for `num_runs` runs."""
     if num_runs > 1:
         slurm_executor.parameters["map_count"] = num_runs
     return sbatch_script(slurm_executor)

@@ -4,28 +4,26 @@ import sys
 from pathlib import Path
 
 from lockstep.cluster import jobs
-from lockstep.cluster.jobs import Job
 from lockstep.runs import gate, naming
 from lockstep.runs.folder import EXIT_CONFIG, LIVE_STATES, SWEEP, RunFolder
-from lockstep.runs.naming import display_path
 
 STOP_IT = "to stop it all the same, create a file STOP in it"
 
 
 def stop(run: str, reason: str) -> int:
     """Request a checkpoint and the end of a run or a sweep. Returns the exit code. Raises ValueError."""
-    live: list[Job] = []
+    live: list[jobs.Job] = []
     if (Path(run) / SWEEP).is_file():
         folder = RunFolder(Path(run).resolve())
         gate.need_made_here(folder, STOP_IT)
         live = [job for job in jobs.look(jobs.recorded_jobs([folder.path])) if job.is_live]
         is_running, state = bool(live) or folder.is_locked() is not False, ""
-        name, its = f"the sweep in {display_path(folder.path)}", "each trial"
+        name, its = f"the sweep in {naming.display_path(folder.path)}", "each trial"
     else:
         folder = naming.find(run)
         gate.need_made_here(folder, STOP_IT)
         state = folder.read_status().get("state", "starting" if folder.is_locked() else "not started")
-        name, its, is_running = display_path(folder.path), "it", state in LIVE_STATES
+        name, its, is_running = naming.display_path(folder.path), "it", state in LIVE_STATES
     if not is_running:
         print(f"lockstep: {name} is not running{f': {state}' if state else ''}", file=sys.stderr)
         return EXIT_CONFIG

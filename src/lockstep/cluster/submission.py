@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from lockstep.cluster import background, code, jobs, record, slurm
 from lockstep.cluster.jobs import Job
@@ -22,13 +23,12 @@ from lockstep.runs import gate, naming
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path, quote_path, resume_override
 from lockstep.system import signals
-from lockstep.system.signals import Ended, SignalFlag
 from lockstep.system.terminal import show_table
 
 
 def interruptible() -> contextlib.AbstractContextManager[None]:
     """Return a context that the first stop signal ends, before sbatch is called or after its id is recorded."""
-    return SignalFlag(ends=True).handle_signals()
+    return signals.SignalFlag(ends=True).handle_signals()
 
 
 def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[RunFolder, int]:
@@ -39,10 +39,9 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
     code.required_files([config], project.root())  # an error leaves not even an empty folder of the day
     with interruptible(), _new_folder(chosen, config.run_name) as folder:
         runner.save(folder, job_config(config), typed)
-        (job,) = submit_all([folder], [config], base=folder, name=config.run_name)
+        _submit(folder, config, config.run_name)
         if chosen is None:
             naming.link_latest(Path("outputs").resolve(), folder.path)
-        _show(folder, job, config)
     return folder, 0
 
 
@@ -93,10 +92,15 @@ def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
         return folder, 0
     with runner.lock_run(folder):  # raises if another process trains it
         pass
-    with interruptible():
-        (job,) = submit_all([folder], [config], base=folder, name=config.run_name)
-        _show(folder, job, config)
+    _submit(folder, config, config.run_name)
     return folder, 0
+
+
+def _submit(folder: RunFolder, config: Config, name: str, **what: Any) -> None:
+    """Submit a run or a command, and print how to follow it. Raises ConfigError."""
+    with interruptible():
+        (job,) = submit_all([folder], [config], base=folder, name=name, **what)
+        _show(folder, job, config)
 
 
 def submit_all(
@@ -159,14 +163,17 @@ def submit_all(
                 if is_from_here:
                     project.record_copy(folder, project.root(), frozen)
                 config_file.save(*((config, folder.job_config) if command else (job_config(config), folder.config)))
-                _mark_waiting(folder, run_name)
+                folder.forget_end()  # of an earlier session
+                before = {"state": "not started", "name": run_name, **folder.read_status()}
+                waiting = {"reason": "submitted: see lockstep jobs", "exit_code": None, "signal": None}
+                folder.write_status(**before | waiting)
                 submitted.save(folder)  # last: the job begins
                 records.append(submitted)
     except ConfigError:
         if old_code is None:
             shutil.rmtree(frozen)
         raise
-    except Ended as error:
+    except signals.Ended as error:
         if records:
             array = records[0].id.partition("_")[0]
             error.add_note(f"job {array} is submitted: lockstep jobs cancel {quote_path(base.path)} ends it")
@@ -174,25 +181,11 @@ def submit_all(
     return records
 
 
-def _mark_waiting(folder: RunFolder, name: str) -> None:
-    """Clear the end of an earlier session, and mark the run as waiting."""
-    folder.forget_end()
-    status = {"state": "not started", "name": name, **folder.read_status()}
-    folder.write_status(**{**status, "reason": "submitted: see lockstep jobs", "exit_code": None, "signal": None})
-
-
 def submit_command(
     folder: RunFolder, words: Sequence[str], config: Config, *, name: str, is_head: bool = False
-) -> Record:
-    """Submit `lockstep WORDS` with the resources of `config`, and print how to follow it. Raises ConfigError.
-
-    Every task of the job executes the words, or with `is_head` one, which may start steps of srun. `folder` receives
-    record, code and log; its status.json gets state and exit code.
-    """
-    with interruptible():
-        (job,) = submit_all([folder], [config], base=folder, name=name, task="command", command=words, is_head=is_head)
-        _show(folder, job, config)
-    return job
+) -> None:
+    """Submit `lockstep WORDS`, which every task executes, or with `is_head` one, and print how to follow it."""
+    _submit(folder, config, name, task="command", command=words, is_head=is_head)
 
 
 def add_ignored_conf(words: Sequence[str]) -> list[str]:
@@ -216,10 +209,9 @@ def resubmit(folder: RunFolder, job: Record) -> Record:
     errors = [*resolve_workers(config).errors, *slurm_rules.errors(config)]
     if errors:
         raise ConfigError(*errors)
-    where = {"base": folder, "old_code": old_code, "cwd": Path(job.cwd)}
-    what = {"task": job.task, "command": job.command, "is_head": job.is_head}
+    kept = {"name": job.name, "task": job.task, "command": job.command, "is_head": job.is_head}
     with interruptible():
-        return submit_all([folder], [config], name=job.name, **what, **where)[0]
+        return submit_all([folder], [config], base=folder, old_code=old_code, cwd=Path(job.cwd), **kept)[0]
 
 
 def job_config(config: Config) -> Config:

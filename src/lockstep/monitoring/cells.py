@@ -1,5 +1,6 @@
 """Text of states, numbers and times in the tables of all commands that show runs."""
 
+import json
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -8,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from lockstep.runs.folder import LIVE_STATES
-from lockstep.system.terminal import measure, printable
+from lockstep.system.terminal import duration, measure, printable
 
 STYLES = {
     **dict.fromkeys((*LIVE_STATES, "running", "configuring", "completing", "suspended"), "cyan"),
@@ -31,6 +32,11 @@ def number(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else measure(value)
 
 
+def setting(value: Any) -> str:
+    """Format a setting as it is typed."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
+
+
 def text(value: Any) -> str:
     """Format a setting or a measured value, a long number with four digits, and several texts."""
     if isinstance(value, str) and len(value) > 8 and DECIMAL.fullmatch(value):
@@ -41,7 +47,6 @@ def text(value: Any) -> str:
 
 
 def epochs(facts: Mapping[str, Any]) -> str:
-    """Format the current epoch and the number of epochs."""
     if "epoch" not in facts:
         return NONE
     return f"{facts['epoch']}/{facts['max_epochs']}" if "max_epochs" in facts else str(facts["epoch"])
@@ -50,6 +55,10 @@ def epochs(facts: Mapping[str, Any]) -> str:
 def best(facts: Mapping[str, Any]) -> str:
     """Format the best value so far, with the name of its metric."""
     return f"{facts.get('monitor', '')} {number(facts['best'])}".strip() if "best" in facts else NONE
+
+
+def time(seconds: float | None) -> str:
+    return NONE if seconds is None else duration(seconds)
 
 
 def moment(seconds: float | None) -> str:

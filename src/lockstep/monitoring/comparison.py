@@ -1,7 +1,7 @@
 """`lockstep compare`: settings in which runs differ, and their results, side by side."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import yaml
@@ -20,7 +20,6 @@ Row = tuple[str, list[Any]]
 
 
 def compare_runs(names: Sequence[str], *, is_json: bool) -> int:
-    """Print how runs differ. Returns the exit code."""
     if len(names) < 2:
         raise ValueError(f"compare needs two or more runs, or a sweep, not only {names[0]}.")
     folders = [find(name) for name in names]
@@ -44,11 +43,10 @@ def compare_runs(names: Sequence[str], *, is_json: bool) -> int:
 
 
 def show_settings(settings: Sequence[Row]) -> None:
-    """Print the settings that differ, with a column for each run."""
     if not settings:
         print("\nAll settings are the same.")
     else:
-        _show("settings", [(key, [_setting(value) for value in values]) for key, values in settings])
+        _show("settings", [(key, [cells.setting(value) for value in values]) for key, values in settings])
 
 
 def _show(title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
@@ -63,10 +61,7 @@ def _show(title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
 
 
 def differences(folders: Sequence[RunFolder]) -> list[Row]:
-    """List the keys whose values differ, with those of each run; None if a run lacks the key.
-
-    Raises ValueError for a configuration that cannot be read.
-    """
+    """List the keys whose values differ, with those of each run, None without the key. Raises ValueError."""
     flat = [_settings(folder) for folder in folders]
     keys = list(dict.fromkeys(key for settings in flat for key in settings))
     rows = [(key, [settings.get(key) for settings in flat]) for key in keys]
@@ -88,30 +83,23 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
 def outcomes(folders: Sequence[RunFolder]) -> list[Row]:
     """List progress, metrics and speed of the runs by name."""
     facts, tests = [look_at(folder) for folder in folders], [read_tests(folder) for folder in folders]
-    rows = [
-        (name, [run_facts.get(name) for run_facts in facts]) for name in ("state", "epoch", "step", "monitor", "best")
-    ]
-    # the last metrics of a finished run include those of its test
-    for metrics_of_runs in ([run_facts["metrics"] for run_facts in facts], tests):
-        names = sorted({name for metrics in metrics_of_runs for name in metrics}, key=_metric_order)
-        rows += [
-            (name, [metrics.get(name) for metrics in metrics_of_runs]) for name in names if not name.startswith("test/")
-        ]
-    for name in ("epoch_s", "images_per_s", "workers", "device"):
-        rows.append((name, [run_facts.get(name) for run_facts in facts]))
+
+    def rows_of(given: Sequence[dict[str, Any]], names: Iterable[str]) -> list[Row]:
+        return [(name, [values.get(name) for values in given]) for name in names]
+
+    rows = rows_of(facts, ("state", "epoch", "step", "monitor", "best"))
+    for metrics in ([run_facts["metrics"] for run_facts in facts], tests):
+        # the last metrics of a finished run include those of its test
+        names = {name for values in metrics for name in values if not name.startswith("test/")}
+        rows += rows_of(
+            metrics, sorted(names, key=lambda name: (name.startswith("test"), name.startswith("val"), name))
+        )
+    rows += rows_of(facts, ("epoch_s", "images_per_s", "workers", "device"))
     return [(name, values) for name, values in rows if any(value is not None for value in values)]
-
-
-def _metric_order(name: str) -> tuple[bool, bool, str]:
-    return name.startswith("test"), name.startswith("val"), name
 
 
 def letter(i: int) -> str:
     return chr(ord("A") + i) if i < 26 else str(i + 1)
-
-
-def _setting(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
 def _result(key: str, value: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.monitoring import cells
 from lockstep.monitoring.selection import Listed, Selection, all_runs
 from lockstep.runs import gate
-from lockstep.runs.discovery import DiscoveredRun, Watched, look
+from lockstep.runs.discovery import DiscoveredRun, Watched, look, modified_ns
 from lockstep.runs.folder import (
     BENCHMARK,
     ENDED_STATES,
@@ -96,15 +96,11 @@ def _reason_to_stay(run: Listed, *, is_named: bool) -> str:
         return "it has a job, remove it with lockstep jobs delete"
     if not folder.lock_file.is_file():
         return "it was never trained"
-    try:
-        if folder.is_locked():
-            return "it is being trained"
-        created = folder.config.stat().st_mtime
-    except OSError as error:
-        return f"it cannot be read: {type(error).__name__}"
+    if folder.is_locked():
+        return "it is being trained"
     if (folder.path.parent / BENCHMARK).is_file():
         return "it is part of a benchmark, remove that as a whole"
-    if facts["state"] == "not started" and folder.now_s() - created < SILENT_S:
+    if facts["state"] == "not started" and folder.now_s() - modified_ns(folder.config) / 1e9 < SILENT_S:
         return "it may be starting on another machine, wait ten minutes"
     host = printable(facts.get("host", ""))
     if facts["state"] == "no signal" and not is_named and host not in ("", socket.gethostname()):
@@ -130,8 +126,7 @@ def _remove_all(found: Sequence[tuple[DiscoveredRun, dict[str, Any], int]], root
         print("Interrupted by Ctrl-C.", file=sys.stderr)
         return EXIT_INTERRUPTED
     finally:
-        _repoint(removed)
-        _remove_empty(removed, root)
+        _tidy(removed, root)
         print(f"Removed {plural(len(removed), 'run')}, {size_text(num_bytes)}.")
     return 0 if len(removed) == len(found) else EXIT_FAILED
 
@@ -159,21 +154,15 @@ def _remove_run(run: DiscoveredRun, facts: dict[str, Any]) -> str:
     return ""
 
 
-def _repoint(removed: Sequence[Path]) -> None:
-    """Point each `latest` of a removed run to the newest remaining one, or remove the link."""
-    for above in {parent for path in removed for parent in path.parents}:
+def _tidy(removed: Sequence[Path], root: Path) -> None:
+    """Point each `latest` of a removed run to the newest remaining one, or remove it; remove empty folders."""
+    for above in sorted({parent for path in removed for parent in path.parents}, reverse=True):  # inner ones first
         link = above / "latest"
-        if not link.is_symlink() or Path(os.path.realpath(link)) not in removed:
-            continue
-        left = Selection(above, (), ()).matching_runs(Watched(above, scan_every_s=0.0))
-        if left:
-            link_latest(above, left[0].discovered.folder.path)
-        else:
-            link.unlink()
-
-
-def _remove_empty(removed: Sequence[Path], root: Path) -> None:
-    for above in (above for path in removed for above in path.parents):
+        if link.is_symlink() and Path(os.path.realpath(link)) in removed:
+            if left := all_runs(Watched(above, scan_every_s=0.0)):
+                link_latest(above, left[0].discovered.folder.path)
+            else:
+                link.unlink()
         if above != root and above.is_relative_to(root):
             with contextlib.suppress(OSError):  # not empty, or of another user
                 above.rmdir()

@@ -1,7 +1,6 @@
 """The runs that a command shows: those below a folder that match the given terms and states."""
 
 import contextlib
-import json
 import math
 import operator
 import re
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.monitoring import cells
-from lockstep.runs.discovery import STATES, DiscoveredRun, Watched
+from lockstep.runs.discovery import STATES, DiscoveredRun, Watched, modified_ns
 from lockstep.runs.files import read_text
 from lockstep.runs.naming import display_path
 from lockstep.system.redaction import redact
@@ -36,13 +35,10 @@ class Listed:
     since: float
 
     def value(self, key: str) -> Any:
-        """Return a fact, a metric or a setting by its key, None if the run has none. Settings are texts.
-
-        The configuration is parsed, which takes milliseconds, only if it has the section and the command line has not
-        the setting.
-        """
+        """Return a fact, a metric or a setting by its key, None if the run has none. Settings are texts."""
         if key in self.known or key in USUAL:
             return self.known.get(key)
+        # parsing takes milliseconds
         return self.settings.get(key) if f"\n{key.partition('.')[0]}:" in f"\n{self._config}" else None
 
     @cached_property
@@ -81,11 +77,7 @@ def _settings(text: str) -> dict[str, str]:
         tree = from_yaml(text)
     except (ValueError, YAMLError):
         return {}
-    settings = {key: redact(value, key) for key, value in leaves(tree, "") if value not in (None, {})}
-    return {
-        key: value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
-        for key, value in settings.items()
-    }
+    return {key: cells.setting(redact(value, key)) for key, value in leaves(tree, "") if value not in (None, {})}
 
 
 def order(value: Any) -> tuple[bool, float, str]:
@@ -109,7 +101,7 @@ class Selection:
     is_removal: bool = False
 
     def matching_runs(self, watched: Watched) -> list[Listed]:
-        """List the matching runs, the newest first."""
+        """List them, the newest first."""
         return [run for run in all_runs(watched) if self.matches(run)]
 
     def check(self, runs: Collection[Listed], *keys: str) -> None:
@@ -136,7 +128,6 @@ class Selection:
             raise ValueError(f"no run below {display_path(self.root)} has {key}: {hint}")
 
     def matches(self, run: Listed) -> bool:
-        """Return whether all terms match the run, and its state is one of those named."""
         facts = run.facts
         if self.states and facts["state"] not in self.states:
             return False
@@ -160,10 +151,8 @@ class Selection:
 
 def all_runs(watched: Watched) -> list[Listed]:
     """List all runs, the newest first."""
-    facts = watched.look()
-    by_id = watched.runs()  # may search again: a run may have been removed since
-    discovered = [(by_id[each["id"]], each) for each in facts if each["id"] in by_id]
-    runs = [Listed(run, each, _since(run, each)) for run, each in discovered]
+    found = [(run, watched.facts(run)) for run in watched.runs().values()]
+    runs = [Listed(run, facts, facts.get("started") or modified_ns(run.folder.config) / 1e9) for run, facts in found]
     return sorted(runs, key=lambda run: (run.since, run.discovered.name), reverse=True)
 
 
@@ -178,10 +167,7 @@ def select_runs(runs: Mapping[Any, Listed], filter_text: str, where: str) -> dic
 
 
 def selection(folder: str, filter_text: str, state_text: str) -> Selection:
-    """Parse the arguments of a command; `state_text` is a list like `failed,no-signal`.
-
-    Raises ValueError for an unknown state, FileNotFoundError for a missing folder other than the default one.
-    """
+    """Parse the arguments of a command, with states like `failed,no-signal`. Raises ValueError or FileNotFoundError."""
     root = Path(folder)
     if folder != DEFAULT_ROOT and not root.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder: give a folder of runs, or none for {DEFAULT_ROOT}/.")
@@ -191,11 +177,3 @@ def selection(folder: str, filter_text: str, state_text: str) -> Selection:
         if name not in known:
             raise ValueError(f"--state {name} is not a state: choose from {', '.join(known)}.")
     return Selection(root, filter_text.split(), tuple(known[name] for name in names))
-
-
-def _since(run: DiscoveredRun, facts: dict[str, Any]) -> float:
-    if "started" in facts:
-        return facts["started"]
-    with contextlib.suppress(OSError):
-        return run.folder.config.stat().st_mtime
-    return 0.0

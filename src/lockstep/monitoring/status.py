@@ -18,7 +18,6 @@ Rows = list[tuple[str, str | Text]]
 
 
 def show_status(folder: RunFolder, *, is_json: bool) -> int:
-    """Print the status of a run. Returns the exit code."""
     facts = look_at(folder)
     if is_json:
         del facts["id"]
@@ -32,11 +31,8 @@ def _progress(facts: dict[str, Any]) -> Rows:
     state, is_live = facts["state"], facts["state"] in LIVE_STATES
     steps = f", step {facts['step']:,}" if "step" in facts else ""
     steps += f" of {facts['total_steps']:,}" if steps and "total_steps" in facts else ""
-    inside = (
-        f", {duration(facts['epoch_remaining_s'])} left in this epoch"
-        if is_live and "epoch_remaining_s" in facts
-        else ""
-    )
+    has_time = is_live and "epoch_remaining_s" in facts
+    inside = f", {duration(facts['epoch_remaining_s'])} left in this epoch" if has_time else ""
     since = _since(facts["updated"]) if is_live and "updated" in facts else 0.0
     used = f"{duration(facts['elapsed_s'] + since)}{' so far' if is_live else ''}" if "elapsed_s" in facts else ""
     left = f", about {duration(facts['remaining_s'])} left" if is_live and "remaining_s" in facts else ""

@@ -16,20 +16,28 @@ from lockstep.runs.discovery import Watched, differing_overrides
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import LIVE_STATES
 from lockstep.system import terminal
-from lockstep.system.terminal import duration, new_table, print_table, printable, say
+from lockstep.system.terminal import new_table, print_table, printable, say
 from lockstep.system.wording import plural
 
 SEARCH_S = 10.0  # between two searches for new runs
 
 
-def show_runs(selection: Selection, columns: Sequence[str], *, sort: str, is_reversed: bool, is_json: bool) -> int:
-    """Print the runs, with these columns or the usual ones. Returns the exit code.
+def show_runs(selection: Selection, columns: Sequence[str], *, sort: str, is_json: bool, is_watched: bool) -> int:
+    """Print the runs, with these columns or the usual ones, or refresh them until Ctrl-C. Returns the exit code.
 
     Raises ValueError for keys that no run has.
     """
     watched = Watched(selection.root, scan_every_s=SEARCH_S)
     selection.check(all_runs(watched), *columns, sort.removeprefix("-"))
-    runs = sort_runs(selection.matching_runs(watched), sort, is_reversed=is_reversed)
+
+    def draw(out: Console) -> Group:
+        runs = sort_runs(selection.matching_runs(watched), sort)
+        return _screen(selection, runs, columns, out, f"  {time.strftime('%H:%M:%S')}, Ctrl-C ends")
+
+    if is_watched:
+        terminal.watch(draw)
+        return 0
+    runs = sort_runs(selection.matching_runs(watched), sort)
     if is_json:
         print(to_json([_plain_facts(run) | {key: run.value(key) for key in columns} for run in runs]))
     elif not runs:
@@ -42,29 +50,13 @@ def show_runs(selection: Selection, columns: Sequence[str], *, sort: str, is_rev
     return 0
 
 
-def watch_runs(selection: Selection, columns: Sequence[str], *, sort: str, is_reversed: bool) -> int:
-    """Show the runs on the terminal, refreshed every two seconds, until Ctrl-C. Returns the exit code.
-
-    Raises ValueError for keys that no run has when it starts.
-    """
-    watched = Watched(selection.root, scan_every_s=SEARCH_S)
-    selection.check(all_runs(watched), *columns, sort.removeprefix("-"))
-
-    def draw(out: Console) -> Group:
-        runs = sort_runs(selection.matching_runs(watched), sort, is_reversed=is_reversed)
-        return _screen(selection, runs, columns, out, f"  {time.strftime('%H:%M:%S')}, Ctrl-C ends")
-
-    terminal.watch(draw)
-    return 0
-
-
-def sort_runs(runs: Sequence[Listed], sort: str, *, is_reversed: bool) -> list[Listed]:
+def sort_runs(runs: Sequence[Listed], sort: str) -> list[Listed]:
     """Sort runs by a column, ascending, or descending with a minus; runs without a value come last."""
-    name, is_down = sort.removeprefix("-"), sort.startswith("-") != is_reversed
+    name = sort.removeprefix("-")
     overrides = differing_overrides([run.facts for run in runs])
     valued = [(overrides[run.discovered.id] or None if name == "overrides" else run.value(name), run) for run in runs]
     with_value = [pair for pair in valued if pair[0] is not None]
-    with_value.sort(key=lambda pair: order(pair[0]), reverse=is_down)
+    with_value.sort(key=lambda pair: order(pair[0]), reverse=name != sort)
     return [run for _, run in with_value] + [run for value, run in valued if value is None]
 
 
@@ -78,11 +70,11 @@ def table(runs: Sequence[Listed], columns: Sequence[str], out: Console, num_show
         if key == "state":
             return cells.state(run.facts["state"])
         usual = {
-            "run": _name(run),
+            "run": run.discovered.name if run.discovered.name != "." else run.discovered.folder.path.resolve().name,
             "best": cells.number(run.facts.get("best")) if monitor else cells.best(run.facts),
             "overrides": overrides[run.discovered.id] or cells.NONE,
             "epoch": cells.epochs(run.facts),
-            "s/epoch": duration(run.facts["epoch_s"]) if "epoch_s" in run.facts else cells.NONE,
+            "s/epoch": cells.time(run.facts.get("epoch_s")),
             "started": cells.moment(run.since),
         }
         return usual[key] if key in usual else cells.text(run.value(key))
@@ -125,7 +117,3 @@ def _empty_text(selection: Selection, *, num_found: int) -> str:
 def _plain_facts(run: Listed) -> dict[str, Any]:
     facts = {name: value for name, value in run.facts.items() if name != "id"}
     return facts | {"path": str(run.discovered.folder.path.resolve())}
-
-
-def _name(run: Listed) -> str:
-    return run.discovered.name if run.discovered.name != "." else run.discovered.folder.path.resolve().name

@@ -45,15 +45,15 @@ def check_request(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool 
     enter(None if is_trusted else run)
     source = compose.source_of(project.current())
     resumed = None if run is None else saved_run.check_resume(run, typed, source, is_trusted=is_trusted)
-    config = resumed.config if resumed else overrides.plan(typed, source).configs[0]
+    planned = overrides.Plan([resumed.config], frozenset()) if resumed else overrides.plan(typed, source)
+    config = planned.configs[0]
     if (config.cluster.name != "none") != is_submitted:
         hint = "add cluster=slurm or cluster=local" if is_submitted else "use lockstep.submit"
         problem = "is not for lockstep.submit" if is_submitted else "is not for lockstep.train, which trains here"
         raise ConfigError(Error(f"cluster={config.cluster.name}", problem, hint))
     if resumed:
         return Request(config, None, resumed.folder)
-    later = [key for key, reason in compose.plain_tree(compose.compose_config(typed, source))[1].items() if not reason]
-    errors = [Error(key, "uses a value of Hydra that only python train.py has", "set it") for key in later]
+    errors = [Error(key, "uses a value of Hydra that only python train.py has", "set it") for key in planned.later]
     named = overrides.hydra_value(OUTPUT, typed, source)
     error = refusals.exposure_reason(named) or refusals.write_obstacle(Path(named or "outputs"))
     errors += [error.within(f"{OUTPUT}={named}") if named else error] if error else []
@@ -65,9 +65,8 @@ def check_request(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool 
 def _refuse_unfit(typed: Sequence[str]) -> None:
     """Raise ConfigError unless these are overrides of one training, in a process without torchrun or srun."""
     if isinstance(typed, str) or not all(isinstance(text, str) for text in typed):
-        raise ConfigError(
-            Error(repr(typed), "is not a list of overrides", "write lockstep.train(['optimizer.lr=0.1'])")
-        )
+        fix = "write lockstep.train(['optimizer.lr=0.1'])"
+        raise ConfigError(Error(repr(typed), "is not a list of overrides", fix))
     multirun = ("-m", "--multirun")
     errors = [Error(text, "is of a sweep", "remove it, and call lockstep.sweep") for text in typed if text in multirun]
     for text in typed:
@@ -92,11 +91,7 @@ def enter(run: RunFolder | None) -> None:
 
 
 def load_settings(folder: RunFolder, *, is_trusted: bool) -> Config:
-    """Read the settings of a run, and make its modules importable.
-
-    Raises ConfigError for untrusted targets, missing modules, and modules that this process imported from elsewhere,
-    PermissionError for links in a run of another origin.
-    """
+    """Read the settings of a run, and make its modules importable. Raises ConfigError or PermissionError."""
     if not is_trusted:
         gate.need_readable(folder)
     config = config_file.load(folder.config)

@@ -26,21 +26,15 @@ ACCEPTED = (
 
 
 class Inputs(NamedTuple):
-    """Images (n, C, H, W) of the size of the network, uint8 or floats, and the file of each, or None.
-
-    `is_one`: a single image was given, not a sequence of one.
-    """
+    """Images (n, C, H, W) of the size of the network, uint8 or floats, and the file of each, or None."""
 
     images: Tensor
     files: Sequence[str | None]
-    is_one: bool
+    is_one: bool  # a single image was given, not a sequence of one
 
 
 def inputs_of(given: ImageLike, form: ImageFormat, view: View) -> Inputs:
-    """Read the images of one argument.
-
-    Raises ValueError or FileNotFoundError.
-    """
+    """Read the images of one argument. Raises ValueError or FileNotFoundError."""
     channels = form.image_shape[0]
     if isinstance(given, str | os.PathLike):
         path = Path(given).expanduser()

@@ -30,7 +30,6 @@ from lockstep.python.images import ImageLike, inputs_of
 from lockstep.python.prediction import Prediction, Predictions
 from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
-from lockstep.runs.naming import display_path
 from lockstep.system import hardware
 from lockstep.system.wording import plural
 
@@ -168,4 +167,4 @@ class Predictor:
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.image_shape))
         what = f"{len(self.class_names)} {self._module.task.named} of {shape} images"
-        return f"Predictor({display_path(self.checkpoint)}: {what}, {self.precision} on {self.device})"
+        return f"Predictor({naming.display_path(self.checkpoint)}: {what}, {self.precision} on {self.device})"

@@ -10,8 +10,6 @@ from typing_extensions import override
 
 from lockstep.monitoring.selection import DEFAULT_ROOT, selection
 from lockstep.runs import discovery, naming
-from lockstep.runs.discovery import Watched
-from lockstep.runs.naming import display_path
 
 FACTS = ("epoch", "step", "monitor", "best", "workers", "device", "precision", "images_per_s", "elapsed_s")
 
@@ -64,7 +62,7 @@ class Run(Mapping[str, Any]):
         facts = discovery.look_at(self._folder)
         started = facts.get("started")
         return {
-            "run": display_path(self.path),
+            "run": naming.display_path(self.path),
             "state": facts["state"],
             "overrides": " ".join(facts["overrides"]),
             "started": None if started is None else datetime.fromtimestamp(started).astimezone(),
@@ -94,7 +92,7 @@ class Run(Mapping[str, Any]):
 
     @override
     def __repr__(self) -> str:
-        return f"Run({display_path(self.path)!r}, {self.state})"
+        return f"Run({naming.display_path(self.path)!r}, {self.state})"
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -106,5 +104,5 @@ def runs(folder: str | os.PathLike[str] = DEFAULT_ROOT) -> list[Run]:
     pandas.DataFrame makes a row of each. Raises FileNotFoundError if the folder does not exist, except for the default.
     """
     chosen = selection(os.fspath(folder), "", "")
-    listed = chosen.matching_runs(Watched(chosen.root, scan_every_s=0.0))
+    listed = chosen.matching_runs(discovery.Watched(chosen.root, scan_every_s=0.0))
     return [Run(run.discovered.folder.path.resolve()) for run in listed]

@@ -4,9 +4,11 @@ import hashlib
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lockstep.runs import naming
 from lockstep.runs.files import from_json, read_json
@@ -21,26 +23,21 @@ NUMBERS = (
 )  # fmt: skip
 MOST_NOTES = 16_384  # bytes of a request; as JSON in ASCII they are up to three times as many
 TEXTS = ("state", "reason", "name", "loads", "device", "precision", "host", "monitor", "mode", "weights_sha256")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class DiscoveredRun:
-    """A run: its folder, its name below the root of the search, and an id that does not reveal the path.
-
-    `sweep` is the name of the folder of its sweep below the root, None for a run outside a sweep.
-    """
+    """A run: its folder, its name below the root of the search, and an id that does not reveal the path."""
 
     id: str
     name: str
     folder: RunFolder
-    sweep: str | None = None
+    sweep: str | None = None  # the name of the folder of its sweep below the root
 
 
 def scan(root: Path, *, file: str = "config.yaml") -> dict[str, DiscoveredRun]:
-    """Find every run below `root`, including itself, by id. Skips links, hidden folders and the code of jobs.
-
-    `file` is the one that a folder must have.
-    """
+    """Find every run below `root`, a folder with `file`, by id. Skips links, hidden folders and the code of jobs."""
     runs: dict[str, DiscoveredRun] = {}
     pending: list[tuple[Path, int, str | None]] = [(root, 0, None)]
     while pending:
@@ -80,7 +77,8 @@ def look(run: DiscoveredRun) -> dict[str, Any]:
     and `tags` are there if somebody wrote them, and `noted` is when.
     """
     folder = run.folder
-    facts: dict[str, Any] = {"id": run.id, "run": run.name, "metrics": {}, "overrides": _overrides(folder)}
+    overrides = _or_empty(lambda: [str(override) for override in folder.read_overrides()], [])
+    facts: dict[str, Any] = {"id": run.id, "run": run.name, "metrics": {}, "overrides": overrides}
     facts |= {"sweep": run.sweep} if run.sweep is not None else {}
     facts |= _notes(folder)
     try:
@@ -117,13 +115,7 @@ class Watched:
             self._next_scan = ended + max(self._scan_every_s, 50 * (ended - started))  # 2 % of the time at most
         return self._runs
 
-    def look(self) -> list[dict[str, Any]]:
-        """Read all runs, the newest first."""
-        facts = [self.facts(run) for run in self.runs().values()]
-        return sorted(facts, key=lambda run_facts: (run_facts.get("started", 0.0), run_facts["run"]), reverse=True)
-
     def facts(self, run: DiscoveredRun) -> dict[str, Any]:
-        """Read one of the runs."""
         changed = modified_ns(run.folder.status_file), modified_ns(run.folder.notes)
         before, facts = self._known.get(run.id, (None, {}))
         if changed != before or facts.get("state") not in ENDED_STATES:
@@ -169,21 +161,18 @@ def resume_command(run: DiscoveredRun) -> str | None:
     return naming.resume_command(folder.path)
 
 
-def _overrides(folder: RunFolder) -> list[str]:
+def _or_empty(read: Callable[[], T], empty: T) -> T:
+    """Return `read()`, or what is empty for a file that cannot be read."""
     try:
-        return [str(override) for override in folder.read_overrides()]
+        return read()
     except (OSError, ValueError, TypeError):
-        return []
+        return empty
 
 
 def _notes(folder: RunFolder) -> dict[str, Any]:
     """Read the note and the tags of a run, if there are any. What is longer than the board writes is not read."""
     changed = modified_ns(folder.notes)
-    try:
-        is_short = changed and folder.notes.stat(follow_symlinks=False).st_size <= 4 * MOST_NOTES
-        written = read_json(folder.notes) if is_short else {}
-    except (OSError, ValueError):
-        return {}
+    written = _or_empty(partial(read_json, folder.notes, 4 * MOST_NOTES), {}) if changed else {}
     note, tags = written.get("note"), written.get("tags")
     facts: dict[str, Any] = {"noted": changed / 1e9} if written else {}
     facts |= {"note": note} if note and isinstance(note, str) else {}
@@ -199,19 +188,13 @@ def _state_before_status(folder: RunFolder) -> str:
 
 def read_rows(folder: RunFolder) -> list[dict[str, float]]:
     """Read the finite numbers of metrics.csv, a row per epoch; empty without a readable file."""
-    try:
-        cells = folder.read_metrics()
-    except (OSError, ValueError):
-        return []
+    cells = _or_empty(folder.read_metrics, [])
     rows = [{name: value for name, text in row.items() if (value := _number(text)) is not None} for row in cells]
     return [row for row in rows if "epoch" in row]
 
 
 def _number(text: str) -> float | None:
-    try:
-        value = from_json(text)
-    except ValueError:
-        return None
+    value = _or_empty(partial(from_json, text), None)
     return value if is_number(value) else None
 
 
@@ -219,13 +202,15 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18
 
 
+def read_summary(folder: RunFolder) -> dict[str, Any]:
+    """Read the result of a finished run; empty without a readable file."""
+    return _or_empty(folder.read_summary, {})
+
+
 def read_tests(folder: RunFolder) -> dict[str, float]:
     """Read the test results of a finished run, by name in summary.json; empty for others."""
-    try:
-        summary = folder.read_summary()
-    except (OSError, ValueError):
-        return {}
-    tests = {name: value for name, value in summary.items() if name.startswith("test_") and name != "test_images"}
+    results = read_summary(folder).items()
+    tests = {name: value for name, value in results if name.startswith("test_") and name != "test_images"}
     return {name: value for name, value in tests.items() if is_number(value)}
 
 
@@ -235,10 +220,6 @@ def read_confusion(folder: RunFolder) -> dict[str, Any] | None:
     `split`, `step`, `classes` (C names out of `num_classes`) and `counts` (C, C), true classes down.
     """
     for split in ("test", "val"):
-        try:
-            confusion = read_json(folder.confusion(split))
-        except (OSError, ValueError):
-            continue
-        if confusion:
+        if confusion := _or_empty(partial(read_json, folder.confusion(split)), {}):
             return {"split": split, **confusion}
     return None

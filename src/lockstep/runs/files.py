@@ -147,13 +147,10 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     write_atomically(path, to_json(value) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object as `from_json`, from gzip for a name in .gz; empty if there is no file.
-
-    Raises OSError, and ValueError, which names the file, for anything else.
-    """
+def read_json(path: Path, largest: int = LARGEST) -> dict[str, Any]:
+    """Read a JSON object, or that of a .gz; empty without a file. Raises OSError, and ValueError with its name."""
     try:
-        content = read_bytes(path)
+        content = read_bytes(path, largest)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     try:
@@ -299,7 +296,6 @@ def is_own_folder(path: Path) -> bool:
 
 
 def owner(path: Path) -> str:
-    """Return the name of the user who owns a file or folder."""
     try:
         return path.owner()
     except KeyError:  # a user of another machine or of a container

@@ -30,10 +30,7 @@ def open_new(path: Path) -> RunFolder:
 
 
 def need_own(folder: RunFolder, fix: str, *, is_trusted: bool = False) -> None:
-    """Refuse to write into a folder that contains more than files and folders, or that this user did not make here.
-
-    The latter is accepted of a folder that `is_trusted`.
-    """
+    """Refuse to write into a folder that is not plain, or not made here by this user unless it `is_trusted`."""
     if not is_trusted:
         need_made_here(folder, fix)
     need_plain(folder.path)
@@ -68,9 +65,9 @@ def need_plain(path: Path) -> None:
     for entry in _entries(path):
         state = entry.stat(follow_symlinks=False)
         is_file = stat.S_ISREG(state.st_mode)
-        if entry.is_symlink() and entry.path.startswith(linked):
-            continue
         if entry.is_symlink():
+            if entry.path.startswith(linked):
+                continue
             what = "is a link"
         elif not is_file and not stat.S_ISDIR(state.st_mode):
             what = "is neither a file nor a folder"

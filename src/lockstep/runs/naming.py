@@ -1,11 +1,12 @@
 """Names of runs: new folders, `latest`, and how commands refer to a run."""
 
+import contextlib
+import itertools
 import os
 import re
 import secrets
 import shlex
 import sys
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -19,38 +20,29 @@ TRUSTING = "allow any code and commands in the run folder, not only those of thi
 
 
 def create_path(root: Path, name: str, now: datetime) -> Path:
-    """Create `root/<date>/<time>_<name>`, with a number behind it if the name is taken.
-
-    Raises PermissionError if another user could replace the new folder.
-    """
+    """Create `root/<date>/<time>_<name>`, with a number if that is taken. Raises PermissionError in a shared folder."""
     from lockstep.runs import gate  # not imported by workers, which only show names
 
     root.mkdir(parents=True, exist_ok=True)
     gate.need_private(root)
-    for path in _paths(root, name, now):
+    while True:
+        path = free_path(root, name, now)
         gate.need_private(path.parent)
-        try:
+        with contextlib.suppress(FileExistsError):  # another process has just created it
             path.mkdir(0o755, parents=True)
-        except FileExistsError:
-            continue
-        return path
-    raise FileExistsError(f"{root} has 10,000 folders of one name and second: give the run another name.")
+            return path
 
 
 def free_path(root: Path, name: str, now: datetime) -> Path:
     """Return the path that `create_path` would create."""
-    return next(path for path in _paths(root, name, now) if not path.exists())
-
-
-def _paths(root: Path, name: str, now: datetime) -> Iterator[Path]:
     from lockstep.runs import gate
 
     day = root / f"{now:%Y-%m-%d}"
     if day.exists() and (gate.exposure(day) or not os.access(day, os.W_OK)):  # of another user
         day = day.with_name(f"{day.name}_{os.geteuid()}")
     stem = day / f"{now:%H-%M-%S}_{name}"
-    yield stem
-    yield from (stem.with_name(f"{stem.name}-{attempt}") for attempt in range(2, 10_000))
+    numbered = (stem.with_name(f"{stem.name}-{attempt}") for attempt in itertools.count(2))
+    return next(path for path in itertools.chain([stem], numbered) if not os.path.lexists(path))
 
 
 def link_latest(root: Path, path: Path) -> None:
@@ -61,9 +53,8 @@ def link_latest(root: Path, path: Path) -> None:
         os.replace(temporary, root / "latest")
     except PermissionError:
         temporary.unlink()
-        print(
-            f"{display_path(root / 'latest')} still points to another run: it belongs to another user", file=sys.stderr
-        )
+        link = display_path(root / "latest")
+        print(f"{link} still points to another run: it belongs to another user", file=sys.stderr)
 
 
 def latest(root: Path) -> str:

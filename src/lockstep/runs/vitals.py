@@ -36,17 +36,13 @@ def write_heartbeats(folder: RunFolder, rank: int) -> Iterator[None]:
     is_over = threading.Event()
     thread = threading.Thread(target=_touch, args=(heartbeat, is_over), daemon=True)
     thread.start()
-    try:
-        with open_to_append(folder.rank_log(rank)) as log:
-            faulthandler.enable(log)
-            try:
-                yield
-            finally:
-                faulthandler.disable()
-    finally:
-        is_over.set()
-        thread.join()
-        forget(folder, rank)
+    with contextlib.ExitStack() as held:  # leaves in the opposite order
+        held.callback(forget, folder, rank)
+        held.callback(thread.join)
+        held.callback(is_over.set)
+        faulthandler.enable(held.enter_context(open_to_append(folder.rank_log(rank))))
+        held.callback(faulthandler.disable)
+        yield
 
 
 def forget(folder: RunFolder, rank: int) -> None:
@@ -61,9 +57,6 @@ def _touch(path: Path, is_over: threading.Event) -> None:
     while not is_over.wait(HEARTBEAT_S):
         with contextlib.suppress(OSError):  # a network disk may be unavailable for a moment
             os.utime(path)  # by the clock of the disk, which is the same for all machines
-
-
-# -- silent ranks ------------------------------------------------------------------------------------------------------
 
 
 class Heartbeat(NamedTuple):
@@ -122,9 +115,6 @@ def _state(last: Heartbeat) -> str:
         state = "Z"
     states = {"T": f"its process is stopped, kill -CONT {last.pid} would resume it", "Z": "its process is gone"}
     return states.get(state, "its process hangs")
-
-
-# -- dead ranks --------------------------------------------------------------------------------------------------------
 
 
 def end_of(folder: RunFolder, rank: int, who: str, code: int) -> str:

@@ -18,10 +18,7 @@ REQUIREMENT = '"lockstep"'  # in its pyproject.toml
 
 
 def create(path: Path) -> str:
-    """Create a project at an absolute `path`, whose last part is its name. Returns its requirement of Lockstep.
-
-    Leaves no incomplete folder. Raises ValueError if the project cannot be created.
-    """
+    """Create a project at an absolute `path`, or nothing. Returns its requirement of Lockstep. Raises ValueError."""
     name = path.name
     package = name.replace("-", "_")
     if not package.isidentifier() or keyword.iskeyword(package) or package != package.lower():

@@ -26,12 +26,11 @@ def script(path: Path, config: Config, num_trials: int) -> str:
 
 def start_background(path: Path, config: Config) -> None:
     """Start this command without `cluster` in the background, with `path` as its folder. Raises ConfigError."""
-    submission.refuse_live(RunFolder(path.resolve()))
+    folder = RunFolder(path.resolve())
+    submission.refuse_live(folder)
     words = [word for word in sys.argv[1:] if group_of(word) != "cluster" and not word.endswith(AROUND)]
-    words = ["train", *words, "cluster=none", f"hydra.sweep.dir={hydra_text(str(path.resolve()))}"]
-    submission.submit_command(
-        RunFolder(path.resolve()), submission.add_ignored_conf(words), config, name=_name(config), is_head=True
-    )
+    words = ["train", *words, "cluster=none", f"hydra.sweep.dir={hydra_text(str(folder.path))}"]
+    submission.submit_command(folder, submission.add_ignored_conf(words), config, name=_name(config), is_head=True)
 
 
 def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]]) -> None:

@@ -25,14 +25,12 @@ from lockstep.runs.naming import display_path, quote_path
 from lockstep.sweeps import array, devices, job_pool, out_of_fold, views
 from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.devices import Devices, Machine
-from lockstep.sweeps.job_pool import JobPool
 from lockstep.sweeps.ledger import DONE, FREE, Ledger, Trial, need_own, trial_of
 from lockstep.sweeps.pool import Pool
 from lockstep.sweeps.results import monitored_objective
 from lockstep.sweeps.table import Table, table, write
 from lockstep.system import hardware
 from lockstep.system.redaction import redact
-from lockstep.system.terminal import say, terminal
 from lockstep.system.trees import leaves
 from lockstep.system.wording import plural
 
@@ -58,8 +56,7 @@ def prepare_trial(
     key = identity(config)
     trial = trial or equal.get(key)
     is_new = trial is None or not trial.folder.config.exists()  # a killed command may have left another one's files
-    trial = trial or ledger.add(trial_overrides, subdir)
-    equal[key] = trial
+    trial = equal[key] = trial or ledger.add(trial_overrides, subdir)
     folder = trial.folder
     if not is_new:
         before = config_file.load(folder.config)
@@ -101,17 +98,16 @@ def check_study(
     """Raise ConfigError if a resumed study would draw from another space, or train something else."""
     if not ledger.trials:
         return
+    where, fix = display_path(ledger.path), "choose another sweep.name"
     if changed := {*trial_of(ledger.command)} ^ {*trial_of(redact(overrides))}:
-        problem = f"was started with other settings, see {min(changed)}"
-        raise ConfigError(Error(display_path(ledger.path), problem, "choose another sweep.name"))
+        raise ConfigError(Error(where, f"was started with other settings, see {min(changed)}", fix))
     first = ledger.trials[0]
     if first.folder.config.exists():
         config, _ = compose(first.overrides, first.number)
         saved = config_file.load(first.folder.config)
         before = saved.search.seeds if saved.search is not None else 1
         if before != num_seeds:  # means over other seeds cannot be compared
-            problem = f"was started with search.seeds={before}, not {num_seeds}"
-            raise ConfigError(Error(display_path(ledger.path), problem, "choose another sweep.name"))
+            raise ConfigError(Error(where, f"was started with search.seeds={before}, not {num_seeds}", fix))
         _check_same(ledger, first, saved, build.settle_config(config))
 
 
@@ -132,7 +128,7 @@ def run_sweep(
     is_submitted = config.cluster.name != "none"
     live = _live_jobs(ledger, is_submitted=is_submitted)
     if is_submitted:
-        pool, num_parallel = JobPool(ledger, configs, live), int(config.launcher.parallel)
+        pool, num_parallel = job_pool.JobPool(ledger, configs, live), int(config.launcher.parallel)
     else:
         pool, num_parallel = _pool_here(configs, config, total)
     table_of = partial(table, ledger, monitored_objective(config), is_search=config.search is not None)
@@ -141,37 +137,39 @@ def run_sweep(
     task = "train" if config.sweep.test == "all" else "train-without-test"
     ledger.stop_flag.clear_stop()  # of a sweep that was killed
     ledger.write()
-    if not config.silent:
-        say(terminal(), _first_line(ledger, num_done, total, num_parallel))
+
+    def tell(text: str) -> None:
+        if text and not config.silent:
+            print(text, flush=True)
+
+    tell(_first_line(ledger, num_done, total, num_parallel))
     try:
         code = course_of(source=source, view=view, max_failed=config.sweep.max_failed, task=task).run()
     finally:
         write(ledger, table_of({}))
-    if source.note and not config.silent:
-        print(source.note, flush=True)
+    tell(source.note)
     chosen, untested = ([], "") if is_submitted else _trials_to_test(table_of({}), config)
     if chosen:
         for trial in chosen:  # may be of an earlier command
             project.record(trial.folder)
-        if not config.silent:
-            what, best = plural(len(chosen), "trial"), table_of({}).best
-            if config.sweep.test == "best" and best is not None:
-                is_alone = len(best.trials) == 1
-                what = f"the best trial, {best.trials[0]}" if is_alone else f"{what} of the best setting"
-            print(f"Testing {what} ...", flush=True)
+        what, best = plural(len(chosen), "trial"), table_of({}).best
+        if config.sweep.test == "best" and best is not None:
+            is_alone = len(best.trials) == 1
+            what = f"the best trial, {best.trials[0]}" if is_alone else f"{what} of the best setting"
+        tell(f"Testing {what} ...")
         silent = views.View(table_of, total, is_silent=True)
         code = course_of(source=Grid(chosen), view=silent, max_failed=None, task="test").run() or code
         write(ledger, table_of({}))
     joined = out_of_fold.join(ledger, table_of({}))
     if not config.silent:
         views.show_table(table_of({}), ledger.path)
-        print("".join(f"{line}\n" for line in joined), end="", flush=True)
-        if is_submitted and pool.trials:
-            print(job_pool.remaining_text(ledger, len(pool.trials)), flush=True)
-        elif code:
-            print("Not all trials are done: the same command again resumes the sweep.", flush=True)
-        elif is_submitted and config.sweep.test == "best":
-            print(f"All trials are done. {array.TEST_LATER}", flush=True)
+    tell("\n".join(joined))
+    if is_submitted and pool.trials:
+        tell(job_pool.remaining_text(ledger, len(pool.trials)))
+    elif code:
+        tell("Not all trials are done: the same command again resumes the sweep.")
+    elif is_submitted and config.sweep.test == "best":
+        tell(f"All trials are done. {array.TEST_LATER}")
     if untested and not code:
         print(untested, file=sys.stderr, flush=True)
         return EXIT_FAILED
@@ -238,7 +236,6 @@ def _live_jobs(ledger: Ledger, *, is_submitted: bool) -> dict[int, Job]:
 
 
 def machine_here() -> Machine:
-    """Return the GPUs and cores that this process may use."""
     num_gpus = hardware.num_visible_gpus()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [name.strip() for name in visible.split(",")] if visible else [str(number) for number in range(num_gpus)]
@@ -249,10 +246,7 @@ def machine_here() -> Machine:
 
 @contextlib.contextmanager
 def open_ledger(path: Path, name: str | None, command: Sequence[str]) -> Iterator[Ledger]:
-    """Create or open the ledger of a sweep, and lock its folder inside the block.
-
-    Raises ConfigError if it cannot be read, was not made here, or another process holds it.
-    """
+    """Create or open the ledger of a sweep, and lock its folder inside the block. Raises ConfigError."""
     folder = RunFolder(path.resolve())
     if not any((folder.path / name).exists() for name in (SWEEP, JOURNAL, folder.facts_file.name)):
         try:

@@ -21,29 +21,22 @@ from lockstep.system.wording import plural
 
 
 class Side(NamedTuple):
-    """A setting, its results by metric and repetition, and a trial of each repetition: seed, or fold with its seeds.
-
-    `is_max` has the metrics of which a direction is better.
-    """
+    """A setting, its results by metric and repetition, and a trial of each repetition: seed, or fold with its seeds."""
 
     name: str
     over: str
     num_trials: int
     trials: dict[str, RunFolder]
     results: dict[str, dict[str, float]]
-    is_max: dict[str, bool]
+    is_max: dict[str, bool]  # of metrics of which a direction is better
 
     def __str__(self) -> str:
-        return (
-            f"{self.name}: {plural(self.num_trials, 'trial')}, finished {self.over}: {', '.join(self.trials) or 'none'}"
-        )
+        finished = f"finished {self.over}: {', '.join(self.trials) or 'none'}"
+        return f"{self.name}: {plural(self.num_trials, 'trial')}, {finished}"
 
 
 def compare_sweeps(names: Sequence[str], *, is_json: bool) -> int:
-    """Print how settings differ from the first, which is the best of its sweep. Returns the exit code.
-
-    Raises ValueError if any cannot be compared with it.
-    """
+    """Print how settings differ from the first, the best of its sweep. Returns the exit code. Raises ValueError."""
     known = [side for name in names for side in _sides(name)]
     sides = [side for side in known if len(side.trials) > 1]
     num_tests = math.comb(len(sides), 2)  # all pairs, because the same numbers chose the first
@@ -70,9 +63,8 @@ def compare_sweeps(names: Sequence[str], *, is_json: bool) -> int:
         comparison.show_settings(settings)
     out.print()
     for metric, at, each in found:
-        means = " and ".join(
-            measure(statistics.fmean(of.values())) for of in _comparable_results(metric, sides[0], sides[at])
-        )
+        results = _comparable_results(metric, sides[0], sides[at])
+        means = " and ".join(measure(statistics.fmean(each.values())) for each in results)
         sentence = words(each, comparison.letter(at), sides[0].over, is_max=sides[0].is_max.get(metric))
         say(out, f"{metric} {means}: {sentence}")
     if num_tests > 1:
@@ -120,10 +112,7 @@ def _comparable_results(metric: str, first: Side, second: Side) -> tuple[dict[st
 
 
 def _difference(metric: str, first: Side, second: Side, num_tests: int) -> Difference | None:
-    """Pair the results of equal seeds or folds; seeds that have none in common are compared by their means.
-
-    Raises ValueError if a fold is not the same one.
-    """
+    """Pair the results of equal seeds or folds, or compare means. Raises ValueError for folds of different images."""
     ours, theirs = _comparable_results(metric, first, second)
     if first.over != second.over or min(len(ours), len(theirs)) < 2:
         return None

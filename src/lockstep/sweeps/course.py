@@ -29,7 +29,6 @@ class Grid:
         return trials
 
     def is_poor(self, trial: Trial) -> bool:
-        """Return True if a running trial should be pruned."""
         return False
 
     def record_result(self, trial: Trial, state: str) -> None:
@@ -62,18 +61,15 @@ class Course:
                 self.pool.kill()  # after a second Ctrl-C or an error; otherwise none runs any more
 
     def _run(self, received: Sequence[int]) -> int:
-        queue: list[Trial] = []
-        states: dict[int, str] = {}
-        stopped = ""
+        queue, states, stopped = list[Trial](), list[str](), ""
         while True:
-            for trial, code in self.pool.collect_ended():
-                states[trial.number] = self._end(trial, code)
+            states += [self._end(trial, code) for trial, code in self.pool.collect_ended()]
             if received and self.pool.outlives_command:
                 return EXIT_STOPPED
             if received.count(signal.SIGINT) > 1 or LEAVE in received:
                 return EXIT_INTERRUPTED
             if not stopped:
-                stopped = self._stop_reason(received, list(states.values()))
+                stopped = self._stop_reason(received, states)
                 if stopped:
                     self.pool.stop()
                     self.view.report_stop(stopped)
@@ -89,9 +85,9 @@ class Course:
             self.view.refresh(running)
             self.pool.await_end(LOOK_EVERY_S)
         self.ledger.stop_flag.clear_stop()
-        if "failed" in states.values():
+        if "failed" in states:
             return EXIT_FAILED
-        return EXIT_STOPPED if stopped or "stopped" in states.values() else 0
+        return EXIT_STOPPED if stopped or "stopped" in states else 0
 
     def _start(self, queue: list[Trial]) -> None:
         """Start the trials for which enough devices are free, in order."""
@@ -115,7 +111,6 @@ class Course:
         return state
 
     def _stop_reason(self, received: Sequence[int], states: Sequence[str]) -> str:
-        """Return why all trials must stop; empty if they continue."""
         if received:
             return f"signal {signal.Signals(received[0]).name}"
         if request := self.ledger.stop_flag.stop_request():

@@ -45,10 +45,7 @@ class Shard(NamedTuple):
 
 
 def num_parallel(launcher: Launcher, machine: Machine, num_trials: int, configs: Sequence[Config]) -> int:
-    """Count the trials that may run in parallel. Raises ConfigError if the machine has too few devices.
-
-    On GPUs one for each, on a CPU as many as have a core for each of their workers.
-    """
+    """Count the trials that may run in parallel: as many as there are GPUs, or cores for their workers."""
     if launcher.mode == "sequential":
         if launcher.parallel not in ("auto", 1):
             problem = ", but launcher.mode=sequential runs one trial at a time"

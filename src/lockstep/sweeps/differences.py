@@ -1,15 +1,24 @@
-"""How far two settings or two networks differ, and how often chance alone would make as large a difference."""
+"""How far results spread, how far two settings or networks differ, and how often chance alone would do the same."""
 
 import math
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lockstep.sweeps.statistics import spread
 from lockstep.system.terminal import measure
 
 RANKED_FROM = 10  # pairs: one diverged training spoils a t test, and ranks of five pairs are never unlikely enough
 UNLIKELY = 0.05
+
+
+class Spread(NamedTuple):
+    """Mean, standard deviation (with n - 1) and 95 % interval of the mean; the last three are None for n = 1."""
+
+    n: int
+    mean: float
+    deviation: float | None
+    low: float | None
+    high: float | None
 
 
 class Difference(NamedTuple):
@@ -21,6 +30,23 @@ class Difference(NamedTuple):
     counts: tuple[int, ...]
     test: str
     p: float
+
+
+def spread(values: Sequence[float], *, are_folds: bool) -> Spread:
+    """Return the spread of at least one value of seeds or, if `are_folds`, of all folds of a dataset.
+
+    The interval is Student's t. Two of n folds share most of their training images, so their results are correlated by
+    about 1/n (test images : all images), and the variance of the mean is deviation^2 (1/n + 1/(n - 1)): the corrected
+    resampled t test of Nadeau and Bengio, Inference for the generalization error, Machine Learning 52 (2003).
+    """
+    n, mean = len(values), statistics.fmean(values)
+    if n == 1:
+        return Spread(n, mean, None, None, None)
+    from scipy.special import stdtrit  # takes 0.2 s: not for a sweep without repetitions
+
+    deviation = statistics.stdev(values)
+    half = float(stdtrit(n - 1, 0.975)) * deviation * math.sqrt(1 / n + (1 / (n - 1) if are_folds else 0))
+    return Spread(n, mean, deviation, mean - half, mean + half)
 
 
 def paired_test(values: Sequence[float], *, are_folds: bool, num_tests: int = 1) -> Difference:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from lockstep.cluster import jobs, submission
 from lockstep.cluster.following import LOOK_EVERY_S
-from lockstep.cluster.jobs import Job
 from lockstep.cluster.record import Record
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema.configuration import Config
@@ -27,7 +26,7 @@ class JobPool:
 
     outlives_command = True
 
-    def __init__(self, ledger: Ledger, configs: Mapping[int, Config], live: Mapping[int, Job]) -> None:
+    def __init__(self, ledger: Ledger, configs: Mapping[int, Config], live: Mapping[int, jobs.Job]) -> None:
         self._ledger = ledger
         self._configs = configs
         self._live = live
@@ -38,10 +37,7 @@ class JobPool:
         self.trials: list[Trial] = []
 
     def start(self, trial: Trial, task: str) -> bool:
-        """Submit a trial, unless its job is live. Returns False if SLURM refuses more jobs than there are now.
-
-        Raises ConfigError if it refuses the only one.
-        """
+        """Submit a trial, unless its job is live. Returns False if SLURM refuses, for the only one ConfigError."""
         job = self._live.get(trial.number)
         if job is None and time.monotonic() < self._next_try:
             return False
@@ -109,11 +105,11 @@ def remaining_text(ledger: Ledger, num_live: int) -> str:
     return "\n  ".join([text, command, f"lockstep stop {quote_path(ledger.path)}"])
 
 
-def _end(folder: RunFolder, job: Job | None) -> int:
+def _end(folder: RunFolder, job: jobs.Job | None) -> int:
     """Return the exit code of a job that has ended, and record an end that its run could not record itself."""
     if job is None:  # its folder was removed
         return EXIT_FAILED
-    code = EXIT_STOPPED if job.state == "cancelled" else EXIT_FAILED if job.exit_code is None else job.exit_code
+    code = EXIT_STOPPED if job.state == "cancelled" else job.end_code
     if job.facts["state"] not in ENDED_STATES:
         text = f"job {job.id} ended without a report of its run: {job.state}"
         with contextlib.suppress(OSError):  # the folder of the trial is gone or read-only

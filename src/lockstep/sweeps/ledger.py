@@ -97,16 +97,10 @@ class Ledger:
         return trial
 
     def write(self) -> None:
-        """Replace sweep.json."""
-        entries = [
-            {
-                "number": trial.number,
-                "overrides": trial.overrides,
-                "folder": str(trial.folder.path.relative_to(self.path)),
-                "device": trial.device,
-            }
-            for trial in self.trials
-        ]
+        entries = []
+        for trial in self.trials:
+            entry = {"number": trial.number, "overrides": trial.overrides, "device": trial.device}
+            entries.append(entry | {"folder": str(trial.folder.path.relative_to(self.path))})
         kept = {"name": self.name, "command": self.command, "trials": entries, "updated": time.time()}
         write_json(self.path / SWEEP, kept)
 
@@ -117,16 +111,12 @@ class Ledger:
 
 
 def state_of(facts: Mapping[str, Any]) -> str:
-    """Return the state of a trial from the facts of its run."""
     state: str = facts["state"]
     return {"not started": "queued", "no signal": "interrupted"}.get(state, state)
 
 
 def find(root: Path, name: str | None, command: Sequence[str]) -> Path | None:
-    """Find the newest sweep of this user below `root` with this name; without a name, of the same command.
-
-    One that was made here comes before copies.
-    """
+    """Find the newest sweep of this user with this name, or of this command; one made here comes before copies."""
     folders = []
     for file in root.glob(f"*/*/{SWEEP}"):
         try:
@@ -140,10 +130,7 @@ def find(root: Path, name: str | None, command: Sequence[str]) -> Path | None:
 
 
 def need_own(folder: RunFolder, *, is_trusted: bool = False) -> None:
-    """Raise ConfigError unless this user made a sweep and its trials here, without links or pipes in them.
-
-    A trusted sweep becomes this user's.
-    """
+    """Raise ConfigError unless this user made a sweep and its trials here; a trusted one becomes this user's."""
     try:
         gate.need_own(folder, naming.ADOPT, is_trusted=is_trusted)
         made = [trial.folder for trial in Ledger.open(folder.path, None, ()).trials if trial.folder.config.exists()]

@@ -10,8 +10,7 @@ from lockstep.sweeps.table import FOLD, Table
 
 def join(ledger: Ledger, sweep_table: Table) -> list[str]:
     """Write a file for each setting whose folds are all tested, into the folder of the sweep. Returns what to print."""
-    settings = sweep_table.group_rows(FOLD) if FOLD in sweep_table.keys else []
-    lines = []
+    lines, settings = [], sweep_table.group_rows(FOLD) if FOLD in sweep_table.keys else []
     for _, rows in settings:
         rows.sort(key=lambda row: int(row.settings.get(FOLD, 0)))
         folders = [row.trial.folder for row in rows if row.tests and row.trial.folder.fold_rows.exists()]

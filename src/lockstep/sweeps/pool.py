@@ -4,14 +4,14 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
+from typing import NamedTuple
 
 from lockstep.launch import parent, prepared_run
 from lockstep.runs import vitals
-from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES
+from lockstep.runs.folder import EXIT_STOPPED, LIVE_STATES, RunFolder
 from lockstep.sweeps.devices import Devices, Need, Shard
 from lockstep.sweeps.ledger import Trial
 
@@ -19,8 +19,7 @@ LEAVE_S = 30.0  # for trials to save if the sweep itself fails
 LOG = "output.log"  # the output of a trial, in its run folder
 
 
-@dataclass
-class Running:
+class Running(NamedTuple):
     """A running trial."""
 
     trial: Trial
@@ -40,7 +39,6 @@ class Pool:
 
     @property
     def trials(self) -> list[Trial]:
-        """The running trials."""
         return [active.trial for active in self.running]
 
     def start(self, trial: Trial, task: str) -> bool:
@@ -62,7 +60,7 @@ class Pool:
             self.running.remove(active)
             self._devices.give_back(active.shard)
             with contextlib.suppress(OSError, ValueError):  # the folder of the trial is gone or read-only
-                _record_end(active.trial, code)
+                _record_end(active.trial.folder, code)
         return [(active.trial, code) for active, code in ended]
 
     def await_end(self, most_s: float) -> None:
@@ -70,7 +68,6 @@ class Pool:
         connection.wait([active.process.sentinel for active in self.running], most_s)
 
     def stop(self) -> None:
-        """Request a checkpoint and the end of all trials."""
         for active in self.running:
             active.process.terminate()
 
@@ -98,12 +95,11 @@ def environ_of(shard: Shard, environ: Mapping[str, str]) -> dict[str, str]:
     return variables
 
 
-def _record_end(trial: Trial, code: int) -> None:
+def _record_end(folder: RunFolder, code: int) -> None:
     """Record the failure of a trial that could not do so itself."""
     if code in (0, EXIT_STOPPED):
         return
-    folder = trial.folder
-    text = f"the process of the trial exited with code {code or EXIT_FAILED}\n"
+    text = f"the process of the trial exited with code {code}\n"
     if code < 0:
         text = vitals.end_of(folder, 0, "the process of the trial", code)
         vitals.forget(folder, 0)

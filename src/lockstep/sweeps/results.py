@@ -7,7 +7,7 @@ from typing import Any
 from lockstep.config import build
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
-from lockstep.runs.discovery import look_at, read_rows, read_tests
+from lockstep.runs.discovery import look_at, read_rows, read_summary, read_tests
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.ranking import LOSS, rank
 from lockstep.sweeps.ledger import Trial, state_of
@@ -16,19 +16,16 @@ from lockstep.system.trees import at
 
 @dataclass(frozen=True)
 class Row:
-    """One trial. `value` is that of the objective, for a live trial the best so far; `facts` is its status.
-
-    `loss` is the validation loss of the best epoch, which orders trials with equal values.
-    """
+    """The results of one trial."""
 
     trial: Trial
     settings: dict[str, str]
     state: str
-    value: float | None
-    loss: float | None
+    value: float | None  # of the objective, for a live trial the best so far
+    loss: float | None  # of validation in the best epoch, which orders trials with equal values
     tests: dict[str, float]
     training_s: float | None
-    facts: dict[str, Any]
+    facts: dict[str, Any]  # its status
 
     @property
     def result(self) -> float | None:
@@ -44,8 +41,7 @@ class Objective:
     is_max: bool
 
     def value_in(self, folder: RunFolder) -> float | None:
-        """Return the value of a run in its best epoch."""
-        value = _summary(folder).get("best")
+        value = read_summary(folder).get("best")
         return best_epoch(folder, self).get(self.name) if value is None else value
 
 
@@ -62,21 +58,11 @@ def monitored_objective(config: Config) -> Objective:
 
 
 def row_of(trial: Trial, objective: Objective, live: str | None, needed: Collection[str]) -> Row:
-    """Read the row of a trial from its folder; `live` is the state of a running one.
-
-    Settings that are `needed`, but not among the overrides, are those of its configuration.
-    """
+    """Read the row of a trial; `live` is the state of a running one, `needed` are keys of its configuration."""
     facts, settings = look_at(trial.folder), trial.settings
     if not settings.keys() >= {*needed} and trial.folder.config.exists():
         tree = config_file.load_tree(trial.folder.config)
         settings = {key: str(at(tree, key.split("."))) for key in needed} | settings
-    training_s = _summary(trial.folder).get("training_s", facts.get("elapsed_s"))
+    training_s = read_summary(trial.folder).get("training_s", facts.get("elapsed_s"))
     value, loss = objective.value_in(trial.folder), best_epoch(trial.folder, objective).get(LOSS)
     return Row(trial, settings, live or state_of(facts), value, loss, read_tests(trial.folder), training_s, facts)
-
-
-def _summary(folder: RunFolder) -> dict[str, Any]:
-    try:
-        return folder.read_summary()
-    except (OSError, ValueError):
-        return {}

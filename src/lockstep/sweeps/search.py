@@ -36,24 +36,15 @@ Point = frozenset[tuple[str, Any]]  # of the search space
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
-    """Return Optuna's distributions of a search space."""
     return {key: _distribution(drawn) for key, drawn in space.items()}
 
 
 def _distribution(drawn: Interval | tuple[str, ...]) -> BaseDistribution:
     if not isinstance(drawn, Interval):
         return CategoricalDistribution(drawn)
-    ends = (drawn.low, drawn.high, *([drawn.step] if drawn.step else []))
-    if all(isinstance(end, int) for end in ends):
+    if all(isinstance(end, int) for end in (drawn.low, drawn.high, drawn.step or 1)):
         return IntDistribution(int(drawn.low), int(drawn.high), log=drawn.is_log, step=int(drawn.step or 1))
     return FloatDistribution(drawn.low, drawn.high, log=drawn.is_log, step=drawn.step)
-
-
-def _typed_value(drawn: BaseDistribution, text: str) -> Any:
-    """Return a drawn value from its override."""
-    if isinstance(drawn, CategoricalDistribution):
-        return text
-    return int(text) if isinstance(drawn, IntDistribution) else float(text)
 
 
 def study_in(
@@ -109,8 +100,9 @@ def trials_by_point(ledger: Ledger, space: Mapping[str, BaseDistribution]) -> di
     """Return the trials of each point, in the order of their numbers."""
     trials: dict[Point, list[Trial]] = {}
     for trial in ledger.trials:
-        values = ((key, _typed_value(drawn, trial.typed[key.lstrip("+")])) for key, drawn in space.items())
-        trials.setdefault(frozenset(values), []).append(trial)
+        typed = ((key, drawn, trial.typed[key.lstrip("+")]) for key, drawn in space.items())
+        point = frozenset((key, drawn.to_external_repr(drawn.to_internal_repr(text))) for key, drawn, text in typed)
+        trials.setdefault(point, []).append(trial)
     return trials
 
 
@@ -226,9 +218,8 @@ class Draws(Grid):
             return True
         name, first = self._objective.name, drawn.waiting[0]
         known = self._study.trials[first.number].intermediate_values
-        of_seeds = [
-            {int(row["epoch"]) - 1: row[name] for row in read_rows(seed.folder) if name in row} for seed in drawn.trials
-        ]
+        rows_of_seeds = [read_rows(seed.folder) for seed in drawn.trials]
+        of_seeds = [{int(row["epoch"]) - 1: row[name] for row in rows if name in row} for rows in rows_of_seeds]
         new = [step for step in of_seeds[0] if step not in known and all(step in values for values in of_seeds)]
         for step in new:  # from 0
             first.report(fmean(values[step] for values in of_seeds), step)
@@ -259,5 +250,4 @@ class Draws(Grid):
 
 
 def _point(drawn: optuna.Trial | FrozenTrial) -> Point:
-    """Return the drawn values, in any order of the overrides."""
     return frozenset(drawn.params.items())

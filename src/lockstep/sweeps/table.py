@@ -6,23 +6,56 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
-from lockstep.monitoring.cells import epochs, text
+from lockstep.monitoring.cells import epochs, text, time
 from lockstep.runs.files import csv_text, to_json, write_atomically
 from lockstep.runs.naming import display_path
 from lockstep.runs.ranking import rank
+from lockstep.sweeps.differences import spread
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.results import Objective, Row, monitored_objective, row_of
-from lockstep.sweeps.statistics import Group, spread
-from lockstep.system.terminal import duration
+from lockstep.system.wording import plural
 
 STEM = "table"  # table.csv, table.json and table.md in the folder of the sweep
 FOLD = "data.fold"
 REPEATS = {"seed": "seeds", FOLD: "folds"}  # keys over whose values a setting is averaged
 INTERVAL = "95 % interval"
+
+
+class Group(NamedTuple):
+    """A setting: trials that differ only in seed and fold, with the spread of the objective over them.
+
+    `trials` are those of `num_trials` that are finished and have a value. Seeds of a fold are averaged, and count as
+    one of `n`; a seed that was trained twice does, too. `tests` has the spread of the test results that all of
+    `trials` have.
+    """
+
+    settings: dict[str, str]
+    trials: tuple[int, ...]
+    num_trials: int
+    over: str  # seeds or folds
+    n: int
+    mean: float
+    deviation: float | None
+    low: float | None
+    high: float | None
+    tests: dict[str, dict[str, float | None]]
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.trials) == self.num_trials
+
+    @property
+    def repetitions(self) -> str:
+        """`5 seeds`, `4 seeds, 1 missing`, or `5 folds of 3 seeds`."""
+        count = plural(self.n, self.over.removesuffix("s"))
+        if not self.is_complete:
+            return f"{count}, {self.num_trials - len(self.trials)} missing"
+        is_whole = self.over == "seeds" or self.n == self.num_trials
+        return count if is_whole else f"{count} of {self.num_trials / self.n:g} seeds"
 
 
 @dataclass(frozen=True)
@@ -58,10 +91,9 @@ class Table:
 
     @property
     def texts(self) -> dict[str, list[str]]:
-        """The columns as text."""
         columns = {name: values for name, values in self.columns.items() if name not in ("folder", "reason")}
-        times = [time_of(seconds) for seconds in columns.pop("training_s")]
-        return {name: list(map(text, values)) for name, values in columns.items()} | {"time": times}
+        times = columns.pop("training_s")
+        return {name: list(map(text, values)) for name, values in columns.items()} | {"time": list(map(time, times))}
 
     @property
     def setting_texts(self) -> dict[str, list[str]]:
@@ -86,7 +118,6 @@ class Table:
 
     @property
     def over(self) -> str:
-        """What the repetitions of a setting are."""
         return REPEATS[FOLD if FOLD in self.keys else "seed"]
 
     @property
@@ -176,10 +207,7 @@ def table(
     known: dict[int, Row] | None = None,
     is_search: bool = False,
 ) -> Table:
-    """Return the table of a ledger. `running` has the states of running trials by number.
-
-    `known` caches the rows of the others between calls, so that their folders are read once.
-    """
+    """Return the table of a ledger. `running` has states by number; `known` caches the rows of other trials."""
     kept = {} if known is None else known
     keys = differing_keys(ledger.trials)
     repeats = [key for key in REPEATS if key in keys]
@@ -208,9 +236,8 @@ def config_of(ledger: Ledger) -> Config:
     """Return the configuration of the first trial of a sweep. Raises ValueError if there is none yet."""
     file = next((trial.folder.config for trial in ledger.trials if trial.folder.config.exists()), None)
     if file is None:
-        raise ValueError(
-            f"{display_path(ledger.path)} is a sweep without a trial yet: lockstep jobs show shows its job."
-        )
+        where = display_path(ledger.path)
+        raise ValueError(f"{where} is a sweep without a trial yet: lockstep jobs show shows its job.")
     return config_file.load(file)
 
 
@@ -269,7 +296,3 @@ def _test_text(found: dict[str, float | None] | None) -> str:
     if found is None or found["low"] is None:
         return text(found and found["mean"])
     return f"{text(found['mean'])} ({_interval(found['low'], found['high'])})"
-
-
-def time_of(seconds: float | None) -> str:
-    return "-" if seconds is None else duration(seconds)

@@ -20,17 +20,14 @@ from lockstep.runs.naming import display_path, quote_path
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.pool import LOG
 from lockstep.sweeps.results import Row
-from lockstep.sweeps.table import Table, description, present_table, table_facts, text, time_of
+from lockstep.sweeps.table import Table, description, present_table, table_facts, text
 from lockstep.system.terminal import duration, new_table, print_table, say, terminal
 
 MOST_ROWS = 30  # of the table at the end; the files have all
 
 
 class View:
-    """The output while trials run; `total` is the number of trials, `table` returns their present table.
-
-    A silent view prints only the errors of failed trials.
-    """
+    """The output while `total` trials run. A silent view prints only the errors of failed trials."""
 
     def __init__(self, table: Callable[..., Table], total: int, *, is_silent: bool) -> None:
         self._table = table
@@ -52,7 +49,6 @@ class View:
             self._say(f"Trial {trial.number} ({which}) {how} {trial.device}: {self._describe(trial)}")
 
     def report_end(self, trial: Trial, state: str) -> None:
-        """Report the end of a trial, and the reason of a failure."""
         if not self._is_silent:
             self._rows.pop(trial.number, None)
             sweep_table = self._table({}, known=self._rows)
@@ -64,9 +60,10 @@ class View:
         if state == "failed":
             # above a live table only its own console can print
             out = self._out if self._is_drawn else terminal(is_error=True)
-            reason, rest = _failure(trial)
-            say(out, f"Trial {trial.number} failed: {reason}", "red")
-            say(out, rest, "red")
+            folder, log = trial.folder, trial.folder.path / LOG
+            known = log if log.exists() else Path(folder.read_job().get("log", log))
+            say(out, f"Trial {trial.number} failed: {folder.failure_cause() or 'no error was recorded'}", "red")
+            say(out, f"  details: {display_path(folder.failure)}, {display_path(known)}", "red")
 
     def report_stop(self, reason: str) -> None:
         self._say(f"Stopping all trials, each with a checkpoint: {reason}", "yellow")
@@ -138,7 +135,7 @@ def _trials(sweep_table: Table, rows: tuple[Row, ...], out: Console, *, is_live:
     texts: dict[str, list[Any]] = {**replace(sweep_table, rows=rows).texts}
     texts["state"] = [cells.state(row.state) for row in rows]
     if is_live:
-        texts["left"] = [time_of(row.facts.get("remaining_s")) for row in rows]
+        texts["left"] = [cells.time(row.facts.get("remaining_s")) for row in rows]
     name, keys, tests = sweep_table.objective.name, sweep_table.keys, sweep_table.tests
     order = ("trial", "state", name, *keys, "left", *tests[:1], "epoch", "time", *tests, "device")
     names = [name for name in dict.fromkeys(order) if name in texts]
@@ -151,11 +148,3 @@ def _heads(names: Sequence[str], sweep_table: Table) -> Sequence[str]:
     """Return the names of columns, those of settings without their sections if no two become equal."""
     short = [name.rpartition(".")[2] if name in sweep_table.keys else name for name in names]
     return short if len(set(short)) == len(short) else names
-
-
-def _failure(trial: Trial) -> tuple[str, str]:
-    """Return the cause of a failure, and the line with its files."""
-    log = trial.folder.path / LOG
-    known = log if log.exists() else Path(trial.folder.read_job().get("log", log))
-    files = f"  details: {display_path(trial.folder.failure)}, {display_path(known)}"
-    return trial.folder.failure_cause() or "no error was recorded", files

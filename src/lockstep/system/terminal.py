@@ -158,9 +158,9 @@ def print_table(made: Table, out: Console) -> None:
     out.print(made if out.is_terminal else plain_text(made))
 
 
-def plain_text(shown: RenderableType) -> Text:
+def plain_text(shown: RenderableType, width: int = LOG_WIDTH) -> Text:
     """Render for a log: without colours, and without blanks at the ends of lines."""
-    paper = Console(width=LOG_WIDTH, color_system=None, force_jupyter=False)
+    paper = Console(width=width, color_system=None, force_jupyter=False)
     with paper.capture() as captured:
         paper.print(shown)
     return Text("\n".join(line.rstrip() for line in captured.get().splitlines()))

@@ -47,24 +47,16 @@ class Part(NamedTuple):
     num_threads: int | None = None  # of each worker; None: its part of the cores
 
 
-class Variant(NamedTuple):
-    """One way to train the configuration."""
-
-    title: str
-    parts: tuple[Part, ...]
-
-
-ALONE = Variant("1 worker", (Part((1,)),))
-VARIANTS = (
-    Variant("2 workers", (Part((1, 1)),)),
-    Variant("3 workers, shards 3:1:2", (Part((3, 1, 2)),)),
-    Variant("2 workers, one empty shard", (Part((1, 0)),)),
-    Variant(f"2 workers to step {CUT_AFTER}, then 3", (Part((2, 1), CUT_AFTER), Part((1, 1, 1)))),
-)
-
-
-BY_BITS = (*VARIANTS, Variant("1 worker of 2 threads", (Part((1,), num_threads=2),)))
-NUM_VIRTUAL = 4
+NUM_VIRTUAL = 4  # shards, where the configuration has none
+ALONE, OF_THREADS = "1 worker", "1 worker of 2 threads"
+VARIANTS = {
+    ALONE: (Part((1,)),),
+    "2 workers": (Part((1, 1)),),
+    "3 workers, shards 3:1:2": (Part((3, 1, 2)),),
+    "2 workers, one empty shard": (Part((1, 0)),),
+    f"2 workers to step {CUT_AFTER}, then 3": (Part((2, 1), CUT_AFTER), Part((1, 1, 1))),
+    OF_THREADS: (Part((1,), num_threads=2),),  # of which bits depend, if nothing else does
+}
 
 
 def run_verification(texts: Sequence[str], source: compose.Source, *, is_by_bits: bool = False) -> int:
@@ -89,11 +81,8 @@ def _check_config(texts: Sequence[str], source: compose.Source, *, is_by_bits: b
         raise ConfigError(Error(f"resume={config.resume}", "continues a run, verify starts new ones", "remove it"))
     tree = config_file.to_tree(config)
     trainer = tree["trainer"]
-    limits = {
-        "limit_train_batches": NUM_STEPS * trainer["accumulate_grad_batches"],
-        "limit_val_batches": NUM_EVALUATED,
-        "limit_test_batches": NUM_EVALUATED,
-    }
+    limits = {"limit_val_batches": NUM_EVALUATED, "limit_test_batches": NUM_EVALUATED}
+    limits["limit_train_batches"] = NUM_STEPS * trainer["accumulate_grad_batches"]
     tree["trainer"] |= {
         **{name: min(limit, trainer[name] or limit) for name, limit in limits.items()},
         "precision": trainer["precision"] if is_by_bits else "float64",
@@ -114,53 +103,45 @@ class Verification:
         self._path = path
         self._config = config
         self._signals = signals
-        most = max(len(part.loads) for variant in VARIANTS for part in variant.parts)
         self._is_by_bits = config.trainer.virtual_shards is not None
-        self._variants = BY_BITS if self._is_by_bits else VARIANTS
+        self._others = [each for each in VARIANTS if each != ALONE and (self._is_by_bits or each != OF_THREADS)]
+        most = max(len(part.loads) for parts in VARIANTS.values() for part in parts)
         self._uses_gpus = hardware.num_visible_gpus() >= most
         self._out = terminal()
 
     def run(self) -> int:
         where = "GPUs" if self._uses_gpus else "CPU processes"
         steps = f"{NUM_EPOCHS} epochs of up to {NUM_STEPS} steps of {plural(self._config.global_batch_size, 'sample')}"
-        say(
-            self._out,
-            f"Training {steps} in {self._how}, on {where}: with 1 worker, and {len(self._variants)} other ways ...",
-        )
-        failures: dict[Variant, str] = {}
-        for variant in (ALONE, *self._variants):
+        trainer, ways = self._config.trainer, f"with 1 worker, and in {len(self._others)} other ways"
+        precision = "its precision" if trainer.precision == "auto" else trainer.precision
+        shards = f" with {trainer.virtual_shards} virtual shards" if self._is_by_bits else ""
+        say(self._out, f"Training {steps} in {precision}{shards}, on {where}: {ways} ...")
+        failures: dict[str, str] = {}
+        for variant in (ALONE, *self._others):
             code = self._train(variant)
-            if variant is ALONE and code in (EXIT_FAILED, EXIT_CONFIG):
-                exit_with(ConfigError(*errors_of(_last_line(self._folder(variant).path / LOG))))
-            if code in (EXIT_FAILED, EXIT_CONFIG):
-                failures[variant] = _last_line(self._folder(variant).path / LOG)
-            elif code:
+            if code not in (0, EXIT_FAILED, EXIT_CONFIG):
                 return code
+            if code:
+                failures[variant] = _last_line(self._folder(variant).path / LOG)
+            if ALONE in failures:
+                exit_with(ConfigError(*errors_of(failures[ALONE])))
         return self._report(failures)
 
-    @property
-    def _how(self) -> str:
-        trainer = self._config.trainer
-        shards = f" with {trainer.virtual_shards} virtual shards" if self._is_by_bits else ""
-        return f"{'its precision' if trainer.precision == 'auto' else trainer.precision}{shards}"
+    def _folder(self, variant: str) -> RunFolder:
+        return RunFolder(self._path / str([*VARIANTS].index(variant)))
 
-    def _folder(self, variant: Variant) -> RunFolder:
-        return RunFolder(self._path / str((*BY_BITS, ALONE).index(variant)))
-
-    def _train(self, variant: Variant) -> int:
+    def _train(self, variant: str) -> int:
         folder = self._folder(variant)
         folder.checkpoints.mkdir(parents=True)
         checkpoints.keep_initial(folder, self._config.init_from)
-        code = 0
-        for number, part in enumerate(variant.parts):
+        for number, part in enumerate(VARIANTS[variant]):
             config_file.save(self._config_of(part), folder.config)
             job = Job(VERIFY, str(folder.path), {"cut_after": part.cut_after, "part": number})
             threads = {} if part.num_threads is None else {"OMP_NUM_THREADS": str(part.num_threads)}
-            environ = {**os.environ, **threads}
-            code = parent.run_workers(job, len(part.loads), self._signals, environ=environ, log=folder.path / LOG)
-            if code:
-                break
-        return code
+            environ, log = {**os.environ, **threads}, folder.path / LOG
+            if code := parent.run_workers(job, len(part.loads), self._signals, environ=environ, log=log):
+                return code
+        return 0
 
     def _config_of(self, part: Part) -> Config:
         tree = config_file.to_tree(self._config)
@@ -170,55 +151,50 @@ class Verification:
         tree["trainer"] |= {"devices": len(part.loads), "loads": None if is_alone else list(part.loads)}
         return validation.check_tree(tree)
 
-    def _report(self, failures: dict[Variant, str]) -> int:
-        """Print the table and the first differences. Returns the exit code."""
+    def _report(self, failures: dict[str, str]) -> int:
         from lockstep.training.exactness_check import DIGEST_FILE
         from lockstep.verify.comparison import LIMIT, compare
 
         alone = self._folder(ALONE).path
-        compared: dict[Variant, Compared] = {}
-        for variant in self._variants:
-            if variant not in failures:
-                parts, other = [len(part.loads) for part in variant.parts], self._folder(variant).path
-                compared[variant] = compare(alone, [1], other, parts, is_by_bits=self._is_by_bits)
-        print_table(_table(self._variants, compared, self._out), self._out)
+        compared: dict[str, Compared] = {}
+        for variant in (each for each in self._others if each not in failures):
+            parts = [len(part.loads) for part in VARIANTS[variant]]
+            compared[variant] = compare(alone, self._folder(variant).path, parts, is_by_bits=self._is_by_bits)
+        print_table(_table(self._others, compared, self._out), self._out)
         texts = list(_explanations(compared, failures, is_by_bits=self._is_by_bits))
         for text in texts:
             say(self._out, text)
         if texts:
             return EXIT_FAILED
-        largest = max(kind.size for result in compared.values() for kind in result[:3])
-        digest = alone / DIGEST_FILE  # of a custom module
-        if digest.exists():
-            verified.remember(digest.read_text(), largest)
         if self._is_by_bits:
             say(self._out, "Exact: every bit of weights, statistics and metrics is the same.")
             return 0
+        largest = max(kind.size for result in compared.values() for kind in result[:3])
+        digest = alone / DIGEST_FILE
+        if digest.exists():
+            verified.remember(digest.read_text(), largest)
         say(self._out, f"Exact: nothing differs by more than {_size_text(largest)} (limit {LIMIT:g}, for rounding).")
         return 0
 
 
-def _table(variants: Sequence[Variant], compared: "dict[Variant, Compared]", out: Console) -> Table:
+def _table(variants: Sequence[str], compared: "dict[str, Compared]", out: Console) -> Table:
     rows: list[list[str | Text]] = []
     for variant in variants:
         result = compared.get(variant)
         if result is None:
-            rows.append([variant.title, Text("failed", style="red"), "-", "-", "-"])
+            rows.append([variant, Text("failed", style="red"), "-", "-", "-"])
         else:
             is_exact = Text("exact", style="green") if result.is_exact else Text("differs", style="red")
-            sizes = [_size_text(kind.size) for kind in (result.weights, result.statistics, result.metrics)]
-            rows.append([variant.title, is_exact, *sizes])
+            rows.append([variant, is_exact, *(_size_text(kind.size) for kind in result[:3])])
     kinds = ("weights", "statistics", "metrics")
     return new_table(("compared with 1 worker", "", *kinds), rows, out, right=kinds)
 
 
-def _explanations(
-    compared: "dict[Variant, Compared]", failures: dict[Variant, str], *, is_by_bits: bool
-) -> Iterator[str]:
+def _explanations(compared: "dict[str, Compared]", failures: dict[str, str], *, is_by_bits: bool) -> Iterator[str]:
     """Yield the errors of failed variants, and the first part that differs of the others; each reason once."""
     reasons: dict[str, str] = {}
     for variant, text in failures.items():
-        reasons.setdefault(text, f"{variant.title}: {text}")
+        reasons.setdefault(text, f"{variant}: {text}")
     for variant, result in compared.items():
         if result.is_exact:
             continue
@@ -229,10 +205,10 @@ def _explanations(
             reason = "no step of the training differs" if worst is result.metrics else "rounding grows there"
             hint = "its states must be sums over samples (dist_reduce_fx='sum')"
             text = f"{worst.name} differs by {_size_text(worst.size)}: {reason}"
-            reasons.setdefault(worst.name, f"{variant.title}: {text}{', ' + hint if worst is result.metrics else ''}")
+            reasons.setdefault(worst.name, f"{variant}: {text}{', ' + hint if worst is result.metrics else ''}")
         else:
             sample = "" if first.sample is None else f" of sample {first.sample}"
-            head = f"{variant.title}: the first to differ is {first.part}{sample}, in step {first.step}, by "
+            head = f"{variant}: the first to differ is {first.part}{sample}, in step {first.step}, by "
             reasons.setdefault(first.part, f"{head}{_size_text(first.size)}: {first.meaning(is_by_bits=is_by_bits)}")
     yield from reasons.values()
 

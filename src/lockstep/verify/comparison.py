@@ -33,18 +33,16 @@ class First(NamedTuple):
         if is_by_bits and self.part != INPUTS:
             return "it depends on the rank, on the number of threads, or on a state of its process"
         if self.part == INPUTS:
-            return (
-                "a sample depends on the worker that reads it: draw from torch, numpy or random, seeded for each sample"
-            )
+            fix = "draw from torch, numpy or random, seeded for each sample"
+            return f"a sample depends on the worker that reads it: {fix}"
         if self.part == LOSSES:
             return "the loss of a sample depends on other samples: return one for each, never a mean or a sum"
         if self.part.startswith(GRADIENT):
             return "outputs and losses are the same, their gradients differ: something is summed over a shard alone"
         if self.sample is None:
             return "gradients are the same: something else changes it, or has a state of its worker"
-        return (
-            "its output for a sample depends on other samples: use nn.BatchNorm2d and nn.Dropout, which are made exact"
-        )
+        fix = "use nn.BatchNorm2d and nn.Dropout, which are made exact"
+        return f"its output for a sample depends on other samples: {fix}"
 
 
 class Compared(NamedTuple):
@@ -61,24 +59,16 @@ class Compared(NamedTuple):
         return all(kind.size <= self.limit for kind in (self.weights, self.statistics, self.metrics))
 
 
-def compare(
-    alone: Path, alone_parts: Sequence[int], other: Path, other_parts: Sequence[int], *, is_by_bits: bool
-) -> Compared:
-    """Compare the training in folder `other` with the one in `alone`; the parts are numbers of workers."""
+def compare(alone: Path, other: Path, parts: Sequence[int], *, is_by_bits: bool) -> Compared:
+    """Compare the training in folder `other`, whose parts have these numbers of workers, with that of one worker."""
     one, two = (torch.load(folder / STATE_FILE, weights_only=True) for folder in (alone, other))
-    metrics = [
-        {name: torch.tensor(value, dtype=torch.float64) for name, value in state["metrics"].items()}
-        for state in (one, two)
-    ]
-    return Compared(
-        _distance(one["weights"], two["weights"]),
-        _distance(one["statistics"], two["statistics"]),
-        _distance(*metrics),
-        first_difference(
-            list(steps(alone, alone_parts)), list(steps(other, other_parts)), 0 if is_by_bits else NOTICEABLE
-        ),
-        0 if is_by_bits else LIMIT,
-    )
+    for state in (one, two):
+        metrics = state["metrics"].items()
+        state["metrics"] = {name: torch.tensor(value, dtype=torch.float64) for name, value in metrics}
+    weights, statistics, metrics = (_distance(one[kind], two[kind]) for kind in ("weights", "statistics", "metrics"))
+    limit, noticeable = (0.0, 0.0) if is_by_bits else (LIMIT, NOTICEABLE)
+    first = first_difference(list(steps(alone, [1])), list(steps(other, parts)), noticeable)
+    return Compared(weights, statistics, metrics, first, limit)
 
 
 def steps(folder: Path, parts: Sequence[int]) -> Iterator[dict[str, Any]]:

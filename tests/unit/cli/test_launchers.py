@@ -3,6 +3,7 @@
 Variables of a launcher that are left in a shell do not matter.
 """
 
+import argparse
 import os
 import sys
 
@@ -12,9 +13,9 @@ from lockstep.cli import main
 from lockstep.system.launcher import outer_world
 
 COMMANDS = {
-    "_infer": ["predict", "latest", "photos", "--output", "out.csv"],
-    "_benchmark": ["benchmark"],
-    "_verify": ["verify"],
+    "predict": ["predict", "latest", "photos", "--output", "out.csv"],
+    "benchmark": ["benchmark"],
+    "verify": ["verify"],
 }
 TORCHRUN = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
 STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
@@ -30,16 +31,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.delenv(name, raising=False)
     found: list[str] = []
 
-    def starting(name: str) -> object:
-        def start(arguments: object) -> int:
-            world = outer_world(os.environ)
-            found.append(name)
-            return 0 if world is None else world.world_size
+    def start(arguments: argparse.Namespace) -> int:
+        world = outer_world(os.environ)
+        found.append(arguments.command)
+        return 0 if world is None else world.world_size
 
-        return start
-
-    for name in COMMANDS:
-        monkeypatch.setattr(main, name, starting(name))
+    monkeypatch.setattr(main, "_run", start)
     return found
 
 
@@ -52,7 +49,7 @@ def code_of(monkeypatch: pytest.MonkeyPatch, name: str, variables: dict[str, str
 
 @pytest.mark.parametrize(
     ("name", "launcher", "variables"),
-    [("_benchmark", "torchrun", TORCHRUN), ("_verify", "torchrun", TORCHRUN), ("_verify", "srun", STEP)],
+    [("benchmark", "torchrun", TORCHRUN), ("verify", "torchrun", TORCHRUN), ("verify", "srun", STEP)],
 )
 def test_several_processes_are_refused_in_a_line(
     monkeypatch: pytest.MonkeyPatch,
@@ -64,7 +61,7 @@ def test_several_processes_are_refused_in_a_line(
 ) -> None:
     assert code_of(monkeypatch, name, variables) == 2
     assert started == []
-    line = f"lockstep: {launcher} started 2 processes of lockstep {COMMANDS[name][0]}, which starts its own workers: "
+    line = f"lockstep: {launcher} started 2 processes of lockstep {name}, which starts its own workers: "
     assert capsys.readouterr().err.startswith(line)
 
 
@@ -90,13 +87,13 @@ def test_a_rank_that_is_no_number_is_named(
 def test_several_processes_compute_together(
     monkeypatch: pytest.MonkeyPatch, started: list[str], variables: dict[str, str]
 ) -> None:
-    assert code_of(monkeypatch, "_infer", variables) == 2  # ranks
-    assert started == ["_infer"]
+    assert code_of(monkeypatch, "predict", variables) == 2  # ranks
+    assert started == ["predict"]
 
 
 @pytest.mark.parametrize(
     ("name", "variables"),
-    [*(("_verify", variables) for variables in (BATCH_SCRIPT, SALLOC, ONE_OF_TORCHRUN)), ("_infer", {})],
+    [*(("verify", variables) for variables in (BATCH_SCRIPT, SALLOC, ONE_OF_TORCHRUN)), ("predict", {})],
 )
 def test_a_single_process_starts_its_own_workers(
     monkeypatch: pytest.MonkeyPatch, started: list[str], name: str, variables: dict[str, str]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lockstep.cli import machine
-from lockstep.cluster import partitions
-from lockstep.cluster.partitions import Partition
+from lockstep.cluster import scheduler
+from lockstep.cluster.scheduler import Partition
 from lockstep.system import hardware
 from tests.support.gpus import PretendedGpus
 from tests.support.harness import PATIENCE_S, environ
@@ -30,7 +30,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 0)
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     answers = {"sinfo": SINFO, "sacctmgr": "lab||normal,long|3||gres/gpu=2|\n"}
-    monkeypatch.setattr(partitions, "call", lambda tool, *_, **__: answers[tool])
+    monkeypatch.setattr(scheduler, "call", lambda tool, *_, **__: answers[tool])
 
 
 def facts(capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def test_the_command_for_a_cluster_prefers_gpus_then_the_default_then_idle_nodes
         (["old|down|1:00:00|0/4/0/4|8|32000|gpu:8"], None),
     ):
         answers = {"sinfo": "\n".join(lines), "sacctmgr": ""}
-        monkeypatch.setattr(partitions, "call", lambda tool, *_, answers=answers, **__: answers[tool])
+        monkeypatch.setattr(scheduler, "call", lambda tool, *_, answers=answers, **__: answers[tool])
         assert facts(capsys)["commands"][1:] == ([line] if line else [])
 
 

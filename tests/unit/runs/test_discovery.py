@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.monitoring.selection import all_runs
 from lockstep.runs import discovery, files
 from lockstep.runs.discovery import (
     DiscoveredRun,
@@ -57,6 +58,10 @@ def run(path: Path, *overrides: str, **status: Any) -> RunFolder:
 
 def found(folder: RunFolder) -> DiscoveredRun:
     return DiscoveredRun("id", "name", folder)
+
+
+def facts_of(watched: Watched) -> list[dict[str, Any]]:
+    return [watched.facts(run) for run in watched.runs().values()]
 
 
 # -- searching ---------------------------------------------------------------------------------------------------------
@@ -153,7 +158,7 @@ def test_wrong_fields_of_a_run_do_not_hide_the_other_runs(tmp_path: Path) -> Non
     run(tmp_path / "good", **FULL)
     (run(tmp_path / "odd").path / "status.json").write_text(json.dumps({**FULL, **WRONG}))
     (tmp_path / "odd" / "run.json").write_text('{"overrides": [1, null]}')
-    listed = Watched(tmp_path, scan_every_s=0).look()
+    listed = sorted(facts_of(Watched(tmp_path, scan_every_s=0)), key=lambda facts: facts["run"])
     assert [(facts["run"], facts["overrides"]) for facts in listed] == [("good", []), ("odd", ["1", "None"])]
 
 
@@ -221,32 +226,32 @@ def test_the_newest_run_comes_first(tmp_path: Path) -> None:
     for number, name in enumerate(("old", "new", "middle")):
         run(tmp_path / name, state="finished", started=[1e9, 3e9, 2e9][number])
     run(tmp_path / "without")
-    names = [facts["run"] for facts in Watched(tmp_path, scan_every_s=0).look()]
-    assert names == ["new", "middle", "old", "without"]
+    names = [listed.facts["run"] for listed in all_runs(Watched(tmp_path, scan_every_s=0))]
+    assert names == ["new", "middle", "without", "old"]  # made when its configuration was written: now
 
 
 def test_an_ended_run_is_read_once_until_its_status_changes(tmp_path: Path, counted: list[str]) -> None:
     ended, live = run(tmp_path / "ended", **FULL), run(tmp_path / "live", state="training", host="another machine")
     watched = Watched(tmp_path, scan_every_s=0)
     for _ in range(3):
-        watched.look()
+        facts_of(watched)
     assert (counted.count("ended"), counted.count("live")) == (1, 3)
     ended.write_status(state="training", host="another machine")
     live.write_status(state="finished")
-    assert {facts["run"]: facts["state"] for facts in watched.look()} == {"ended": "training", "live": "finished"}
+    assert {facts["run"]: facts["state"] for facts in facts_of(watched)} == {"ended": "training", "live": "finished"}
 
 
 def test_new_runs_are_found_by_the_next_search(tmp_path: Path) -> None:
     watched = Watched(tmp_path, scan_every_s=1000)
-    assert watched.look() == []
+    assert facts_of(watched) == []
     first = run(tmp_path / "a", **FULL)
-    assert watched.look() == []
+    assert facts_of(watched) == []
     watched.runs(is_fresh=True)
-    assert [facts["run"] for facts in watched.look()] == ["a"]
+    assert [facts["run"] for facts in facts_of(watched)] == ["a"]
     shutil.rmtree(first.path)
-    assert [facts["state"] for facts in watched.look()] == ["not started"]  # until it is searched for again
+    assert [facts["state"] for facts in facts_of(watched)] == ["not started"]  # until it is searched for again
     watched.runs(is_fresh=True)
-    assert watched.look() == []
+    assert facts_of(watched) == []
 
 
 # -- more of a run -----------------------------------------------------------------------------------------------------

@@ -34,10 +34,10 @@ from lockstep.sweeps import ledger as ledgers
 from lockstep.sweeps.command import open_ledger
 from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.devices import Devices, Machine, Need, Shard, need, num_parallel
+from lockstep.sweeps.differences import spread
 from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
 from lockstep.sweeps.pool import Pool, Running, environ_of
 from lockstep.sweeps.results import Objective, monitored_objective
-from lockstep.sweeps.statistics import spread
 from lockstep.sweeps.table import Table, description, table, text, write
 from lockstep.sweeps.views import View, show_table
 from lockstep.system.signals import STOP_SIGNALS

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lockstep.sweeps.statistics import Spread, spread
+from lockstep.sweeps.differences import Spread, spread
 
 ACCURACIES = [0.9833, 0.9889, 0.9944, 0.9861, 0.9833]
 NUM_DRAWS = 20_000
