@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 def check(key: str, default: str, typed: Sequence[str], source: "Source") -> None:
     """Raise ConfigError if the folder of a run or sweep cannot be made: Hydra would show a traceback."""
     from lockstep.assembly import refusals
-    from lockstep.config import overrides
+    from lockstep.config.composing import options
     from lockstep.config.errors import ConfigError
 
-    chosen = overrides.hydra_value(key, typed, source)
+    chosen = options.hydra_value(key, typed, source)
     path = chosen or default
     error = refusals.exposure_reason(chosen) or refusals.write_obstacle(Path(path))
     if error is not None:

@@ -50,6 +50,9 @@ def _has_pretrained(config: Any) -> Any:
 
 FEATURES = (
     # errors of a configuration, without reading a file: (config) -> errors
+    Feature("rules", "lockstep.config.checks.module_rules:errors", _has_own_module),
+    Feature("rules", "lockstep.config.checks.benchmark_rules:errors", lambda config: hasattr(config, "benchmark")),
+    Feature("rules", "lockstep.launch.notification:errors", lambda config: config.notify.command is not None),
     Feature(
         "rules",
         "lockstep.config.checks.data_copies:errors",

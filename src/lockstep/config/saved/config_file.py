@@ -53,7 +53,7 @@ def load(path: Path) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        from lockstep.config.checks.validation import schema_errors  # a valid configuration needs no rules and no Hydra
+        from lockstep.config.checks.schema_errors import schema_errors  # of an invalid configuration only
 
         errors = dict(schema_errors(tree, error, {}))
         before = other_version(RunFolder(path.parent))
