@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.cli import folders
+from lockstep.assembly import refusals
 from lockstep.runs import naming
 from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.launcher import start_once
@@ -67,6 +67,7 @@ def name_folder(name: str | None, typed: Sequence[str], source: "Source", *, is_
     from omegaconf import OmegaConf
 
     from lockstep.config.composing import options
+    from lockstep.config.errors import ConfigError
     from lockstep.sweeps.ledger import command_of, find, need_own
 
     new = Path("outputs"), name or "sweep", datetime.now()
@@ -76,7 +77,9 @@ def name_folder(name: str | None, typed: Sequence[str], source: "Source", *, is_
         need_own(RunFolder(Path(chosen).resolve()), is_trusted=is_trusted)
     path = str(known or naming.free_path(*new))
     OmegaConf.register_new_resolver("sweep_folder", lambda: path, replace=True)
-    folders.check("hydra.sweep.dir", path, typed, source)
+    chosen = options.hydra_value("hydra.sweep.dir", typed, source)
+    if (error := refusals.folder_error("hydra.sweep.dir", chosen, path)) is not None:
+        raise ConfigError(error)
     if known is None:
         made = cache(lambda: str(naming.create_path(*new)))
         OmegaConf.register_new_resolver("sweep_folder", made, replace=True)

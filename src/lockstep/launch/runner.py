@@ -173,11 +173,11 @@ def run_workers(
             print(note, flush=True)
         run = display_path(folder.path)
         options = {"command": resume_command(folder.path), "has_test": has_test, "is_cell": is_cell()}
-        job = Job(worker.TRAIN, str(folder.path), options)
+        job = Job(worker.TRAIN, str(folder.path), options, first)
         if isinstance(flag, SignalList):
             if is_parallel and not config.silent:
                 print(f"Starting {plural(num_workers, 'worker')} for {run} ...", flush=True)
-            code = parent.run_workers(job, num_workers, flag, is_parallel=is_parallel, first=first)
+            code = parent.run_workers(job, num_workers, flag, is_parallel=is_parallel)
         else:
             code = worker.run_here(job, world, flag)
         if world is None and (errors := worker.refusal_errors(job)):
