@@ -238,7 +238,7 @@ class Benchmark:
 
     def _save(self, kept: dict[str, Any] | None) -> None:
         """Write results.json; after every environment, so that nothing measured is lost."""
-        facts = (RunFolder(self._path / r["name"]).read_environment() for r in self._records)
+        facts = (RunFolder(self._path / r["name"]).fact("environment") for r in self._records)
         write_json(
             self._path / BENCHMARK,
             {

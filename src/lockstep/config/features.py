@@ -59,11 +59,7 @@ FEATURES = (
         lambda config: config.data.copy_to or config.data.is_remote or config.data.copy_remove,
     ),
     # files that must exist before a run starts or resumes: (config), raises ConfigError
-    Feature(
-        "files",
-        "lockstep.config.checks.data_presence:check_data",
-        lambda config: _has_files(config.data),
-    ),
+    Feature("files", "lockstep.config.checks.data_presence:check_data", lambda config: _has_files(config.data)),
     # and before a new one starts
     Feature(
         "new files",

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
@@ -19,9 +18,9 @@ from lockstep.config.schema.configuration import Config
 from lockstep.launch import parent, worker
 from lockstep.launch.worker import Job
 from lockstep.runs import gate, naming
-from lockstep.runs.folder import EXIT_FAILED, EXIT_INTERRUPTED, RunFolder
+from lockstep.runs.folder import EXIT_INTERRUPTED, RunFolder
 from lockstep.runs.naming import display_path, resume_command, resume_override
-from lockstep.system.launcher import World, outer_world
+from lockstep.system.launcher import outer_world
 from lockstep.system.redaction import redact
 from lockstep.system.signals import SignalFlag, SignalList
 from lockstep.system.terminal import is_cell
@@ -161,7 +160,7 @@ def run_workers(
     with contextlib.ExitStack() as held:
         if world is not None:
             worker.import_training()
-            from lockstep.assembly.process_group import shared_folder
+            from lockstep.assembly.process_group import meet, shared_folder
 
             meet(config, world, known)  # before, a signal ends this process, which may wait for others
             held.enter_context(flag.handle_signals())
@@ -187,27 +186,6 @@ def run_workers(
         for report in reports:
             report(config, folder, code)
     return folder, code
-
-
-def meet(config: Config, world: World, known: RunFolder | None) -> None:
-    """Join the process group of an outer launcher; exit with one line if ranks are missing."""
-    from lockstep.assembly.process_group import join
-    from lockstep.distributed.collectives import is_lost_rank, is_missing_rank
-
-    try:
-        join(config, world, known)
-    except RuntimeError as error:
-        if not is_lost_rank(error) and not is_missing_rank(error):
-            raise
-        text = (
-            f"rank {world.rank} of {world.world_size} on {socket.gethostname()} timed out waiting for the others "
-            f"(strategy.timeout_s={config.strategy.timeout_s}): not all of them started, or they cannot reach each "
-            f"other. See their output.\n{error}"
-        )
-        if known is not None:
-            known.record_failure(text + "\n")
-        print(text, file=sys.stderr, flush=True)
-        raise SystemExit(EXIT_FAILED) from error
 
 
 def _prepare_folder(

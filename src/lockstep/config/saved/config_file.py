@@ -41,7 +41,10 @@ def save(config: Config, path: Path) -> None:
 
 def other_version(folder: RunFolder) -> str | None:
     """Describe the version of Lockstep that trained a run; None if it is this one or unknown."""
-    before = folder.read_version()
+    try:
+        before = (folder.fact("environment") or {})["packages"]["lockstep"]
+    except (OSError, ValueError, KeyError):
+        return None
     if before in (None, lockstep.__version__):
         return None
     return f"Lockstep {before} (this is {lockstep.__version__})"
