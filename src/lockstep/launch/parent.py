@@ -30,12 +30,7 @@ POLL_S = 0.05
 
 
 def run_workers(
-    job: Job,
-    num_workers: int,
-    signals: SignalList | None = None,
-    *,
-    is_parallel: bool = True,
-    log: Path | None = None,
+    job: Job, num_workers: int, signals: SignalList | None = None, *, is_parallel: bool = True, log: Path | None = None
 ) -> int:
     """Do the job in `num_workers` processes of this machine. Returns their common exit code.
 
@@ -74,7 +69,6 @@ class Workers:
         self._deadline_s = float("inf")
         self._first_failed: int | None = None
         self._processes: list[BaseProcess] = []
-        self._has_server = True
 
     def start(self, environ: Mapping[str, str]) -> None:
         """Start all workers. Rank 0 inherits the socket on which it opens the store where the ranks meet."""
@@ -91,12 +85,12 @@ class Workers:
                     self._processes.append(child.start(work, variables, log=log))
         except ServerDied as error:
             self.kill()
-            self._has_server = False
+            self._processes.clear()
             self._folder.record_failure(f"{error}\n")
 
     def poll(self, most_s: float) -> int | None:
         """Return the common exit code once all workers have ended; else wait at most `most_s` and return None."""
-        if not self._has_server:
+        if not self._processes:  # the server died
             self._show_failure()
             return EXIT_FAILED
         alive = [process for process in self._processes if process.exitcode is None]

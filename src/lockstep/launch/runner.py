@@ -39,14 +39,7 @@ def start(
 
     `stop_signals` records the signals for the caller. Each worker calls `first` before it trains.
     """
-    scaled = build.settle_config(config)
-    note = ""
-    if config.scale_with_workers:
-        note = (
-            f"scale_with_workers: global batch {config.global_batch_size} -> {scaled.global_batch_size}, "
-            f"learning rate {' -> '.join(f'{each.optimizer.lr or 0:g}' for each in (config, scaled))}"
-        )
-
+    settled = build.settle_config(config)
     outputs = Path("outputs").resolve()
     latest = naming.latest(outputs)
 
@@ -64,12 +57,13 @@ def start(
                 Error(str(chosen), "already contains a run", f"resume it with {resume_override(folder.path)}")
             )
         held.push(partial(_remove_rejected, folder, kept, outputs, latest))
-        save(folder, scaled, typed)
+        save(folder, settled, typed)
         if chosen is None:  # after `save`: init_from=outputs/latest is the run before this one
             naming.link_latest(outputs, folder.path)
         return folder
 
-    return run_workers(make, scaled, note=note, stop_signals=stop_signals, first=first)
+    note = build.scaling_note(config, settled)
+    return run_workers(make, settled, note=note, stop_signals=stop_signals, first=first)
 
 
 def check_files(config: Config, *, is_new: bool = False) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lockstep.config.errors import Error, mismatch, question
-from lockstep.config.schema.configuration import NAMED, fields, key_depth, section
+from lockstep.config.schema.configuration import ENVIRONMENTS, METRICS, NAMED, fields, section
 from lockstep.config.schema.foreign_names import hint
 from lockstep.config.schema.legal_keys import Groups, meant_key, unknown_key
 from lockstep.config.schema.target_sections import Target
@@ -22,7 +22,7 @@ def schema_errors(tree: dict[str, Any], found: ValidationError, groups: Groups) 
     for item in sorted(found.errors(include_url=False), key=lambda item: not _is_too_large(item)):
         path = [str(part) for part in item["loc"]]
         # without the members of a union of types
-        path = path[: key_depth(path) if section(tree, path[:1]) is not None or path[0] in NAMED else 1]
+        path = path[: _key_depth(path) if section(tree, path[:1]) is not None or path[0] in NAMED else 1]
         key = ".".join(path)
         if item["type"] == "extra_forbidden":
             yield key, unknown_key(tree, path, groups)
@@ -34,6 +34,13 @@ def schema_errors(tree: dict[str, Any], found: ValidationError, groups: Groups) 
             expected = "" if _is_too_large(item) else _expectation(tree, path)
             error = mismatch(key, redact(value, key), expected, as_text=as_text)
             yield key, error._replace(fix=hint(f"{key}={value}") or error.fix)
+
+
+def _key_depth(path: Sequence[str]) -> int:
+    """Return the number of parts of `path` that are keys of the schema; the others are inside of a value."""
+    if tuple(path[:2]) in (ENVIRONMENTS, METRICS):
+        return 4
+    return 3 if path[0] in NAMED or section(None, path[:2]) is not None else 2
 
 
 def _is_too_large(item: Mapping[str, Any]) -> bool:

@@ -144,13 +144,6 @@ def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
     return found if is_section(found) else None
 
 
-def key_depth(path: Sequence[str]) -> int:
-    """Return the number of parts of `path` that are keys of the schema; the others are inside of a value."""
-    if tuple(path[:2]) in (ENVIRONMENTS, METRICS):
-        return 4
-    return 3 if path[0] in NAMED or section(None, path[:2]) is not None else 2
-
-
 def fields(section_type: type[Section]) -> dict[str, FieldInfo]:
     """Return the fields of a section by their names in YAML."""
     return {field.alias or name: field for name, field in section_type.model_fields.items()}
