@@ -154,9 +154,8 @@ def _compose_choices(choices: tuple[str, ...], source: Source, options: Groups) 
             compose_config([text], source)
             good.append(text)
         except REFUSALS as error:
-            errors.append(
-                override_errors.option_error(parse_override(text), options) or Error(text, f": {one_line(error)}")
-            )
+            option_error = override_errors.option_error(parse_override(text), options)
+            errors.append(option_error or Error(text, f": {one_line(error)}"))
     try:
         return compose_config(good, source), errors
     except REFUSALS as error:

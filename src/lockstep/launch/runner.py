@@ -53,9 +53,8 @@ def start(
         kept = os.listdir(folder.path)
         held.enter_context(lock_run(folder))
         if folder.config.exists():
-            raise ConfigError(
-                Error(str(chosen), "already contains a run", f"resume it with {resume_override(folder.path)}")
-            )
+            fix = f"resume it with {resume_override(folder.path)}"
+            raise ConfigError(Error(str(chosen), "already contains a run", fix))
         held.push(partial(_remove_rejected, folder, kept, outputs, latest))
         save(folder, settled, typed)
         if chosen is None:  # after `save`: init_from=outputs/latest is the run before this one

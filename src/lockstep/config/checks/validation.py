@@ -31,9 +31,8 @@ def check_tree(
 ) -> Config:
     """Return the typed configuration of plain values. Raises ConfigError, with one error for each key of the schema.
 
-    Rules between keys are checked only if each key is valid.
-
-    `unresolved` has the error by key why a value is missing; None reports nothing.
+    Rules between keys are checked only if each key is valid. `unresolved` has the error by key why a value is missing;
+    None reports nothing.
     """
     errors = dict(unresolved or {})
     tree = metric_names.resolve_auto(tree)
