@@ -52,12 +52,8 @@ RINGS = {
         *("inference", "__main__", "benchmark", "board", "cli", "cluster", "monitoring", "python", "starter", "sweeps"),
         *("testing", "verify"),
         *("callbacks.average", "callbacks.csv_logger", "callbacks.pictures", "callbacks.plots"),
-        *(
-            "callbacks.wandb_logger",
-            "config.checks.data_copies",
-            "config.checks.data_presence",
-            "config.checks.pretrained_view",
-        ),
+        *("callbacks.wandb_logger", "config.checks.benchmark_rules", "config.checks.data_copies"),
+        *("config.checks.data_presence", "config.checks.module_rules", "config.checks.pretrained_view"),
         *(
             "data.images.random_crop",
             "data.images.decoded_image",

@@ -115,14 +115,14 @@ def test_nothing_is_compared_with_unsteady_epochs_or_without_a_single_worker() -
 
 
 def composed(*texts: str) -> BenchmarkConfig:
-    config = validation.check_config(compose.compose_config(overrides.add_benchmark(texts)))
+    config = validation.check_config(compose.compose_config(command.add_benchmark(texts)))
     assert isinstance(config, BenchmarkConfig)
     return config
 
 
 def errors(*texts: str, is_benchmark: bool = True) -> list[str]:
     try:
-        chosen = overrides.add_benchmark(texts) if is_benchmark else texts
+        chosen = command.add_benchmark(texts) if is_benchmark else texts
         overrides.check(chosen, is_multirun=False, is_benchmark=is_benchmark)
     except ConfigError as error:
         return str(error).splitlines()
