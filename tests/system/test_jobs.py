@@ -39,7 +39,7 @@ from lockstep.system.signals import block_signals, restore_signals
 from tests.support.commands import run as run_command
 from tests.support.composed import composed_once
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until, write_run
-from tests.support.leaks import keepers, open_entries
+from tests.support.leaks import keepers
 from tests.support.screens import on_terminal
 
 TINY = (*SMALL, "model.width=2", "trainer.max_epochs=4")
@@ -1048,26 +1048,6 @@ def test_two_workers_in_the_background_stop_on_a_signal_in_their_first_moments(t
     os.kill(folder.read_job()["pid"], signal.SIGTERM)
     assert lockstep_jobs(tmp_path, "wait", "run").returncode == EXIT_STOPPED
     assert folder.read_status()["reason"] == "signal SIGTERM"
-
-
-@pytest.mark.full
-@pytest.mark.processes
-def test_the_group_of_a_user_cannot_write_the_run_of_a_job(tmp_path: Path) -> None:
-    words = [*SMALL, "trainer.devices=2", "cluster=local", "hydra.run.dir=run"]
-    for each in (command(*words), [sys.executable, "-m", "lockstep", "jobs", "wait", "run"]):
-        subprocess.run(each, cwd=tmp_path, env=environ(), check=True, umask=0o002, timeout=PATIENCE_S)
-    assert RunFolder(tmp_path / "run").read_summary()["epochs"] == 2
-    assert open_entries(tmp_path / "run") == []
-
-
-@pytest.mark.full
-@pytest.mark.processes
-def test_a_job_in_the_background_needs_no_code_of_a_project(tmp_path: Path) -> None:
-    words = [*TINY, "trainer.max_epochs=1", "trainer.devices=1", "cluster=local", "hydra.run.dir=run"]
-    done = run_command([TOOL, "train", *words], tmp_path)
-    assert done.returncode == 0, done.stderr
-    done = lockstep_jobs(tmp_path, "wait", "run")
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_dry_run_in_the_background_leaves_nothing(tmp_path: Path) -> None:
