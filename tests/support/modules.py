@@ -4,6 +4,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import lightning as L
 import torch
 from torch import nn
 
@@ -46,3 +47,9 @@ def batch_of(rank: int, micro_step: int) -> Batch:
     empty = torch.empty(0)
     shard = Shard(epoch=1, step=0, micro_step=micro_step, size=4, lo=0, hi=2, group_size=8)
     return Batch(empty, empty, torch.tensor([10 * rank, 10 * rank + 1]), shard)
+
+
+def bare_trainer(**settings: Any) -> L.Trainer:
+    """Lightning's trainer on the CPU without a logger, checkpoints, bars and a sampler of its own."""
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "use_distributed_sampler")
+    return L.Trainer(**{"accelerator": "cpu", "num_sanity_val_steps": 0, **dict.fromkeys(off, False), **settings})

@@ -31,7 +31,7 @@ from lockstep.config.saved import config_file
 from lockstep.runs.files import read_json, write_json
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from lockstep.sweeps.search import JOURNAL
-from tests.support import boards, users
+from tests.support import boards, job_records, users
 from tests.support.harness import SMALL, wait_until
 from tests.support.http_server import Handler
 from tests.support.image_files import write_folder, write_image
@@ -460,10 +460,8 @@ def test_a_trial_that_was_unpacked_writes_nowhere(work: Path, outside: Path) -> 
 @contextlib.contextmanager
 def fake_job(run: RunFolder, pid: int, **fields: Any) -> Iterator[None]:
     """Let a run have a live job in the background, which would be this process."""
-    record: dict[str, Any] = {"id": "local-1", "engine": "local", "name": "x", "task": "train", "cluster": {}}
-    record |= {"num_nodes": 1, "workers_per_node": 1, "gpus_per_node": 0, "submitted": 1.0, "cwd": "/", "pid": pid}
-    record |= {"log": str(run.path / "log"), "code": str(run.code / "1"), "host": socket.gethostname()}
-    write_json(run.job_file, record | fields)
+    places = {"log": str(run.path / "log"), "code": str(run.code / "1"), "host": socket.gethostname()}
+    write_json(run.job_file, job_records.fields(pid=pid, **places, **fields))
     run.summary.unlink(missing_ok=True)
     run.update_status(state="training", host=socket.gethostname())
     run.job_lock.touch()

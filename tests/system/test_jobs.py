@@ -36,6 +36,7 @@ from lockstep.sweeps import command as sweeps
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.system import output
 from lockstep.system.signals import block_signals, restore_signals
+from tests.support import job_records
 from tests.support.commands import run as run_command
 from tests.support.composed import composed_once
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until, write_run
@@ -513,15 +514,11 @@ def test_a_tool_that_fails_or_hangs_is_a_clear_error(tools: Path, monkeypatch: p
 
 def submitted(folder: RunFolder, job_id: str = "17", **changes: Any) -> Record:
     """A run with the record of a job."""
-    cluster = {"name": "slurm", "max_requeues": 3, "partition": "gpu"}
-    fields: dict[str, Any] = {
-        **{"id": job_id, "engine": "slurm", "name": "it", "task": "train", "cluster": cluster, "num_nodes": 1},
-        **{"workers_per_node": 2, "gpus_per_node": 0, "submitted": 1e9, "log": str(folder.path / "log"), "code": "c"},
-        **{"cwd": "/", "host": "login"},
-    }
+    known = {"cluster": {"name": "slurm", "max_requeues": 3, "partition": "gpu"}, "log": str(folder.path / "log")}
+    known |= {"id": job_id, "engine": "slurm", "submitted": 1e9, "code": "c", "host": "login"}
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.claim()
-    made = Record(**(fields | changes))
+    made = Record(**job_records.fields(**(known | changes)))
     if not folder.config.exists():
         folder.config.write_text("seed: 0\n")
     made.save(folder)
@@ -955,11 +952,12 @@ def test_runs_of_jobs_are_not_pruned(four: Path) -> None:
 
 
 def test_an_id_from_before_a_requeue_names_the_present_job(tmp_path: Path) -> None:
-    needless = {"engine": "slurm", "name": "", "task": "", "cluster": {}, "num_nodes": 1, "workers_per_node": 1}
-    facts = {"gpus_per_node": 0, "submitted": 0.0, "log": "", "code": "", "cwd": "", "host": ""}
     ids = {"17_0": (), "25": ("17_1", "21"), "local-b": ("local-a",)}
     found: list[jobs.Recorded] = [
-        (discovery.DiscoveredRun("", id, RunFolder(tmp_path / id)), Record(id=id, earlier=earlier, **needless, **facts))  # pyright: ignore[reportArgumentType]
+        (
+            discovery.DiscoveredRun("", id, RunFolder(tmp_path / id)),
+            Record(**job_records.fields(id=id, earlier=earlier)),
+        )
         for id, earlier in ids.items()
     ]
 
