@@ -143,7 +143,6 @@ def test_every_command_works_where_the_name_of_tmpdir_is_long(tmp_path: Path) ->
         [*lockstep, "train", *short, "hydra.run.dir=one", "trainer.devices=1"],
         [*lockstep, "train", "-m", *short, "trainer.devices=1", "seed=0,1"],
         [*lockstep, "eval", "one"],
-        [*lockstep, "verify", *SMALL],
         [*lockstep, "train", *short, "hydra.run.dir=job", "cluster=local"],
         [*lockstep, "jobs", "wait", "job"],
         [sys.executable, "-c", script],
