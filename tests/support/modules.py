@@ -24,21 +24,12 @@ def classifier(net: nn.Module, task: Task | None = None, **changes: Any) -> Clas
     """Classifier of `net` for images (1, 3, 3) of four classes; `changes` replace its other arguments."""
     plain = {
         "image_format": ImageFormat(("a", "b", "c", "d"), (1, 3, 3), (0.5,), (0.25,)),
-        "optimizer": functools.partial(torch.optim.SGD, lr=0.1),
-        "scheduler": Schedule(constant),
-        "rules": (),
-        "total_steps": 1,
-        "accumulate_grad_batches": 1,
-        "gradient_clip_norm": None,
-        "measured": {"accuracy": Accuracy(num_classes=4)},
-        "autocast": None,
-        "layout": layout.choose_layout("auto", None),
-        "compiler": None,
-        "grapher": None,
-        "has_flip_test": False,
-        "seed": 0,
-        "log_every_n_steps": 1,
-    }
+        "optimizer": functools.partial(torch.optim.SGD, lr=0.1), "scheduler": Schedule(constant), "rules": (),
+        "total_steps": 1, "accumulate_grad_batches": 1, "gradient_clip_norm": None,
+        "measured": {"accuracy": Accuracy(num_classes=4)}, "autocast": None,
+        "layout": layout.choose_layout("auto", None), "compiler": None, "grapher": None, "has_flip_test": False,
+        "seed": 0, "log_every_n_steps": 1,
+    }  # fmt: skip
     return Classifier(net, task or classification(), **{**plain, **changes})
 
 
