@@ -10,7 +10,7 @@ import pytest
 from lockstep.callbacks.console import EPOCH_WIDTH, columns_for, live_line
 from lockstep.runs.folder import EXIT_STOPPED
 from lockstep.system.terminal import Terminal
-from tests.support.harness import SMALL, wait_until
+from tests.support.harness import ROOT, SMALL, wait_until
 from tests.support.screens import on_terminal
 from tests.support.trainings import training
 
@@ -91,6 +91,6 @@ def test_a_log_reports_that_the_first_step_compiles(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_a_terminal_shows_the_time_left_in_a_live_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with on_terminal(80, "train", *LONG, "model._target_=tests.support.networks.Slow") as shown:
+    with on_terminal(80, "train", *LONG, "model._target_=tests.support.networks.Slow", PYTHONPATH=str(ROOT)) as shown:
         text = re.sub(r"\x1b\[[0-9;?]*\w", "", shown.wait_for(" in total"))
     assert re.search(r"1/2  \S*━?\S*  step \d+/5000  [\d:. s]+ left  \d+ images/s  [\d:.]+ in total", text)
