@@ -12,8 +12,8 @@ from tests.support.strangers import train
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 SEED = 51
-NUM_CASES, NUM_EACH = 300, 50
-NUM_COMPUTED, NUM_COMPUTED_EACH = 30, 10
+NUM_CASES, NUM_EACH = 500, 50
+NUM_COMPUTED, NUM_COMPUTED_EACH = 60, 10
 
 
 @pytest.fixture(scope="module")
