@@ -14,23 +14,10 @@ import lockstep
 PACKAGE = Path(lockstep.__file__).parent
 # lowest first; a module imports from its own package and from lower layers
 LAYERS = (
-    ("system",),
-    ("runs",),
-    ("distributed",),
-    ("tasks",),
-    ("data", "models"),
-    ("callbacks", "config", "monitoring"),
-    ("assembly",),
-    ("inference",),
-    ("training",),
-    ("launch",),
-    ("starter", "verify"),
-    ("cluster",),
-    ("benchmark", "sweeps"),
-    ("board",),
-    ("cli", "python", "testing"),
-    ("__main__",),
-)
+    ("system",), ("runs",), ("distributed",), ("tasks",), ("data", "models"), ("callbacks", "config", "monitoring"),
+    ("assembly",), ("inference",), ("training",), ("launch",), ("starter", "verify"), ("cluster",),
+    ("benchmark", "sweeps"), ("board",), ("cli", "python", "testing"), ("__main__",),
+)  # fmt: skip
 # innermost first; a module imports from its own ring and from inner ones. The longest name that begins its own decides
 RINGS = {
     "promise": (

@@ -38,24 +38,11 @@ def record(name: str, workers: int, seconds: float, **changes: Any) -> dict[str,
     """The record of a run with three epochs of 1,000 images that took about so many `seconds`."""
     times = [0.9 * seconds, seconds, 1.05 * seconds]
     return {
-        "name": name,
-        "device": "cpu",
-        "state": "measured",
-        "reason": "",
-        "nodes": 1,
-        "workers": workers,
-        "threads_per_worker": 1,
-        "precision": "float32",
-        "global_batch_size": 64,
-        "epochs": 3,
-        "max_epochs": 10,
-        "elapsed_s": 60.0,
-        "images_per_s": results.spread([1000 / time for time in times]),
-        "epoch_s": results.spread(times),
-        "is_extrapolated": False,
-        "val_accuracy": 0.9,
-        **changes,
-    }
+        "name": name, "device": "cpu", "state": "measured", "reason": "", "nodes": 1, "workers": workers,
+        "threads_per_worker": 1, "precision": "float32", "global_batch_size": 64, "epochs": 3, "max_epochs": 10,
+        "elapsed_s": 60.0, "images_per_s": results.spread([1000 / time for time in times]),
+        "epoch_s": results.spread(times), "is_extrapolated": False, "val_accuracy": 0.9, **changes,
+    }  # fmt: skip
 
 
 def whole(*records: dict[str, Any], name: str = "digits") -> dict[str, Any]:

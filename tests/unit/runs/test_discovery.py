@@ -26,21 +26,10 @@ from lockstep.runs.folder import RunFolder
 from tests.support.harness import PATIENCE_S
 
 FULL = {
-    "state": "finished",
-    "reason": "",
-    "name": "digits_resnet18",
-    "host": "another machine",
-    "pid": 7,
-    "workers": 2,
-    "device": "CPU, 1 thread each",
-    "precision": "bfloat16",
-    "started": 1e9,
-    "epoch": 3,
-    "max_epochs": 10,
-    "best": 0.5,
-    "monitor": "val/accuracy",
-    "metrics": {"val/loss": 0.25, "val/accuracy": 0.5},
-}
+    "state": "finished", "reason": "", "name": "digits_resnet18", "host": "another machine", "pid": 7, "workers": 2,
+    "device": "CPU, 1 thread each", "precision": "bfloat16", "started": 1e9, "epoch": 3, "max_epochs": 10,
+    "best": 0.5, "monitor": "val/accuracy", "metrics": {"val/loss": 0.25, "val/accuracy": 0.5},
+}  # fmt: skip
 
 
 def run(path: Path, *overrides: str, **status: Any) -> RunFolder:
