@@ -146,11 +146,10 @@ def test_a_run_without_a_checkpoint_is_compared_too(tmp_path: Path, capfd: pytes
     assert train(folder) == 0
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_resume_that_is_refused_leaves_the_run_as_it_was(tmp_path: Path, devices: int) -> None:
+def test_a_resume_that_is_refused_leaves_the_run_as_it_was(tmp_path: Path) -> None:
     write_classes(tmp_path / "images")
     words = [sys.executable, "-m", "lockstep", "train"]
-    where = ["strategy=cpu", f"trainer.devices={devices}"]
+    where = ["strategy=cpu", "trainer.devices=2"]
     assert commands.run([*words, *RECIPE, *FOLDER, "data.root=images", *where], tmp_path).returncode == 0
     run = tmp_path / "outputs" / "latest"
     files = [run / name for name in ("status.json", "summary.json", "config.yaml", "images.json.gz", "checkpoints")]

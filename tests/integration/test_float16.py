@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from tests.support.gpus import PretendedGpus
 from tests.support.harness import ROOT, environ, train_all, write_run
 
@@ -82,7 +82,7 @@ def test_one_gpu_ends_with_the_bits_of_a_plain_loop_with_torchs_grad_scaler(
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("num_workers", "more"), [(2, "trainer.loads=[3,1]"), (3, "seed=0"), (2, "strategy.gradient_dtype=bfloat16")]
+    ("num_workers", "more"), [(3, "trainer.loads=[2,0,1]"), (2, "strategy.gradient_dtype=bfloat16")]
 )
 def test_all_workers_skip_what_overflows_on_one(
     alone: RunFolder, gpus: PretendedGpus, tmp_path: Path, figure: Any, num_workers: int, more: str
@@ -109,11 +109,3 @@ def test_a_resume_on_another_number_of_workers_continues_the_growth_of_the_scale
     assert scales(folder) == scales(alone)
     assert folder.read_summary()["skipped_steps"] == alone.read_summary()["skipped_steps"]
     assert difference(net(folder), net(alone)) <= 5e-3
-
-
-@pytest.mark.full
-def test_a_scale_below_one_ends_all_workers_with_its_reason(gpus: PretendedGpus, tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", recipe(2, f"data.marked={list(range(70))}", "trainer.max_epochs=6"))
-    outputs = train_all([folder], 2, EXIT_FAILED, **gpus.environ(2))
-    assert "Warning" not in "".join(outputs), "the first updates are skipped"
-    assert "Gradients overflow float16 in optimizer step 17 though the scale" in folder.failure.read_text()

@@ -221,11 +221,9 @@ def test_fine_tuning_trains_the_head_at_ten_times_the_rate(make: Any, name: str,
     assert fast == {f"{head}.weight", f"{head}.bias"}
 
 
-@pytest.mark.parametrize("network", ["torchvision squeezenet1_1", "timm test_resnet"])
-def test_the_recipe_of_fine_tuning_trains_on_a_folder(files: dict[str, Path], tmp_path: Path, network: str) -> None:
-    library, name = network.split()
+def test_the_recipe_of_fine_tuning_trains_on_a_folder(files: dict[str, Path], tmp_path: Path) -> None:
     folder = [f"data.root={write_folder(tmp_path / 'images')}", f"data.cache={tmp_path / 'cache'}", "strategy=cpu"]
-    model = [f"model={library}", f"model.name={name}", f"model.pretrained={files[library]}"]
+    model = ["model=timm", "model.name=test_resnet", f"model.pretrained={files['timm']}"]
     run = write_run(tmp_path / "run", ["experiment=finetune", *folder, *model, "data.image_size=64"])
     assert train(run) == 0
     assert run.read_summary()["epochs"] == 10
@@ -264,13 +262,6 @@ def test_an_empty_batch_goes_through_a_transformer_of_timm_with_gradients_of_zer
 def test_what_a_network_has_not_is_refused_by_its_setting(make: Any, settings: dict[str, Any], error: str) -> None:
     with pytest.raises((TypeError, ValueError), match=re.escape(error)):
         make(1, 4, **{**PLAIN, **settings})
-
-
-def test_a_dropout_by_a_function_is_refused_with_its_layer(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", of_library("timm resnet18", "model.dropout=0.2"))
-    assert train(folder) == EXIT_CONFIG
-    (line,) = folder.failure.read_text().splitlines()
-    assert "the layer '' (ResNet) draws random numbers by a function" in line
 
 
 def test_small_images_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

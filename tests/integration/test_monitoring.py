@@ -148,7 +148,7 @@ def test_settings_command_commit_and_machine_are_texts(runs: dict[int, RunFolder
         for name in ("config", "command", "commit", "environment")
     }
     assert "    global_batch_size: 16" in texts["config"]
-    environment = folder.read_environment()
+    environment = folder.fact("environment")
     assert environment["commit"] in texts["commit"]
     assert texts["command"] == "    python train.py model.width=4 trainer.devices=3 'name=a b'"
     assert json.loads(texts["environment"]) == environment

@@ -17,17 +17,16 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from lockstep.assembly import process_group
 from lockstep.cli import main
 from lockstep.config import overrides
-from lockstep.config.checks import validation, workers
+from lockstep.config.checks import workers
 from lockstep.config.checks.workers import resolve_workers
-from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
-from lockstep.config.schema.configuration import Config
 from lockstep.distributed import collectives
 from lockstep.launch import parent, worker
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World, first_node, outer_world, step_port
 from tests.support.commands import run as run_command
+from tests.support.composed import config_of, errors_of
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
@@ -45,16 +44,6 @@ rank, folder = int(sys.argv[1]), RunFolder(Path(sys.argv[2]))
 process_group.join(storage.load(folder.config), World("srun", rank, rank, 0, 2, 1, "7-0-2", ("nowhere", 1)), folder)
 print(gather_objects((rank, [os.environ.get(name) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "X")])))
 """
-
-
-def config_of(*texts: str) -> Config:
-    return validation.check_config(compose.compose_config(texts))
-
-
-def errors(*texts: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        overrides.check(texts, is_multirun=False)
-    return str(caught.value).splitlines()
 
 
 # -- where they meet ---------------------------------------------------------------------------------------------------
@@ -201,14 +190,14 @@ def test_variables_have_names_in_capitals_and_plain_values() -> None:
     taken = config_of("+strategy.variables={NCCL_DEBUG:INFO,NCCL_P2P_DISABLE:1}").strategy.variables
     assert taken == {"NCCL_DEBUG": "INFO", "NCCL_P2P_DISABLE": 1}
     for wrong in ("{nccl_debug:INFO}", "{A:[1]}", "{A:true}", "{A:0.5}", "{2A:b}"):
-        (error,) = errors(f"+strategy.variables={wrong}")
+        (error,) = errors_of(f"+strategy.variables={wrong}")
         assert error.endswith(" must be {NAME:value,...}, names in capitals")
 
 
 def test_a_variable_without_its_plus_is_reported_with_it() -> None:
     typed = "strategy.variables={NCCL_DEBUG:INFO}"
-    assert errors(typed) == [f"{typed}: Key 'NCCL_DEBUG' is not in struct: write +{typed} to add it"]
-    (error,) = errors("strategy.variables.NCCL_DEBUG=INFO")
+    assert errors_of(typed) == [f"{typed}: Key 'NCCL_DEBUG' is not in struct: write +{typed} to add it"]
+    (error,) = errors_of("strategy.variables.NCCL_DEBUG=INFO")
     assert error.endswith("add it with +strategy.variables.NCCL_DEBUG=...")
 
 

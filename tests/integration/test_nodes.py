@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import resource
 import signal
 import socket
@@ -24,7 +23,6 @@ from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, 
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 LONGER = (*SMALL, "trainer.max_epochs=12")
-PORT = 29400
 
 
 @pytest.fixture(scope="module")
@@ -67,25 +65,6 @@ class Both:
             return bool(folder.read_status())
 
         wait_until(is_there, "training")
-
-
-def torchrun(two: nodes.Nodes, tmp_path: Path, num_local: int, *overrides: str) -> Both:
-    words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={num_local}"]
-    words += ["--rdzv-backend=c10d", f"--rdzv-endpoint={two.addresses['n1']}:{PORT}", str(ROOT / "train.py")]
-    place = ["trainer.num_nodes=2", f"trainer.devices={num_local}", "strategy.interface=eth0"]
-    return Both(two, tmp_path, *words, *overrides, *place)
-
-
-def test_two_nodes_with_two_workers_each_train_the_weights_of_one_process(
-    two: nodes.Nodes, tmp_path: Path, figure: Any
-) -> None:
-    both = torchrun(two, tmp_path, 2, *SMALL)
-    assert both.codes() == [0, 0], both.text()
-    assert len(list(tmp_path.glob("outputs/*/*/config.yaml"))) == 1
-    assert latest(tmp_path).read_summary()["workers"] == 4
-    largest = difference(trained_alone(tmp_path / "alone", *SMALL), latest(tmp_path))
-    figure(f"largest difference {largest:.1e}")
-    assert largest <= 1e-12
 
 
 def test_a_chain_of_two_nodes_two_nodes_and_one_ends_where_one_process_would(
@@ -138,28 +117,6 @@ def test_a_pod_exits_with_75_only_for_its_own_training(tmp_path: Path, torchrun:
         subprocess.run(script, cwd=tmp_path, env={**environ(), **variables["n1"]}, timeout=PATIENCE_S).returncode
         == code
     )
-
-
-def test_a_frozen_rank_of_another_machine_is_named_by_the_first(two: nodes.Nodes, tmp_path: Path) -> None:
-    both = torchrun(two, tmp_path, 1, *SMALL, "trainer.max_epochs=500", "strategy.timeout_s=20")
-    pid = 0
-    try:
-        wait_until(lambda: latest(tmp_path).read_status().get("step", 0) >= 2, "second step")
-        host, number = latest(tmp_path).heartbeat(1).read_text().split()
-        pid = int(number)
-        os.kill(pid, signal.SIGSTOP)
-        assert both.processes[0].wait(PATIENCE_S) == 1, both.text()
-        told = rf"rank 1 of 2 on n2 \(pid {pid}\) has been silent since [\d:]+, for \d+ s: "
-        told += "it was killed or is stopped, or n2 is down or cut off"
-        assert host == "n2"
-        assert re.fullmatch(told, latest(tmp_path).read_status()["reason"])
-        assert re.search(told, both.logs[0].read_text())
-    finally:
-        if pid:
-            os.kill(pid, signal.SIGKILL)
-        for process in both.processes:
-            process.kill()
-            process.wait()
 
 
 def listening(two: nodes.Nodes, node: str, tmp_path: Path) -> set[str]:

@@ -25,26 +25,11 @@ from tests.support.copies import contents, make, section, shown
 from tests.support.harness import difference, train_all, wait_until, write_run
 from tests.support.image_files import write_folder, write_image
 from tests.support.processes import Ranks
+from tests.support.recipes import FOLDER
 
 pytestmark = pytest.mark.full
 
-RECIPE = (
-    "data=image_folder",
-    "data.image_size=16",
-    "data.val_fraction=0.2",
-    "data.test_fraction=0.2",
-    "data.num_workers=1",
-    "model.width=2",
-    "trainer.precision=float64",
-    "trainer.max_epochs=1",
-    "global_batch_size=16",
-    "eval_batch_size=7",
-    "augment.crop_padding=2",
-    "strategy=cpu",
-    "strategy.timeout_s=300",
-    "callbacks.pictures=null",
-    "callbacks.curves=null",
-)
+RECIPE = (*FOLDER, "trainer.max_epochs=1", "callbacks.pictures=null", "callbacks.curves=null")
 
 
 # -- the same bits -----------------------------------------------------------------------------------------------------

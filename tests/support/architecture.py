@@ -14,23 +14,10 @@ import lockstep
 PACKAGE = Path(lockstep.__file__).parent
 # lowest first; a module imports from its own package and from lower layers
 LAYERS = (
-    ("system",),
-    ("runs",),
-    ("distributed",),
-    ("tasks",),
-    ("data", "models"),
-    ("callbacks", "config", "monitoring"),
-    ("assembly",),
-    ("inference",),
-    ("training",),
-    ("launch",),
-    ("starter", "verify"),
-    ("cluster",),
-    ("benchmark", "sweeps"),
-    ("board",),
-    ("cli", "python", "testing"),
-    ("__main__",),
-)
+    ("system",), ("runs",), ("distributed",), ("tasks",), ("data", "models"), ("callbacks", "config", "monitoring"),
+    ("assembly",), ("inference",), ("training",), ("launch",), ("starter", "verify"), ("cluster",),
+    ("benchmark", "sweeps"), ("board",), ("cli", "python", "testing"), ("__main__",),
+)  # fmt: skip
 # innermost first; a module imports from its own ring and from inner ones. The longest name that begins its own decides
 RINGS = {
     "promise": (
@@ -52,12 +39,12 @@ RINGS = {
         *("inference", "__main__", "benchmark", "board", "cli", "cluster", "monitoring", "python", "starter", "sweeps"),
         *("testing", "verify"),
         *("callbacks.average", "callbacks.csv_logger", "callbacks.pictures", "callbacks.plots"),
+        *("callbacks.wandb_logger", "config.checks.benchmark_rules", "config.checks.data_copies"),
         *(
-            "callbacks.wandb_logger",
-            "config.checks.data_copies",
-            "config.checks.data_presence",
-            "config.checks.pretrained_view",
             "config.checks.virtual_rules",
+            "config.checks.data_presence",
+            "config.checks.module_rules",
+            "config.checks.pretrained_view",
         ),
         *(
             "data.images.random_crop",

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, Self
 
-from lockstep.launch import parent
+from lockstep.launch import child
 from lockstep.runs.folder import RunFolder
 from tests.support.harness import PATIENCE_S, ROOT, environ
 
@@ -59,7 +59,7 @@ class Command:
         err = os.dup(out if stderr == subprocess.STDOUT else self._keep_best[1] if is_kept else stderr.fileno())
         files = [Connection(number, readable=False) for number in (out, err)]
         work = partial(_execute, self.args, str(cwd or Path.cwd()), files, INSTALLED)
-        self._process = parent.start(work, environ() if env is None else env)
+        self._process = child.start(work, environ() if env is None else env)
         for file in files:
             file.close()
         assert self._process.pid is not None

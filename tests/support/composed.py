@@ -1,11 +1,16 @@
-"""Composed configurations of conf/, cached for all tests of a process: Hydra takes 60 ms for each."""
+"""Configurations of conf/ and their errors, composed once for all tests of a process: Hydra takes 60 ms for each."""
 
 import functools
 from collections.abc import Sequence
 
+import pytest
 from omegaconf import DictConfig
 
+from lockstep.config import overrides
+from lockstep.config.checks import validation
 from lockstep.config.composing.compose import DEFAULT, Source, compose_config
+from lockstep.config.errors import ConfigError
+from lockstep.config.schema.configuration import Config
 
 
 def composed_once(texts: Sequence[str], source: Source = DEFAULT, *, with_hydra: bool = False) -> DictConfig:
@@ -18,3 +23,15 @@ def composed_once(texts: Sequence[str], source: Source = DEFAULT, *, with_hydra:
 @functools.cache
 def _kept(texts: tuple[str, ...], with_hydra: bool) -> DictConfig:
     return compose_config(texts, with_hydra=with_hydra)
+
+
+def config_of(*texts: str) -> Config:
+    """The checked configuration of some overrides."""
+    return validation.check_config(composed_once(texts))
+
+
+def errors_of(*texts: str) -> list[str]:
+    """The errors of a training with these overrides, which has some."""
+    with pytest.raises(ConfigError) as caught:
+        overrides.check(texts, is_multirun=False)
+    return str(caught.value).splitlines()

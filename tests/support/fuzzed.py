@@ -31,7 +31,7 @@ import yaml
 import lockstep
 from lockstep.cli import main
 from lockstep.runs.files import read_json, write_json
-from tests.support import boards
+from tests.support import boards, job_records
 from tests.support.commands import Command
 from tests.support.harness import environ
 from tests.support.image_files import write_image
@@ -389,10 +389,10 @@ def _tree_of(case: Case, name: str) -> dict[str, Any]:
     """What a file with this name may hold."""
     if name == "job.json":
         engine = case.random.choice(("local", "local", "slurm"))
-        ids = {"id": "17" if engine == "slurm" else "local-1", "engine": engine, "name": "x", "task": "train"}
-        counts = {"num_nodes": 1, "workers_per_node": 1, "gpus_per_node": 0, "submitted": 1.0, "pid": None}
-        places = {"log": "../../around/notes.txt", "code": "../../around", "cwd": "/", "host": socket.gethostname()}
-        return {**ids, **counts, **places, "cluster": {"name": "local", "setup": [TOUCH], "max_requeues": 1}}
+        places = {"log": "../../around/notes.txt", "code": "../../around", "host": socket.gethostname(), "pid": None}
+        cluster = {"name": "local", "setup": [TOUCH], "max_requeues": 1}
+        id = "17" if engine == "slurm" else "local-1"
+        return job_records.fields(id=id, engine=engine, cluster=cluster, **places)
     if name == "sweep.json":
         trials = [{"number": n, "overrides": ["seed=0"], "folder": f, "device": ""} for n, f in enumerate((".", "x"))]
         return {"name": "s", "command": ["seed=0"], "trials": trials, "updated": 1.0}

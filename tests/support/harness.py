@@ -19,7 +19,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from lockstep.config.overrides import plan
 from lockstep.config.saved import config_file
-from lockstep.launch import parent
+from lockstep.launch import child
 from lockstep.launch.worker import TRAIN, Job, run_here
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import outer_world
@@ -129,7 +129,7 @@ def train_all(folders: Sequence[RunFolder], num_workers: int, code: int = 0, /, 
             ids |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), num_workers) if ids else {}
             environment = {**environ(), **variables, **{name: str(value) for name, value in ids.items()}, **more}
             workers.append(
-                _fresh(text, environment, log) if more else parent.start(partial(_work, text), environment, log=log)
+                _fresh(text, environment, log) if more else child.start(partial(_work, text), environment, log=log)
             )
             started.callback(workers[-1].kill)
         codes = [_code(worker) for worker in workers]

@@ -15,18 +15,10 @@ from lockstep.data.sources.folders import image_folder
 
 VIEW = View.from_keys(8, "auto", "crop", "auto", "white")
 SETTINGS: dict[str, Any] = {
-    "image_size": 8,
-    "crop_percent": "auto",
-    "fit": "crop",
-    "interpolation": "auto",
-    "channels": 3,
-    "background": "white",
-    "val_fraction": 0.25,
-    "test_fraction": 0.25,
-    "split_seed": 0,
-    "cache": None,
+    "image_size": 8, "crop_percent": "auto", "fit": "crop", "interpolation": "auto", "channels": 3,
+    "background": "white", "val_fraction": 0.25, "test_fraction": 0.25, "split_seed": 0, "cache": None,
     "memory": "host",
-}
+}  # fmt: skip
 
 
 def write_image(path: Path, seed: int = 0, height: int = 10, width: int = 12) -> Path:

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import lightning as L
 import torch
 from torch import nn
 
@@ -23,21 +24,12 @@ def classifier(net: nn.Module, task: Task | None = None, **changes: Any) -> Clas
     """Classifier of `net` for images (1, 3, 3) of four classes; `changes` replace its other arguments."""
     plain = {
         "image_format": ImageFormat(("a", "b", "c", "d"), (1, 3, 3), (0.5,), (0.25,)),
-        "optimizer": functools.partial(torch.optim.SGD, lr=0.1),
-        "scheduler": Schedule(constant),
-        "rules": (),
-        "total_steps": 1,
-        "accumulate_grad_batches": 1,
-        "gradient_clip_norm": None,
-        "measured": {"accuracy": Accuracy(num_classes=4)},
-        "autocast": None,
-        "layout": layout.choose_layout("auto", None),
-        "compiler": None,
-        "grapher": None,
-        "has_flip_test": False,
-        "seed": 0,
-        "log_every_n_steps": 1,
-    }
+        "optimizer": functools.partial(torch.optim.SGD, lr=0.1), "scheduler": Schedule(constant), "rules": (),
+        "total_steps": 1, "accumulate_grad_batches": 1, "gradient_clip_norm": None,
+        "measured": {"accuracy": Accuracy(num_classes=4)}, "autocast": None,
+        "layout": layout.choose_layout("auto", None), "compiler": None, "grapher": None, "has_flip_test": False,
+        "seed": 0, "log_every_n_steps": 1,
+    }  # fmt: skip
     return Classifier(net, task or classification(), **{**plain, **changes})
 
 
@@ -46,3 +38,9 @@ def batch_of(rank: int, micro_step: int) -> Batch:
     empty = torch.empty(0)
     shard = Shard(epoch=1, step=0, micro_step=micro_step, size=4, lo=0, hi=2, group_size=8)
     return Batch(empty, empty, torch.tensor([10 * rank, 10 * rank + 1]), shard)
+
+
+def bare_trainer(**settings: Any) -> L.Trainer:
+    """Lightning's trainer on the CPU without a logger, checkpoints, bars and a sampler of its own."""
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "use_distributed_sampler")
+    return L.Trainer(**{"accelerator": "cpu", "num_sanity_val_steps": 0, **dict.fromkeys(off, False), **settings})

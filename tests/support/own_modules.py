@@ -62,13 +62,6 @@ class PartlyUsed(Plain):
         return F.cross_entropy(outputs, batch.targets, reduction="none")
 
 
-class Careless(Plain):
-    """Takes the mean of its shard, and logs it."""
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        return self(batch).mean()
-
-
 class LogsItsShard(Plain):
     """Logs the loss of its shard."""
 

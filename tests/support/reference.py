@@ -20,9 +20,10 @@ from lockstep.cli import declarations
 from lockstep.config.composing.compose import CONF, compose_config
 from lockstep.config.composing.options import groups
 from lockstep.config.errors import literal
-from lockstep.config.schema.configuration import CALLED, kind_of
+from lockstep.config.schema.configuration import CALLED
 from lockstep.config.schema.key_scopes import scope
 from lockstep.config.schema.sections import Scope
+from lockstep.config.schema.type_names import kind_of
 from lockstep.system.trees import at, leaves
 
 CONFIGURATION = """\

@@ -64,7 +64,7 @@ class OnTerminal:
 
     def _read(self) -> bool:
         if not select.select([self._us], [], [], 10)[0]:
-            return False
+            return self.process.poll() is None
         try:
             self.text += os.read(self._us, 65536).decode()
         except OSError:  # the other side is closed

@@ -102,9 +102,9 @@ ROWS = {
     # of 1, with a last step of 19 and of 25 samples
     **{
         f"{size} samples in parts": Row(
-            (*own_network("Unnormalized"), *ACCUMULATE_AUGMENT, f"data.train_size={size}"), PARTS[1:], PARTS[0]
+            (*own_network("Unnormalized"), *ACCUMULATE_AUGMENT, f"data.train_size={size}"), splits, PARTS[0]
         )
-        for size in (67, 49)
+        for size, splits in ((67, PARTS[1:]), (49, PARTS[-2:]))
     },
     # -- optimizers, schedules, groups of parameters, initial weights
     "AdamW": Row((*SMALL, "optimizer=adamw")),
@@ -131,7 +131,7 @@ ROWS = {
     ),
     "partly used network, micro-batches": Row((*own_network("PartlyUsed"), *DECAYED, *ACCUMULATE_AUGMENT)),
     **{
-        name: Row(of_library(name, *more), EMPTY)
+        name: Row(of_library(name, *more), EMPTY[1:])
         for name, more in {
             "torchvision mobilenet_v3_small": ("model.dropout=0.3",),
             "torchvision squeezenet1_1": (),
@@ -160,7 +160,7 @@ ROWS = {
     "balanced folder, random crops": Row(
         (*CROPPED, f"data.root={FILES}/unequal", "data.balance=1", "data.cache=null"), EMPTY
     ),
-    "balanced class weights": Row((*UNEQUAL, "task.class_weights=balanced", "augment.cutmix=1"), ALL),
+    "balanced class weights": Row((*UNEQUAL, "task.class_weights=balanced", "augment.cutmix=1")),
     "own loss": Row((*SMALL, "task.label_smoothing=0", "task.loss={_target_:torch.nn.MultiMarginLoss,reduction:none}")),
     "several labels": Row(_labelled("labels", "task=multilabel", "augment.cutmix=1")),
     "numbers, another loss": Row(_labelled("number", "task=regression", "task.loss._target_=torch.nn.HuberLoss")),

@@ -38,24 +38,11 @@ def record(name: str, workers: int, seconds: float, **changes: Any) -> dict[str,
     """The record of a run with three epochs of 1,000 images that took about so many `seconds`."""
     times = [0.9 * seconds, seconds, 1.05 * seconds]
     return {
-        "name": name,
-        "device": "cpu",
-        "state": "measured",
-        "reason": "",
-        "nodes": 1,
-        "workers": workers,
-        "threads_per_worker": 1,
-        "precision": "float32",
-        "global_batch_size": 64,
-        "epochs": 3,
-        "max_epochs": 10,
-        "elapsed_s": 60.0,
-        "images_per_s": results.spread([1000 / time for time in times]),
-        "epoch_s": results.spread(times),
-        "is_extrapolated": False,
-        "val_accuracy": 0.9,
-        **changes,
-    }
+        "name": name, "device": "cpu", "state": "measured", "reason": "", "nodes": 1, "workers": workers,
+        "threads_per_worker": 1, "precision": "float32", "global_batch_size": 64, "epochs": 3, "max_epochs": 10,
+        "elapsed_s": 60.0, "images_per_s": results.spread([1000 / time for time in times]),
+        "epoch_s": results.spread(times), "is_extrapolated": False, "val_accuracy": 0.9, **changes,
+    }  # fmt: skip
 
 
 def whole(*records: dict[str, Any], name: str = "digits") -> dict[str, Any]:
@@ -115,14 +102,14 @@ def test_nothing_is_compared_with_unsteady_epochs_or_without_a_single_worker() -
 
 
 def composed(*texts: str) -> BenchmarkConfig:
-    config = validation.check_config(compose.compose_config(overrides.add_benchmark(texts)))
+    config = validation.check_config(compose.compose_config(command.add_benchmark(texts)))
     assert isinstance(config, BenchmarkConfig)
     return config
 
 
 def errors(*texts: str, is_benchmark: bool = True) -> list[str]:
     try:
-        chosen = overrides.add_benchmark(texts) if is_benchmark else texts
+        chosen = command.add_benchmark(texts) if is_benchmark else texts
         overrides.check(chosen, is_multirun=False, is_benchmark=is_benchmark)
     except ConfigError as error:
         return str(error).splitlines()

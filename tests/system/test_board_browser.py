@@ -347,28 +347,14 @@ def test_trials_are_sorted_and_filtered_by_value(root: Path, site: str, page: An
     head.press("Enter")
     assert column(grid, "lr") == ["1", "0.1", "0.05", "5e-3"]
     box = page.get_by_label("Filter runs")
-    for text, left in [
-        ("optimizer.lr>=0.05", ["1", "0.1", "0.05"]),
-        ("optimizer.lr<0.10 val/accuracy>0.85", ["0.05"]),
-        ("optimizer.lr=0.100", ["0.1"]),
-        ("optimizer.lr=0", ["0.1", "0.05"]),  # as text, as before
-        ("optimizer.lr!=1", ["0.1", "0.05", "5e-3"]),
-        ("tag=keep", ["5e-3"]),
-        ("tag!=other", ["5e-3"]),  # not one without tags
-        ("slow", ["5e-3"]),
-        ("state=finished model.width=8 trial<2", ["0.1", "0.05"]),
-    ]:
+    # by the server, with the grammar of `lockstep runs --filter`
+    for text, left in [("optimizer.lr<0.10 val/accuracy>0.85", ["0.05"]), ("tag=keep slow trial<3", ["5e-3"])]:
         box.fill(text)
         wait_until(lambda left=left: column(grid, "lr") == left, f"only what matches {text}")
         expect(page.locator("#wrong")).to_be_empty()
-    for text, wrong in [
-        ("optimzer.lr>0.1", "no run below sweep has optimzer.lr: did you mean optimizer.lr?"),
-        ("optimizer.lr>", "optimizer.lr> is incomplete: write it as optimizer.lr>=0.05."),
-        ("optimizer.lr>big", "optimizer.lr>big needs a number."),
-    ]:
-        box.fill(text)
-        expect(page.locator("#wrong")).to_have_text(wrong)
-        expect(box).to_have_attribute("aria-invalid", "true")
+    box.fill("optimzer.lr>0.1")
+    expect(page.locator("#wrong")).to_have_text("no run below sweep has optimzer.lr: did you mean optimizer.lr?")
+    expect(box).to_have_attribute("aria-invalid", "true")
 
 
 def test_settings_have_the_mean_of_their_seeds_and_open_their_trials(root: Path, site: str, page: Any) -> None:
@@ -437,7 +423,7 @@ def test_hidden_columns_are_remembered_and_the_rest_is_copied_as_csv(root: Path,
     assert page.evaluate("navigator.clipboard.readText()") == csv_text(rows)
 
 
-def test_a_thousand_trials_are_drawn_where_they_are_seen(root: Path, site: str, page: Any, figure: Any) -> None:
+def test_a_thousand_trials_are_drawn_where_they_are_seen(root: Path, site: str, page: Any) -> None:
     write_trials(root / "sweep", {(f"optimizer.lr={n}",): n / 1000 for n in range(1000)})
     grid = opened(page, site, "sweep")
     expect(page.locator(".counts")).to_have_text("1000 trials, 0 live")
@@ -446,10 +432,7 @@ def test_a_thousand_trials_are_drawn_where_they_are_seen(root: Path, site: str, 
     grid.evaluate("grid => { grid.scrollTop = grid.scrollHeight; }")
     expect(grid.get_by_role("button", name="trial 0", exact=True)).to_be_in_viewport()
     expect(grid.locator("table")).to_have_attribute("aria-rowcount", "1001")
-    changes = page.evaluate(UNCHANGED)
-    assert changes == []
-    times = page.evaluate(TIMES)
-    figure(", ".join(f"{what} {ms:.0f} ms" for what, ms in times.items()))
+    assert page.evaluate(UNCHANGED) == []
 
 
 UNCHANGED = """async () => {
@@ -464,25 +447,6 @@ UNCHANGED = """async () => {
   observer.observe(document.body, all);
   await new Promise((done) => setTimeout(done, 3000)); // some polls
   return changes;
-}"""
-
-TIMES = """async () => {
-  const timed = async (works) => {
-    const times = [];
-    for (const work of works) {
-      const start = performance.now();
-      await work();
-      await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
-      times.push(performance.now() - start);
-    }
-    return times.sort((a, b) => a - b)[times.length >> 1];
-  };
-  const grid = document.querySelector('.sheet');
-  const sort = await timed([...grid.querySelectorAll('thead button')].map((button) => () => button.click()));
-  const scroll = await timed(Array(20).fill(() => { grid.scrollTop += 300; }));
-  const poll = await timed(Array(9).fill(async () => (await fetch('./sweep?name=sweep')).text()));
-  const filter = await timed(Array(9).fill(async () => (await fetch('./sweep?name=sweep&filter=trial>5')).text()));
-  return {sort, scroll, poll, filter};
 }"""
 
 

@@ -1,16 +1,8 @@
 """The console: columns of a narrow terminal, and progress inside a long epoch."""
 
-import fcntl
 import io
-import os
-import pty
 import re
-import select
 import shutil
-import struct
-import subprocess
-import termios
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +10,8 @@ import pytest
 from lockstep.callbacks.console import EPOCH_WIDTH, columns_for, live_line
 from lockstep.runs.folder import EXIT_STOPPED
 from lockstep.system.terminal import Terminal
-from tests.support.harness import PATIENCE_S, SMALL, command, environ, wait_until
+from tests.support.harness import ROOT, SMALL, wait_until
+from tests.support.screens import on_terminal
 from tests.support.trainings import training
 
 METRICS = ("train/loss", "train/accuracy", "val/loss", "val/accuracy")
@@ -96,23 +89,8 @@ def test_a_log_reports_that_the_first_step_compiles(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_a_terminal_shows_the_time_left_in_a_live_line(tmp_path: Path) -> None:
-    us, them = pty.openpty()
-    fcntl.ioctl(them, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    overrides = [*LONG, "model._target_=tests.support.networks.Slow"]
-    kept = {name: value for name, value in environ().items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    process = subprocess.Popen(
-        command(*overrides), cwd=tmp_path, env={**kept, "TERM": "xterm-256color"}, stdout=them, stderr=them
-    )
-    os.close(them)
-    text, deadline = "", time.monotonic() + PATIENCE_S
-    shown = re.compile(r"1/2  \S*━?\S*  step \d+/5000  [\d:. s]+ left  \d+ images/s  [\d:.]+ in total")
-    try:
-        while not shown.search(re.sub(r"\x1b\[[0-9;?]*\w", "", text)):
-            assert time.monotonic() < deadline, text
-            if select.select([us], [], [], 10)[0]:
-                text += os.read(us, 65536).decode()
-    finally:
-        process.kill()
-        process.wait()
-        os.close(us)
+def test_a_terminal_shows_the_time_left_in_a_live_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with on_terminal(80, "train", *LONG, "model._target_=tests.support.networks.Slow", PYTHONPATH=str(ROOT)) as shown:
+        text = re.sub(r"\x1b\[[0-9;?]*\w", "", shown.wait_for(" in total"))
+    assert re.search(r"1/2  \S*━?\S*  step \d+/5000  [\d:. s]+ left  \d+ images/s  [\d:.]+ in total", text)

@@ -104,19 +104,6 @@ def test_a_place_where_nothing_can_be_made_is_found_by_trying(tmp_path: Path) ->
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_a_run_whose_checkpoint_finds_no_room_ends_with_one_line(tmp_path: Path) -> None:
-    done = run(tmp_path, command(*TINY), preexec_fn=limited)
-    folder = latest(tmp_path)
-    assert done.returncode == EXIT_FAILED, done.stdout + done.stderr
-    line, end = done.stderr.splitlines()
-    assert "checkpoints/best.ckpt cannot be written: File too large. Fix that, then resume" in line
-    assert end == f"The run failed: {folder.path}"
-    status = folder.read_status()
-    assert (status["state"], status["reason"]) == ("failed", line)
-
-
-@pytest.mark.full
-@pytest.mark.processes
 def test_a_run_on_a_full_disk_says_so_with_its_sizes(tmp_path: Path) -> None:
     outputs = tmp_path / "outputs"
     outputs.mkdir()

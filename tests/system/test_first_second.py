@@ -48,8 +48,6 @@ def signalled(
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
-        # as in a terminal, also where the tests run under nohup
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL) and None,
     )
     return done, (done.stdout + done.stderr).splitlines()
 
@@ -59,8 +57,7 @@ def signalled(
     [
         (signal.SIGINT, "hydra"),
         (signal.SIGTERM, "lockstep.config.checks.validation"),
-        (signal.SIGHUP, "lockstep.launch.runner"),
-        (signal.SIGUSR1, "hydra"),
+        (signal.SIGUSR1, "lockstep.launch.runner"),
     ],
 )
 def test_a_signal_before_there_is_a_run_ends_the_command_with_one_line(
@@ -72,15 +69,14 @@ def test_a_signal_before_there_is_a_run_ends_the_command_with_one_line(
     assert not list(tmp_path.glob("outputs/*/*"))
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_the_command_never_imports_torch_and_ctrl_c_reaches_it_alone(tmp_path: Path, num_workers: int) -> None:
-    words = command(*SMALL, "trainer.max_epochs=100000", "silent=true", f"trainer.devices={num_workers}")
+def test_the_command_never_imports_torch_and_ctrl_c_reaches_it_alone(tmp_path: Path) -> None:
+    words = command(*SMALL, "trainer.max_epochs=100000", "silent=true", "trainer.devices=2")
     with subprocess.Popen(words, cwd=tmp_path, env=environ(), process_group=0) as process:
         try:
             folder = RunFolder(tmp_path / "outputs" / "latest")
             wait_until(lambda: folder.read_status().get("state") == "training", "a step")
             pids = [int(beat.read_text().split()[1]) for beat in folder.heartbeats().values()]
-            assert len(pids) == num_workers
+            assert len(pids) == 2
             assert all("libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in pids)
             assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does
@@ -101,16 +97,15 @@ def test_an_error_waits_for_nothing_that_is_imported(tmp_path: Path) -> None:
     assert "config error: optimizer.lrr is not a key" in done.stderr
 
 
-@pytest.mark.parametrize("words", [command(), [TOOL, "verify"]])
-def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path: Path, words: list[str]) -> None:
+def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "torch.py").write_text("raise ImportError('failed to map segment from shared object')")
     variables = {**environ(), "PYTHONPATH": str(tmp_path / "site")}
-    done = subprocess.run(words, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True, timeout=300)
-    line, *end = done.stderr.splitlines()
+    done = subprocess.run(command(), cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True, timeout=300)
+    line, end = done.stderr.splitlines()
     assert done.returncode == EXIT_FAILED
     assert line.startswith("The process that imports torch for the workers has died, perhaps out of memory")
-    assert [text.partition(":")[0] for text in end] == (["The run failed"] if "verify" not in words else [])
+    assert end.startswith("The run failed:")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch import parent
+from lockstep.launch import child
 from tests.support import fuzzed
 from tests.support.harness import PATIENCE_S, environ
 from tests.support.strangers import train
@@ -28,7 +28,7 @@ def test_commands_that_look_stop_and_remove_touch_nothing_around_a_faulty_folder
     numbers = range(first, first + NUM_EACH)
     log = tmp_path / "log"
     variables = {**environ(), "HOME": str(tmp_path)}
-    process = parent.start(partial(fuzzed.check, SEED, numbers, str(good), str(tmp_path)), variables, log=log)
+    process = child.start(partial(fuzzed.check, SEED, numbers, str(good), str(tmp_path)), variables, log=log)
     process.join(PATIENCE_S)
     process.kill()
     lines = log.read_text(errors="backslashreplace").splitlines()

@@ -1,6 +1,5 @@
 """Commands on pretended GPUs: stopped, resumed, evaluated, swept, compared, failed."""
 
-import json
 import os
 import re
 import signal
@@ -12,7 +11,6 @@ import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, RunFolder
-from tests.support.callbacks import SEES
 from tests.support.gpus import MEMORY_MIB, PretendedGpus
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until
 
@@ -75,28 +73,6 @@ def test_a_run_stops_on_two_gpus_resumes_on_one_is_evaluated_and_predicts(gpus: 
         shell.run(TOOL, "predict", "--trust", "latest", "test", "--output", f"{devices}.csv", "--devices", devices)
     assert len({path.read_bytes() for path in tmp_path.glob("*.csv")}) == 1
     assert len((tmp_path / "1.csv").read_text().splitlines()) == 1 + 31
-
-
-def test_the_trials_of_a_sweep_have_a_gpu_each(gpus: PretendedGpus, tmp_path: Path) -> None:
-    shell = Shell(gpus, tmp_path, count=2)
-    shell.run(*command("-m", *ON_GPU, "trainer.devices=1", "trainer.max_epochs=1", "seed=0,1", SEES % "1"))
-    trials = sorted(path.parent for path in tmp_path.glob("outputs/*/*/*/summary.json"))
-    assert [json.loads((trial / "summary.json").read_text())["device"] for trial in trials] == ["Pretended GPU"] * 2
-    assert {json.loads((trial / "seen.json").read_text())["gpus"] for trial in trials} == {"0", "1"}
-
-
-def test_the_environments_with_gpus_are_compared(gpus: PretendedGpus, tmp_path: Path) -> None:
-    shell = Shell(gpus, tmp_path, count=2)
-    kept = [override for override in ON_GPU if not override.startswith("trainer.max_epochs")]
-    skipped = (f"benchmark.environments.{name}=null" for name in ("cpu", "parallel-cpu", "parallel-gpu"))
-    shell.run(TOOL, "benchmark", *kept, *skipped, "benchmark.budget_s=3")
-    found = json.loads(next(tmp_path.glob("outputs/*/*/results.json")).read_text())
-    measured = {each["name"]: each for each in found["environments"] if each["state"] == "measured"}
-    assert {name: (each["device"], each["workers"]) for name, each in measured.items()} == {
-        "gpu": ("gpu", 1),
-        "multi-gpu": ("gpu", 2),
-    }
-    assert all(each["images_per_s"]["median"] > 0 for each in measured.values())
 
 
 def test_the_rank_with_a_bad_loss_is_named(gpus: PretendedGpus, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from lockstep.system import hardware
 from tests.support import commands
 from tests.support.guides import BLOCK, guides, project_of, run, trained
 from tests.support.harness import ROOT, command, difference, wait_until
-from tests.support.trainings import training
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 NAMES = ("from-lightning-hydra-template", "from-matlab", "from-d2l")
@@ -134,15 +133,6 @@ def test_a_job_is_asked_about_stopped_and_deleted_as_matlab_does(tmp_path: Path)
     wait_until(lambda: not folder.has_job_here(), "the end of its process")
     done(tmp_path, asked["delete"])
     assert not folder.path.exists()
-
-
-def test_the_stop_button_of_matlab_has_its_line(tmp_path: Path) -> None:
-    (stop,) = [words for words in typed("from-matlab") if words[1] == "stop"]
-    long = [word for word in smaller(["python", "train.py"]) if not word.startswith("debug=")]
-    with training(tmp_path, *long[2:], "trainer.max_epochs=2000") as started:
-        started.wait_for_step(2)
-        done(tmp_path, stop)
-        assert started.exit_code() == 75
 
 
 def test_the_losses_of_the_matlab_page_train_the_same_on_two_workers(tmp_path: Path) -> None:

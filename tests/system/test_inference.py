@@ -68,14 +68,11 @@ def num_chunks(output: Path) -> int:
     return sum(len(path.read_text().splitlines()) for path in Path(f"{output}.part").glob("*.jsonl"))
 
 
-@pytest.mark.parametrize("num_workers", [2, pytest.param(3, marks=pytest.mark.full)])
-def test_any_number_of_workers_writes_the_same_bytes(
-    trained: RunFolder, photos: Path, alone: bytes, tmp_path: Path, num_workers: int
-) -> None:
+def test_two_workers_write_the_bytes_of_one(trained: RunFolder, photos: Path, alone: bytes, tmp_path: Path) -> None:
     output, job = tmp_path / "out.csv", RunFolder(tmp_path / "job")
     job.path.mkdir()
     job.failure.write_text("of this job before it was requeued")
-    done = lockstep(tmp_path, *words(trained, photos, output), "--devices", str(num_workers), "--job", str(job.path))
+    done = lockstep(tmp_path, *words(trained, photos, output), "--devices", "2", "--job", str(job.path))
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{NUM_PHOTOS} predictions in {output}\n", "")
     assert output.read_bytes() == alone
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job", "out.csv"]
@@ -83,7 +80,7 @@ def test_any_number_of_workers_writes_the_same_bytes(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 75), (signal.SIGINT, 75)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 75)])
 def test_a_prediction_that_was_ended_continues_on_other_workers(
     trained: RunFolder, photos: Path, alone: bytes, tmp_path: Path, number: int, code: int
 ) -> None:
@@ -149,30 +146,6 @@ def test_torchrun_predicts_and_evaluates_with_its_processes(
     assert list((tmp_path / "outputs").iterdir()) == []
     wrong = lockstep(tmp_path, *evaluate, "--devices", "3", launcher=TORCHRUN)
     assert "trainer.devices=3 requires 3 workers, but torchrun started 2 processes" in wrong.stderr
-
-
-@pytest.mark.full
-def test_a_broken_photo_is_listed_once_by_several_processes(
-    trained: RunFolder, photos: Path, alone: bytes, tmp_path: Path
-) -> None:
-    output = tmp_path / "out.csv"
-    photo = tmp_path / "photos" / "1" / "4.png"
-    for path in photos.rglob("*.png"):
-        copy = tmp_path / "photos" / path.relative_to(photos)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(path.read_bytes())
-    photo.write_bytes(b"no image")
-    predict = words(trained, tmp_path / "photos", output)
-    strict = lockstep(tmp_path, *predict, "--strict", launcher=TORCHRUN)
-    assert strict.returncode == EXIT_FAILED  # of torchrun
-    assert f"image {photo} cannot be read (not an image)" in strict.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["outputs", "photos"]
-    done = lockstep(tmp_path, *predict, launcher=TORCHRUN)
-    assert (done.returncode, done.stdout) == (EXIT_FAILED, f"{NUM_PHOTOS - 1} predictions in {output}\n")
-    assert done.stderr.count(f"image {photo} cannot be read (not an image)") == 1
-    lines = [line for line in alone.splitlines() if not line.startswith(b"1/4.png")]
-    assert output.read_bytes().splitlines() == lines
-    assert not Path(f"{output}.part").exists()
 
 
 @pytest.mark.full

@@ -9,7 +9,7 @@ import lockstep
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED
 from tests.support.commands import latest
 from tests.support.harness import ROOT
-from tests.support.wheels import environment, lend, run, source
+from tests.support.wheels import environment, run, source
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 STOP, ENDLESS = "trainer.max_time_s=0.001", "trainer.max_time_s=null"
@@ -21,18 +21,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `bin` of an environment with the wheel of this Lockstep."""
     folder = tmp_path_factory.mktemp("installed")
     return environment(folder / "environment", source(folder / "source"))
-
-
-@pytest.fixture(scope="module")
-def project(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new project in the environment of the wheel."""
-    folder = tmp_path_factory.mktemp("projects")
-    text = run(folder, installed / "lockstep", "new", "flowers")
-    assert text.startswith("flowers is a project with ")
-    assert "  cd flowers\n  make train" in text
-    project = folder / "flowers"
-    lend(installed, project)
-    return project
 
 
 def test_a_wheel_has_all_of_conf_and_of_a_new_project(installed: Path) -> None:
@@ -71,17 +59,6 @@ def test_other_applications_of_hydra_see_nothing_of_lockstep(installed: Path, tm
     )
     assert "ran {'model': {'a': 1}}" in run(tmp_path, installed / "python", "app.py")
     assert "Could not find 'model/resnet18'" in run(tmp_path, installed / "python", "app.py", "model=resnet18", code=1)
-
-
-def test_a_new_project_trains_passes_its_test_and_is_evaluated_from_anywhere(project: Path, tmp_path: Path) -> None:
-    output = run(project, "make", "train")
-    assert "Lockstep: Net on images" in output
-    assert "Finished 20 epochs" in output
-    summary = latest(project).read_summary()
-    assert summary["test_accuracy"] > 0.95, "0.9889 on 2026-11-23 (seed 0, bfloat16)"
-    assert "1 passed" in run(project, "make", "test")
-    output = run(tmp_path, project / ".venv" / "bin" / "lockstep", "eval", "--trust", latest(project).path)
-    assert f"{summary['test_f1']:.6f}" in output, "from any folder"
 
 
 @pytest.fixture(scope="module")

@@ -36,10 +36,11 @@ from lockstep.sweeps import command as sweeps
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.system import output
 from lockstep.system.signals import block_signals, restore_signals
+from tests.support import job_records
 from tests.support.commands import run as run_command
 from tests.support.composed import composed_once
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until, write_run
-from tests.support.leaks import keepers, open_entries
+from tests.support.leaks import keepers
 from tests.support.screens import on_terminal
 
 TINY = (*SMALL, "model.width=2", "trainer.max_epochs=4")
@@ -513,15 +514,11 @@ def test_a_tool_that_fails_or_hangs_is_a_clear_error(tools: Path, monkeypatch: p
 
 def submitted(folder: RunFolder, job_id: str = "17", **changes: Any) -> Record:
     """A run with the record of a job."""
-    cluster = {"name": "slurm", "max_requeues": 3, "partition": "gpu"}
-    fields: dict[str, Any] = {
-        **{"id": job_id, "engine": "slurm", "name": "it", "task": "train", "cluster": cluster, "num_nodes": 1},
-        **{"workers_per_node": 2, "gpus_per_node": 0, "submitted": 1e9, "log": str(folder.path / "log"), "code": "c"},
-        **{"cwd": "/", "host": "login"},
-    }
+    known = {"cluster": {"name": "slurm", "max_requeues": 3, "partition": "gpu"}, "log": str(folder.path / "log")}
+    known |= {"id": job_id, "engine": "slurm", "submitted": 1e9, "code": "c", "host": "login"}
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.claim()
-    made = Record(**(fields | changes))
+    made = Record(**job_records.fields(**(known | changes)))
     if not folder.config.exists():
         folder.config.write_text("seed: 0\n")
     made.save(folder)
@@ -955,11 +952,12 @@ def test_runs_of_jobs_are_not_pruned(four: Path) -> None:
 
 
 def test_an_id_from_before_a_requeue_names_the_present_job(tmp_path: Path) -> None:
-    needless = {"engine": "slurm", "name": "", "task": "", "cluster": {}, "num_nodes": 1, "workers_per_node": 1}
-    facts = {"gpus_per_node": 0, "submitted": 0.0, "log": "", "code": "", "cwd": "", "host": ""}
     ids = {"17_0": (), "25": ("17_1", "21"), "local-b": ("local-a",)}
     found: list[jobs.Recorded] = [
-        (discovery.DiscoveredRun("", id, RunFolder(tmp_path / id)), Record(id=id, earlier=earlier, **needless, **facts))  # pyright: ignore[reportArgumentType]
+        (
+            discovery.DiscoveredRun("", id, RunFolder(tmp_path / id)),
+            Record(**job_records.fields(id=id, earlier=earlier)),
+        )
         for id, earlier in ids.items()
     ]
 
@@ -1048,26 +1046,6 @@ def test_two_workers_in_the_background_stop_on_a_signal_in_their_first_moments(t
     os.kill(folder.read_job()["pid"], signal.SIGTERM)
     assert lockstep_jobs(tmp_path, "wait", "run").returncode == EXIT_STOPPED
     assert folder.read_status()["reason"] == "signal SIGTERM"
-
-
-@pytest.mark.full
-@pytest.mark.processes
-def test_the_group_of_a_user_cannot_write_the_run_of_a_job(tmp_path: Path) -> None:
-    words = [*SMALL, "trainer.devices=2", "cluster=local", "hydra.run.dir=run"]
-    for each in (command(*words), [sys.executable, "-m", "lockstep", "jobs", "wait", "run"]):
-        subprocess.run(each, cwd=tmp_path, env=environ(), check=True, umask=0o002, timeout=PATIENCE_S)
-    assert RunFolder(tmp_path / "run").read_summary()["epochs"] == 2
-    assert open_entries(tmp_path / "run") == []
-
-
-@pytest.mark.full
-@pytest.mark.processes
-def test_a_job_in_the_background_needs_no_code_of_a_project(tmp_path: Path) -> None:
-    words = [*TINY, "trainer.max_epochs=1", "trainer.devices=1", "cluster=local", "hydra.run.dir=run"]
-    done = run_command([TOOL, "train", *words], tmp_path)
-    assert done.returncode == 0, done.stderr
-    done = lockstep_jobs(tmp_path, "wait", "run")
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_dry_run_in_the_background_leaves_nothing(tmp_path: Path) -> None:

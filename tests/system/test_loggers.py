@@ -1,4 +1,4 @@
-"""Metrics in a CSV file and at Weights & Biases: complete after a stop, a kill and a resume on other workers."""
+"""Metrics at Weights & Biases, complete after a stop and a resume on other workers; test_resume.py has the CSV file."""
 
 import math
 import os
@@ -7,27 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.runs.files import read_rows
-from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED
 from tests.support import commands, sweeps
-from tests.support.exact import train, train_until
-from tests.support.harness import SMALL, command, environ, wait_until, write_run
+from tests.support.harness import SMALL, command, environ, wait_until
 from tests.support.trainings import is_alive, training
 from tests.support.wandb_files import Session, sessions
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 RECIPE = (*SMALL, "data.train_size=50", "model.width=2", "trainer.max_epochs=2", "trainer.log_every_n_steps=1")
-NUM_STEPS = 8  # 4 an epoch
 LONG = (*RECIPE, "trainer.max_epochs=2000")
 OFFLINE = ("logger=wandb", "logger.wandb.offline=true")
 STEP = "trainer/global_step"
-
-
-def table(folder: RunFolder) -> list[dict[str, str]]:
-    """The rows of the CSV file, without speed and memory."""
-    rows = read_rows(folder.path / "csv" / "metrics.csv")
-    assert all(row.keys() == rows[0].keys() for row in rows)
-    return [{name: value for name, value in row.items() if not name.startswith("machine/")} for row in rows]
 
 
 def curve(points: list[dict[str, float]]) -> dict[str, list[tuple[float, float]]]:
@@ -42,36 +32,6 @@ def senders(pid: int) -> list[int]:
     below = [int(child) for path in children for child in path.read_text().split()]
     found = [child for child in below if Path(f"/proc/{child}/comm").read_text().strip() == "wandb-core"]
     return found + [sender for child in below if child not in found for sender in senders(child)]
-
-
-def test_a_cut_after_any_step_changes_no_row_of_the_csv_file(tmp_path: Path) -> None:
-    recipe = [*RECIPE, "logger=csv"]
-    alone = write_run(tmp_path / "alone", recipe)
-    assert train(alone) == 0
-    assert {row["step"] for row in table(alone)} == {str(step + 1) for step in range(NUM_STEPS)}
-    assert any(row["test/loss"] for row in table(alone))
-    for step in range(NUM_STEPS):
-        cut = write_run(tmp_path / f"cut{step}", recipe)
-        if train_until(cut, step) == EXIT_STOPPED:
-            assert train(cut) == 0
-        assert table(cut) == table(alone), step
-
-
-def test_a_killed_run_resumes_in_its_csv_file_on_other_workers(tmp_path: Path) -> None:
-    with training(tmp_path, *LONG, "logger=[csv,tensorboard]", "trainer.devices=2") as started:
-        started.wait_for_step(14)
-        for worker in started.workers():
-            os.kill(worker, signal.SIGKILL)
-        assert started.exit_code() == EXIT_FAILED
-    folder = started.folder
-    (last,) = [int(row["epoch"]) for row in folder.read_metrics()][-1:]
-    with training(tmp_path, f"resume={folder.path}", "trainer.devices=1", f"trainer.max_epochs={last + 2}") as resumed:
-        assert resumed.exit_code() == 0, resumed.log.read_text()
-    for name in ("train_step/loss", "train/loss", "val/loss", "test/loss"):
-        steps = [int(row["step"]) for row in table(folder) if row[name]]
-        every = {"train_step/loss": 1, "test/loss": 4 * (last + 2)}.get(name, 4)
-        assert steps == list(range(every, 4 * (last + 2) + 1, every)), name
-    assert list(folder.path.glob("events.*"))
 
 
 def test_a_stopped_run_resumes_in_the_same_run_of_weights_and_biases(tmp_path: Path) -> None:

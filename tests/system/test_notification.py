@@ -173,9 +173,9 @@ def test_one_process_notifies_once_after_the_run_is_unlocked(
     monkeypatch.setattr(notification, "send", send)
     monkeypatch.setattr(worker, "run_here", lambda job, place, flag: code)
     monkeypatch.setattr(worker, "import_training", lambda: None)
-    monkeypatch.setattr(parent, "run_workers", lambda job, count, flag, is_parallel, first: code)
+    monkeypatch.setattr(parent, "run_workers", lambda job, count, flag, is_parallel: code)
     monkeypatch.setattr(runner, "outer_world", lambda environ: world)
-    group = SimpleNamespace(join=lambda *args: None, shared_folder=lambda make, config, place, known: make())
+    group = SimpleNamespace(meet=lambda *args: None, shared_folder=lambda make, config, place, known: make())
     monkeypatch.setitem(sys.modules, "lockstep.assembly.process_group", group)  # which imports torch
     config = validation.check_config(
         compose_config(["trainer.devices=2", "strategy=ddp", "silent=true", "notify.command=unused"])

@@ -14,6 +14,7 @@ import pytest
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support import commands
 from tests.support.commands import latest
+from tests.support.guides import write_project
 from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until, without_network
 
 pytestmark = pytest.mark.processes
@@ -44,14 +45,6 @@ def write_package(folder: Path, hidden: int = 3) -> None:
     (package / "__init__.py").touch()  # a folder without is data
     (package / "networks.py").write_text(NETWORK)
     (package / "sizes.py").write_text(f"HIDDEN = {hidden}\n")
-
-
-def write_project(folder: Path) -> Path:
-    """A copy of this project, which git does not know."""
-    for name in ("src", "conf"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    shutil.copy(ROOT / "train.py", folder)
-    return folder
 
 
 def run(cwd: Path, *words: str | Path, python_path: Path | None = None) -> subprocess.CompletedProcess[str]:

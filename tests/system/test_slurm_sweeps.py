@@ -157,21 +157,6 @@ def test_a_search_whose_command_is_killed_adopts_its_jobs_and_has_no_trial_too_m
     assert codes == {tree / "code" / "1", tree / "code" / "2"}  # one copy for each command
 
 
-def test_the_seeds_of_a_point_are_jobs_and_a_killed_search_adopts_those_that_run(slurm: Slurm, tmp_path: Path) -> None:
-    search = ["search.num_trials=2", "search.seeds=3", "launcher.parallel=2", "trainer.max_epochs=3"]
-    with searching(slurm, tmp_path, *search) as killed:
-        wait_until(lambda: list(tmp_path.glob("outputs/*/*/2/job.json")), "a job of the third seed")
-        killed.send_signal(signal.SIGKILL)
-    tree = tree_of(tmp_path)
-    with searching(slurm, tmp_path, *search) as again:
-        assert again.wait(PATIENCE_S) == 0, printed(tmp_path)
-    trials = read_json(tree / "table.json")["trials"]
-    assert [trial["seed"] for trial in sorted(trials, key=lambda trial: trial["trial"])] == ["0", "1", "2"] * 2
-    assert {trial["state"] for trial in trials} == {"finished"}
-    assert told(tree) == Counter({(0, "COMPLETE"): 1, (3, "COMPLETE"): 1})
-    assert [RunFolder(tree / str(number)).read_job()["earlier"] for number in range(6)] == [[]] * 6
-
-
 def test_the_jobs_of_a_search_outlive_ctrl_c_and_are_stopped_together(slurm: Slurm, tmp_path: Path) -> None:
     # two jobs run, one on each node, and one waits
     search = ["search.num_trials=3", "launcher.parallel=3", "trainer.max_epochs=30", "cluster.memory_gib=9"]

@@ -34,20 +34,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return folder
 
 
-def test_two_nodes_with_two_tasks_each_train_the_weights_of_one_process(
-    slurm: Slurm, alone: RunFolder, tmp_path: Path, figure: Any
-) -> None:
-    nodes = ["trainer.num_nodes=2", "trainer.devices=2", "strategy.interface=eth0"]
-    task = command(*SMALL, *nodes, "+strategy.variables.NCCL_DEBUG=WARN")
-    slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", *task, cwd=tmp_path)
-    assert len(list(tmp_path.glob("outputs/*/*/config.yaml"))) == 1
-    assert latest(tmp_path).read_summary()["workers"] == 4
-    assert latest(tmp_path).read_status()["host"] == "n1"
-    largest = difference(alone, latest(tmp_path))
-    figure(f"largest difference {largest:.1e}")
-    assert largest <= 1e-12
-
-
 def test_three_tasks_on_two_nodes_are_three_workers_with_loads_by_their_speed(
     slurm: Slurm, tmp_path: Path, figure: Any
 ) -> None:
@@ -90,12 +76,6 @@ def test_two_steps_of_one_allocation_train_in_parallel(slurm: Slurm, alone: RunF
     for name in "ab":
         assert latest(tmp_path / name).read_summary()["workers"] == 1
         assert difference(alone, latest(tmp_path / name)) <= 1e-12
-
-
-def test_more_devices_than_tasks_are_a_config_error(slurm: Slurm, tmp_path: Path) -> None:
-    done = slurm.run("srun", "--ntasks=1", *command(*BRIEF, "trainer.devices=2"), cwd=tmp_path, code=2)
-    assert "trainer.devices=2 requires 2 workers, but srun started 1 process" in done.stderr
-    assert not (tmp_path / "outputs").exists()
 
 
 def test_tasks_that_no_srun_starts_are_not_waited_for(slurm: Slurm, tmp_path: Path) -> None:
@@ -143,12 +123,6 @@ def test_tasks_see_the_gpus_of_unequal_nodes(slurm: Slurm, tmp_path: Path) -> No
     workers = "Workers(world_size=3, num_local={}, num_nodes=2, gpus={})"
     two, one = workers.format(2, "(0, 0)"), workers.format(1, "(0,)")
     assert sorted(done.stdout.splitlines()) == [f"0 0 {two}", f"1 1 {two}", f"2 0 {one}"]
-
-
-def test_tasks_that_share_one_gpu_are_refused(slurm: Slurm, tmp_path: Path) -> None:
-    task = [sys.executable, "-c", FINDS]
-    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=1", *task, cwd=tmp_path, code=1)
-    assert "srun started 2 workers on a machine with 1 GPU: start 1, each with its own" in done.stderr
 
 
 HOLDER = """

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,8 +9,8 @@ import pytest
 
 from lockstep.launch import worker
 from tests.support.callbacks import SEES
-from tests.support.harness import PATIENCE_S, difference, environ, train_all, wait_until, write_run
-from tests.support.sweeps import TINY, processes_of, run, started, table_of, tree_of, trials_of
+from tests.support.harness import PATIENCE_S, difference, train_all, wait_until, write_run
+from tests.support.sweeps import TINY, processes_of, run, started, table_of, trials_of
 
 pytestmark = pytest.mark.processes
 
@@ -67,22 +65,15 @@ def test_a_killed_sweep_goes_on_with_what_is_missing_and_touches_nothing_that_is
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("way", ["ctrl-c", "flag"])
-def test_a_sweep_that_is_asked_to_stop_saves_every_trial_and_goes_on_exactly(tmp_path: Path, way: str) -> None:
+def test_a_sweep_that_is_asked_to_stop_saves_every_trial_and_goes_on_exactly(tmp_path: Path) -> None:
     recipe = [*TINY, "trainer.max_epochs=20"]
     overrides = [*recipe, "seed=0,1", "trainer.devices=1", SEES % "5", "sweep.name=two"]
     with started(tmp_path, *overrides) as sweep:
         wait_until(lambda: len(list(tmp_path.glob("outputs/*/*/*/metrics.csv"))) == 2, "both trials train")
-        if way == "ctrl-c":
-            sweep.send_signal(signal.SIGINT)
-        else:
-            stop = [sys.executable, "-m", "lockstep.cli.main", "stop", str(tree_of(tmp_path)), "--reason", "lunch"]
-            subprocess.run(stop, env=environ(), check=True, capture_output=True)
+        sweep.send_signal(signal.SIGINT)
         out, _ = sweep.communicate(timeout=PATIENCE_S)
     assert sweep.returncode == 75, out
-    assert (
-        "Stopping all trials, each with a checkpoint: " + {"ctrl-c": "signal SIGINT", "flag": "stop flag: lunch"}[way]
-    ) in out
+    assert "Stopping all trials, each with a checkpoint: signal SIGINT" in out
     assert "Not all trials are done: the same command again resumes the sweep." in out
     folders = trials_of(tmp_path)
     assert [folder.read_status()["state"] for folder in folders] == ["stopped", "stopped"]

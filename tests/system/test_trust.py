@@ -14,6 +14,7 @@ import lockstep
 from lockstep.cluster.record import Record
 from lockstep.config.saved import config_file
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
+from tests.support import job_records
 from tests.support.harness import SMALL, environ, train_all, wait_until, write_run
 from tests.support.strangers import TOUCH, edit, typed
 
@@ -51,16 +52,13 @@ def refused(cwd: Path, words: tuple[str, ...], what: str) -> None:
     assert what in line
 
 
-@pytest.mark.parametrize("words", [EVAL, PREDICT])
-def test_modules_of_the_folders_that_a_run_records_are_not_found(
-    theirs: RunFolder, tmp_path: Path, words: tuple[str, ...]
-) -> None:
+def test_modules_of_the_folders_that_a_run_records_are_not_found(theirs: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "modules").mkdir()
     for module in ("PIL", "torchmetrics"):
         (tmp_path / "modules" / f"{module}.py").write_text("import os\nos.system('touch ran')\nraise SystemExit(3)\n")
     theirs.note(project={"modules": [str(tmp_path / "modules")], "started_in": []})
     for more in ((), ("--trust",)):
-        new = [sys.executable, "-m", "lockstep", *words, *more]  # a fork has imported these before
+        new = [sys.executable, "-m", "lockstep", *PREDICT, *more]  # a fork has imported these before
         done = subprocess.run(new, cwd=tmp_path, env=environ(), capture_output=True, text=True)
         assert not (tmp_path / "ran").exists()
         assert done.returncode == 0, done.stderr
@@ -114,23 +112,8 @@ def test_a_command_that_is_typed_again_or_of_the_project_is_used_and_any_of_a_tr
 def test_a_job_of_somebody_else_is_not_requeued(theirs: RunFolder, tmp_path: Path) -> None:
     (theirs.code / "1").mkdir(parents=True)
     cluster = {**config_file.load(theirs.config).cluster.model_dump(), "name": "local", "setup": [TOUCH]}
-    record = Record(
-        id="local-1",
-        engine="local",
-        name="x",
-        task="train",
-        cluster=cluster,
-        num_nodes=1,
-        workers_per_node=1,
-        gpus_per_node=0,
-        submitted=0.0,
-        log=str(theirs.path / "log"),
-        code=str(theirs.code / "1"),
-        cwd=str(tmp_path),
-        host="x",
-        cancelled=True,
-    )
-    record.save(theirs)
+    places = {"log": str(theirs.path / "log"), "code": str(theirs.code / "1"), "cwd": str(tmp_path)}
+    Record(**job_records.fields(cluster=cluster, cancelled=True, **places)).save(theirs)
     theirs.update_status(state="stopped", exit_code=75)
     (theirs.path / "summary.json").unlink()
     theirs.note(inode=0)  # a copy

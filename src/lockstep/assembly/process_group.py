@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ from lockstep.config.schema.configuration import Config
 from lockstep.distributed import collectives
 from lockstep.distributed.collectives import gather_objects
 from lockstep.runs.files import write_atomically
-from lockstep.runs.folder import RunFolder
+from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World
 
@@ -58,6 +59,24 @@ def join(config: Config, world: World, folder: RunFolder | None = None) -> None:
             device_id=device if backend == "nccl" else None,  # else NCCL guesses, and warns
         )
         collectives.connect(timeout, num_cores())  # all have joined: the meeting can end
+
+
+def meet(config: Config, world: World, folder: RunFolder | None) -> None:
+    """`join` the process group of an outer launcher; exit with one line if ranks are missing."""
+    try:
+        join(config, world, folder)
+    except RuntimeError as error:
+        if not collectives.is_lost_rank(error) and not collectives.is_missing_rank(error):
+            raise
+        text = (
+            f"rank {world.rank} of {world.world_size} on {socket.gethostname()} timed out waiting for the others "
+            f"(strategy.timeout_s={config.strategy.timeout_s}): not all of them started, or they cannot reach each "
+            f"other. See their output.\n{error}"
+        )
+        if folder is not None:
+            folder.record_failure(text + "\n")
+        print(text, file=sys.stderr, flush=True)
+        raise SystemExit(EXIT_FAILED) from error
 
 
 def _refuse_mixed(device: torch.device, world: World, store: Store) -> None:

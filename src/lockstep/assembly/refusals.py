@@ -55,6 +55,13 @@ def is_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and is_of_torch)
 
 
+def folder_error(key: str, chosen: str | None, default: str) -> Error | None:
+    """Return the error if the folder of a run or sweep, `chosen` by `key`, cannot be made: Hydra would raise it."""
+    path = chosen or default
+    error = _exposure_reason(chosen) or write_obstacle(Path(path))
+    return error if error is None or path == default else error.within(f"{key}={path}")
+
+
 def write_obstacle(path: Path) -> Error | None:
     """Return the error if nothing can be created at `path`, found by trying. Leaves nothing there."""
     folder = _nearest_existing(path)
@@ -68,7 +75,7 @@ def write_obstacle(path: Path) -> Error | None:
         return Error(display_path(folder), f"cannot be written to ({error.strerror})", fix)
 
 
-def exposure_reason(chosen: str | None) -> Error | None:
+def _exposure_reason(chosen: str | None) -> Error | None:
     """Return the error if another user could replace a new folder, the `chosen` one or one below outputs/."""
     from lockstep.runs import gate
 

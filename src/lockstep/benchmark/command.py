@@ -24,7 +24,7 @@ from lockstep.benchmark import results, step
 from lockstep.benchmark.environments import Environment, Machines, available_machines, environments
 from lockstep.config import overrides, saved_run
 from lockstep.config.checks import data_presence
-from lockstep.config.composing import compose
+from lockstep.config.composing import compose, options
 from lockstep.config.errors import ConfigError, Error, exit_with
 from lockstep.config.saved import config_file, project
 from lockstep.config.schema.configuration import BenchmarkConfig, Config
@@ -50,10 +50,10 @@ NAME = "benchmark"
 
 def run_benchmark(texts: Sequence[str], source: compose.Source) -> int:
     try:
-        typed = overrides.add_benchmark(texts)
+        typed = add_benchmark(texts)
         (config,) = overrides.check(typed, source, is_benchmark=True).configs
         assert isinstance(config, BenchmarkConfig)
-        folder = overrides.hydra_value("hydra.run.dir", typed, source)
+        folder = options.hydra_value("hydra.run.dir", typed, source)
         chosen = Path(folder).resolve() if folder else None
         if config.cluster.name != "none":
             return _submit(config, texts, chosen)
@@ -74,6 +74,12 @@ def run_benchmark(texts: Sequence[str], source: compose.Source) -> int:
     except KeyboardInterrupt:
         print(f"Interrupted; the results so far are in {display_path(path)}", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def add_benchmark(overrides: Sequence[str]) -> list[str]:
+    """Add `+benchmark=default` to the overrides of `lockstep benchmark`, unless they choose another option."""
+    added = [f"+{text}" if text.startswith("benchmark=") else text for text in overrides]
+    return added if any(text.startswith("+benchmark=") for text in added) else ["+benchmark=default", *added]
 
 
 def _submit(config: BenchmarkConfig, texts: Sequence[str], chosen: Path | None) -> int:
@@ -230,7 +236,7 @@ class Benchmark:
 
     def _save(self, kept: dict[str, Any] | None) -> None:
         """Write results.json; after every environment, so that nothing measured is lost."""
-        facts = (RunFolder(self._path / r["name"]).read_environment() for r in self._records)
+        facts = (RunFolder(self._path / r["name"]).fact("environment") for r in self._records)
         write_json(
             self._path / BENCHMARK,
             {

@@ -43,7 +43,7 @@ class Curves(L.Callback):
         if writer is None:
             return
         folder = RunFolder(Path(trainer.default_root_dir))
-        environment = folder.read_environment()
+        environment = folder.fact("environment") or {}
         settings = _settings(folder)
         writer.add_text("config", _code(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)))
         writer.add_text("command", _code(f"{naming.training_command()} {shlex.join(folder.read_overrides())}".rstrip()))

@@ -1,4 +1,16 @@
-"""Speed of a training and time to its end, from the times at which its batches end."""
+"""Activity and speed of a training and time to its end, from the times at which its batches end."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Phase:
+    """The activity of a run, its start (monotonic), and the progress of an evaluation in batches."""
+
+    name: str
+    since: float
+    num_batches: int = 0
+    num_done: int = 0
 
 
 class Pace:

@@ -7,7 +7,6 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
@@ -15,23 +14,13 @@ import torch
 from typing_extensions import override
 
 from lockstep.callbacks.own_module import hash_of, metrics_of, micro_batches, skipped_steps, steps_done
-from lockstep.callbacks.pace import Pace
+from lockstep.callbacks.pace import Pace, Phase
 from lockstep.distributed.collectives import gather_objects
 from lockstep.models.classifier import Classifier
 from lockstep.models.step import MOST_PENDING
 from lockstep.runs.folder import RunFolder
 
 EVERY_S = 1.0
-
-
-@dataclass
-class Phase:
-    """The activity of a run, its start (monotonic), and the progress of an evaluation in batches."""
-
-    name: str
-    since: float
-    num_batches: int = 0
-    num_done: int = 0
 
 
 class Record(L.Callback):

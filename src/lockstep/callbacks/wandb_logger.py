@@ -1,6 +1,7 @@
 """Metrics at Weights & Biases, in one run there for all sessions of a run."""
 
 import contextlib
+import secrets
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -46,7 +47,7 @@ class ResumableWandbLogger(WandbLogger):
             name=name or folder.path.name,
             save_dir=save_dir,
             offline=offline,
-            id=folder.wandb_id() if rank == 0 else None,
+            id=_session_id(folder) if rank == 0 else None,
             project=project,
             log_model=log_model,
             prefix=prefix,
@@ -103,3 +104,10 @@ class ResumableWandbLogger(WandbLogger):
                 text = f"Metrics are no longer sent to Weights & Biases ({error}); the run continues."
                 print(text, file=sys.stderr, flush=True)
             self._is_lost = True
+
+
+def _session_id(folder: RunFolder) -> str:
+    """Return the id at Weights & Biases in all sessions of the run; the first call creates it."""
+    known = folder.fact("wandb_id") or secrets.token_hex(4)
+    folder.note(wandb_id=known)
+    return known

@@ -27,12 +27,6 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-def restore_handlers() -> None:
-    """Restore Python's own signal handlers, for commands that end by KeyboardInterrupt."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-
-
 def start_training() -> None:
     """Start importing torch in the fork server, unless the command line contains --help.
 

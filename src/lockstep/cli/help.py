@@ -11,7 +11,8 @@ from lockstep.cli import declarations
 from lockstep.config.composing.compose import DEFAULT, Source, compose_config
 from lockstep.config.composing.options import groups
 from lockstep.config.errors import literal
-from lockstep.config.schema.configuration import NAMED, kind_of
+from lockstep.config.schema.configuration import NAMED
+from lockstep.config.schema.type_names import kind_of
 from lockstep.runs.naming import SCRIPTLESS, training_command
 from lockstep.system.trees import leaves
 

@@ -18,7 +18,7 @@ from lockstep.config.saved import config_file, project, trust
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.key_scopes import scope
 from lockstep.config.schema.sections import Scope
-from lockstep.launch import parent, runner, worker
+from lockstep.launch import parent, worker
 from lockstep.launch.worker import Job
 from lockstep.runs import gate, naming
 from lockstep.runs.folder import RunFolder
@@ -139,7 +139,7 @@ def _compute(task: str, given: dict[str, Any], config: Config, job: Path | None)
         with tempfile.TemporaryDirectory(prefix="lockstep-") as path:
             return parent.run_workers(Job(task, str(job or path), given), num_workers, is_parallel=num_workers > 1)
     worker.import_training()
-    from lockstep.assembly.process_group import shared_folder
+    from lockstep.assembly.process_group import meet, shared_folder
 
     def make() -> RunFolder:
         outputs = Path("outputs").resolve()
@@ -148,7 +148,7 @@ def _compute(task: str, given: dict[str, Any], config: Config, job: Path | None)
         outputs.mkdir(exist_ok=True)
         return RunFolder(Path(tempfile.mkdtemp(prefix=f".{task.rpartition(':')[2]}-", dir=outputs)))
 
-    runner.meet(config, world, known)
+    meet(config, world, known)
     folder = known or shared_folder(make, config, world)
     code = worker.run_here(Job(task, str(folder.path), given), world)
     if known is None and world.rank == 0:

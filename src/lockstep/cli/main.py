@@ -3,6 +3,7 @@
 import argparse
 import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from lockstep.runs.folder import EXIT_CONFIG, SWEEP
 from lockstep.runs.naming import display_path, quote_path
 from lockstep.system import launcher
 from lockstep.system.process import leave
+from lockstep.system.signals import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from lockstep.config.composing.compose import Source
@@ -50,7 +52,7 @@ def _command() -> int:
         return run(_current_folder())
     try:
         if sys.argv[1:2] == ["jobs"]:
-            entry.restore_handlers()
+            _restore_handlers()
             from lockstep.cluster.commands import run_jobs_command as run
 
             return run(sys.argv[2:])
@@ -62,7 +64,7 @@ def _command() -> int:
             launcher.start_once(arguments.command, os.environ)
             entry.start_training()
         else:
-            entry.restore_handlers()
+            _restore_handlers()
         return _run(arguments)
     except (FileNotFoundError, ValueError) as error:
         print(f"lockstep: {error}", file=sys.stderr)
@@ -72,6 +74,12 @@ def _command() -> int:
         separator = " " if error.errno == errno.EPERM else ": "  # a sentence of runs/gate.py
         print(f"lockstep: {display_path(Path(error.filename))}{separator}{error.strerror}", file=sys.stderr)
     return EXIT_CONFIG
+
+
+def _restore_handlers() -> None:
+    """Restore Python's own signal handlers, for commands that end by KeyboardInterrupt."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.cli import folders
+from lockstep.assembly import refusals
 from lockstep.runs import naming
 from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.launcher import start_once
@@ -37,10 +37,10 @@ def check(arguments: "Namespace", source: "Source") -> None:
 
 def _check_launcher(typed: Sequence[str], source: "Source") -> None:
     """Raise ConfigError for another launcher than Lockstep's: it has neither ledger nor table."""
-    from lockstep.config import overrides
+    from lockstep.config.composing import options
     from lockstep.config.errors import ConfigError, Error
 
-    target = overrides.hydra_value("hydra.launcher._target_", typed, source)
+    target = options.hydra_value("hydra.launcher._target_", typed, source)
     if target not in (None, "hydra_plugins.lockstep.Workstation"):
         hint = "remove hydra/launcher; launcher.mode=sequential runs one trial at a time"
         raise ConfigError(Error(target, "cannot run a sweep of Lockstep", hint))
@@ -66,17 +66,20 @@ def name_folder(name: str | None, typed: Sequence[str], source: "Source", *, is_
     """
     from omegaconf import OmegaConf
 
-    from lockstep.config import overrides
+    from lockstep.config.composing import options
+    from lockstep.config.errors import ConfigError
     from lockstep.sweeps.ledger import command_of, find, need_own
 
     new = Path("outputs"), name or "sweep", datetime.now()
     known = find(new[0], name, redact(command_of(typed)))
-    chosen = overrides.hydra_value("hydra.sweep.dir", typed, source) or known
+    chosen = options.hydra_value("hydra.sweep.dir", typed, source) or known
     if chosen and Path(chosen, SWEEP).exists():  # before Hydra writes into it
         need_own(RunFolder(Path(chosen).resolve()), is_trusted=is_trusted)
     path = str(known or naming.free_path(*new))
     OmegaConf.register_new_resolver("sweep_folder", lambda: path, replace=True)
-    folders.check("hydra.sweep.dir", path, typed, source)
+    chosen = options.hydra_value("hydra.sweep.dir", typed, source)
+    if (error := refusals.folder_error("hydra.sweep.dir", chosen, path)) is not None:
+        raise ConfigError(error)
     if known is None:
         made = cache(lambda: str(naming.create_path(*new)))
         OmegaConf.register_new_resolver("sweep_folder", made, replace=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def run_command(project: Path) -> int:
-    """Check the command line, then print --help or --version, or start Hydra. Returns the exit code.
+    """Check the command line, then print --help or --version, or start Hydra. Returns 0, or exits with another code.
 
     `project` is the folder with the `conf` and modules of this command.
     """
@@ -45,12 +45,7 @@ def run_command(project: Path) -> int:
     def task(cfg: Any) -> None:
         train(cfg, source, resumed)
 
-    try:
-        task()
-    except SystemExit as left:  # with the code of the run, or of Hydra
-        if not isinstance(left.code, int):
-            raise
-        return left.code
+    task()
     return 0
 
 
@@ -105,9 +100,10 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
     """Check the overrides. Returns False after printing --help. Raises ConfigError."""
     from omegaconf import OmegaConf
 
-    from lockstep.cli import folders
+    from lockstep.assembly import refusals
     from lockstep.config import overrides
     from lockstep.config.composing import compose, options
+    from lockstep.config.errors import ConfigError
 
     compose.search_defaults()
     OmegaConf.register_new_resolver("sweep_folder", lambda: "outputs", replace=True)
@@ -127,7 +123,9 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
         sweep.check(arguments, source)
     else:
         overrides.plan(arguments.overrides, source)  # a single run begins with the second round
-        folders.check("hydra.run.dir", "outputs", arguments.overrides, source)
+        chosen = options.hydra_value("hydra.run.dir", arguments.overrides, source)
+        if (error := refusals.folder_error("hydra.run.dir", chosen, "outputs")) is not None:
+            raise ConfigError(error)
     return True
 
 
@@ -144,24 +142,22 @@ def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
     typed = list(hydra.overrides.task)
     chosen = None if hydra.runtime.output_dir == os.getcwd() else Path(hydra.runtime.output_dir)
     first = partial(build.use_hydra, HydraConfig.instance().cfg)
-    is_submitted = (cfg if resumed is None else resumed.config).cluster.name != "none"
     try:
-        if resumed is not None:
-            from lockstep.cluster import submission  # not imported for a new run on this machine
+        if resumed is None:
+            config = overrides.check_job(cfg, typed, partial(compose, hydra.job.config_name))
+            if config.cluster.name == "none":
+                _, code = runner.start(config, typed, chosen, first=first)
+            else:
+                from lockstep.cluster import submission  # not imported for a new run on this machine
 
-            folder, config = resumed
-            submission.refuse_live(folder)
-            resume = submission.resume if is_submitted else partial(runner.resume, first=first)
-            _, code = resume(folder, config)
-        elif is_submitted:
+                overrides.check_called([config])
+                _, code = submission.start(config, typed, chosen)
+        else:
             from lockstep.cluster import submission
 
-            config = overrides.check_job(cfg, typed, partial(compose, hydra.job.config_name))
-            overrides.check_called([config])
-            _, code = submission.start(config, typed, chosen)
-        else:
-            config = overrides.check_job(cfg, typed, partial(compose, hydra.job.config_name))
-            _, code = runner.start(config, typed, chosen, first=first)
+            submission.refuse_live(resumed.folder)
+            is_submitted = resumed.config.cluster.name != "none"
+            _, code = (submission.resume if is_submitted else partial(runner.resume, first=first))(*resumed)
     except ConfigError as error:
         exit_with(error)
     if code:

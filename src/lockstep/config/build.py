@@ -55,6 +55,15 @@ def _scale_with_workers(config: Config) -> Config:
     return Config.model_validate(tree)
 
 
+def scaling_note(config: Config, scaled: Config) -> str:
+    """Return what `scale_with_workers` has changed, as a line to print; empty without it."""
+    if not config.scale_with_workers:
+        return ""
+    rates = " -> ".join(f"{each.optimizer.lr or 0:g}" for each in (config, scaled))
+    sizes = f"{config.global_batch_size} -> {scaled.global_batch_size}"
+    return f"scale_with_workers: global batch {sizes}, learning rate {rates}"
+
+
 @contextlib.contextmanager
 def section_errors(config: Config, section: str) -> Iterator[None]:
     """Turn a TypeError or ValueError of the target of a section into a ConfigError that names the `_target_`."""

@@ -50,6 +50,9 @@ def _has_pretrained(config: Any) -> Any:
 
 FEATURES = (
     # errors of a configuration, without reading a file: (config) -> errors
+    Feature("rules", "lockstep.config.checks.module_rules:errors", _has_own_module),
+    Feature("rules", "lockstep.config.checks.benchmark_rules:errors", lambda config: hasattr(config, "benchmark")),
+    Feature("rules", "lockstep.launch.notification:errors", lambda config: config.notify.command is not None),
     Feature(
         "rules",
         "lockstep.config.checks.data_copies:errors",
@@ -57,11 +60,7 @@ FEATURES = (
     ),
     Feature("rules", "lockstep.config.checks.virtual_rules:errors", lambda config: config.trainer.virtual_shards),
     # files that must exist before a run starts or resumes: (config), raises ConfigError
-    Feature(
-        "files",
-        "lockstep.config.checks.data_presence:check_data",
-        lambda config: _has_files(config.data),
-    ),
+    Feature("files", "lockstep.config.checks.data_presence:check_data", lambda config: _has_files(config.data)),
     # and before a new one starts
     Feature(
         "new files",

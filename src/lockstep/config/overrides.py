@@ -2,26 +2,26 @@
 
 import contextlib
 import copy
-import re
 from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from lockstep.config.checks import signatures
 from lockstep.config.checks.validation import check_config
 from lockstep.config.composing import override_errors
-from lockstep.config.composing.compose import CONF, DEFAULT, Source, compose_config, plain_tree
+from lockstep.config.composing.compose import DEFAULT, Source, compose_config, plain_tree
+from lockstep.config.composing.custom_targets import drop_replaced_parameters
 from lockstep.config.composing.options import REFUSALS, groups, parse_override
 from lockstep.config.composing.sweep_space import combinations, values_of
 from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.saved.config_file import to_tree
 from lockstep.config.saved.resume import merge_saved, resumed_config
-from lockstep.config.schema.configuration import CALLED, Config, fields
-from lockstep.config.schema.key_scopes import EVERYWHERE, SAME_FOR_ALL_JOBS, names
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.key_scopes import SAME_FOR_ALL_JOBS, names
 from lockstep.config.schema.legal_keys import Groups
 from lockstep.system import processes
 from lockstep.system.internals import apply_override
@@ -93,23 +93,6 @@ def plan(
     return Plan(configs, frozenset(later))
 
 
-def hydra_value(key: str, texts: Sequence[str], source: Source) -> str | None:
-    """Return the value of a key of Hydra, None if these overrides leave it to conf/lockstep.yaml. Raises ConfigError.
-
-    Overrides with several values, those of a sweep, are left out.
-    """
-    parsed_overrides = [parse_override(text) for text in texts]
-    may_differ = any(o.is_hydra_override() or o.key_or_group in EVERYWHERE for o in parsed_overrides)
-    if not may_differ and source == DEFAULT:
-        return None  # composing takes 0.1 s
-    kept = [override.input_line or "" for override in parsed_overrides if not override.is_sweep_override()]
-    try:
-        value = OmegaConf.select(compose_config(kept, source, with_hydra=True), key)
-    except REFUSALS as error:
-        raise ConfigError(Error(key, f": {one_line(error)}")) from error
-    return None if value in (None, ".") else str(value)
-
-
 def _sweep_errors(config: Config, first: Config, *, may_search: bool, is_multirun: bool) -> list[Error]:
     different = [name for name in names(*SAME_FOR_ALL_JOBS) if getattr(config, name) != getattr(first, name)]
     if different:
@@ -120,12 +103,6 @@ def _sweep_errors(config: Config, first: Config, *, may_search: bool, is_multiru
     if config.resume is not None and is_multirun:
         return [Error("resume", "continues one run", "remove -m; a sweep resumes by repeating its command")]
     return []
-
-
-def add_benchmark(overrides: Sequence[str]) -> list[str]:
-    """Add `+benchmark=default` to the overrides of `lockstep benchmark`, unless they choose another option."""
-    added = [f"+{text}" if text.startswith("benchmark=") else text for text in overrides]
-    return added if any(text.startswith("+benchmark=") for text in added) else ["+benchmark=default", *added]
 
 
 def _job(
@@ -148,7 +125,7 @@ def _job(
     cfg, errors = _apply_overrides(cfg if saved is None else merge_saved(saved, cfg, choices), values, options)
     if not refused and saved is None:
         texts = [*chosen, *(override.input_line or "" for override in values)]
-        cfg = _drop_replaced_parameters(cfg, texts, partial(compose_config, source=source))
+        cfg = drop_replaced_parameters(cfg, texts, partial(compose_config, source=source))
     later = {key for key, reason in plain_tree(cfg)[1].items() if not reason}
     errors = [*refused, *errors]
     try:
@@ -159,42 +136,7 @@ def _job(
 
 def check_job(cfg: DictConfig, texts: Sequence[str], compose: Callable[[list[str]], DictConfig]) -> Config:
     """Check the configuration that Hydra composed of these overrides for a job: the first round."""
-    return check_config(_drop_replaced_parameters(cfg, texts, compose))
-
-
-def _drop_replaced_parameters(
-    cfg: DictConfig, texts: Sequence[str], compose: Callable[[list[str]], DictConfig]
-) -> DictConfig:
-    """Remove, from sections with a custom `_target_`, the parameters of the target that it replaces.
-
-    `texts` are all overrides of `cfg`, and `compose` composes some of them. A section whose option names the target
-    stays as it is.
-    """
-    typed = [(text, parse_override(text)) for text in texts]
-    for group, section_type in CALLED.items():
-        files = (CONF / group).glob("*.yaml")
-        known = {name for file in files for name in re.findall(r"^_target_: *(\S+)$", file.read_text(), re.MULTILINE)}
-        if OmegaConf.select(cfg, f"{group}._target_") in (None, *known):
-            continue
-        others = [
-            text
-            for text, override in typed
-            if override.key_or_group != group and ("." not in override.key_or_group or override.is_hydra_override())
-        ]
-        values = [
-            f"++{text.lstrip('+')}"
-            for text, override in typed
-            if override.key_or_group.startswith(f"{group}.") and not override.is_delete()
-        ]
-        try:
-            alone = compose([*others, f"~{group}", *values])
-        except HydraException:  # the defaults choose no option of this group
-            continue
-        if OmegaConf.select(alone, f"{group}._target_") is not None:
-            ours = [name for name in fields(section_type) if name[0] != "_" and name not in section_type.passed]
-            kept = {name: cfg[group][name] for name in ours if name in cfg[group]}
-            cfg[group] = OmegaConf.merge(kept, alone[group])
-    return cfg
+    return check_config(drop_replaced_parameters(cfg, texts, compose))
 
 
 def is_choice(override: Override, options: Groups) -> bool:
@@ -212,9 +154,8 @@ def _compose_choices(choices: tuple[str, ...], source: Source, options: Groups) 
             compose_config([text], source)
             good.append(text)
         except REFUSALS as error:
-            errors.append(
-                override_errors.option_error(parse_override(text), options) or Error(text, f": {one_line(error)}")
-            )
+            option_error = override_errors.option_error(parse_override(text), options)
+            errors.append(option_error or Error(text, f": {one_line(error)}"))
     try:
         return compose_config(good, source), errors
     except REFUSALS as error:

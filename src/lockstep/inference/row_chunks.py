@@ -48,7 +48,7 @@ def open_folder(path: Path, inputs: Mapping[str, str], held: contextlib.ExitStac
             _need_own(folder)  # what nobody changes now
             held.callback(_remove_ended, path)
             held.push(locked.pop_all())
-        before = folder.read_inputs()
+        before = folder.fact("inputs")
         if changed := [name for name, value in inputs.items() if before.get(name) != value]:
             _remove_rows(path)
             shutil.rmtree(path / PICTURES, ignore_errors=True)
@@ -71,10 +71,12 @@ def _need_own(folder: RunFolder) -> None:
     """Raise ValueError unless a prediction of this user made the folder, and all that is in it."""
     try:
         gate.need_own(folder, "")
-        folder.read_inputs()
-    except (PermissionError, KeyError) as error:
+        is_ours = folder.fact("inputs") is not None
+    except PermissionError:
+        is_ours = False
+    if not is_ours:
         what = f"{display_path(folder.path)} is not a folder of this prediction"
-        raise ValueError(f"{what}: remove it, or choose another --output") from error
+        raise ValueError(f"{what}: remove it, or choose another --output")
 
 
 def _remove_rows(path: Path) -> None:

@@ -8,9 +8,11 @@ import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
+from lockstep.config.errors import Error
 from lockstep.config.schema.configuration import Config
 from lockstep.runs.discovery import look_at
 from lockstep.runs.files import to_json
@@ -19,6 +21,13 @@ from lockstep.system.signals import SignalFlag
 from lockstep.system.terminal import printable
 
 STATES = {0: "finished", EXIT_STOPPED: "stopped"}
+
+
+def errors(config: Config) -> Iterator[Error]:
+    try:
+        shlex.split(config.notify.command or "")
+    except ValueError as error:
+        yield Error("notify.command", "is not a valid command line", f"{error}, close the quotes")
 
 
 def send(config: Config, folder: RunFolder, code: int) -> None:

@@ -9,20 +9,19 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 
-from lockstep.launch import worker
+from lockstep.launch import child, worker
 from lockstep.launch.worker import Job
 from lockstep.runs import vitals
 from lockstep.runs.files import no_link, write_atomically
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, GRACE_S, RunFolder
-from lockstep.system import processes
 from lockstep.system.hardware import num_cores
 from lockstep.system.process import ServerDied
 from lockstep.system.signals import LEAVE, SignalList, block_signals, is_main_thread, report_end, restore_signals
@@ -30,39 +29,13 @@ from lockstep.system.signals import LEAVE, SignalList, block_signals, is_main_th
 POLL_S = 0.05
 
 
-def start(
-    work: Callable[[], int], environ: Mapping[str, str], *, log: Path | None = None, cores: Sequence[int] = ()
-) -> BaseProcess:
-    """Start a process that calls `work`, which must be picklable, and exits with its code.
-
-    It has the variables `environ`, runs on `cores` if given, has no standard input, and prints where this process
-    prints, or to the end of `log`. Its stop signals are blocked until it installs handlers.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    out = [Connection(os.dup(number), readable=False) for number in (1, 2)]
-    # the type of a context lacks `Process`
-    process = processes.context().Process(target=worker.main, args=(work, dict(environ), cores, out, log))  # pyright: ignore[reportAttributeAccessIssue]
-    process.start()
-    for connection in out:
-        connection.close()
-    return process
-
-
 def run_workers(
-    job: Job,
-    num_workers: int,
-    signals: SignalList | None = None,
-    *,
-    is_parallel: bool = True,
-    first: Callable[[], None] | None = None,
-    environ: Mapping[str, str] = os.environ,
-    log: Path | None = None,
+    job: Job, num_workers: int, signals: SignalList | None = None, *, is_parallel: bool = True, log: Path | None = None
 ) -> int:
     """Do the job in `num_workers` processes of this machine. Returns their common exit code.
 
     Without `is_parallel` one worker computes without a process group; under a debugger it is this process. `signals`
-    has the signals received before. Each worker calls `first` before the job.
+    has the signals received before.
     """
     signals = signals or SignalList()
     if not is_parallel and sys.gettrace() is not None:
@@ -70,7 +43,7 @@ def run_workers(
     workers = Workers(job, num_workers, is_parallel=is_parallel, log=log)
     with signals.handle_signals(), workers.suspend_together():
         try:
-            workers.start(environ, first)
+            workers.start(os.environ)
             while (code := workers.poll(POLL_S)) is None:
                 workers.forward(signals.numbers)
             return code
@@ -96,9 +69,8 @@ class Workers:
         self._deadline_s = float("inf")
         self._first_failed: int | None = None
         self._processes: list[BaseProcess] = []
-        self._has_server = True
 
-    def start(self, environ: Mapping[str, str], first: Callable[[], None] | None = None) -> None:
+    def start(self, environ: Mapping[str, str]) -> None:
         """Start all workers. Rank 0 inherits the socket on which it opens the store where the ranks meet."""
         try:
             with block_signals(), socket.socket() as listener:  # signals wait until all are started
@@ -109,16 +81,16 @@ class Workers:
                         variables |= _rank_variables(rank, self._num_workers, listener.getsockname()[1])
                         variables.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // self._num_workers)))
                     given = listener if self._is_parallel and rank == 0 else None
-                    work = partial(worker.take_job, self._job, first, given, is_parallel=self._is_parallel)
-                    self._processes.append(start(work, variables, log=log))
+                    work = partial(worker.take_job, self._job, given, is_parallel=self._is_parallel)
+                    self._processes.append(child.start(work, variables, log=log))
         except ServerDied as error:
             self.kill()
-            self._has_server = False
+            self._processes.clear()
             self._folder.record_failure(f"{error}\n")
 
     def poll(self, most_s: float) -> int | None:
         """Return the common exit code once all workers have ended; else wait at most `most_s` and return None."""
-        if not self._has_server:
+        if not self._processes:  # the server died
             self._show_failure()
             return EXIT_FAILED
         alive = [process for process in self._processes if process.exitcode is None]

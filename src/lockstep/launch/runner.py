@@ -3,7 +3,6 @@
 import contextlib
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
@@ -19,9 +18,9 @@ from lockstep.config.schema.configuration import Config
 from lockstep.launch import parent, worker
 from lockstep.launch.worker import Job
 from lockstep.runs import gate, naming
-from lockstep.runs.folder import EXIT_FAILED, EXIT_INTERRUPTED, RunFolder
+from lockstep.runs.folder import EXIT_INTERRUPTED, RunFolder
 from lockstep.runs.naming import display_path, resume_command, resume_override
-from lockstep.system.launcher import World, outer_world
+from lockstep.system.launcher import outer_world
 from lockstep.system.redaction import redact
 from lockstep.system.signals import SignalFlag, SignalList
 from lockstep.system.terminal import is_cell
@@ -40,14 +39,7 @@ def start(
 
     `stop_signals` records the signals for the caller. Each worker calls `first` before it trains.
     """
-    scaled = build.settle_config(config)
-    note = ""
-    if config.scale_with_workers:
-        note = (
-            f"scale_with_workers: global batch {config.global_batch_size} -> {scaled.global_batch_size}, "
-            f"learning rate {' -> '.join(f'{each.optimizer.lr or 0:g}' for each in (config, scaled))}"
-        )
-
+    settled = build.settle_config(config)
     outputs = Path("outputs").resolve()
     latest = naming.latest(outputs)
 
@@ -61,16 +53,16 @@ def start(
         kept = os.listdir(folder.path)
         held.enter_context(lock_run(folder))
         if folder.config.exists():
-            raise ConfigError(
-                Error(str(chosen), "already contains a run", f"resume it with {resume_override(folder.path)}")
-            )
+            fix = f"resume it with {resume_override(folder.path)}"
+            raise ConfigError(Error(str(chosen), "already contains a run", fix))
         held.push(partial(_remove_rejected, folder, kept, outputs, latest))
-        save(folder, scaled, typed)
+        save(folder, settled, typed)
         if chosen is None:  # after `save`: init_from=outputs/latest is the run before this one
             naming.link_latest(outputs, folder.path)
         return folder
 
-    return run_workers(make, scaled, note=note, stop_signals=stop_signals, first=first)
+    note = build.scaling_note(config, settled)
+    return run_workers(make, settled, note=note, stop_signals=stop_signals, first=first)
 
 
 def check_files(config: Config, *, is_new: bool = False) -> None:
@@ -161,7 +153,7 @@ def run_workers(
     with contextlib.ExitStack() as held:
         if world is not None:
             worker.import_training()
-            from lockstep.assembly.process_group import shared_folder
+            from lockstep.assembly.process_group import meet, shared_folder
 
             meet(config, world, known)  # before, a signal ends this process, which may wait for others
             held.enter_context(flag.handle_signals())
@@ -173,11 +165,11 @@ def run_workers(
             print(note, flush=True)
         run = display_path(folder.path)
         options = {"command": resume_command(folder.path), "has_test": has_test, "is_cell": is_cell()}
-        job = Job(worker.TRAIN, str(folder.path), options)
+        job = Job(worker.TRAIN, str(folder.path), options, first)
         if isinstance(flag, SignalList):
             if is_parallel and not config.silent:
                 print(f"Starting {plural(num_workers, 'worker')} for {run} ...", flush=True)
-            code = parent.run_workers(job, num_workers, flag, is_parallel=is_parallel, first=first)
+            code = parent.run_workers(job, num_workers, flag, is_parallel=is_parallel)
         else:
             code = worker.run_here(job, world, flag)
         if world is None and (errors := worker.refusal_errors(job)):
@@ -187,27 +179,6 @@ def run_workers(
         for report in reports:
             report(config, folder, code)
     return folder, code
-
-
-def meet(config: Config, world: World, known: RunFolder | None) -> None:
-    """Join the process group of an outer launcher; exit with one line if ranks are missing."""
-    from lockstep.assembly.process_group import join
-    from lockstep.distributed.collectives import is_lost_rank, is_missing_rank
-
-    try:
-        join(config, world, known)
-    except RuntimeError as error:
-        if not is_lost_rank(error) and not is_missing_rank(error):
-            raise
-        text = (
-            f"rank {world.rank} of {world.world_size} on {socket.gethostname()} timed out waiting for the others "
-            f"(strategy.timeout_s={config.strategy.timeout_s}): not all of them started, or they cannot reach each "
-            f"other. See their output.\n{error}"
-        )
-        if known is not None:
-            known.record_failure(text + "\n")
-        print(text, file=sys.stderr, flush=True)
-        raise SystemExit(EXIT_FAILED) from error
 
 
 def _prepare_folder(

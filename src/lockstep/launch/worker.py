@@ -1,18 +1,14 @@
 """A process that computes: its signals, its task, and the record of its end."""
 
-import gc
 import os
 import resource
 import socket
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing import parent_process
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from lockstep.assembly.refusals import Refused, explain_error
 from lockstep.config.errors import PREFIX, ConfigError, Error, errors_of, report
@@ -20,13 +16,11 @@ from lockstep.config.features import named_function
 from lockstep.runs import vitals
 from lockstep.runs.files import open_to_append
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, GRACE_S, RunFolder
-from lockstep.system import output, processes
 from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World, outer_world
 from lockstep.system.lazy_imports import lazy
-from lockstep.system.process import close_files
 from lockstep.system.redaction import redact
-from lockstep.system.signals import Ended, SignalFlag, report_end, restore_signals, run_exit_functions
+from lockstep.system.signals import Ended, SignalFlag, report_end, restore_signals
 
 # of a training, by its state: a later signal does not change them
 ENDS = {"finished": 0, "stopped": EXIT_STOPPED, "pruned": EXIT_STOPPED}
@@ -34,11 +28,15 @@ TRAIN, TEST = "lockstep.training.train:train", "lockstep.training.train:test"
 
 
 class Job(NamedTuple):
-    """A task on a run folder: the name of its function, as module:function, and its plain options."""
+    """A task on a run folder: the name of its function, as module:function, and its plain options.
+
+    Each worker that is started for it calls `first` before.
+    """
 
     task: str
     folder: str
     options: dict[str, Any]
+    first: Callable[[], None] | None = None
 
     @property
     def is_unsaved(self) -> bool:
@@ -63,78 +61,10 @@ def task_function(task: str) -> Callable[..., int]:
         return named_function(task)
 
 
-def main(
-    work: Callable[[], int],
-    environ: Mapping[str, str],
-    cores: Sequence[int],
-    out: Sequence[Connection],
-    log: Path | None,
-) -> NoReturn:
-    """Run a process that `parent.start` started: call `work`, and exit with its code.
-
-    The process dies with its parent. It prints where the parent prints, or to the end of `log`.
-    """
-    code = EXIT_FAILED
-    try:
-        threading.Thread(target=_die_with_parent, daemon=True).start()
-        processes.share_server()
-        close_files()  # a notebook keeps its umask
-        _redirect(out, log)
-        if cores:
-            os.sched_setaffinity(0, cores)
-        _take_variables(environ)
-        gc.enable()
-        code = work()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        run_exit_functions()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # threads of a broken process group must not keep a failed worker alive
-
-
-def _die_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(EXIT_FAILED)
-
-
-def _redirect(out: Sequence[Connection], log: Path | None) -> None:
-    if log is not None:
-        with open_to_append(log) as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-    else:
-        for number, connection in enumerate(out, 1):
-            os.dup2(connection.fileno(), number)
-            connection.close()
-    for number, name in enumerate(("stdout", "stderr"), 1):
-        if getattr(sys, name) is None:  # it was closed in the server
-            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115
-        getattr(sys, name).reconfigure(line_buffering=True)
-    output.outlive()
-
-
-def _take_variables(environ: Mapping[str, str]) -> None:
-    """Set the variables of the parent, also where torch has read them in the server, and a new numpy seed."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ.clear()
-    os.environ.update(environ)
-    if "torch" in sys.modules:
-        import numpy as np
-        import torch
-
-        np.random.seed()  # Python seeds its own generator in every fork
-        if (threads := environ.get("OMP_NUM_THREADS")) and threads != before:
-            torch.set_num_threads(int(threads))
-
-
-def take_job(job: Job, first: Callable[[], None] | None, listener: socket.socket | None, *, is_parallel: bool) -> int:
-    """Do the job in a worker, after `first`; rank 0 opens the store on `listener`."""
-    if first is not None:
-        first()
+def take_job(job: Job, listener: socket.socket | None, *, is_parallel: bool) -> int:
+    """Do the job in a worker; rank 0 opens the store on `listener`."""
+    if job.first is not None:
+        job.first()
     world = outer_world(os.environ) if is_parallel else None
     if world is not None and listener is not None:
         world = replace(world, listener=listener.detach())

@@ -155,9 +155,7 @@ class OptimizerStep:
         A fused optimizer can, but not the first update of a parameter: torch's SGD (2.15) would keep memory as momentum
         that was never written.
         """
-        if self._loss_scale is None:
-            return False
-        if internals.can_skip_update(self._optimizer) and not starting:
+        if self._loss_scale is None or (internals.can_skip_update(self._optimizer) and not starting):
             return False
         return bool(self._loss_scale.overflowed.item())
 

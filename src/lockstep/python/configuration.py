@@ -54,9 +54,9 @@ def check_request(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool 
     if resumed:
         return Request(config, None, resumed.folder)
     errors = [Error(key, "uses a value of Hydra that only python train.py has", "set it") for key in planned.later]
-    named = overrides.hydra_value(OUTPUT, typed, source)
-    error = refusals.exposure_reason(named) or refusals.write_obstacle(Path(named or "outputs"))
-    errors += [error.within(f"{OUTPUT}={named}") if named else error] if error else []
+    named = options.hydra_value(OUTPUT, typed, source)
+    error = refusals.folder_error(OUTPUT, named, "outputs")
+    errors += [error] if error else []
     if errors:
         raise ConfigError(*errors)
     return Request(config, Path(named) if named else None, None)

@@ -5,7 +5,6 @@ Owns the names and formats of all files in it. Standard library only, so that to
 
 import contextlib
 import os
-import secrets
 import shutil
 import socket
 import time
@@ -114,41 +113,17 @@ class RunFolder:
         """Return True if this user made the folder here; a copy or an unpacked archive is not, whoever owns it."""
         try:
             state = self.path.stat(follow_symlinks=False)
-            return state.st_uid == os.geteuid() and self._fact("inode") == state.st_ino
+            return state.st_uid == os.geteuid() and self.fact("inode") == state.st_ino
         except (OSError, ValueError):
             return False
 
-    def _fact(self, name: str) -> Any:
+    def fact(self, name: str) -> Any:
+        """Read a fact that `note` has recorded; None if it has not."""
         return read_json(self.facts_file).get(name)
 
     def read_overrides(self) -> list[str]:
         """Read the overrides of the command line, without secrets."""
-        return self._fact("overrides") or []
-
-    def read_project(self) -> dict[str, Any]:
-        """Read the folders that contain the modules of the run; empty if not recorded."""
-        return self._fact("project") or {}
-
-    def read_inputs(self) -> dict[str, str]:
-        """Read what the rows of a prediction depend on. Raises KeyError for another folder."""
-        return read_json(self.facts_file)["inputs"]
-
-    def read_environment(self) -> dict[str, Any]:
-        """Read versions, devices and commit of the last training."""
-        return self._fact("environment") or {}
-
-    def read_version(self) -> str | None:
-        """Read the version of Lockstep that trained the run last, if known."""
-        try:
-            return self.read_environment()["packages"]["lockstep"]
-        except (OSError, ValueError, KeyError):
-            return None
-
-    def wandb_id(self) -> str:
-        """Return the id at Weights & Biases in all sessions of the run; the first call creates it. Rank 0 only."""
-        known = self._fact("wandb_id") or secrets.token_hex(4)
-        self.note(wandb_id=known)
-        return known
+        return self.fact("overrides") or []
 
     # -- status, summary, metrics and job ----------------------------------------------------------------------------
 

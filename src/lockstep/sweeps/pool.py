@@ -9,7 +9,7 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
-from lockstep.launch import parent, prepared_run
+from lockstep.launch import child, prepared_run
 from lockstep.runs import vitals
 from lockstep.runs.folder import EXIT_STOPPED, LIVE_STATES, RunFolder
 from lockstep.sweeps.devices import Devices, Need, Shard
@@ -49,7 +49,7 @@ class Pool:
         trial.device = shard.label
         work = partial(prepared_run.run_prepared, trial.folder.path, task, is_worker=True)
         log = trial.folder.path / LOG
-        process = parent.start(work, environ_of(shard, os.environ), log=log, cores=shard.cores)
+        process = child.start(work, environ_of(shard, os.environ), log=log, cores=shard.cores)
         self.running.append(Running(trial, shard, process))
         return True
 

@@ -3,9 +3,6 @@
 import dataclasses
 import gc
 import time
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
@@ -86,7 +83,7 @@ def train(
             check_val_every_n_epoch=config.trainer.check_val_every_n_epoch,
             enable_checkpointing=True,
         )
-        after_test = _after_test(here)  # imported now: the source may change during a training
+        after_test = features.used_features("tested", config)  # imported now: the source may change during a training
         norms = ExactBatchNorm()
         if here.device.type == "cuda" and not config.has_own_module:
             norms.apply(module)  # Lightning does it for several workers; one GPU gains the faster kernels
@@ -109,7 +106,9 @@ def train(
         if has_test and is_overridden("test_step", module):
             has_best = checkpoint is not None and folder.best_checkpoint.exists()
             best = session.checkpoint(here, folder.best_checkpoint).path if has_best else None
-            _test(trainer, module, data, best, after_test)
+            trainer.test(module, data, ckpt_path=best, weights_only=True, verbose=False)
+            for write in after_test:
+                write(here, data, module)
         if here.rank == 0:
             summary = summarize(here, trainer, module, data, checkpoint, record, used)
             folder.write_summary(summary)
@@ -138,28 +137,14 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
         )
         internals.set_global_step(trainer, steps)
         if is_overridden("test_step", module):
-            _test(trainer, module, data, checkpoint, _after_test(here))
+            trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
+            for write in features.used_features("tested", config):
+                write(here, data, module)
         if here.rank == 0:
             metrics = metrics_of(trainer, module)
             folder.write_summary(folder.read_summary() | metrics_of_test(module, data, metrics))
             folder.update_status(metrics=folder.read_status().get("metrics", {}) | metrics)
     return 0
-
-
-def _test(
-    trainer: L.Trainer,
-    module: L.LightningModule,
-    data: ImageData,
-    checkpoint: Path | None,
-    then: list[Callable[[ImageData, L.LightningModule], None]],
-) -> None:
-    trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
-    for write in then:
-        write(data, module)
-
-
-def _after_test(here: Session) -> list[Callable[[ImageData, L.LightningModule], None]]:
-    return [partial(write, here) for write in features.used_features("tested", here.config)]
 
 
 def prepare_training(here: Session, *, is_new: bool) -> tuple[Session, ImageData, L.LightningModule, list[Callback]]:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lockstep.callbacks.average import AveragedWeights, exponential_average
+from tests.support.modules import bare_trainer
 
 
 class Module(L.LightningModule):
@@ -112,7 +113,7 @@ def test_the_number_of_updates_is_never_read_from_the_gpu(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(("function", "kept"), [(TrainerFn.FITTING, "current_model_state"), ("test", "state_dict")])
 def test_a_resume_gets_the_last_weights_and_a_test_the_averages(function: Any, kept: str) -> None:
-    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer = bare_trainer()
     trainer.state.fn = function
     callback, module = AveragedWeights(multi_avg_fn=get_ema_multi_avg_fn(0.9)), Module()
     callback.setup(trainer, module, "fit")

@@ -19,6 +19,7 @@ from lockstep.runs.folder import RunFolder
 from lockstep.sweeps.results import Objective, best_epoch
 from lockstep.training.observers import built_callbacks
 from tests.support.harness import SMALL
+from tests.support.modules import bare_trainer
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated", "ignore:.*Checkpoint directory"
@@ -53,16 +54,8 @@ def trained(
         folder, "best", monitor="val/odd", mode=mode, enable_version_counter=False, save_on_train_epoch_end=True
     )
     last = ModelCheckpoint(folder, "last", enable_version_counter=False, save_on_train_epoch_end=True)
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=len(epochs),
-        num_sanity_val_steps=0,
-        logger=False,
-        callbacks=[best, last, *more],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **settings,
-    )
+    saves = {"callbacks": [best, last, *more], "enable_checkpointing": True}
+    trainer = bare_trainer(max_epochs=len(epochs), **saves, **settings)
     images = DataLoader([torch.zeros(1)])  # pyright: ignore[reportArgumentType]
     trainer.fit(Scripted(epochs), images, images, ckpt_path=ckpt_path, weights_only=True)
     return best

@@ -49,15 +49,6 @@ def test_a_new_column_keeps_the_rows_before_it(tmp_path: Path, monkeypatch: pyte
     assert rows(tmp_path) == [{"step": "1", "a": "1.0", "b": ""}, {"step": "2", "a": "", "b": "2.0"}]
 
 
-def test_an_incomplete_last_row_is_dropped(tmp_path: Path) -> None:
-    written(tmp_path, (1, {"a": 1.0, "b": 1.0}))
-    with open(tmp_path / "csv" / "metrics.csv", "a") as file:
-        file.write("2,0.")
-    written(tmp_path, (2, {"a": 2.0, "b": 2.0}), purge_step=3)
-    assert [row["step"] for row in rows(tmp_path)] == ["1", "2"]
-    assert not any(None in row.values() for row in rows(tmp_path))
-
-
 def test_other_ranks_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     logger = written(tmp_path, (1, {"a": 1.0}))

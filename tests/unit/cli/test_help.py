@@ -15,7 +15,8 @@ from lockstep.config.checks import signatures, validation
 from lockstep.config.composing import compose
 from lockstep.config.composing.options import groups
 from lockstep.config.saved import config_file
-from lockstep.config.schema.configuration import CALLED, fields, kind, kind_of
+from lockstep.config.schema.configuration import CALLED, fields
+from lockstep.config.schema.type_names import kind, kind_of
 from lockstep.system import hardware, trees
 from tests.support.harness import ROOT, environ
 

@@ -3,25 +3,13 @@
 import pytest
 from hydra.utils import get_object
 
-from lockstep.config import overrides
-from lockstep.config.checks import metric_names, validation
-from lockstep.config.composing import compose
-from lockstep.config.errors import ConfigError
+from lockstep.config.checks import metric_names
 from lockstep.config.schema.configuration import Config
+from tests.support.composed import config_of, errors_of
 
 F1 = "+task.metrics.f1._target_=torchmetrics.classification.MulticlassF1Score"
 ECE = "+task.metrics.ece._target_=torchmetrics.classification.MulticlassCalibrationError"
 MONITOR = "callbacks.checkpoint.monitor"
-
-
-def config_of(*texts: str) -> Config:
-    return validation.check_config(compose.compose_config(texts))
-
-
-def errors(*texts: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        overrides.check(texts, is_multirun=False)
-    return str(caught.value).splitlines()
 
 
 def watched(config: Config) -> tuple[object, object]:
@@ -62,13 +50,13 @@ def test_a_metric_of_the_configuration_is_measured_of_validation() -> None:
 
 
 def test_an_unknown_metric_is_reported_with_the_known_ones() -> None:
-    (error,) = errors(f"{MONITOR}=val/f1")
+    (error,) = errors_of(f"{MONITOR}=val/f1")
     assert error.startswith(f"{MONITOR}=val/f1 is not measured: choose from train/loss, train/accuracy, val/loss, ")
 
 
 def test_a_metric_of_a_custom_callback_needs_its_direction() -> None:
     own = "+callbacks.mine._target_=tests.support.callbacks.Impatient"
-    (error,) = errors(own, f"{MONITOR}=val/mine")
+    (error,) = errors_of(own, f"{MONITOR}=val/mine")
     assert error == (
         "callbacks.checkpoint.mode=auto: the direction of val/mine is not known: set "
         "callbacks.checkpoint.mode=min or max"
@@ -77,7 +65,7 @@ def test_a_metric_of_a_custom_callback_needs_its_direction() -> None:
 
 
 def test_the_worst_is_not_the_best() -> None:
-    (error,) = errors(ECE, f"{MONITOR}=val/ece", "callbacks.checkpoint.mode=max")
+    (error,) = errors_of(ECE, f"{MONITOR}=val/ece", "callbacks.checkpoint.mode=max")
     assert error.endswith("selects the worst val/ece as the best: set callbacks.checkpoint.mode=min")
 
 
@@ -98,13 +86,13 @@ def test_the_worst_is_not_the_best() -> None:
     ],
 )
 def test_an_error_of_a_task_names_its_key_and_a_fix(texts: list[str], error: str) -> None:
-    assert any(error in found for found in errors(*texts)), errors(*texts)
+    assert any(error in found for found in errors_of(*texts)), errors_of(*texts)
 
 
 def test_a_loss_of_ones_own_and_what_belongs_to_cross_entropy_exclude_each_other() -> None:
     loss = "task.loss={_target_:torch.nn.MultiMarginLoss,reduction:none}"
     hint = "is of cross-entropy, which task.loss=torch.nn.MultiMarginLoss replaces"
-    assert errors(loss, "task.class_weights=[1.0,2.0]") == [
+    assert errors_of(loss, "task.class_weights=[1.0,2.0]") == [
         f"task.label_smoothing=0.1 {hint}: set task.label_smoothing=0",
         f"task.class_weights=[1.0,2.0] {hint}: set task.class_weights=null",
     ]

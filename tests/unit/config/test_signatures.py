@@ -29,19 +29,10 @@ FITTING: list[tuple[Any, Any]] = [
     (list[int], [{"_target_": "my_package.number"}]),
 ]
 UNFIT: list[tuple[Any, Any]] = [
-    (int, "abc"),
-    (int, True),
-    (int, None),
-    (str, 3),
-    (bool, 1),
-    (float | Tensor, "abc"),
-    (Sequence[int], "abc"),
-    (tuple[float, float], [0.9]),
-    (dict[str, int], {"a": "abc"}),
-    (Annotated[float, Ge(0)], -1),
-    (nn.Module, "abc"),
+    (int, "abc"), (int, True), (int, None), (str, 3), (bool, 1), (float | Tensor, "abc"), (Sequence[int], "abc"),
+    (tuple[float, float], [0.9]), (dict[str, int], {"a": "abc"}), (Annotated[float, Ge(0)], -1), (nn.Module, "abc"),
     (Callable[..., int], "abc"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("annotation", "value"), FITTING)

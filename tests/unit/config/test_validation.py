@@ -22,7 +22,7 @@ from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import CALLED, Config, fields
 from lockstep.system import hardware, processes
 from lockstep.system.trees import leaves
-from tests.support.composed import composed_once
+from tests.support.composed import composed_once, config_of
 from tests.support.harness import ROOT, command, environ
 
 GROUPS = groups(compose.CONF)
@@ -67,10 +67,6 @@ def test_a_number_above_the_largest_one_is_an_error(key: str, more: tuple[str, .
 
 def test_a_seed_may_be_any_whole_number() -> None:
     assert errors("seed=99999999999999999999", "data=synthetic", "data.seed=20261122134500") == []
-
-
-def config_of(*texts: str) -> Config:
-    return check_config(compose_config(texts))
 
 
 # -- what passes -------------------------------------------------------------------------------------------------------

@@ -312,23 +312,6 @@ def prepare(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_prepare_decodes_once_and_the_training_finds_it(root: Path, cache: str) -> None:
-    first = prepare(root, "--image-size", "8", "--cache", cache)
-    assert first.returncode == 0, first.stderr
-    assert "Decoded 40 images of my images in" in first.stdout
-    assert "40 images of 3x8x8 in 2 classes: red fox, ärger 狐" in first.stdout
-    assert first.stdout.splitlines()[-1].split("image_folder ")[1] == (
-        f"'data.root=\"my images\"' data.image_size=8 'data.cache=\"{cache}\"'"
-    )
-    again = prepare(root, "--image-size", "8", "--cache", cache)
-    assert "Up to date" in again.stdout
-    (before,) = [path.stat().st_ino for path in entries(cache)]
-    read(root, cache=cache)
-    assert [path.stat().st_ino for path in entries(cache)] == [before]
-
-
-@pytest.mark.full
-@pytest.mark.processes
 def test_prepare_reports_errors(root: Path, cache: str) -> None:
     for number in range(12):
         (root / "red fox" / f"bad {number}.png").write_bytes(b"no image")

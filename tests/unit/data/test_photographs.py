@@ -104,18 +104,12 @@ def animated(path: Path) -> NDArray[np.uint8]:
 
 
 KINDS: dict[str, tuple[str, Callable[[Path], NDArray[np.uint8]]]] = {
-    "rotated": ("a.jpg", turned),
-    "CMYK": ("a.jpg", printed),
-    "CMYK of TIFF": ("a.tif", printed),
-    "16 bits": ("a.tif", deep_grey),
-    "16 bits of PGM": ("a.pgm", deep_grey),
-    "16 bits of each colour": ("a.png", deep_colour),
-    "palette": ("a.gif", palette),
-    "transparent": ("a.png", transparent),
-    "all alpha 0": ("a.png", without_alpha),
-    "all alpha 0 of BMP": ("a.bmp", without_alpha),
-    "animated": ("a.webp", animated),
-}
+    "rotated": ("a.jpg", turned), "CMYK": ("a.jpg", printed), "CMYK of TIFF": ("a.tif", printed),
+    "16 bits": ("a.tif", deep_grey), "16 bits of PGM": ("a.pgm", deep_grey),
+    "16 bits of each colour": ("a.png", deep_colour), "palette": ("a.gif", palette),
+    "transparent": ("a.png", transparent), "all alpha 0": ("a.png", without_alpha),
+    "all alpha 0 of BMP": ("a.bmp", without_alpha), "animated": ("a.webp", animated),
+}  # fmt: skip
 
 
 def everywhere(path: Path) -> dict[str, Callable[[], Tensor]]:

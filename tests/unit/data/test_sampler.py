@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lockstep.data.loader import ShardLoader
 from lockstep.data.sampler import GlobalBatches, ShardIndices
 from lockstep.distributed.batch import Batch
+from tests.support.modules import bare_trainer
 from tests.support.plans import Plan
 
 repeatable = settings(deadline=None, derandomize=True)
@@ -230,15 +231,7 @@ class Reader(L.LightningModule):
 
 
 def fit(reader: Reader, plan: Plan, *, max_epochs: int, ckpt_path: Any = None) -> list[list[int]]:
-    trainer = L.Trainer(
-        max_epochs=max_epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
+    trainer = bare_trainer(max_epochs=max_epochs)
     trainer.fit(reader, plan.loader(), ckpt_path=ckpt_path, weights_only=True)
     return reader.read
 

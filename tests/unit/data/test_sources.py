@@ -654,14 +654,8 @@ def test_runs_of_files_are_read_in_order_and_not_far_ahead(tmp_path: Path, most:
 
 
 SYNTHETIC: dict[str, Any] = {
-    "num_classes": 5,
-    "channels": 3,
-    "image_size": 8,
-    "train_size": 200,
-    "val_size": 50,
-    "test_size": 101,
-    "seed": 0,
-}
+    "num_classes": 5, "channels": 3, "image_size": 8, "train_size": 200, "val_size": 50, "test_size": 101, "seed": 0,
+}  # fmt: skip
 
 
 def test_synthetic_images_are_classified_by_the_nearest_mean_of_training_and_differ_in_every_split() -> None:

@@ -20,6 +20,7 @@ from lockstep.distributed.batch import Batch
 from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until
 from tests.support.image_files import read, write_folder, write_image
 from tests.support.plans import Plan
+from tests.support.trainings import is_alive
 
 # -- a thread ----------------------------------------------------------------------------------------------------------
 
@@ -218,13 +219,6 @@ if __name__ == "__main__":
     print(1 + len(list(batches)), flush=True)
     sys.stdin.readline()
 """
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @pytest.fixture

@@ -154,16 +154,8 @@ def plant(folder: Path, kind: str) -> None:
 
 
 PLANTED = [
-    "copy",
-    "link",
-    "lock only",
-    "no object",
-    "linked rows",
-    "hard link",
-    "linked lock",
-    "pipe",
-    "linked pictures",
-]
+    "copy", "link", "lock only", "no object", "linked rows", "hard link", "linked lock", "pipe", "linked pictures",
+]  # fmt: skip
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
 
 

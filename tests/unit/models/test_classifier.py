@@ -23,6 +23,7 @@ from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.schedules import Schedule, constant
 from lockstep.tasks.scores import Scores
 from tests.support import modules
+from tests.support.plans import Plan
 
 IMAGE_FORMAT = ImageFormat(("ape", "bee", "cat", "dog"), (2, 3, 3), (0.25, 0.5), (0.125, 0.75))
 SMOOTHING = 0.1
@@ -63,16 +64,8 @@ def images(num_samples: int) -> ShardDataset:
 def loader(
     num_samples: int, rank: int = 0, loads: list[int] | None = None, *, accumulate_grad_batches: int = 1
 ) -> ShardLoader:
-    batches = GlobalBatches(
-        num_samples,
-        global_batch_size=4 * accumulate_grad_batches,
-        accumulate_grad_batches=accumulate_grad_batches,
-        shuffle_seed=None,
-        rank=rank,
-        loads=loads or [1],
-        num_batches=None,
-    )
-    return ShardLoader(images(num_samples), batches)
+    plan = Plan(num_samples, 4, accumulate_grad_batches, shuffle_seed=None)
+    return ShardLoader(images(num_samples), plan.of(rank, loads))
 
 
 def training_batches() -> GlobalBatches:
@@ -204,18 +197,7 @@ class Written(Logger):
 
 
 def trainer(logger: Logger | bool = False, *, max_epochs: int = 2) -> L.Trainer:
-    return L.Trainer(
-        max_epochs=max_epochs,
-        accelerator="cpu",
-        precision="64-true",
-        logger=logger,
-        num_sanity_val_steps=0,
-        log_every_n_steps=1,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
+    return modules.bare_trainer(max_epochs=max_epochs, precision="64-true", logger=logger, log_every_n_steps=1)
 
 
 class Fit(SimpleNamespace):

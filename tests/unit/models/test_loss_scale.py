@@ -16,14 +16,14 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from lockstep.callbacks.average import AveragedWeights
 from lockstep.data.loader import ShardDataset, ShardLoader
-from lockstep.data.sampler import GlobalBatches
 from lockstep.models.classifier import Classifier
 from lockstep.models.loss_scale import LossScale
 from lockstep.models.parameter_groups import ParameterRule
 from lockstep.models.schedules import Schedule, one_cycle_linear
 from lockstep.models.step import LossGuard, NonFiniteGradient, NonFiniteLoss
-from tests.support.modules import batch_of, classifier
+from tests.support.modules import bare_trainer, batch_of, classifier
 from tests.support.networks import Overflows
+from tests.support.plans import Plan
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated", "ignore:.*no `val_dataloader`",
@@ -102,17 +102,10 @@ def trained(
         gradient_clip_norm=clip_norm,
         rules=rules,
     )
-    trainer = L.Trainer(
-        max_epochs=num_epochs, num_sanity_val_steps=0, accelerator="cpu", logger=False, callbacks=[*callbacks],
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        use_distributed_sampler=False,
-    )  # fmt: skip
+    trainer = bare_trainer(max_epochs=num_epochs, callbacks=[*callbacks])
     data = images(overflowing)
-    batches = GlobalBatches(
-        len(data.targets), global_batch_size=SIZE, accumulate_grad_batches=num_parts, shuffle_seed=None, rank=0,
-        loads=[1], num_batches=None,
-    )  # fmt: skip
-    trainer.fit(module, ShardLoader(data, batches), ckpt_path=resumed, weights_only=True)
+    batches = Plan(len(data.targets), SIZE // num_parts, num_parts, shuffle_seed=None)
+    trainer.fit(module, ShardLoader(data, batches.of()), ckpt_path=resumed, weights_only=True)
     return module
 
 

@@ -27,11 +27,11 @@ from torch.optim.lr_scheduler import (
 )
 
 from lockstep.data.loader import ShardDataset, ShardLoader
-from lockstep.data.sampler import GlobalBatches
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
 from lockstep.models.schedules import Schedule, constant, cosine
 from lockstep.tasks import Task
-from tests.support.modules import classifier
+from tests.support.modules import bare_trainer, classifier
+from tests.support.plans import Plan
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated", "ignore:.*in eval mode at the start"
@@ -88,34 +88,10 @@ def fitted(
     optimizer = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
     module = classifier(net, optimizer=optimizer, scheduler=schedule, rules=rules, total_steps=epochs * STEPS)
     batches = Batches(cut, cut_after)
-    trainer = L.Trainer(
-        max_epochs=epochs,
-        num_sanity_val_steps=0,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[batches],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
+    trainer = bare_trainer(max_epochs=epochs, callbacks=[batches])
     pixels = torch.randint(0, 256, (16, 1, 3, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     images = ShardDataset(pixels, torch.arange(16) % 4)
-    loaders = [
-        ShardLoader(
-            images,
-            GlobalBatches(
-                16,
-                global_batch_size=8,
-                accumulate_grad_batches=1,
-                shuffle_seed=seed,
-                rank=0,
-                loads=[1],
-                num_batches=None,
-            ),
-        )
-        for seed in (0, None)
-    ]
+    loaders = [ShardLoader(images, Plan(16, shuffle_seed=seed).of()) for seed in (0, None)]
     trainer.fit(module.double(), loaders[0], loaders[1], ckpt_path=resumed, weights_only=True)
     return batches
 

@@ -12,11 +12,11 @@ from torch import distributed as dist
 from torch.autograd import grad
 
 from lockstep.data.loader import ShardDataset, ShardLoader
-from lockstep.data.sampler import GlobalBatches
 from lockstep.distributed.collectives import FailedElsewhere
 from lockstep.models.classifier import Classifier
 from lockstep.models.step import MOST_PENDING, LossGuard, NonFiniteLoss
-from tests.support.modules import batch_of, classifier
+from tests.support.modules import bare_trainer, batch_of, classifier
+from tests.support.plans import Plan
 from tests.support.processes import Ranks
 
 pytestmark = pytest.mark.filterwarnings(
@@ -39,24 +39,12 @@ def fitted(
         accumulate_grad_batches=2,
         gradient_clip_norm=clip_norm,
     )
-    trainer = L.Trainer(
-        max_epochs=1,
-        num_sanity_val_steps=0,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[callback],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
+    trainer = bare_trainer(max_epochs=1, callbacks=[callback])
     source = torch.Generator().manual_seed(1)
     pixels = torch.randint(0, 256, (NUM_SAMPLES, 1, 3, 3), dtype=torch.uint8, generator=source)
     images = ShardDataset(pixels, torch.arange(NUM_SAMPLES) % 4)
-    batches = GlobalBatches(
-        NUM_SAMPLES, global_batch_size=8, accumulate_grad_batches=2, shuffle_seed=0, rank=0, loads=[1], num_batches=None
-    )
-    trainer.fit(module, ShardLoader(images, batches))
+    batches = Plan(NUM_SAMPLES, micro_batch_size=4, accumulate_grad_batches=2, shuffle_seed=0)
+    trainer.fit(module, ShardLoader(images, batches.of()))
     return trainer, module
 
 

@@ -26,22 +26,11 @@ from lockstep.runs.folder import RunFolder
 from tests.support.harness import PATIENCE_S
 
 FULL = {
-    "state": "finished",
-    "reason": "",
-    "name": "digits_resnet18",
-    "host": "another machine",
-    "pid": 7,
-    "workers": 2,
-    "device": "CPU, 1 thread each",
-    "precision": "bfloat16",
-    "started": 1e9,
-    "epoch": 3,
-    "max_epochs": 10,
-    "best": 0.5,
-    "monitor": "val/accuracy",
-    "weights_sha256": "01" * 32,
+    "state": "finished", "reason": "", "name": "digits_resnet18", "host": "another machine", "pid": 7, "workers": 2,
+    "device": "CPU, 1 thread each", "precision": "bfloat16", "started": 1e9, "epoch": 3, "max_epochs": 10,
+    "best": 0.5, "monitor": "val/accuracy", "weights_sha256": "01" * 32,
     "metrics": {"val/loss": 0.25, "val/accuracy": 0.5},
-}
+}  # fmt: skip
 
 
 def run(path: Path, *overrides: str, **status: Any) -> RunFolder:
@@ -141,7 +130,7 @@ def test_a_run_is_read_by_its_folder_too(tmp_path: Path, monkeypatch: pytest.Mon
 WRONG: dict[str, Any] = {
     "reason": 3, "name": None, "host": ["x"], "pid": "7", "workers": True, "device": {}, "precision": 1.5,
     "started": "now", "epoch": float("nan"), "max_epochs": float("inf"), "best": 10**400, "monitor": False,
-    "weights_sha256": 7, "metrics": [1, 2],
+    "metrics": [1, 2],
 }  # fmt: skip
 
 

@@ -87,7 +87,7 @@ def rates(differences: Iterable[Difference], truth: float = 0.0) -> tuple[float,
 FIVE_OF_A_HUNDRED = pytest.approx((0.05, 0.95), abs=0.006)  # four standard errors of 20,000 draws
 
 
-@pytest.mark.parametrize("n", [5, *(pytest.param(n, marks=pytest.mark.full) for n in (3, 10, 15))])
+@pytest.mark.parametrize("n", [5, *(pytest.param(n, marks=pytest.mark.full) for n in (3, 15))])
 def test_seeds_of_equal_settings_differ_five_times_in_a_hundred(n: int) -> None:
     draws = np.random.default_rng(100 + n).normal(0, 0.01, (NUM_DRAWS, n)).tolist()
     assert rates(paired_test(values, are_folds=False) for values in draws) == FIVE_OF_A_HUNDRED
@@ -106,7 +106,7 @@ def test_equal_settings_without_common_seeds_differ_five_times_in_a_hundred() ->
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("n", [2, 3, 10])
+@pytest.mark.parametrize("n", [2, 10])
 def test_accuracies_on_few_images_seem_to_differ_at_most_as_often(n: int) -> None:
     first, second = DRAW.binomial(100, 0.98, (2, NUM_DRAWS, n)) / 100
     for differences in (

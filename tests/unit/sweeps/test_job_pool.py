@@ -23,6 +23,7 @@ from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.results import Objective
 from lockstep.sweeps.table import table
 from lockstep.sweeps.views import View
+from tests.support import job_records
 
 ACCURACY = Objective("val/accuracy", True)
 
@@ -48,19 +49,11 @@ class Cluster:
         self, folders: Sequence[RunFolder], configs: Sequence[Config], *, old_code: Path | None, **options: Any
     ) -> list[Record]:
         ((folder,), job) = folders, str(10 + len(self.states))
-        known = {"id": job, "engine": "slurm", "name": "it", "task": options["task"], "cluster": {}, "num_nodes": 1}
-        known |= {
-            "workers_per_node": 1,
-            "gpus_per_node": 0,
-            "submitted": 1e9,
-            "log": "log",
-            "cwd": "/",
-            "host": "login",
-        }
         if self.error:
             raise ConfigError(Error("", "sbatch refused the job", self.error))
         self.copies.append(old_code)
-        record = Record(**known, code=str(old_code or "copy"))
+        known = {"id": job, "engine": "slurm", "task": options["task"], "code": str(old_code or "copy")}
+        record = Record(**job_records.fields(**known))
         folder.write_status(state="not started", reason="submitted", exit_code=None)
         record.save(folder)
         self.states[job] = Scheduled("pending")

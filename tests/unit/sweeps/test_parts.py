@@ -26,7 +26,7 @@ from lockstep.config.composing.sweep_space import separate_space
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
-from lockstep.launch import parent
+from lockstep.launch import child
 from lockstep.runs import files
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.sweeps import command, out_of_fold
@@ -415,7 +415,7 @@ def test_a_repeated_sweep_keeps_the_loads_that_its_trials_have_measured(tmp_path
 
 def test_a_sweep_that_fails_itself_lets_its_trials_save_first(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "lr=1")
-    process = parent.start(partial(_saves, tmp_path / "saved"), environ())
+    process = child.start(partial(_saves, tmp_path / "saved"), environ())
 
     class Fails(Grid):
         def propose(self, num_free: int) -> Sequence[Trial]:

@@ -21,11 +21,12 @@ from torchmetrics import MeanMetric
 from torchmetrics.utilities.data import dim_zero_sum
 
 from lockstep.system import internals
+from tests.support.modules import bare_trainer
 
 
 @pytest.fixture
 def trainer() -> L.Trainer:
-    return L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    return bare_trainer()
 
 
 def test_the_private_parts_exist(trainer: L.Trainer) -> None:

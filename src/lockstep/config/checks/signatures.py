@@ -14,9 +14,10 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lockstep.config.errors import Error, mismatch, near_names, one_line, question
-from lockstep.config.schema.configuration import METRICS, NAMED, fields, kind, section
+from lockstep.config.schema.configuration import METRICS, NAMED, fields, section
 from lockstep.config.schema.legal_keys import targets, unknown_key
 from lockstep.config.schema.target_sections import CLASSIFIER, LIBRARIES, OF_FILES, Target
+from lockstep.config.schema.type_names import kind
 from lockstep.system.kinds import LARGEST
 from lockstep.system.trees import at
 

@@ -1,24 +1,22 @@
 """First round of the check: reports all errors of a composed configuration together, before any work starts.
 
-It imports no target; the second round is `signatures.errors`.
+It imports no target; the second round is `signatures.errors`. Rules about the number of workers are in workers.py, of
+callbacks in callback_rules.py, of a cluster in slurm_rules.py, of features where `features` names them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig
 from pydantic import ValidationError
 
-from lockstep.config.checks import metric_names
-from lockstep.config.checks.rules import conflicts
+from lockstep.config import features
+from lockstep.config.checks import callback_rules, metric_names, signatures, slurm_rules
+from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.composing.compose import plain_tree
-from lockstep.config.errors import ConfigError, Error, mismatch, question
-from lockstep.config.schema.configuration import NAMED, Config, fields, key_depth, kind_of, root, section
-from lockstep.config.schema.foreign_names import hint
-from lockstep.config.schema.legal_keys import Groups, meant_key, unknown_key
-from lockstep.config.schema.target_sections import Target
-from lockstep.system.kinds import LARGEST
-from lockstep.system.redaction import redact
+from lockstep.config.errors import ConfigError, Error, literal
+from lockstep.config.schema.configuration import BenchmarkConfig, Config, root
+from lockstep.config.schema.legal_keys import Groups
 from lockstep.system.trees import at
 
 
@@ -33,15 +31,16 @@ def check_tree(
 ) -> Config:
     """Return the typed configuration of plain values. Raises ConfigError, with one error for each key of the schema.
 
-    Rules between keys are checked only if each key is valid.
-
-    `unresolved` has the error by key why a value is missing; None reports nothing.
+    Rules between keys are checked only if each key is valid. `unresolved` has the error by key why a value is missing;
+    None reports nothing.
     """
     errors = dict(unresolved or {})
     tree = metric_names.resolve_auto(tree)
     try:
         config = root(tree).model_validate(tree)
     except ValidationError as error:
+        from lockstep.config.checks.schema_errors import schema_errors  # of an invalid configuration only
+
         for key, message in schema_errors(tree, error, groups or {}):
             errors.setdefault(key, message)
         raise ConfigError(*filter(None, errors.values())) from error
@@ -53,46 +52,90 @@ def check_tree(
     return config
 
 
-def schema_errors(tree: dict[str, Any], found: ValidationError, groups: Groups) -> Iterator[tuple[str, Error]]:
-    """Yield (key, error) of everything pydantic found; a key may be repeated, for each member of a union."""
-    # "too large" for one member of a union comes before "of another type" for the others
-    for item in sorted(found.errors(include_url=False), key=lambda item: not _is_too_large(item)):
-        path = [str(part) for part in item["loc"]]
-        # without the members of a union of types
-        path = path[: key_depth(path) if section(tree, path[:1]) is not None or path[0] in NAMED else 1]
-        key = ".".join(path)
-        if item["type"] == "extra_forbidden":
-            yield key, unknown_key(tree, path, groups)
-        elif item["type"] == "missing":
-            yield key, _missing_key(tree, path, groups)
-        else:
-            value = at(tree, path)
-            as_text = item["type"] == "string_type" and isinstance(value, int | float)
-            expected = "" if _is_too_large(item) else _expectation(tree, path)
-            error = mismatch(key, redact(value, key), expected, as_text=as_text)
-            yield key, error._replace(fix=hint(f"{key}={value}") or error.fix)
+def conflicts(config: Config) -> list[Error]:
+    """Return the errors between keys, each of which is valid."""
+    rules: tuple[Callable[[Config], Iterable[Error]], ...] = (
+        *features.used_features("rules", config),
+        *(_task_rules, _class_rules, _data_rules, _package_rules, _batch_rules),
+        *(callback_rules.errors, slurm_rules.errors),
+    )
+    # each environment of a benchmark has its own workers, and its job its own request
+    workers = () if isinstance(config, BenchmarkConfig) else resolve_workers(config).errors
+    return [*(error for rule in rules for error in rule(config)), *workers]
 
 
-def _is_too_large(item: Mapping[str, Any]) -> bool:
-    return item.get("ctx", {}).get("le") == LARGEST
+def _batch_rules(config: Config) -> Iterator[Error]:
+    parts, size = config.trainer.accumulate_grad_batches, config.global_batch_size
+    if size % parts:
+        fix = "a batch is cut into so many equal parts"
+        yield Error(f"trainer.accumulate_grad_batches={parts}", f"does not divide global_batch_size={size}", fix)
+    if config.scale_with_workers and config.optimizer.lr is None:
+        yield Error("scale_with_workers=true", "multiplies optimizer.lr, which has no value", "add +optimizer.lr=...")
 
 
-def _expectation(tree: dict[str, Any], path: Sequence[str]) -> str:
-    section_type = section(tree, path)
-    if section_type is not None or path[-1] in NAMED:
-        with_target = " with _target_" if section_type is not None and issubclass(section_type, Target) else ""
-        return f"a section of keys{with_target}" + (" or null" if path[0] in NAMED and section_type is not None else "")
-    parent = section(tree, path[:-1])
-    assert parent is not None
-    return kind_of(fields(parent)[path[-1]])
+def _task_rules(config: Config) -> Iterator[Error]:
+    task, arguments = config.task, config.task.arguments()
+    if task.target == "lockstep.tasks.Classification":
+        weights, loss = arguments.get("class_weights"), at(arguments, ["loss", "_target_"])
+        for key, default in (("label_smoothing", 0), ("class_weights", None)) if loss is not None else ():
+            if (value := arguments.get(key, default)) != default:
+                problem = f"is of cross-entropy, which task.loss={loss} replaces"
+                yield Error(f"task.{key}={literal(value)}", problem, f"set task.{key}={literal(default)}")
+        if isinstance(weights, list) and not any(weights):
+            yield Error(f"task.class_weights={literal(weights)}", "counts no sample", "give a class more than 0")
+    if config.flip_test and task.target.endswith(".Regression"):
+        yield Error("flip_test=true", "averages an image and its mirror image, whose numbers may differ", "remove it")
+    for name in task.metrics:
+        if name in ("loss", "count") or "/" in name:
+            yield Error(f"task.metrics.{name}", "cannot have this name", "loss is always measured, choose another")
 
 
-def _missing_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Error:
-    key = ".".join(path)
-    if key in groups:
-        return Error(key, "is missing", f"choose {key}=... from {', '.join(groups[key])}")
-    if path[-1] == "_target_" and path[0] in NAMED:
-        line = hint(path[1])
-        meant = [] if line else meant_key(tree, path[:2], groups)
-        return Error(f"{path[0]}.{path[1]}", "has no _target_", question(meant, line or "add one"))
-    return Error(key, "is missing", f"add +{key}=... ({_expectation(tree, path)})")
+def _package_rules(config: Config) -> Iterator[Error]:
+    needed = [("timm", f"model._target_={config.model.target}")] * (config.model.target == "lockstep.models.timm")
+    for name, logger in config.logger.items():
+        if logger is not None and logger.target.endswith((".ResumableWandbLogger", ".WandbLogger")):
+            needed.append(("wandb", f"logger.{name}"))
+    for package, key in needed:
+        if not signatures.is_there(package):
+            yield Error(key, f"needs the package {package}", f"install it with: pip install 'lockstep[{package}]'")
+
+
+def _data_rules(config: Config) -> Iterator[Error]:
+    arguments = config.data.arguments()
+    val, test, mean, std = (arguments.get(name) for name in ("val_fraction", "test_fraction", "mean", "std"))
+    if isinstance(val, float) and isinstance(test, float) and val + test >= 1:
+        key = f"data.val_fraction={val} and data.test_fraction={test}"
+        yield Error(key, "leave nothing to train on", "use smaller ones")
+    is_narrowed = isinstance(percent := arguments.get("crop_percent"), float) and percent < 1
+    if is_narrowed and arguments.get("fit") == "letterbox":
+        yield Error(f"data.crop_percent={percent}", "crops, and data.fit=letterbox keeps the whole image", "remove one")
+    if (is_narrowed or arguments.get("fit") == "letterbox") and arguments.get("image_size", 0) is None:
+        hint = "set it, or remove data.crop_percent and data.fit"
+        yield Error("data.image_size=null", "keeps images as they are", hint)
+    if config.augment.has_crops and config.data.memory == "device":
+        problem = ", but augment.random_resized_crop crops in host memory"
+        yield Error("data.memory=device", problem, "use data.memory=auto")
+    is_dataset = config.data.target == "lockstep.data.dataset"
+    if is_dataset and (mean is None) != (std is None):
+        both = f"data.mean={literal(mean)} and data.std={literal(std)}"
+        yield Error(both, "belong together", "give both, or neither")
+    if is_dataset and config.augment.has_crops:
+        hint = "set it to null, and use v2.RandomResizedCrop there"
+        yield Error("augment.random_resized_crop.scale", "is not for data=dataset", hint)
+    num_ops = config.augment.rand_augment.num_ops
+    if config.augment.trivial and num_ops:
+        both = f"augment.trivial=true and augment.rand_augment.num_ops={num_ops}"
+        yield Error(both, "are the same operations", "use one")
+
+
+def _class_rules(config: Config) -> Iterator[Error]:
+    data, task = config.data, config.task
+    if data.balance and task.arguments().get("class_weights") == metric_names.BALANCED:
+        both = f"data.balance={data.balance:g} and task.class_weights=balanced"
+        yield Error(both, "both make up for unequal classes", "use one of them")
+    if data.fold >= (data.folds or 1):
+        hint = f"number them from 0 to {data.folds - 1}" if data.folds else "set data.folds=5"
+        yield Error(f"data.fold={data.fold}", f"is not one of data.folds={literal(data.folds)}", hint)
+    if (count := config.trainer.overfit_batches) and (data.balance or data.folds):
+        hint = "set data.balance=0 and data.folds=null"
+        yield Error(f"trainer.overfit_batches={count}", "trains and tests on the first batches", hint)

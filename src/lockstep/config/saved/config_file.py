@@ -41,7 +41,10 @@ def save(config: Config, path: Path) -> None:
 
 def other_version(folder: RunFolder) -> str | None:
     """Describe the version of Lockstep that trained a run; None if it is this one or unknown."""
-    before = folder.read_version()
+    try:
+        before = (folder.fact("environment") or {})["packages"]["lockstep"]
+    except (OSError, ValueError, KeyError):
+        return None
     if before in (None, lockstep.__version__):
         return None
     return f"Lockstep {before} (this is {lockstep.__version__})"
@@ -53,7 +56,7 @@ def load(path: Path) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        from lockstep.config.checks.validation import schema_errors  # a valid configuration needs no rules and no Hydra
+        from lockstep.config.checks.schema_errors import schema_errors  # of an invalid configuration only
 
         errors = dict(schema_errors(tree, error, {}))
         before = other_version(RunFolder(path.parent))

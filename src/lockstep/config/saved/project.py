@@ -134,7 +134,7 @@ def _search(project: Project, *, after: int) -> None:
 def _recorded_project(folder: RunFolder) -> Project:
     """Return the recorded folders of a run, none if none are recorded. Raises ConfigError."""
     try:
-        kept = folder.read_project()
+        kept = folder.fact("project") or {}
         modules, started_in = ([os.fspath(path) for path in kept.get(name, ())] for name in Project._fields)
     except (OSError, TypeError, ValueError) as error:
         raise ConfigError(Error(str(folder.facts_file), "cannot be read", str(error))) from error

@@ -3,11 +3,9 @@
 It does not import torch, so that errors are reported immediately.
 """
 
-from collections.abc import Callable, Sequence
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
@@ -37,12 +35,11 @@ from lockstep.config.schema.target_sections import (
     Target,
     TaskSection,
 )
-from lockstep.system.kinds import LARGEST, PathText, Positive, Seed
+from lockstep.system.kinds import PathText, Positive, Seed
 
 # sections with names chosen by the user
 NAMED: dict[str, type[Section]] = {"callbacks": Open, "logger": Open, "parameters": ParameterGroup}
 ENVIRONMENTS = ("benchmark", "environments")
-PLAIN_MODULES = ("builtins", "collections.abc", "datetime", "pathlib", "typing")  # of types with values in YAML
 METRICS = ("task", "metrics")  # sections with a target and a name chosen by the user, inside another section
 
 
@@ -147,51 +144,6 @@ def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
     return found if is_section(found) else None
 
 
-def key_depth(path: Sequence[str]) -> int:
-    """Return the number of parts of `path` that are keys of the schema; the others are inside of a value."""
-    if tuple(path[:2]) in (ENVIRONMENTS, METRICS):
-        return 4
-    return 3 if path[0] in NAMED or section(None, path[:2]) is not None else 2
-
-
 def fields(section_type: type[Section]) -> dict[str, FieldInfo]:
     """Return the fields of a section by their names in YAML."""
     return {field.alias or name: field for name, field in section_type.model_fields.items()}
-
-
-def kind_of(field: FieldInfo) -> str:
-    """Describe type and range, e.g. `int >= 1 or null`."""
-    return kind(field.annotation, field.metadata)
-
-
-def kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """Describe an annotation, with the range in `metadata`."""
-    metadata = metadata[::-1]  # the last bound counts
-    texts = [item for item in metadata if isinstance(item, str)]
-    if texts:
-        return texts[0]
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        nested = [m for item in arguments[1:] for m in (item.metadata if isinstance(item, FieldInfo) else [item])]
-        return kind(arguments[0], [*nested, *metadata[::-1]])
-    if origin is Literal:
-        return "|".join(str(value).lower() for value in arguments)
-    if origin in (Union, UnionType):
-        return " or ".join("null" if part is NoneType else kind(part) for part in arguments)
-    if origin in (list, Sequence):
-        return f"[{kind(arguments[0])}, ...]"
-    if annotation is bool:
-        return "true|false"
-    if origin is dict or is_section(annotation):
-        return "a section of keys"
-    if origin is Callable or getattr(origin or annotation, "__module__", "") not in PLAIN_MODULES:
-        return "a section of keys with _target_"
-    name = getattr(annotation, "__name__", str(annotation)) if origin is None else str(annotation)
-    low = next((f"{item.ge} <= " for item in metadata if isinstance(item, Ge)), "")
-    low = next((f"{item.gt} < " for item in metadata if isinstance(item, Gt)), low)
-    high = next((f" < {item.lt}" for item in metadata if isinstance(item, Lt)), "")
-    high = next((f" <= {item.le}" for item in metadata if isinstance(item, Le) and item.le != LARGEST), high)
-    if low and not high:
-        number, sign, _ = low.split(" ")
-        return f"{name} {sign.replace('<', '>')} {number}"
-    return f"{low}{name}{high}"

@@ -117,9 +117,8 @@ class Augment:
             changes = operations.draw_random(numbers, self.rand_augment["magnitude"], height, width)
         rotation = mixed = None
         if self.rotation:
-            rotation = moves.rotations(
-                math.radians(self.rotation) * (2 * draw_by_index("rotation")[0] - 1), height, width
-            )
+            angles = math.radians(self.rotation) * (2 * draw_by_index("rotation")[0] - 1)
+            rotation = moves.rotations(angles, height, width)
         first = source("augment")
         ends = (2 * self.crop_padding + 1, 2 * self.crop_padding + 1, 2, height, width)
         top, left, mirrored, y, x = (torch.randint(end, (shard.group_size,), generator=first)[kept] for end in ends)
@@ -134,9 +133,8 @@ class Augment:
                 y, x = boxes.centres_inside(draw_by_index("cutout", 2), self.cutout, height, width)
             filled.append(boxes.square(y, x, self.cutout))
         if self.erasing:
-            filled.append(
-                boxes.erasing_boxes(source("erasing"), shard.group_size, self.erasing, height, width)[:, kept]
-            )
+            erased = boxes.erasing_boxes(source("erasing"), shard.group_size, self.erasing, height, width)
+            filled.append(erased[:, kept])
         if self.needs_partner:
             mixed = mixing.draw(self.seed, shard, height, width, mixup=self.mixup, cutmix=self.cutmix)
         return Draws(

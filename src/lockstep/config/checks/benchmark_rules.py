@@ -1,0 +1,18 @@
+"""Rules between the keys of a benchmark."""
+
+from collections.abc import Iterator
+
+from lockstep.config.checks import metric_names
+from lockstep.config.errors import Error
+from lockstep.config.schema.configuration import Config
+
+
+def errors(config: Config) -> Iterator[Error]:
+    if (nodes := config.trainer.num_nodes) > 1 and config.cluster.name != "slurm":
+        yield Error(f"trainer.num_nodes={nodes}", "is for the job of a benchmark", "add cluster=slurm, or remove it")
+    if config.init_from is not None:
+        yield Error(f"init_from={config.init_from}", "is not for a benchmark, which starts new runs", "remove it")
+    if config.has_own_module:
+        yield Error(f"module._target_={config.module.target}", "replaces what a benchmark measures", "remove it")
+    elif "val/accuracy" not in metric_names.names(config):
+        yield Error("task.metrics", "does not measure val/accuracy, which a benchmark compares", "add it")

@@ -1,0 +1,26 @@
+"""Rules for a custom module: it replaces what some keys set."""
+
+from collections.abc import Iterator
+
+from lockstep.config.errors import Error, literal
+from lockstep.config.schema.configuration import Config
+
+
+def errors(config: Config) -> Iterator[Error]:
+    trainer = config.trainer
+    settings = (
+        ("compile", config.compile, False, "call torch.compile in it"),
+        ("flip_test", config.flip_test, False, "average in its test_step"),
+        ("parameters", config.parameters or None, None, "make the groups in its configure_optimizers"),
+        ("trainer.accumulate_grad_batches", trainer.accumulate_grad_batches, 1, "accumulate in its training_step"),
+        ("trainer.gradient_clip_norm", trainer.gradient_clip_norm, None, "clip in its configure_gradient_clipping"),
+        ("trainer.loads", "auto" if trainer.loads == "auto" else None, None, "give numbers"),
+        ("trainer.memory_format", trainer.memory_format, "auto", "choose the format in it"),
+        ("trainer.graph", True if trainer.graph is True else None, None, "capture graphs in it"),
+        # Lightning changes the scale between the steps of two optimizers, and lets fused SGD begin with a skipped step
+        ("trainer.precision", "float16" if trainer.precision == "float16" else None, None, "use bfloat16 or float32"),
+    )
+    problem = f"is of Lockstep's own module, which module._target_={config.module.target} replaces"
+    for key, value, default, hint in settings:
+        if value != default:
+            yield Error(f"{key}={literal(value)}", problem, f"remove it, or {hint}")

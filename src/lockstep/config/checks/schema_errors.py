@@ -1,0 +1,68 @@
+"""Errors of the schema, in the words of Lockstep: what pydantic found, by the key as it was typed."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from lockstep.config.errors import Error, mismatch, question
+from lockstep.config.schema.configuration import ENVIRONMENTS, METRICS, NAMED, fields, section
+from lockstep.config.schema.foreign_names import hint
+from lockstep.config.schema.legal_keys import Groups, meant_key, unknown_key
+from lockstep.config.schema.target_sections import Target
+from lockstep.config.schema.type_names import kind_of
+from lockstep.system.kinds import LARGEST
+from lockstep.system.redaction import redact
+from lockstep.system.trees import at
+
+
+def schema_errors(tree: dict[str, Any], found: ValidationError, groups: Groups) -> Iterator[tuple[str, Error]]:
+    """Yield (key, error) of everything pydantic found; a key may be repeated, for each member of a union."""
+    # "too large" for one member of a union comes before "of another type" for the others
+    for item in sorted(found.errors(include_url=False), key=lambda item: not _is_too_large(item)):
+        path = [str(part) for part in item["loc"]]
+        # without the members of a union of types
+        path = path[: _key_depth(path) if section(tree, path[:1]) is not None or path[0] in NAMED else 1]
+        key = ".".join(path)
+        if item["type"] == "extra_forbidden":
+            yield key, unknown_key(tree, path, groups)
+        elif item["type"] == "missing":
+            yield key, _missing_key(tree, path, groups)
+        else:
+            value = at(tree, path)
+            as_text = item["type"] == "string_type" and isinstance(value, int | float)
+            expected = "" if _is_too_large(item) else _expectation(tree, path)
+            error = mismatch(key, redact(value, key), expected, as_text=as_text)
+            yield key, error._replace(fix=hint(f"{key}={value}") or error.fix)
+
+
+def _key_depth(path: Sequence[str]) -> int:
+    """Return the number of parts of `path` that are keys of the schema; the others are inside of a value."""
+    if tuple(path[:2]) in (ENVIRONMENTS, METRICS):
+        return 4
+    return 3 if path[0] in NAMED or section(None, path[:2]) is not None else 2
+
+
+def _is_too_large(item: Mapping[str, Any]) -> bool:
+    return item.get("ctx", {}).get("le") == LARGEST
+
+
+def _expectation(tree: dict[str, Any], path: Sequence[str]) -> str:
+    section_type = section(tree, path)
+    if section_type is not None or path[-1] in NAMED:
+        with_target = " with _target_" if section_type is not None and issubclass(section_type, Target) else ""
+        return f"a section of keys{with_target}" + (" or null" if path[0] in NAMED and section_type is not None else "")
+    parent = section(tree, path[:-1])
+    assert parent is not None
+    return kind_of(fields(parent)[path[-1]])
+
+
+def _missing_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Error:
+    key = ".".join(path)
+    if key in groups:
+        return Error(key, "is missing", f"choose {key}=... from {', '.join(groups[key])}")
+    if path[-1] == "_target_" and path[0] in NAMED:
+        line = hint(path[1])
+        meant = [] if line else meant_key(tree, path[:2], groups)
+        return Error(f"{path[0]}.{path[1]}", "has no _target_", question(meant, line or "add one"))
+    return Error(key, "is missing", f"add +{key}=... ({_expectation(tree, path)})")

@@ -1,0 +1,102 @@
+"""A process that calls a function: with variables, cores and output of its own, as long as its parent lives."""
+
+import gc
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import NoReturn
+
+from lockstep.runs.files import open_to_append
+from lockstep.runs.folder import EXIT_FAILED
+from lockstep.system import output, processes
+from lockstep.system.process import close_files
+from lockstep.system.signals import run_exit_functions
+
+
+def start(
+    work: Callable[[], int], environ: Mapping[str, str], *, log: Path | None = None, cores: Sequence[int] = ()
+) -> BaseProcess:
+    """Start a process that calls `work`, which must be picklable, and exits with its code.
+
+    It has the variables `environ`, runs on `cores` if given, has no standard input, prints where this process prints,
+    or to the end of `log`, and dies with this process. Its stop signals are blocked until it installs handlers.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    out = [Connection(os.dup(number), readable=False) for number in (1, 2)]
+    # the type of a context lacks `Process`
+    process = processes.context().Process(target=_main, args=(work, dict(environ), cores, out, log))  # pyright: ignore[reportAttributeAccessIssue]
+    process.start()
+    for connection in out:
+        connection.close()
+    return process
+
+
+def _main(
+    work: Callable[[], int],
+    environ: Mapping[str, str],
+    cores: Sequence[int],
+    out: Sequence[Connection],
+    log: Path | None,
+) -> NoReturn:
+    code = EXIT_FAILED
+    try:
+        threading.Thread(target=_die_with_parent, daemon=True).start()
+        processes.share_server()
+        close_files()  # a notebook keeps its umask
+        _redirect(out, log)
+        if cores:
+            os.sched_setaffinity(0, cores)
+        _take_variables(environ)
+        gc.enable()
+        code = work()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        run_exit_functions()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # threads of a broken process group must not keep a failed worker alive
+
+
+def _die_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(EXIT_FAILED)
+
+
+def _redirect(out: Sequence[Connection], log: Path | None) -> None:
+    if log is not None:
+        with open_to_append(log) as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+    else:
+        for number, connection in enumerate(out, 1):
+            os.dup2(connection.fileno(), number)
+            connection.close()
+    for number, name in enumerate(("stdout", "stderr"), 1):
+        if getattr(sys, name) is None:  # it was closed in the server
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115
+        getattr(sys, name).reconfigure(line_buffering=True)
+    output.outlive()
+
+
+def _take_variables(environ: Mapping[str, str]) -> None:
+    """Set the variables of the parent, also where torch has read them in the server, and a new numpy seed."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ.clear()
+    os.environ.update(environ)
+    if "torch" in sys.modules:
+        import numpy as np
+        import torch
+
+        np.random.seed()  # Python seeds its own generator in every fork
+        if (threads := environ.get("OMP_NUM_THREADS")) and threads != before:
+            torch.set_num_threads(int(threads))
