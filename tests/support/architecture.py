@@ -37,10 +37,8 @@ RINGS = {
         *("distributed", "tasks", "callbacks.own_module", "callbacks.stop"),
         *("data.balance", "data.loader", "data.sampler", "data.transforms"),
         *(
-            "data.images.image_error",
             "data.images.dataset_samples",
             "data.images.splits",
-            "data.images.channel_statistics",
         ),
         *("models.classifier", "models.counts", "models.loss_scale", "models.parameter_groups", "models.passes"),
         *("models.schedules", "models.step"),

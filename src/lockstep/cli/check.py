@@ -92,7 +92,7 @@ def _counts(config: Config, inspection: "Inspection", split: str) -> str:
     """Describe the number of images of a split, in all and for each class, or the range of its targets."""
     import torch
 
-    from lockstep.data.balance import describe_counts
+    from lockstep.data.images.splits import describe_counts
 
     targets, names = inspection.targets[split], inspection.splits.class_names
     total = plural(len(inspection.seen[split]), "image")
@@ -181,8 +181,7 @@ def _use(inspection: "Inspection", decoding: "Decoding | None") -> str:
 
 
 def _placement(config: Config, images: "Splits", decoding: "Decoding | None") -> str:
-    from lockstep.data.images.image_error import ImageError
-    from lockstep.data.images.splits import is_streamed, num_bytes
+    from lockstep.data.images.splits import ImageError, is_streamed, num_bytes
 
     memory = config.data.memory
     gpu = ", on the GPU if they fit there" if num_visible_gpus() and memory in ("auto", "device") else ""

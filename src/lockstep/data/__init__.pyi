@@ -1,7 +1,7 @@
-from .images.channel_statistics import Statistics as Statistics
-from .images.image_error import ImageError as ImageError
+from .images.splits import ImageError as ImageError
 from .images.splits import Images as Images
 from .images.splits import Splits as Splits
+from .images.splits import Statistics as Statistics
 from .sampler import GlobalBatches as GlobalBatches
 from .sources.builtin import (
     cifar10 as cifar10,

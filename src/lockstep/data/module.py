@@ -9,10 +9,18 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.data import balance
-from lockstep.data.images.channel_statistics import Statistics, channel_statistics, identity_statistics, value_counts
-from lockstep.data.images.dataset_samples import Samples
-from lockstep.data.images.splits import Pixels, Splits, is_streamed, num_bytes, whole
+from lockstep.data.images.splits import (
+    Pixels,
+    Splits,
+    Statistics,
+    channel_statistics,
+    identity_statistics,
+    is_streamed,
+    makes_targets,
+    num_bytes,
+    value_counts,
+    whole,
+)
 from lockstep.data.loader import Crop, ShardDataset, ShardLoader, copy_to_device, fits_on, pin_batch
 from lockstep.data.sampler import GlobalBatches, ShardIndices, positions
 from lockstep.data.transforms.augment import Augment
@@ -72,6 +80,8 @@ class ImageData(L.LightningDataModule):
         parts = splits.parts
         self._order = None
         if batching.balance:
+            from lockstep.data import balance
+
             assert splits.train.classes is not None, "refused before"
             sizes = balance.sizes_of(self.class_counts or (), batching.balance)
             self._order = functools.partial(balance.order, splits.train.classes, torch.tensor(sizes))
@@ -194,7 +204,7 @@ def _first_samples(splits: Splits, num_samples: int) -> Splits:
     """Train, validate and test on the same first samples, which a network must be able to memorize."""
     few = splits.train.head(num_samples)
     pixels = few.pixels
-    evaluated = replace(few, pixels=replace(pixels, is_evaluated=True)) if isinstance(pixels, Samples) else few
+    evaluated = replace(few, pixels=replace(pixels, is_evaluated=True)) if makes_targets(pixels) else few
     return replace(splits, train=few, val=evaluated, test=evaluated)
 
 

@@ -11,9 +11,8 @@ from lockstep.assembly.session import Session
 from lockstep.assembly.staging import once_a_node
 from lockstep.config.errors import join_names
 from lockstep.config.schema.target_sections import Data
-from lockstep.data.images.channel_statistics import identity_statistics
 from lockstep.data.images.image_table import SPLIT_FOLDERS, ImageTable
-from lockstep.data.images.splits import Splits
+from lockstep.data.images.splits import Splits, identity_statistics
 from lockstep.models.classifier import ImageFormat
 from lockstep.runs.folder import RunFolder
 

@@ -13,7 +13,7 @@ from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped
 from lockstep.config import errors, features
 from lockstep.config.checks import metric_names
-from lockstep.data import balance
+from lockstep.data.images.splits import describe_counts
 from lockstep.data.module import ImageData
 from lockstep.models.classifier import Classifier
 from lockstep.runs.naming import display_path, quote_path
@@ -94,7 +94,7 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     used = ", ".join(_used_text(data, split) for split in data.splits.parts)
     rows = [("data", f"{used} images of {shape}, {_classes(module, data)}, {data.placement}")]
     if data.class_counts is not None:
-        rows.append(("classes", balance.describe_counts(data.class_names, data.class_counts, config.data.balance)))
+        rows.append(("classes", describe_counts(data.class_names, data.class_counts, config.data.balance)))
     rows += [row_of(config) for row_of in features.used_features("data row", config)]
     if alike := similar_names(data.class_names):
         rows.append(("similar", f"classes {alike}: are they one class?"))

@@ -14,8 +14,7 @@ from torchvision import tv_tensors
 
 from lockstep.assembly.run_parts import seed_splits
 from lockstep.data.images.dataset_samples import Samples
-from lockstep.data.images.image_error import ImageError
-from lockstep.data.images.splits import Splits
+from lockstep.data.images.splits import ImageError, Splits
 from lockstep.data.loader import ShardDataset
 from lockstep.data.sampler import ShardIndices
 from lockstep.data.sources.datasets import dataset

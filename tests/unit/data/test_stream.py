@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.data.images.image_error import ImageError
+from lockstep.data.images.splits import ImageError
 from lockstep.data.loader import ShardDataset, ShardLoader, read_ahead
 from lockstep.data.prefetch import worker_settings
 from lockstep.data.sampler import GlobalBatches

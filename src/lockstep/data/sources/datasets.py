@@ -10,16 +10,18 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import Doc
 
-from lockstep.data.images.channel_statistics import (
+from lockstep.data.images.dataset_samples import Samples, pair, shape_text
+from lockstep.data.images.image_files import NUM_PER_RUN, sampled_positions
+from lockstep.data.images.splits import (
+    Fold,
+    Images,
+    Splits,
     Statistics,
     channel_statistics,
+    cut_splits,
     identity_statistics,
-    sampled_positions,
     value_counts,
 )
-from lockstep.data.images.dataset_samples import Samples, pair, shape_text
-from lockstep.data.images.image_files import NUM_PER_RUN
-from lockstep.data.images.splits import Fold, Images, Splits, cut_splits
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.system.kinds import PositiveFloat, PositiveFraction, Seed
 from lockstep.system.wording import plural
