@@ -14,9 +14,8 @@ from torch import distributed as dist
 
 from lockstep.assembly import checkpoints, refusals
 from lockstep.assembly.checkpoints import Chosen
-from lockstep.assembly.precision import chosen_precision, set_tf32
-from lockstep.assembly.ranks import agree, chosen_device
-from lockstep.assembly.staging import together
+from lockstep.assembly.precision import chosen_device, chosen_precision, set_tf32
+from lockstep.assembly.staging import agree, together
 from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config

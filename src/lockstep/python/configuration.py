@@ -14,7 +14,7 @@ from lockstep.config.composing import compose, options
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.saved import config_file, project, trust
 from lockstep.config.schema.configuration import Config
-from lockstep.config.schema.legal_keys import named_callables
+from lockstep.config.schema.target_sections import named_callables
 from lockstep.runs import gate
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import outer_world

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from lockstep.config.checks import data_paths
 from lockstep.config.errors import Error, literal
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_LIST, OF_FILES, Data, is_ours
@@ -57,5 +56,5 @@ def copy_of(section: Data) -> Copy | None:
 
 def remove_unused(section: Data) -> None:
     """Remove the copy of a run that has ended, if data.copy_remove is set and no other run uses it."""
-    if section.copy_remove and (copy := copy_of(data_paths.resolve_paths(section))) is not None:
+    if section.copy_remove and (copy := copy_of(section.resolve_paths())) is not None:
         copy.remove()

@@ -1,6 +1,6 @@
 """Legal keys of a configuration, near names for unknown ones, and its targets. Imports no target."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.config.errors import Error, near_names, question
@@ -66,23 +66,3 @@ def meant_key(
     same = near_names(last, {name for key, name in keys.items() if key.partition(".")[0] not in NAMED}, cutoff=0.75)
     elsewhere = [key for key, name in keys.items() if name in same][:2]
     return elsewhere if at(tree, parents) is not None else near_names(whole, keys, cutoff=0.85) or elsewhere
-
-
-def targets(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Yield the path and value of every section with a `_target_`, nested ones too."""
-    if isinstance(value, dict):
-        if isinstance(value.get("_target_"), str):
-            yield path, value
-        for key, child in value.items():
-            yield from targets(child, (*path, key))
-    elif isinstance(value, list):
-        for i, child in enumerate(value):
-            yield from targets(child, (*path, str(i)))
-
-
-def named_callables(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (key, dotted name) of every `_target_`, and of the `_check_` of the data."""
-    for path, value in targets(tree):
-        for name in ("_target_", "_check_"):
-            if isinstance(value.get(name), str):
-                yield ".".join([*path, name]), value[name]
