@@ -4,7 +4,7 @@ import contextlib
 import copy
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import distributed as dist
@@ -22,7 +22,6 @@ from lockstep.distributed.partition import Shard
 from lockstep.distributed.rng import drawing_layer, replace_dropout, seed_of
 from lockstep.models import layout
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.models.origin import attach_ends
 from lockstep.models.parameter_groups import ParameterRule, rule_of
 from lockstep.models.passes import Layout
 from lockstep.models.schedules import Schedule
@@ -49,18 +48,21 @@ def classifier(
         task: Task = build.build(config.task)
         task.fit_to(image_format.class_names)
         measured = _metrics(config, task, num_outputs)
-    origin = attach_ends(net, num_outputs)
-    rules = _parameter_rules(config, net, task, origin.head)
+    rules = _parameter_rules(config, net, task, num_outputs)
     if is_trained:
         refuse_draws(config, net, shape)
-        if origin.image_size and min(shape[1:]) * MUCH_SMALLER < origin.image_size:
-            _print_small_images(session, origin.image_size, min(shape[1:]))
         with build.section_errors(config, "optimizer"):
             optimizer = build.build(config.optimizer)(list(net.parameters()))
         with build.section_errors(config, "scheduler"):
             _schedule(config).build(optimizer, total_steps)
-    if origin.mean is not None and origin.std is not None:
-        image_format = image_format._replace(mean=origin.mean, std=origin.std)
+    if hasattr(net, "origin"):
+        from lockstep.models.origin import origin_of
+
+        origin = origin_of(net)
+        if is_trained and origin.image_size and min(shape[1:]) * MUCH_SMALLER < origin.image_size:
+            _print_small_images(session, origin.image_size, min(shape[1:]))
+        if origin.mean is not None and origin.std is not None:
+            image_format = image_format._replace(mean=origin.mean, std=origin.std)
     with build.section_errors(config, "model"):
         module = Classifier(
             net,
@@ -134,11 +136,15 @@ def _schedule(config: Config) -> Schedule:
     return Schedule(build.build(config.scheduler), config.scheduler.interval, *build.monitored_metric(config))
 
 
-def _parameter_rules(config: Config, net: nn.Module, task: nn.Module, head: Sequence[str]) -> list[ParameterRule]:
+def _parameter_rules(config: Config, net: nn.Module, task: nn.Module, num_outputs: int) -> list[ParameterRule]:
     """Build the rules of `parameters`. Raises ConfigError for one without effect, and if nothing is trained."""
-    of_head = f"^({'|'.join(map(re.escape, head))})\\."
     sections = {name: section.model_dump() for name, section in config.parameters.items() if section is not None}
-    rules = [ParameterRule(name, **{**keys, "pattern": keys["pattern"] or of_head}) for name, keys in sections.items()]
+    if not all(keys["pattern"] for keys in sections.values()):
+        from lockstep.models.origin import attach_ends
+
+        of_head = f"^({'|'.join(map(re.escape, attach_ends(net, num_outputs).head))})\\."
+        sections = {name: {**keys, "pattern": keys["pattern"] or of_head} for name, keys in sections.items()}
+    rules = [ParameterRule(name, **keys) for name, keys in sections.items()]
     found = list(_rule_errors(rules, dict([*net.named_parameters(), *task.named_parameters("task")])))
     if found:
         raise ConfigError(*found)

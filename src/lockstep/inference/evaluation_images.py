@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lockstep.assembly import data_record, run_parts
+from lockstep.assembly import data_changes, run_parts
 from lockstep.assembly.listed_images import files_of
 from lockstep.assembly.session import Session
 from lockstep.assembly.staging import once_a_node
@@ -29,7 +29,7 @@ def find(here: Session, run: RunFolder, form: ImageFormat, split: str | None) ->
     def load(section: Data) -> Found | None:
         run_parts.refuse_unfit_arguments(section)
         files = files_of(section, is_cut=False)
-        shared = data_record.overlap(run, files.table)
+        shared = data_changes.overlap(run, files.table)
         if shared is None:
             return None
         again = shared.trained
