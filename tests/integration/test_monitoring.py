@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 from lockstep.callbacks import curves, plots
-from lockstep.callbacks.events import split_and_tag
+from lockstep.callbacks.tensorboard import split_and_tag
 from lockstep.launch import worker
 from lockstep.models.classifier import Classifier
 from lockstep.models.layout import CompiledNetwork

@@ -12,8 +12,6 @@ from lockstep.runs.files import atomic_file
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
 
-Record = dict[str, Any]  # class_names, names and targets of each split, and contents, if images are files
-
 
 def keep(here: Session, images: Splits, run: RunFolder) -> None:
     """Write the record of a run. Every rank must call it."""
@@ -49,9 +47,10 @@ def compare(here: Session, images: Splits, run: RunFolder, *, is_new: bool = Fal
     together(work)
 
 
-def record_of(images: Splits) -> Record:
+def record_of(images: Splits) -> dict[str, Any]:
+    """Return class names, names and targets of each split, and the contents of files."""
     parts = images.parts
-    record: Record = {
+    record = {
         "class_names": list(images.class_names),
         **{split: {"names": list(part.names), "targets": part.targets.tolist()} for split, part in parts.items()},
     }
@@ -64,6 +63,6 @@ def record_of(images: Splits) -> Record:
     return record
 
 
-def _write(run: RunFolder, record: Record) -> None:
+def _write(run: RunFolder, record: dict[str, Any]) -> None:
     with atomic_file(run.images) as file:
         file.write(gzip.compress(json.dumps(record).encode(), compresslevel=3, mtime=0))

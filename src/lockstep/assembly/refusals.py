@@ -24,10 +24,6 @@ LESS_MEMORY = (
 )
 
 
-class Refused(Exception):
-    """Ends a run for lack of memory or disk space. Its text is printed."""
-
-
 def explain_error(error: BaseException, folder: Path, who: str) -> str | None:
     """Explain the lack of memory or disk behind `error` for `who`, a rank of the run in `folder`; None for others.
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lockstep.assembly.refusals import is_of_memory
 from lockstep.assembly.session import Session
 from lockstep.config.errors import ConfigError, Error, join_names, literal, one_line
 from lockstep.config.schema.configuration import Config
@@ -203,6 +202,8 @@ def _config_error(module: Classifier, key: str, problem: str) -> Iterator[None]:
     except MetricError as error:
         raise ConfigError(Error("", str(error))) from error
     except Exception as error:  # of custom code
+        from lockstep.assembly.refusals import is_of_memory
+
         if is_of_memory(error):
             raise
         line = one_line(error)

@@ -118,7 +118,7 @@ def _unfit_targets(config: Config, inspection: "Inspection") -> list[str]:
     import torch
 
     from lockstep.assembly.try_out import refuse_unfit
-    from lockstep.tasks.builtin import Classification
+    from lockstep.tasks.classification import Classification
 
     task, found = Classification(loss=None, label_smoothing=0, class_weights=None), list[str]()
     for split, targets in inspection.targets.items():

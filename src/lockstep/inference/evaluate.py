@@ -25,7 +25,7 @@ from lockstep.system.redaction import redact
 from lockstep.system.signals import SignalFlag
 from lockstep.system.terminal import show_table
 from lockstep.system.wording import plural
-from lockstep.tasks.builtin import Classification
+from lockstep.tasks.classification import Classification
 
 
 def evaluate(

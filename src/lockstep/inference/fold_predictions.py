@@ -9,7 +9,7 @@ from lockstep.assembly.session import Session
 from lockstep.data.module import ImageData
 from lockstep.inference import predict
 from lockstep.models.classifier import Classifier
-from lockstep.tasks.builtin import Classification
+from lockstep.tasks.classification import Classification
 
 
 def write(here: Session, data: ImageData, module: L.LightningModule) -> None:

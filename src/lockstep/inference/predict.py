@@ -40,7 +40,7 @@ from lockstep.system.internals import shared_count
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.system.wording import plural
-from lockstep.tasks.builtin import Classification
+from lockstep.tasks.classification import Classification
 from lockstep.tasks.task import checked_losses
 
 RowsOf = Callable[[Tensor, Tensor], list[list[str]]]  # of positions (n,) and pixels (n, C, H, W)

@@ -14,8 +14,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
 
-from lockstep.assembly.refusals import Refused, explain_error
-from lockstep.config.errors import PREFIX, ConfigError, Error, errors_of, report
+from lockstep.config.errors import PREFIX, ConfigError, Error, Refused, errors_of, report
 from lockstep.config.features import named_function
 from lockstep.runs import vitals
 from lockstep.runs.files import open_to_append
@@ -259,6 +258,8 @@ def show_failure(job: Job, out: TextIO | None = None) -> None:
         if job.task == TRAIN:
             folder.update_status(state="failed", reason=folder.failure_cause() or text)
     except OSError as error:
+        from lockstep.assembly.refusals import explain_error
+
         text = failure or explain_error(error, folder.path, "the command") or text
     print(text, file=out or sys.stderr)
     if job.task == TRAIN:

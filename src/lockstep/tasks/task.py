@@ -128,3 +128,12 @@ class SupervisedTask(Task):
 def mean_of_each(values: Tensor) -> Tensor:
     """Return the mean (B,) over each sample of (B, ...). A single number stays one, and is rejected later."""
     return values.flatten(1).mean(1) if values.dim() > 1 else values
+
+
+def all_or_none(is_good: bool, targets: Tensor) -> Tensor:
+    return torch.full((len(targets),), is_good)
+
+
+def every(good: Tensor) -> Tensor:
+    """Return (B,) of (B, ...): True where all of a sample are good."""
+    return good.flatten(1).all(1) if good.dim() > 1 else good
