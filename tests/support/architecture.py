@@ -38,7 +38,7 @@ RINGS = {
         *("data.balance", "data.loader", "data.sampler", "data.transforms"),
         *(
             "data.images.dataset_samples",
-            "data.images.splits",
+            "data.splits",
         ),
         *("models.classifier", "models.counts", "models.loss_scale", "models.parameter_groups", "models.passes"),
         *("models.schedules", "models.step"),
@@ -52,7 +52,6 @@ RINGS = {
         *("callbacks.average", "callbacks.csv_logger", "callbacks.pictures", "callbacks.plots"),
         *(
             "callbacks.wandb_logger",
-            "config.checks.data_copies",
             "config.checks.data_presence",
             "config.checks.pretrained_view",
         ),

@@ -25,8 +25,7 @@ from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.rng import ExactDropout, replace_dropout, seed_of
 from lockstep.models.classifier import ImageFormat
 from lockstep.runs import verified
-from lockstep.tasks import reduction
-from lockstep.tasks.scores import MetricError
+from lockstep.tasks.scores import MetricError, prepare_to_log
 
 LIBRARIES = ("builtins", "lightning", "lockstep", "timm", "torch", "torchmetrics", "torchvision")
 
@@ -56,7 +55,7 @@ def build_module(session: Session, images: ImageFormat, total_steps: int) -> tup
         dropouts = replace_dropout(module, config.seed)
         for path, part in module.named_modules():
             if isinstance(part, Metric):
-                reduction.prepare_to_log(f"module.{path}", part)
+                prepare_to_log(f"module.{path}", part)
     watched = {
         f"callbacks.{name}.monitor": str(section.arguments()["monitor"])
         for name, section in config.callbacks.items()

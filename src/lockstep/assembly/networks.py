@@ -25,7 +25,7 @@ from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.parameter_groups import ParameterRule, rule_of
 from lockstep.models.passes import Layout
 from lockstep.models.schedules import Schedule
-from lockstep.tasks import reduction
+from lockstep.tasks.scores import prepare_metric
 from lockstep.tasks.task import Task
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -127,7 +127,7 @@ def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
             raise ValueError(f"task.metrics.{name}._target_={section.target}: {one_line(error)}") from error
         if not isinstance(metric, Metric):
             raise TypeError(f"task.metrics.{name}._target_={section.target} is not a torchmetrics metric")
-        reduction.prepare(f"task.metrics.{name}", metric)
+        prepare_metric(f"task.metrics.{name}", metric)
         metrics[name] = metric
     return metrics
 

@@ -19,7 +19,7 @@ from lockstep.assembly.staging import agree, together
 from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError, Error, Refused
 from lockstep.config.schema.configuration import Config
-from lockstep.data.images.splits import ImageError
+from lockstep.data.splits import ImageError
 from lockstep.distributed import collectives
 from lockstep.distributed.collectives import gather_objects
 from lockstep.runs.folder import RunFolder

@@ -10,8 +10,8 @@ from torch import Tensor
 from lockstep.assembly.session import Session
 from lockstep.config.errors import ConfigError, Error, join_names, literal, one_line
 from lockstep.config.schema.configuration import Config
-from lockstep.data.images.splits import Splits, is_streamed
 from lockstep.data.module import ImageData
+from lockstep.data.splits import Splits, is_streamed
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
 from lockstep.system.wording import plural

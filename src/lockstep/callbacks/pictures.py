@@ -15,8 +15,8 @@ from torch.utils.tensorboard import SummaryWriter
 from typing_extensions import Doc, override
 
 from lockstep.callbacks.tensorboard import SplitTensorBoardLogger
-from lockstep.data.images.splits import Pixels
 from lockstep.data.module import ImageData
+from lockstep.data.splits import Pixels
 from lockstep.models.classifier import Classifier
 from lockstep.runs.files import atomic_file, remove, write_json
 from lockstep.runs.folder import RunFolder

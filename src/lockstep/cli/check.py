@@ -23,8 +23,8 @@ from lockstep.system.wording import plural, similar_names, size_text
 
 if TYPE_CHECKING:
     from lockstep.data.images.decoded_splits import Decoding
-    from lockstep.data.images.splits import Splits
     from lockstep.data.inspection import Copies, Inspection
+    from lockstep.data.splits import Splits
 
 
 def check(typed: Sequence[str], source: compose.Source) -> int:
@@ -92,7 +92,7 @@ def _counts(config: Config, inspection: "Inspection", split: str) -> str:
     """Describe the number of images of a split, in all and for each class, or the range of its targets."""
     import torch
 
-    from lockstep.data.images.splits import describe_counts
+    from lockstep.data.splits import describe_counts
 
     targets, names = inspection.targets[split], inspection.splits.class_names
     total = plural(len(inspection.seen[split]), "image")
@@ -181,7 +181,7 @@ def _use(inspection: "Inspection", decoding: "Decoding | None") -> str:
 
 
 def _placement(config: Config, images: "Splits", decoding: "Decoding | None") -> str:
-    from lockstep.data.images.splits import ImageError, is_streamed, num_bytes
+    from lockstep.data.splits import ImageError, is_streamed, num_bytes
 
     memory = config.data.memory
     gpu = ", on the GPU if they fit there" if num_visible_gpus() and memory in ("auto", "device") else ""

@@ -1,4 +1,4 @@
-"""`train -m`: checks the command line of a sweep, and names its folder, before Hydra starts it."""
+"""Checks the folder of a run or sweep, and the command line of a sweep (`train -m`), before Hydra starts it."""
 
 import os
 from collections.abc import Sequence
@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.cli import folders
 from lockstep.runs import naming
 from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.launcher import start_once
@@ -76,7 +75,20 @@ def name_folder(name: str | None, typed: Sequence[str], source: "Source", *, is_
         need_own(RunFolder(Path(chosen).resolve()), is_trusted=is_trusted)
     path = str(known or naming.free_path(*new))
     OmegaConf.register_new_resolver("sweep_folder", lambda: path, replace=True)
-    folders.check("hydra.sweep.dir", path, typed, source)
+    check_folder("hydra.sweep.dir", path, typed, source)
     if known is None:
         made = cache(lambda: str(naming.create_path(*new)))
         OmegaConf.register_new_resolver("sweep_folder", made, replace=True)
+
+
+def check_folder(key: str, default: str, typed: Sequence[str], source: "Source") -> None:
+    """Raise ConfigError if the folder of a run or sweep cannot be made: Hydra would show a traceback."""
+    from lockstep.assembly import refusals
+    from lockstep.config import overrides
+    from lockstep.config.errors import ConfigError
+
+    chosen = overrides.hydra_value(key, typed, source)
+    path = chosen or default
+    error = refusals.exposure_reason(chosen) or refusals.write_obstacle(Path(path))
+    if error is not None:
+        raise ConfigError(error if path == default else error.within(f"{key}={path}"))

@@ -105,7 +105,7 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
     """Check the overrides. Returns False after printing --help. Raises ConfigError."""
     from omegaconf import OmegaConf
 
-    from lockstep.cli import folders
+    from lockstep.cli import sweep
     from lockstep.config import overrides
     from lockstep.config.composing import compose, options
 
@@ -122,12 +122,10 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
     if arguments.cfg or arguments.info or arguments.shell_completion or arguments.hydra_help:
         return True
     if arguments.multirun:
-        from lockstep.cli import sweep
-
         sweep.check(arguments, source)
     else:
         overrides.plan(arguments.overrides, source)  # a single run begins with the second round
-        folders.check("hydra.run.dir", "outputs", arguments.overrides, source)
+        sweep.check_folder("hydra.run.dir", "outputs", arguments.overrides, source)
     return True
 
 

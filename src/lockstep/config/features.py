@@ -52,7 +52,7 @@ FEATURES = (
     # errors of a configuration, without reading a file: (config) -> errors
     Feature(
         "rules",
-        "lockstep.config.checks.data_copies:errors",
+        "lockstep.assembly.data_copies:errors",
         lambda config: config.data.copy_to or config.data.is_remote or config.data.copy_remove,
     ),
     # files that must exist before a run starts or resumes: (config), raises ConfigError
@@ -72,7 +72,7 @@ FEATURES = (
     # the files of data, brought to this machine: (data, is_first, held) -> data there, and a remark for errors
     Feature("stage", "lockstep.assembly.data_copies:stage", lambda data: data.is_copied),
     # what killed workers leave: (data)
-    Feature("killed", "lockstep.config.checks.data_copies:remove_unused", lambda data: data.copy_remove),
+    Feature("killed", "lockstep.assembly.data_copies:remove_unused", lambda data: data.copy_remove),
     # random parts of training images, made where these are read: (scale, ratio, seed)
     Feature("crop", "lockstep.data.images.random_crop:RandomCrop", lambda config: config.augment.has_crops),
     # a custom module in place of ours: (session, image format, total steps) -> module, its companion callback

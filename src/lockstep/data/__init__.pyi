@@ -1,7 +1,3 @@
-from .images.splits import ImageError as ImageError
-from .images.splits import Images as Images
-from .images.splits import Splits as Splits
-from .images.splits import Statistics as Statistics
 from .sampler import GlobalBatches as GlobalBatches
 from .sources.builtin import digits as digits
 from .sources.builtin import synthetic as synthetic
@@ -10,3 +6,7 @@ from .sources.downloads import cifar10 as cifar10
 from .sources.downloads import fashion_mnist as fashion_mnist
 from .sources.folders import image_folder as image_folder
 from .sources.lists import image_list as image_list
+from .splits import ImageError as ImageError
+from .splits import Images as Images
+from .splits import Splits as Splits
+from .splits import Statistics as Statistics

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lockstep.data.images.splits import ImageError, Pixels, makes_targets
 from lockstep.data.sampler import GlobalBatches, ShardIndices, repeats
+from lockstep.data.splits import ImageError, Pixels, makes_targets
 from lockstep.distributed.batch import Batch
 
 T = TypeVar("T")

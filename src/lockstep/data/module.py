@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.data.images.splits import (
+from lockstep.data.loader import Crop, ShardDataset, ShardLoader, copy_to_device, fits_on, pin_batch
+from lockstep.data.sampler import GlobalBatches, ShardIndices, positions
+from lockstep.data.splits import (
     Pixels,
     Splits,
     Statistics,
@@ -21,8 +23,6 @@ from lockstep.data.images.splits import (
     value_counts,
     whole,
 )
-from lockstep.data.loader import Crop, ShardDataset, ShardLoader, copy_to_device, fits_on, pin_batch
-from lockstep.data.sampler import GlobalBatches, ShardIndices, positions
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Shard

@@ -12,7 +12,7 @@ from lockstep.assembly.staging import once_a_node
 from lockstep.config.errors import join_names
 from lockstep.config.schema.target_sections import Data
 from lockstep.data.images.image_table import SPLIT_FOLDERS, ImageTable
-from lockstep.data.images.splits import Splits, identity_statistics
+from lockstep.data.splits import Splits, identity_statistics
 from lockstep.models.classifier import ImageFormat
 from lockstep.runs.folder import RunFolder
 

@@ -24,8 +24,8 @@ from lockstep.data.images.dataset_samples import Samples
 from lockstep.data.images.image_files import NUM_PER_RUN, read_runs
 from lockstep.data.images.image_table import digest_of
 from lockstep.data.images.preprocessing import VIEW_KEYS, View
-from lockstep.data.images.splits import Images
 from lockstep.data.sources.folders import unlabelled_folder
+from lockstep.data.splits import Images
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.collectives import gather_objects

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.data.images.splits import ImageError
+from lockstep.data.splits import ImageError
 from lockstep.runs import files, gate
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path

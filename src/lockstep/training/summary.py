@@ -13,8 +13,8 @@ from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped
 from lockstep.config import errors, features
 from lockstep.config.checks import metric_names
-from lockstep.data.images.splits import describe_counts
 from lockstep.data.module import ImageData
+from lockstep.data.splits import describe_counts
 from lockstep.models.classifier import Classifier
 from lockstep.runs.naming import display_path, quote_path
 from lockstep.system.hardware import num_cores

@@ -11,7 +11,7 @@ import torch
 
 from lockstep.assembly import data_changes, data_record
 from lockstep.data.images import image_table
-from lockstep.data.images.splits import Images, Splits
+from lockstep.data.splits import Images, Splits
 from lockstep.runs.folder import RunFolder
 
 

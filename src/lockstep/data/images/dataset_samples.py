@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lockstep.data.images.splits import ImageError
+from lockstep.data.splits import ImageError
 from lockstep.distributed.rng import seed_of
 
 

@@ -11,7 +11,7 @@ from PIL.ImageFile import ImageFile
 from torch import Tensor
 
 from lockstep.data.images.preprocessing import View, size_of
-from lockstep.data.images.splits import ImageError
+from lockstep.data.splits import ImageError
 
 # Pillow has 43 parsers, of PostScript among others: no file reaches the rest
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")

@@ -29,7 +29,7 @@ from lockstep.data.images.image_files import NUM_PER_RUN, ImageFiles, Store, dec
 from lockstep.data.images.image_table import ImageTable
 from lockstep.data.images.preprocessing import View
 from lockstep.data.images.ragged_table import RaggedTable, Rows, ScaledRows
-from lockstep.data.images.splits import Images, Pixels, Splits, Statistics, channel_statistics, value_counts
+from lockstep.data.splits import Images, Pixels, Splits, Statistics, channel_statistics, value_counts
 from lockstep.data.transfer.file_lock import Progress, wait_for_lock
 from lockstep.runs.files import atomic_file, is_own_folder, read_json, remove_leftovers, write_json
 from lockstep.system.hardware import available_bytes, num_cores

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lockstep.data.images.decoded_image import FORMATS, DecodedImage, decode, upright_size
 from lockstep.data.images.preprocessing import View, size_of
-from lockstep.data.images.splits import ImageError, Pixels
+from lockstep.data.splits import ImageError, Pixels
 from lockstep.system.hardware import num_cores
 
 NUM_SAMPLED = 4096

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from lockstep.data.images.image_files import ImageFiles, Store
 from lockstep.data.images.preprocessing import View, size_of
-from lockstep.data.images.splits import ImageError
+from lockstep.data.splits import ImageError
 
 
 class RaggedTable:

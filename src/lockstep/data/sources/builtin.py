@@ -10,7 +10,7 @@ from annotated_types import Ge
 from torch import Tensor
 from typing_extensions import Doc
 
-from lockstep.data.images.splits import Fold, Images, Splits, cut_splits
+from lockstep.data.splits import Fold, Images, Splits, cut_splits
 from lockstep.distributed.rng import generator
 from lockstep.system.kinds import Channels, Positive, PositiveFraction, Seed, SplitSeed
 

@@ -12,7 +12,7 @@ from typing_extensions import Doc
 
 from lockstep.data.images.dataset_samples import Samples, pair, shape_text
 from lockstep.data.images.image_files import NUM_PER_RUN, sampled_positions
-from lockstep.data.images.splits import (
+from lockstep.data.splits import (
     Fold,
     Images,
     Splits,

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import torch
 from typing_extensions import Doc
 
-from lockstep.data.images.splits import Fold, Splits, cut_splits
 from lockstep.data.sources import FOLDERS
 from lockstep.data.sources.builtin import take_images
+from lockstep.data.splits import Fold, Splits, cut_splits
 from lockstep.system.kinds import FilesRoot, PositiveFraction, SplitSeed
 
 

@@ -23,7 +23,7 @@ from lockstep.data.images.image_table import (
     states_of,
 )
 from lockstep.data.images.preprocessing import View
-from lockstep.data.images.splits import Fold, Images, Splits, cut_fold, name_draws, refuse_empty, rounded_sizes
+from lockstep.data.splits import Fold, Images, Splits, cut_fold, name_draws, refuse_empty, rounded_sizes
 from lockstep.system.kinds import (
     Background,
     Cache,

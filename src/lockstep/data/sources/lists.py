@@ -24,8 +24,8 @@ from lockstep.data.images.image_table import (
     strip_names,
 )
 from lockstep.data.images.preprocessing import View
-from lockstep.data.images.splits import Fold, Splits, shorten_lines
 from lockstep.data.sources.folders import complete_splits
+from lockstep.data.splits import Fold, Splits, shorten_lines
 from lockstep.data.transfer import copying
 from lockstep.runs.files import uncell
 from lockstep.system.kinds import (
