@@ -13,7 +13,7 @@ from lockstep.assembly import checkpoints, refusals
 from lockstep.config import saved_run
 from lockstep.config.checks import data_presence
 from lockstep.config.checks.workers import resolve_workers
-from lockstep.config.composing import compose, options
+from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError, Error, exit_with
 from lockstep.config.saved import config_file, project, trust
 from lockstep.config.schema.configuration import Config
@@ -180,7 +180,7 @@ def _submit(arguments: argparse.Namespace, run: RunFolder, config: Config) -> in
             *(
                 text
                 for text in arguments.overrides
-                if scope(options.parse_override(text).key_or_group) is not Scope.SUBMISSION
+                if scope(compose.parse_override(text).key_or_group) is not Scope.SUBMISSION
             ),
         ]
 

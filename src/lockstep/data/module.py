@@ -11,18 +11,7 @@ from typing_extensions import override
 
 from lockstep.data.loader import Crop, ShardDataset, ShardLoader, copy_to_device, fits_on, pin_batch
 from lockstep.data.sampler import GlobalBatches, ShardIndices, positions
-from lockstep.data.splits import (
-    Pixels,
-    Splits,
-    Statistics,
-    channel_statistics,
-    identity_statistics,
-    is_streamed,
-    makes_targets,
-    num_bytes,
-    value_counts,
-    whole,
-)
+from lockstep.data.splits import Splits, is_streamed, makes_targets, num_bytes, statistics_of, whole
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Shard
@@ -75,7 +64,7 @@ class ImageData(L.LightningDataModule):
             splits = _first_samples(splits, batching.overfit_batches * batching.global_batch_size)
         self.splits = splits
         self.class_names = splits.class_names
-        self.mean, self.std = splits.statistics or _statistics(splits.train.pixels)
+        self.mean, self.std = splits.statistics or statistics_of(splits.train.pixels)
         self.augment = augment(fill=tuple(round(m * 255) for m in self.mean), seed=seed)
         parts = splits.parts
         self._order = None
@@ -206,10 +195,3 @@ def _first_samples(splits: Splits, num_samples: int) -> Splits:
     pixels = few.pixels
     evaluated = replace(few, pixels=replace(pixels, is_evaluated=True)) if makes_targets(pixels) else few
     return replace(splits, train=few, val=evaluated, test=evaluated)
-
-
-def _statistics(pixels: Pixels) -> Statistics:
-    assert isinstance(pixels, Tensor), "other sources set statistics"
-    if pixels.is_floating_point():
-        return identity_statistics(pixels.shape[1])
-    return channel_statistics(value_counts(pixels))

@@ -224,6 +224,14 @@ def channel_statistics(counts: Tensor) -> Statistics:
     return Statistics(tuple(mean.tolist()), tuple(std.tolist()))
 
 
+def statistics_of(pixels: Pixels) -> Statistics:
+    """Compute the statistics of training images."""
+    assert isinstance(pixels, Tensor), "other sources set statistics"
+    if pixels.is_floating_point():
+        return identity_statistics(pixels.shape[1])
+    return channel_statistics(value_counts(pixels))
+
+
 def identity_statistics(num_channels: int) -> Statistics:
     """Statistics of float inputs, which are not normalized: mean 0, std 1."""
     return Statistics((0.0,) * num_channels, (1.0,) * num_channels)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from lockstep.assembly import refusals
 from lockstep.config import overrides, saved_run
-from lockstep.config.composing import compose, options
+from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.saved import config_file, project, trust
 from lockstep.config.schema.configuration import Config
@@ -72,8 +72,8 @@ def _refuse_unfit(typed: Sequence[str]) -> None:
     errors = [Error(text, "is of a sweep", "remove it, and call lockstep.sweep") for text in typed if text in multirun]
     for text in typed:
         try:
-            override = options.parse_override(text)
-        except options.REFUSALS:
+            override = compose.parse_override(text)
+        except compose.REFUSALS:
             continue  # reported by the check
         if override.is_hydra_override() and override.key_or_group not in COMPOSING:
             errors.append(Error(text, "is for a Hydra job, which lockstep.train does not start", "remove it"))

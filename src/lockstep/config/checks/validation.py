@@ -14,8 +14,7 @@ from lockstep.config.checks.rules import conflicts
 from lockstep.config.composing.compose import plain_tree
 from lockstep.config.errors import ConfigError, Error, mismatch, question
 from lockstep.config.schema.configuration import NAMED, Config, fields, key_depth, kind_of, root, section
-from lockstep.config.schema.foreign_names import hint
-from lockstep.config.schema.legal_keys import Groups, meant_key, unknown_key
+from lockstep.config.schema.legal_keys import Groups, hint, meant_key, unknown_key
 from lockstep.config.schema.target_sections import Target
 from lockstep.system.kinds import LARGEST
 from lockstep.system.redaction import redact

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
 
-from lockstep.config.composing.compose import Source, compose_config
-from lockstep.config.composing.options import REFUSALS, parse_override
+from lockstep.config.composing.compose import REFUSALS, Source, compose_config, parse_override
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.legal_keys import Groups
 

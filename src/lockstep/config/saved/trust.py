@@ -10,8 +10,7 @@ from typing import Any
 
 import lockstep
 from lockstep.config.checks import signatures
-from lockstep.config.composing import options
-from lockstep.config.composing.compose import Source, compose_config, plain_tree
+from lockstep.config.composing.compose import REFUSALS, Source, compose_config, plain_tree
 from lockstep.config.errors import ConfigError, Error, literal
 from lockstep.config.saved import project
 from lockstep.config.saved.config_file import to_tree
@@ -77,7 +76,7 @@ def check(
 def _compose_defaults(source: Source) -> dict[str, Any]:
     try:
         return plain_tree(compose_config([], source))[0]
-    except options.REFUSALS:
+    except REFUSALS:
         return {}
 
 
