@@ -76,7 +76,7 @@ def test_a_plain_training_imports_what_it_uses_of_lockstep(tmp_path: Path) -> No
 def test_upstream_still_imports_what_is_deferred(code: str, imported: list[str]) -> None:
     found = json.loads(python(f"{code}\nimport json, sys; print(json.dumps(list(sys.modules)))").splitlines()[-1])
     fixed = [name for name in imported if name not in found]
-    assert fixed == [], "upstream defers this itself: remove it from lockstep.system.lazy_imports or session"
+    assert fixed == [], "upstream defers this itself: remove it from lockstep.system.libraries or session"
 
 
 LATER = {
@@ -238,7 +238,5 @@ def test_a_library_of_another_layout_is_imported_normally(tmp_path: Path, files:
         path = tmp_path / "torchmetrics" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    code = (
-        "from lockstep.system.lazy_imports import lazy\nwith lazy():\n    import torchmetrics\nprint(torchmetrics.here)"
-    )
+    code = "from lockstep.system.libraries import lazy\nwith lazy():\n    import torchmetrics\nprint(torchmetrics.here)"
     assert python(code, PYTHONPATH=str(tmp_path)) == "1\n"

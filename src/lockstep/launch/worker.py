@@ -22,7 +22,7 @@ from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXI
 from lockstep.system import output, processes
 from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World, outer_world
-from lockstep.system.lazy_imports import lazy
+from lockstep.system.libraries import lazy, silence_libraries
 from lockstep.system.process import close_files
 from lockstep.system.redaction import redact
 from lockstep.system.signals import Ended, SignalFlag, report_end, restore_signals, run_exit_functions
@@ -218,8 +218,6 @@ def _missing_ranks(error: BaseException, folder: RunFolder, world_size: int) -> 
 def _prepare_libraries() -> None:
     """Silence Lightning, and limit the threads of torch to a CPU quota, which it ignores."""
     import torch
-
-    from lockstep.system.silence import silence_libraries
 
     silence_libraries()
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > num_cores():

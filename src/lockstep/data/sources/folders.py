@@ -24,24 +24,33 @@ from lockstep.data.images.image_table import (
 )
 from lockstep.data.images.preprocessing import View
 from lockstep.data.splits import Fold, Images, Splits, cut_fold, name_draws, refuse_empty, rounded_sizes
-from lockstep.system import kinds
+from lockstep.system.kinds import (
+    Background,
+    Cache,
+    Channels,
+    CropPercent,
+    Fit,
+    Fraction,
+    ImageSize,
+    Interpolation,
+    PathText,
+    SplitSeed,
+)
 
 
 def image_folder(
     *,
-    root: Annotated[
-        kinds.PathText, Doc("folder of the images, or a URL such as s3://bucket/flowers or zip://::https://...")
-    ],
-    image_size: kinds.ImageSize,
-    channels: kinds.Channels,
-    crop_percent: kinds.CropPercent,
-    fit: kinds.Fit,
-    interpolation: kinds.Interpolation,
-    background: kinds.Background,
-    val_fraction: Annotated[kinds.Fraction, Doc("fraction of the training images to use for validation")],
-    test_fraction: Annotated[kinds.Fraction, Doc("fraction of the training images to use for the test")],
-    split_seed: kinds.SplitSeed,
-    cache: kinds.Cache,
+    root: Annotated[PathText, Doc("folder of the images, or a URL such as s3://bucket/flowers or zip://::https://...")],
+    image_size: ImageSize,
+    channels: Channels,
+    crop_percent: CropPercent,
+    fit: Fit,
+    interpolation: Interpolation,
+    background: Background,
+    val_fraction: Annotated[Fraction, Doc("fraction of the training images to use for validation")],
+    test_fraction: Annotated[Fraction, Doc("fraction of the training images to use for the test")],
+    split_seed: SplitSeed,
+    cache: Cache,
     memory: Literal["auto", "device", "host", "stream", "once"],
     has_crops: bool,
     fold: Fold | None = None,

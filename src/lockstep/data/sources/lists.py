@@ -28,15 +28,26 @@ from lockstep.data.sources.folders import complete_splits
 from lockstep.data.splits import Fold, Splits, shorten_lines
 from lockstep.data.transfer import copying
 from lockstep.runs.files import uncell
-from lockstep.system import kinds
+from lockstep.system.kinds import (
+    Background,
+    Cache,
+    Channels,
+    CropPercent,
+    Fit,
+    Fraction,
+    ImageSize,
+    Interpolation,
+    PathText,
+    SplitSeed,
+)
 
 Columns = dict[str, list[Any]]
 
 
 def image_list(
     *,
-    file: Annotated[kinds.PathText, Doc(".csv or .parquet file with one row per image")],
-    root: Annotated[kinds.PathText | None, Doc("folder or URL of relative paths; null = the folder of the file")],
+    file: Annotated[PathText, Doc(".csv or .parquet file with one row per image")],
+    root: Annotated[PathText | None, Doc("folder or URL of relative paths; null = the folder of the file")],
     path_column: Annotated[str, Doc("column with the paths of the images")],
     target_columns: Annotated[list[str], MinLen(1), "[str, ...], one or more", Doc("columns to predict")],
     targets: Annotated[
@@ -44,16 +55,16 @@ def image_list(
         Doc("classes: one column, or several columns of 0 and 1; numbers: columns of numbers to predict"),
     ],
     split_column: Annotated[str | None, Doc("column with train, val or test; null = random split by the fractions")],
-    image_size: kinds.ImageSize,
-    channels: kinds.Channels,
-    crop_percent: kinds.CropPercent,
-    fit: kinds.Fit,
-    interpolation: kinds.Interpolation,
-    background: kinds.Background,
-    val_fraction: Annotated[kinds.Fraction, Doc("fraction of the training images to use for validation")],
-    test_fraction: Annotated[kinds.Fraction, Doc("fraction of the training images to use for the test")],
-    split_seed: kinds.SplitSeed,
-    cache: kinds.Cache,
+    image_size: ImageSize,
+    channels: Channels,
+    crop_percent: CropPercent,
+    fit: Fit,
+    interpolation: Interpolation,
+    background: Background,
+    val_fraction: Annotated[Fraction, Doc("fraction of the training images to use for validation")],
+    test_fraction: Annotated[Fraction, Doc("fraction of the training images to use for the test")],
+    split_seed: SplitSeed,
+    cache: Cache,
     memory: Literal["auto", "device", "host", "stream", "once"],
     has_crops: bool,
     fold: Fold | None = None,
