@@ -76,7 +76,6 @@ RINGS = {
             "inference.evaluate",
             "inference.grad_cam",
             "inference.export",
-            "inference.fold_predictions",
         ),
         *(
             "assembly.listed_images",

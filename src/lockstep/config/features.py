@@ -89,7 +89,7 @@ FEATURES = (
     # the shards of the workers, before the first step: (session, data, module) -> session
     Feature("shards", "lockstep.training.measured_loads:measure_loads", lambda config: config.trainer.loads == "auto"),
     # after a test: (session, data, module)
-    Feature("tested", "lockstep.inference.fold_predictions:write", lambda config: config.data.folds is not None),
+    Feature("tested", "lockstep.inference.predict:write_fold", lambda config: config.data.folds is not None),
     # the end of a run, once its folder is unlocked: (config, folder, exit code)
     Feature("end", "lockstep.launch.notification:send", lambda config: config.notify.command is not None),
 )
