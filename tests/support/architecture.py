@@ -81,7 +81,6 @@ RINGS = {
             "assembly.listed_images",
             "training.initial_weights",
             "training.measured_loads",
-            "inference.evaluation_images",
         ),
         *("assembly.custom_module", "inference.predict", "assembly.pretrained_weights", "inference.class_report"),
         *("training.exactness_check",),

@@ -64,15 +64,16 @@ def write_obstacle(path: Path) -> Error | None:
         return Error(display_path(folder), f"cannot be written to ({error.strerror})", fix)
 
 
-def exposure_reason(chosen: str | None) -> Error | None:
-    """Return the error if another user could replace a new folder, the `chosen` one or one below outputs/."""
+def folder_error(key: str, chosen: str | None, default: str) -> Error | None:
+    """Return the error if other users could replace a new folder, that of `key` if it is chosen, or none can be made."""
     from lockstep.runs import gate
 
     try:
         gate.need_private(Path(chosen or "outputs").resolve())
-    except PermissionError as error:
-        return file_error(error)
-    return None
+        error = write_obstacle(Path(chosen or default))
+    except PermissionError as refused:
+        error = file_error(refused)
+    return error if error is None or chosen in (None, default) else error.within(f"{key}={chosen}")
 
 
 def _disk_error(error: OSError, folder: Path) -> str | None:

@@ -87,8 +87,5 @@ def check_folder(key: str, default: str, typed: Sequence[str], source: "Source")
     from lockstep.config import overrides
     from lockstep.config.errors import ConfigError
 
-    chosen = overrides.hydra_value(key, typed, source)
-    path = chosen or default
-    error = refusals.exposure_reason(chosen) or refusals.write_obstacle(Path(path))
-    if error is not None:
-        raise ConfigError(error if path == default else error.within(f"{key}={path}"))
+    if error := refusals.folder_error(key, overrides.hydra_value(key, typed, source), default):
+        raise ConfigError(error)

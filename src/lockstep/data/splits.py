@@ -82,7 +82,6 @@ def is_streamed(pixels: Pixels) -> TypeGuard[LazyPixels]:
 
 
 def num_bytes(pixels: Pixels) -> int:
-    """Bytes of all decoded images."""
     return math.prod(pixels.shape) * pixels.dtype.itemsize
 
 
@@ -225,7 +224,6 @@ def channel_statistics(counts: Tensor) -> Statistics:
 
 
 def statistics_of(pixels: Pixels) -> Statistics:
-    """Compute the statistics of training images."""
     assert isinstance(pixels, Tensor), "other sources set statistics"
     if pixels.is_floating_point():
         return identity_statistics(pixels.shape[1])

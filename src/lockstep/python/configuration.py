@@ -55,8 +55,8 @@ def check_request(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool 
     later = [key for key, reason in compose.plain_tree(compose.compose_config(typed, source))[1].items() if not reason]
     errors = [Error(key, "uses a value of Hydra that only python train.py has", "set it") for key in later]
     named = overrides.hydra_value(OUTPUT, typed, source)
-    error = refusals.exposure_reason(named) or refusals.write_obstacle(Path(named or "outputs"))
-    errors += [error.within(f"{OUTPUT}={named}") if named else error] if error else []
+    if error := refusals.folder_error(OUTPUT, named, "outputs"):
+        errors.append(error)
     if errors:
         raise ConfigError(*errors)
     return Request(config, Path(named) if named else None, None)

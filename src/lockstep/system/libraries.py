@@ -197,7 +197,6 @@ KNOWN: Mapping[str, Mapping[str, Callable[[], Any]]] = {
 
 
 def silence_libraries() -> None:
-    """Silence Lightning's banners, and warnings that do not apply here."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in (

@@ -93,7 +93,6 @@ def find(target: str) -> Signature | None:
 
 
 def has_parameter(target: str, name: str) -> bool:
-    """Return whether the callable of a dotted name has a parameter of this name."""
     signature = find(target)
     return signature is not None and name in signature.names
 

@@ -58,7 +58,6 @@ def current_project() -> Project:
 
 
 def record(folder: RunFolder) -> None:
-    """Record the folders of this command for a run."""
     folder.claim(project=current_project()._asdict())
 
 

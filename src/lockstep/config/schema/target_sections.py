@@ -25,7 +25,6 @@ def is_url(root: str) -> bool:
 
 
 def is_ours(target: object) -> bool:
-    """Return whether a `_target_` is of Lockstep."""
     return str(target).startswith("lockstep.")
 
 

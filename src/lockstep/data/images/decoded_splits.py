@@ -58,7 +58,6 @@ class Decoding:
 
     @cached_property
     def files(self) -> ImageFiles:
-        """The files, in the order of the table."""
         paths = [os.fsencode(f"{self.table.folder}/{name}") for name in self.table.names]
         mean_bytes = float(self.table.states[:, 0].mean())
         return ImageFiles(np.array(paths), self.view, os.fsdecode(paths[0]), self.channels, mean_bytes)
