@@ -134,6 +134,5 @@ def read(run: RunFolder) -> Record | None:
         _replaced_names(_contents(record), ({}, {}))
         return record
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{display_path(run.images)} cannot be read ({error}): delete it, and add changed_data=accept"
-        ) from error
+        hint = "delete it, and add changed_data=accept"
+        raise ValueError(f"{display_path(run.images)} cannot be read ({error}): {hint}") from error

@@ -37,9 +37,8 @@ def compare(here: Session, images: Splits, run: RunFolder, *, is_new: bool = Fal
             return
         text = f"the data of {display_path(run.path)} changed: {'; '.join(changes)}"
         if before is not None and len(before["class_names"]) != len(now["class_names"]):
-            raise ValueError(
-                f"{text}. Its network has a different number of outputs: restore the data, or train a new run"
-            )
+            hint = "restore the data, or train a new run"
+            raise ValueError(f"{text}. Its network has a different number of outputs: {hint}")
         if here.config.changed_data == "refuse":
             raise ValueError(f"{text}. Restore the data, or add changed_data=accept to use them as they are now")
         print(f"changed_data=accept: {text}", file=sys.stderr, flush=True)

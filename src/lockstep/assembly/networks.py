@@ -59,8 +59,10 @@ def classifier(
         from lockstep.models.origin import origin_of
 
         origin = origin_of(net)
-        if is_trained and origin.image_size and min(shape[1:]) * MUCH_SMALLER < origin.image_size:
-            _print_small_images(session, origin.image_size, min(shape[1:]))
+        side, expected, is_printed = min(shape[1:]), origin.image_size, session.rank == 0 and not config.silent
+        if is_trained and expected and side * MUCH_SMALLER < expected and is_printed:
+            text = f"The network was made for images of {expected} pixels, these have {side}"
+            print(f"{text}: set a larger data.image_size, or model=resnet18.", file=sys.stderr, flush=True)
         if origin.mean is not None and origin.std is not None:
             image_format = image_format._replace(mean=origin.mean, std=origin.std)
     with build.section_errors(config, "model"):
@@ -104,12 +106,6 @@ def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, in
             problem = f": the layer {layer} draws random numbers by a function, for each worker others"
             hint = "use nn.Dropout or nn.Dropout2d"
             raise ConfigError(Error(f"model._target_={config.model.target}", problem, hint))
-
-
-def _print_small_images(session: Session, expected: int, side: int) -> None:
-    if session.rank == 0 and not session.config.silent:
-        text = f"The network was made for images of {expected} pixels, these have {side}"
-        print(f"{text}: set a larger data.image_size, or model=resnet18.", file=sys.stderr, flush=True)
 
 
 def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:

@@ -65,7 +65,7 @@ def write_obstacle(path: Path) -> Error | None:
 
 
 def folder_error(key: str, chosen: str | None, default: str) -> Error | None:
-    """Return the error if other users could replace a new folder, that of `key` if it is chosen, or none can be made."""
+    """Return the error if a folder, that of `key` if it is chosen, cannot be made, or others could replace it."""
     from lockstep.runs import gate
 
     try:
@@ -81,10 +81,8 @@ def _disk_error(error: OSError, folder: Path) -> str | None:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         disk = _nearest_existing(path or folder)
         free = f"{disk} has {shutil.disk_usage(disk).free / 2**20:,.1f} MiB free"
-        what = "a file" if path is None else display_path(path)
-        return (
-            f"the disk is full: {what} cannot be written, {free}. Free some space and resume: earlier files are intact"
-        )
+        text = f"the disk is full: {'a file' if path is None else display_path(path)} cannot be written, {free}"
+        return f"{text}. Free some space and resume: earlier files are intact"
     if path is None or not path.is_relative_to(folder):
         return None
     if not folder.is_dir():

@@ -64,10 +64,8 @@ def check_resume(folder: RunFolder, texts: Sequence[str], source: Source, *, is_
         config = change_config(folder, saved, texts, source)
         overrides.check_called([config])
     except ConfigError as error:
-        before = config_file.other_version(folder)
-        advice = (
-            [Error(display_path(folder.path), f"was trained by {before}", "resume with that version")] if before else []
-        )
+        before, path = config_file.other_version(folder), display_path(folder.path)
+        advice = [Error(path, f"was trained by {before}", "resume with that version")] if before else []
         raise ConfigError(*error.errors, *advice) from error
     max_epochs = config.trainer.max_epochs
     epochs, epoch = progress(folder)

@@ -162,9 +162,8 @@ def find_images(here: Session, run: RunFolder, form: ImageFormat, split: str | N
             raise ValueError(f"{table.setting} has images of shape {shape}, and the network takes {form.image_shape}")
         notes = {"data": f"not that of the run: {'all of its images' if chosen == 'all' else f'its {chosen} images'}"}
         if shared.replaced:
-            notes["other contents"] = (
-                f"than the images of the run with the same names: {join_names(shared.replaced, 1)}"
-            )
+            names = join_names(shared.replaced, 1)
+            notes["other contents"] = f"than the images of the run with the same names: {names}"
         if absent := images.absent_classes("test"):
             notes["no image"] = f"of {join_names(absent, 10)}"
         if again:

@@ -31,8 +31,7 @@ class Classification(SupervisedTask):
         self,
         *,
         loss: Annotated[
-            Callable[[Tensor, Tensor], Tensor] | None,
-            Doc("function (outputs, targets) -> (B,); null = cross-entropy"),
+            Callable[[Tensor, Tensor], Tensor] | None, Doc("function (outputs, targets) -> (B,); null = cross-entropy")
         ],
         label_smoothing: Annotated[Fraction, Doc("label smoothing of the training loss")],
         class_weights: Annotated[
@@ -52,9 +51,8 @@ class Classification(SupervisedTask):
     def fit_to(self, class_names: Sequence[str]) -> None:
         weights = self.class_weights
         if weights is not None and len(weights) != len(class_names):
-            raise ValueError(
-                f"task.class_weights has {len(weights)} numbers, the data {len(class_names)} classes: use one for each"
-            )
+            counts = f"{len(weights)} numbers, the data {len(class_names)} classes"
+            raise ValueError(f"task.class_weights has {counts}: use one for each")
 
     @override
     def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:

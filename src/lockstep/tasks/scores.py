@@ -50,9 +50,8 @@ class Scores(nn.Module):
             try:
                 metric.update(*inputs)
             except (TypeError, ValueError, RuntimeError) as error:
-                raise MetricError(
-                    f"task.metrics.{name} ({type(metric).__name__}) cannot be updated: {error}"
-                ) from error
+                key = f"task.metrics.{name} ({type(metric).__name__})"
+                raise MetricError(f"{key} cannot be updated: {error}") from error
 
     def compute(self, split: str, num_expected: int) -> dict[str, float]:
         """Return the global values. Every rank must call it.

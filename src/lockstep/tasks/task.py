@@ -102,9 +102,7 @@ class SupervisedTask(Task):
     takes_mixed = True
 
     def __init__(
-        self,
-        *,
-        loss: Annotated[Callable[[Tensor, Tensor], Tensor], Doc("function (outputs, targets) -> (B, ...)")],
+        self, *, loss: Annotated[Callable[[Tensor, Tensor], Tensor], Doc("function (outputs, targets) -> (B, ...)")]
     ) -> None:
         super().__init__()
         self.loss = loss

@@ -73,9 +73,8 @@ class Regression(SupervisedTask):
 def _like(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return `targets` in the dtype and shape of `outputs`: (B,) for (B, 1). Raises ValueError for other shapes."""
     if not _is_like(outputs, targets):  # torch would silently broadcast
-        raise ValueError(
-            f"The network gives {tuple(outputs.shape[1:])} numbers for each sample, the data {tuple(targets.shape[1:])}"
-        )
+        given, expected = (tuple(values.shape[1:]) for values in (outputs, targets))
+        raise ValueError(f"The network gives {given} numbers for each sample, the data {expected}")
     return targets.reshape(outputs.shape).to(outputs.dtype)
 
 

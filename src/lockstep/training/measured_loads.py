@@ -29,9 +29,8 @@ def measure_loads(here: Session, data: ImageData, module: Classifier) -> Session
     if here.world_size == 1:
         return here
     speeds = gather_objects(_images_per_s(here, data, module))
-    trainer = here.config.trainer.model_copy(
-        update={"loads": proportional(data.batches("train").micro_batch_size, speeds)}
-    )
+    loads = proportional(data.batches("train").micro_batch_size, speeds)
+    trainer = here.config.trainer.model_copy(update={"loads": loads})
     here = replace(here, config=here.config.model_copy(update={"trainer": trainer}))
     data.share(here.loads)
     if here.rank == 0:

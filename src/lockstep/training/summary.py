@@ -105,9 +105,8 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     if here.device.type == "cpu" and here.num_local > 1 and num_cores() <= FEW_CORES:
         rows.append(("", REHEARSAL))
     if isinstance(config.trainer.loads, list):
-        rows.append(
-            ("loads", ", ".join(filter(None, (errors.literal(config.trainer.loads), here.remarks.get("loads")))))
-        )
+        loads = errors.literal(config.trainer.loads), here.remarks.get("loads")
+        rows.append(("loads", ", ".join(filter(None, loads))))
     rows += [("batch", _batch(here, data)), ("precision", f"{here.precision} ({here.precision_reason})")]
     if isinstance(module, Classifier):
         rows.append(("layout", f"{module.layout.name} ({module.layout.reason})"))

@@ -105,11 +105,7 @@ def _is_known(target: Any, run: RunFolder) -> bool:
     file, package = _source(module), module.partition(".")[0]
     if file is None or package in NO_PACKAGES:
         return False
-    folders = (
-        project_root(),
-        project_root() / "src",
-        Path.cwd(),
-    )  # not PYTHONPATH: often of libraries
+    folders = (project_root(), project_root() / "src", Path.cwd())  # not PYTHONPATH: often of libraries
     packages = [
         path for path in (folder.resolve() / package for folder in folders) if not run.path.is_relative_to(path)
     ]

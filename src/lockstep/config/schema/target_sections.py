@@ -75,9 +75,7 @@ class Scheduler(Partial):
     """Schedule of the learning rate."""
 
     interval: Literal["step", "epoch"] = Field(
-        default="step",
-        alias="_interval_",
-        description="schedule by optimizer step, or by epoch",
+        default="step", alias="_interval_", description="schedule by optimizer step, or by epoch"
     )
 
 
@@ -116,9 +114,7 @@ class Data(Target):
     )
     fold: Count = Field(default=0, description="the part to test on, from 0; -m data.fold=0,1,2,3,4 takes each in turn")
     check: Dotted | None = Field(
-        default=None,
-        alias="_check_",
-        description="called before torch is imported; raises an error if data is missing",
+        default=None, alias="_check_", description="called before torch is imported; raises an error if data is missing"
     )
 
     @property

@@ -79,13 +79,12 @@ class Decoding:
     @cached_property
     def sizes(self) -> NDArray[np.int32]:
         """Sizes (N, 2) of the scaled images."""
-        progress = Progress(f"Reading the sizes of {self.table.folder.name}", "images")
+        name = self.table.folder.name
+        progress = Progress(f"Reading the sizes of {name}", "images")
         sizes = self.files.scaled_sizes(lambda num_done: progress.show(num_done, len(self.files)))
         progress.end()
         needed = size_text(ragged_table.starts_of(sizes, self.channels)[-1])
-        print(
-            f"{plural(len(sizes), 'image')} of {self.table.folder.name} need {needed} once they are scaled", flush=True
-        )
+        print(f"{plural(len(sizes), 'image')} of {name} need {needed} once they are scaled", flush=True)
         return sizes
 
     @cached_property

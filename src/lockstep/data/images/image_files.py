@@ -118,12 +118,7 @@ class ImageFiles:
         return ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,))
 
 
-def decode_all(
-    images: ImageFiles,
-    max_threads: int,
-    store: Store,
-    show: Callable[[int], None] | None = None,
-) -> None:
+def decode_all(images: ImageFiles, max_threads: int, store: Store, show: Callable[[int], None] | None = None) -> None:
     """Call `store` with the position and the scaled pixels (C, h, w) of each image, in any of the threads.
 
     `show` gets the number of images done. Raises ImageError with every image that cannot be used, after the others are

@@ -33,8 +33,7 @@ def dataset(
     val: Annotated[Dataset[Any] | None, Doc("validation samples; null = split from train, with its transforms")],
     test: Annotated[Dataset[Any] | None, Doc("test samples; null = split from train, with its transforms")],
     class_names: Annotated[
-        Sequence[str] | None,
-        Doc("names of the classes, or of the numbers to predict; null = `train.classes`"),
+        Sequence[str] | None, Doc("names of the classes, or of the numbers to predict; null = `train.classes`")
     ],
     mean: Annotated[
         Sequence[float] | None,
@@ -119,10 +118,8 @@ def _check_same(name: str, first: tuple[Tensor, Tensor], train: tuple[Tensor, Te
 def _class_names(train: Any, class_names: Sequence[str] | None) -> tuple[str, ...]:
     names = class_names if class_names is not None else getattr(train, "classes", None)
     if not names:
-        hint = "set it, e.g. data.class_names=[rose,tulip]"
-        raise ValueError(
-            f"data.class_names is not set, and data.train ({type(train).__name__}) has no `classes`: {hint}."
-        )
+        name, hint = type(train).__name__, "set it, e.g. data.class_names=[rose,tulip]"
+        raise ValueError(f"data.class_names is not set, and data.train ({name}) has no `classes`: {hint}.")
     return tuple(map(str, names))
 
 

@@ -61,11 +61,9 @@ def _torchvision_splits(
             parts = [kind(root, train=is_train, download=download) for is_train in (True, False)]
     # missing files and no network: RuntimeError, URLError (an OSError); damaged files: also ValueError
     except (RuntimeError, OSError, ValueError) as error:
-        hint = "check the network" if download else "set data.download=true"
+        hint = f"delete damaged files, and {'check the network' if download else 'set data.download=true'} or copy them"
         problem = f"has no readable {kind.__name__} in {FOLDERS[target]} ({' '.join(str(error).split())})"
-        raise FileNotFoundError(
-            f"data.root={root} {problem}: delete damaged files, and {hint} or copy them."
-        ) from error
+        raise FileNotFoundError(f"data.root={root} {problem}: {hint}.") from error
     pixels = [torch.as_tensor(part.data) for part in parts]
     train, test = (images.permute(0, 3, 1, 2) if images.dim() == 4 else images.unsqueeze(1) for images in pixels)
     targets = [torch.as_tensor(part.targets) for part in parts]
