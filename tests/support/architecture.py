@@ -36,10 +36,7 @@ RINGS = {
     "promise": (
         *("distributed", "tasks", "callbacks.own_module", "callbacks.stop"),
         *("data.balance", "data.loader", "data.sampler", "data.transforms"),
-        *(
-            "data.images.dataset_samples",
-            "data.splits",
-        ),
+        *("data.images.dataset_samples", "data.splits"),
         *("models.classifier", "models.counts", "models.loss_scale", "models.parameter_groups", "models.passes"),
         *("models.schedules", "models.step"),
         *("system.internals", "system.kinds", "system.signals"),
@@ -50,11 +47,7 @@ RINGS = {
         *("inference", "__main__", "benchmark", "board", "cli", "cluster", "monitoring", "python", "starter", "sweeps"),
         *("testing", "verify"),
         *("callbacks.average", "callbacks.csv_logger", "callbacks.pictures", "callbacks.plots"),
-        *(
-            "callbacks.wandb_logger",
-            "config.checks.data_presence",
-            "config.checks.pretrained_view",
-        ),
+        *("callbacks.wandb_logger", "config.checks.data_presence", "config.checks.pretrained_view"),
         *(
             "data.images.random_crop",
             "data.images.decoded_image",
@@ -62,28 +55,17 @@ RINGS = {
             "data.images.image_files",
         ),
         *("data.images.image_table", "data.images.ragged_table", "data.inspection", "data.sources.datasets"),
-        *("data.sources.folders", "data.sources.lists", "data.transfer", "launch.notification"),
+        *("data.sources.downloads", "data.sources.folders", "data.sources.lists", "data.transfer"),
         *(
+            "launch.notification",
             "models.graphs",
             "models.layers",
             "models.libraries",
             "models.outcomes",
             "runs.verified",
-            "inference.row_chunks",
         ),
-        *(
-            "assembly.data_copies",
-            "inference.evaluate",
-            "inference.grad_cam",
-            "inference.export",
-        ),
-        *(
-            "assembly.listed_images",
-            "training.initial_weights",
-            "training.measured_loads",
-        ),
-        *("assembly.custom_module", "inference.predict", "assembly.pretrained_weights", "inference.class_report"),
-        *("training.exactness_check",),
+        *("assembly.custom_module", "assembly.data_copies", "assembly.listed_images", "assembly.pretrained_weights"),
+        *("training.exactness_check", "training.initial_weights", "training.measured_loads"),
     ),
 }
 
