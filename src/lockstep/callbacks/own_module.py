@@ -1,5 +1,7 @@
 """Facts that other parts need from Lockstep's module or from a custom LightningModule."""
 
+from typing import Any
+
 import lightning as L
 
 from lockstep.models.classifier import Classifier
@@ -9,7 +11,8 @@ def metrics_of(trainer: L.Trainer, module: L.LightningModule) -> dict[str, float
     """Return the newest global value of every metric, by name."""
     if isinstance(module, Classifier):
         return module.metrics
-    return trainer.callbacks[0].metrics  # pyright: ignore[reportAttributeAccessIssue]  # the companion of the module
+    callbacks: Any = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+    return next(each.metrics for each in callbacks if hasattr(each, "metrics"))  # its companion comes first
 
 
 def micro_batches(module: L.LightningModule) -> int:

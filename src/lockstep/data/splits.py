@@ -73,7 +73,7 @@ def shorten_lines(lines: Sequence[str]) -> str:
 
 def makes_targets(pixels: Pixels) -> TypeGuard[Any]:
     """Return whether the pixels are `Samples` of a torch Dataset, which make inputs and targets together."""
-    return hasattr(pixels, "make")
+    return hasattr(pixels, "no_targets")
 
 
 def is_streamed(pixels: Pixels) -> TypeGuard[LazyPixels]:
