@@ -30,10 +30,10 @@ from torchvision.datasets import ImageFolder
 
 from benchmarks.augmentations import OFF
 from benchmarks.table import Row
-from lockstep.data.images.splits import Images
 from lockstep.data.loader import ShardDataset, ShardLoader
 from lockstep.data.sampler import GlobalBatches
 from lockstep.data.sources.folders import image_folder
+from lockstep.data.splits import Images
 from lockstep.data.transforms.augment import Augment
 
 IMAGE_SIZE = 32

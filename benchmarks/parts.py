@@ -59,7 +59,7 @@ def _measured(folder: Path) -> dict[str, float]:
         from lockstep.config.saved import config_file
         from lockstep.launch import worker
         from lockstep.runs.folder import RunFolder
-        from lockstep.system.lazy_imports import lazy
+        from lockstep.system.libraries import lazy
     with part("composition and check of the configuration"):
         step = folder / "first step"
         clock = f"+callbacks.clock={{_target_:benchmarks.first_step.FirstStep,path:'{step}',clock:process_time}}"

@@ -29,9 +29,9 @@ from benchmarks.table import Row, alternate, conditions, markdown, ratios, row
 from lockstep.data.images.decoded_image import decode, pixels_of
 from lockstep.data.images.preprocessing import View
 from lockstep.data.images.random_crop import RandomCrop
-from lockstep.data.images.splits import Images
 from lockstep.data.loader import ShardDataset, ShardLoader
 from lockstep.data.sources.folders import image_folder
+from lockstep.data.splits import Images
 from lockstep.data.transforms.augment import Augment
 
 IMAGE_SIZE = 224

@@ -85,7 +85,7 @@ def start_up(num_rounds: int = 7) -> list[Row]:
 def import_breakdown(count: int = 12) -> list[tuple[str, float]]:
     """(package, seconds) of what a training imports, each without what it imports from the others."""
     modules = "lockstep.training.train, lockstep.cli.main"
-    code = f"from lockstep.system.lazy_imports import lazy\nwith lazy():\n    import {modules}"
+    code = f"from lockstep.system.libraries import lazy\nwith lazy():\n    import {modules}"
     line = [sys.executable, "-X", "importtime", "-c", code]
     done = subprocess.run(line, cwd=ROOT, env=ENVIRON, capture_output=True, text=True)
     seconds_by_package: dict[str, float] = {}

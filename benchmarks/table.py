@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks import ROOT
 from lockstep.system.provenance import describe
 
 
@@ -51,7 +50,7 @@ def markdown(title: str, rows: Sequence[Row]) -> str:
 
 def device() -> str:
     """Return the GPU, or the CPU with its number of cores."""
-    facts = describe(ROOT)
+    facts = describe()
     return facts["gpus"][0] if facts["gpus"] else f"{facts['cpu']}, {facts['cpu_cores']} cores"
 
 

@@ -13,7 +13,7 @@ import pytest
 from lockstep.assembly import checkpoints
 from lockstep.runs.folder import RunFolder
 from tests.support.harness import SMALL, difference, train_all, write_run
-from tests.support.trainings import FILES, ROWS, Row, Split, write_sources
+from tests.support.matrix import FILES, ROWS, Row, Split, write_sources
 
 ROUNDED = Split(2, more=("strategy.gradient_dtype=bfloat16",))
 AT_ONCE = 20  # trainings of one group of processes, whose end is awaited for PATIENCE_S

@@ -13,7 +13,7 @@ from torch import nn
 from lockstep.config import build
 from lockstep.config.checks import validation
 from lockstep.config.composing import compose
-from lockstep.config.composing.options import groups
+from lockstep.config.composing.compose import groups
 from lockstep.config.saved import config_file
 from lockstep.models.layout import AVX2_NUMBERS, AVX512_NUMBERS, faulty_convolution
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder

@@ -19,7 +19,6 @@ from lockstep.config.overrides import plan
 from lockstep.models import timm as of_timm
 from lockstep.models import torchvision as of_torchvision
 from lockstep.models.libraries import adapt_channels
-from lockstep.models.origin import attach_ends
 from lockstep.models.parameter_groups import ParameterGroups
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support.exact import train
@@ -213,7 +212,7 @@ def test_fine_tuning_trains_the_head_at_ten_times_the_rate(make: Any, name: str,
     library = make.__name__
     config = plan(["experiment=finetune", "data.root=here", f"model={library}", f"model.name={name}"]).configs[0]
     net = make(3, 7, name=name, **PLAIN)
-    rules = _parameter_rules(config, net, nn.Module(), attach_ends(net, 7).head)
+    rules = _parameter_rules(config, net, nn.Module(), 7)
     groups = ParameterGroups(net, nn.Module(), rules).optimizer_groups(0.01)
     assert {group.get("lr_factor", 1.0) for group in groups} == {1.0, 10.0}
     names = {parameter: key for key, parameter in net.named_parameters()}

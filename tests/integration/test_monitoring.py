@@ -14,8 +14,8 @@ from tensorboard.util import tensor_util
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
-from lockstep.callbacks import curves, plots
-from lockstep.callbacks.events import split_and_tag
+from lockstep.callbacks import plots, tensorboard
+from lockstep.callbacks.tensorboard import split_and_tag
 from lockstep.launch import worker
 from lockstep.models.classifier import Classifier
 from lockstep.models.layout import CompiledNetwork
@@ -163,7 +163,7 @@ def test_hyperparameters_are_the_usual_ones_and_those_of_the_command_lines(runs:
     client = full_board(runs[1].path.parent)
     offered = client.post("/data/plugin/hparams/experiment", json={"experimentName": ""}).get_json()
     infos = {info["name"]: info for info in offered["hparamInfos"]}
-    assert set(infos) == {*curves.USUAL, "model.width", "trainer.devices"}
+    assert set(infos) == {*tensorboard.USUAL, "model.width", "trainer.devices"}
     assert [name for name, info in infos.items() if info.get("differs")] == ["trainer.devices"]
     tags = {f"_hparams_/session_{part}_info" for part in ("start", "end")}
     assert events(runs[1]).PluginTagToContent("hparams").keys() == tags
@@ -218,14 +218,14 @@ def test_a_network_that_cannot_be_drawn_is_trained_without_its_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with SummaryWriter(tmp_path) as writer, pytest.warns(UserWarning, match="no graph.*: RuntimeError"):
-        curves._add_graph(writer, classifier(nn.Sequential(nn.Flatten(), Untraceable(9, 4))))
+        tensorboard._add_graph(writer, classifier(nn.Sequential(nn.Flatten(), Untraceable(9, 4))))
     assert capsys.readouterr().out == ""
 
 
 def test_a_compiled_network_with_dropout_is_drawn(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(9, 4))
     with SummaryWriter(tmp_path) as writer:
-        curves._add_graph(writer, classifier(net, compiler=CompiledNetwork))
+        tensorboard._add_graph(writer, classifier(net, compiler=CompiledNetwork))
     assert EventAccumulator(str(tmp_path)).Reload().Graph().node
 
 

@@ -13,7 +13,7 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system.provenance import describe
 from tests.support.exact import cut_after, train
 from tests.support.harness import ROOT, difference, train_all, write_run
-from tests.support.trainings import ALONE, FILES, ROWS, Split, write_sources
+from tests.support.matrix import ALONE, FILES, ROWS, Split, write_sources
 
 GOLDEN = ROOT / "tests" / "support" / "golden_bits.json"
 SHARDS = "trainer.virtual_shards=4"
@@ -105,9 +105,7 @@ def test_a_stop_in_an_epoch_and_other_workers_change_no_bit(tmp_path: Path) -> N
 @pytest.mark.full
 def test_a_training_has_the_bits_that_it_had_before(tmp_path: Path, figure: Any) -> None:
     """The digits of the default for 50 steps. A hash that changes is a line of the CHANGELOG."""
-    kind = (
-        f"{describe(ROOT)['cpu']}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__.split('+')[0]}"
-    )
+    kind = f"{describe()['cpu']}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__.split('+')[0]}"
     steps = ("trainer.max_epochs=5", "trainer.limit_train_batches=10", "trainer.precision=float32", "strategy=cpu")
     run = write_run(tmp_path / "run", (*steps, SHARDS))
     assert train(run) == 0

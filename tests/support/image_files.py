@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image
 
 from lockstep.data.images.preprocessing import View
-from lockstep.data.images.splits import Splits
 from lockstep.data.sources.folders import image_folder
+from lockstep.data.splits import Splits
 
 VIEW = View.from_keys(8, "auto", "crop", "auto", "white")
 SETTINGS: dict[str, Any] = {

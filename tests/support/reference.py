@@ -17,8 +17,7 @@ from omegaconf import OmegaConf
 
 import lockstep
 from lockstep.cli import declarations
-from lockstep.config.composing.compose import CONF, compose_config
-from lockstep.config.composing.options import groups
+from lockstep.config.composing.compose import CONF, compose_config, groups
 from lockstep.config.errors import literal
 from lockstep.config.schema.configuration import CALLED
 from lockstep.config.schema.key_scopes import scope

@@ -12,9 +12,9 @@ from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
 from lockstep.data import Images, Splits, Statistics
-from lockstep.data.images.splits import whole
 from lockstep.data.sources.builtin import digits
 from lockstep.data.sources.datasets import dataset
+from lockstep.data.splits import whole
 
 SETTINGS = {"val_fraction": 0.1, "test_fraction": 0.2, "split_seed": 0}
 STATISTICS = Statistics((0.3,), (0.4,))

@@ -1,226 +1,80 @@
-"""Small trainings of every kind, and ways to split them."""
+"""Trainings that tests send signals to."""
 
-from collections.abc import Sequence
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
-
-import timm
-import torch
+from typing import Any
 
 from lockstep.runs.folder import RunFolder
-from tests.support.exact import train
-from tests.support.harness import (
-    ACCUMULATE_AUGMENT,
-    PHOTOGRAPH_AUGMENT,
-    SMALL,
-    own_network,
-    write_run,
-)
-from tests.support.image_files import write_folder, write_listed
-from tests.support.recipes import (
-    CROPPED,
-    DIGITS,
-    FOLDER,
-    GAN,
-    IN_MEMORY,
-    INITIAL,
-    LISTED,
-    MODULES,
-    OF_MODULE,
-    OPTIMIZATION,
-    PLAIN,
-    STREAMED,
-    TURNED,
-    UNEQUAL,
-    of_library,
-    turned,
-)
-
-# -- how a training is split -------------------------------------------------------------------------------------------
+from tests.support.commands import Command
+from tests.support.harness import PATIENCE_S, command, environ, wait_until
 
 
-class Split(NamedTuple):
-    """Workers, their loads (null: equal ones), and more overrides."""
+class Training:
+    """A `python train.py` in a folder, and its workers."""
 
-    num_workers: int
-    loads: str = "null"
-    more: tuple[str, ...] = ()
+    def __init__(self, cwd: Path, *overrides: str, ignores_hangups: bool = False) -> None:
+        self.cwd = cwd
+        self.log = cwd / "terminal.log"
+        with open(self.log, "ab") as log:
+            pipes: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT}
+            self.process: subprocess.Popen[Any] | Command = (
+                _ignoring_hangups(command(*overrides), cwd, pipes)
+                if ignores_hangups
+                else Command(command(*overrides), cwd, **pipes)
+            )
 
     @property
-    def overrides(self) -> tuple[str, ...]:
-        return (f"trainer.devices={self.num_workers}", f"trainer.loads={self.loads}", *self.more)
+    def folder(self) -> RunFolder:
+        return RunFolder((self.cwd / "outputs" / "latest").resolve())
 
-    def __str__(self) -> str:
-        loads = "even" if self.loads == "null" else self.loads.strip("[]").replace(",", "-")
-        return " ".join([str(self.num_workers), loads, *(text.rpartition(".")[2] for text in self.more)])
+    def wait_for_step(self, step: int) -> None:
+        def is_there() -> bool:
+            assert self.process.poll() is None, self.log.read_text()
+            status = self.folder.read_status()
+            return status.get("state") in ("training", "validating") and status["step"] >= step
 
+        wait_until(is_there, f"step {step}")
 
-ALONE = Split(1)
-UNEVEN = (Split(2, "[3,1]"), Split(3, "[2,0,1]"))
-EMPTY = (Split(2, "[1,0]"), Split(3, "[2,0,1]"))  # one of the workers has no samples
-ALL = (Split(2), Split(2, "[3,1]"), Split(3), Split(3, "[2,0,1]"))
-PARTS = tuple(
-    Split(num_workers, loads, (f"trainer.accumulate_grad_batches={parts}",))
-    for num_workers, loads in ((1, "null"), (2, "null"), (3, "[2,0,1]"))
-    for parts in (1, 4, 24)
-)
+    def workers(self) -> list[int]:
+        """Process ids by rank, of workers that have started."""
+        texts = (path.read_text().split() for _, path in sorted(self.folder.heartbeats().items()))
+        return [int(fields[1]) for fields in texts if fields]
 
-
-class Row(NamedTuple):
-    """A training, its splits, and the split to compare them with."""
-
-    overrides: Sequence[str]
-    splits: Sequence[Split] = UNEVEN
-    alone: Split = ALONE
+    def exit_code(self) -> int:
+        return self.process.wait(PATIENCE_S)
 
 
-# -- what is trained ---------------------------------------------------------------------------------------------------
-
-DECAYED = ("optimizer.weight_decay=0.1", "optimizer.momentum=0.9", "trainer.max_epochs=3")
-FILES = "FILES"  # in overrides: the folder with images, lists and a run to start from
-
-
-def _labelled(kind: str, *overrides: str) -> tuple[str, ...]:
-    """Digits with other targets than their class."""
-    source = ("data._target_=tests.support.sources.labelled", f"+data.kind={kind}")
-    return (*DIGITS, *source, "trainer.limit_train_batches=6", "optimizer.lr=0.01", *overrides)
+@contextmanager
+def training(cwd: Path, *overrides: str, ignores_hangups: bool = False) -> Iterator[Training]:
+    started = Training(cwd, *overrides, ignores_hangups=ignores_hangups)
+    try:
+        yield started
+    finally:
+        started.process.kill()
+        started.process.wait()
 
 
-ROWS = {
-    # a last batch of two: empty shards
-    "remainder": Row((*SMALL, "data.train_size=66"), ALL),
-    # a last batch that takes in a last sample, which batch norm could not normalize alone
-    "one more, averaged weights": Row(
-        (*own_network("NormalizesSingleValues"), "data.train_size=65", "callbacks=ema", "flip_test=true"), ALL
-    ),
-    "micro-batches, every augmentation": Row((*SMALL, *ACCUMULATE_AUGMENT), ALL),
-    "augmentations of photographs": Row((*SMALL, *PHOTOGRAPH_AUGMENT, "augment.mixup=0.4")),
-    "full width": Row(
-        (*SMALL, "model.width=64", "data.train_size=20", "data.image_size=8", "trainer.max_epochs=1"), (Split(2),)
-    ),
-    # without batch norm micro-batches change nothing, with every augmentation, mixing and dropout: in parts of 6 and
-    # of 1, with a last step of 19 and of 25 samples
-    **{
-        f"{size} samples in parts": Row(
-            (*own_network("Unnormalized"), *ACCUMULATE_AUGMENT, f"data.train_size={size}"), splits, PARTS[0]
-        )
-        for size, splits in ((67, PARTS[1:]), (49, PARTS[-2:]))
-    },
-    # -- optimizers, schedules, groups of parameters, initial weights
-    "AdamW": Row((*SMALL, "optimizer=adamw")),
-    **{name: Row(overrides, EMPTY) for name, overrides in OPTIMIZATION.items()},
-    "weights of another run": Row((*INITIAL, f"init_from={FILES}/source", "seed=5"), (Split(2, "[3,1]"), Split(3))),
-    "weights of other classes": Row(
-        (*INITIAL, f"init_from={FILES}/source", "data.num_classes=3", "data.channels=3", "seed=5"), EMPTY
-    ),
-    "a pretrained network of which the head is trained": Row(
-        of_library("timm test_resnet", f"model.pretrained={FILES}/weights.pth", "model.head_only=true"), EMPTY
-    ),
-    # -- networks: batch norm with activation, stochastic depth and dropout, squeeze and excitation, attention
-    "own network": Row(own_network("Plain")),
-    # parameters without a gradient on some ranks or on all, in some steps or in all
-    "partly used network": Row((*own_network("PartlyUsed"), *DECAYED, "data.train_size=66", "callbacks=ema"), ALL),
-    # one rank comes later to the first bucket, but not to the sums of batch norm
-    "partly used network, two buckets": Row(
-        (
-            *(text for text in own_network("PartlyUsed") if "hidden" not in text),
-            *("+model.hidden=8000", "strategy.bucket_size_mib=1"),
-            *("data.image_size=8", "data.train_size=34", "trainer.max_epochs=1"),
-        ),
-        (Split(2, "[3,1]"),),
-    ),
-    "partly used network, micro-batches": Row((*own_network("PartlyUsed"), *DECAYED, *ACCUMULATE_AUGMENT)),
-    **{
-        name: Row(of_library(name, *more), EMPTY[1:])
-        for name, more in {
-            "torchvision mobilenet_v3_small": ("model.dropout=0.3",),
-            "torchvision squeezenet1_1": (),
-            "torchvision shufflenet_v2_x0_5": ("data.image_size=64",),
-            "torchvision efficientnet_b0": ("data.train_size=16", "data.image_size=64"),
-            "timm test_resnet": ("model.drop_path=0.3",),
-            "timm test_efficientnet": ("model.drop_path=0.3",),
-            "timm test_byobnet": (),
-            "timm lcnet_035": ("data.image_size=64",),
-            "timm test_convnext": ("model.drop_path=0.3", "model.dropout=0.3"),
-            "timm test_vit": ("data.image_size=160", "data.train_size=10", "model.drop_path=0.3", "model.dropout=0.3"),
-        }.items()
-    },
-    # -- tasks, losses, metrics, modules
-    "class weights, own metric": Row(
-        (
-            *SMALL,
-            "task.class_weights=[1,1,1,2,1,1,1,1,3,1]",
-            "+task.metrics.f1={_target_:torchmetrics.classification.MulticlassF1Score}",
-            "augment.mixup=0.4",
-        )
-    ),
-    # an epoch repeats images, each time with other draws
-    "balanced classes": Row((*UNEQUAL, "data.balance=1", "augment.rotation=20", "augment.mixup=0.4"), ALL),
-    "balanced Dataset": Row((*TURNED, "data.balance=0.7"), (Split(2, "[3,1]", ("data.num_workers=2",)), Split(3))),
-    "balanced folder, random crops": Row(
-        (*CROPPED, f"data.root={FILES}/unequal", "data.balance=1", "data.cache=null"), EMPTY
-    ),
-    "balanced class weights": Row((*UNEQUAL, "task.class_weights=balanced", "augment.cutmix=1")),
-    "own loss": Row((*SMALL, "task.label_smoothing=0", "task.loss={_target_:torch.nn.MultiMarginLoss,reduction:none}")),
-    "several labels": Row(_labelled("labels", "task=multilabel", "augment.cutmix=1")),
-    "numbers, another loss": Row(_labelled("number", "task=regression", "task.loss._target_=torch.nn.HuberLoss")),
-    "own module": Row((*OF_MODULE, *PLAIN), (Split(2, "[3,1]"), Split(3, "[1,0,2]"))),
-    "own module, partly used": Row(
-        (*OF_MODULE, f"module._target_={MODULES}.PartlyUsed"), (Split(2, "[3,1]"), Split(3, "[1,0,2]"))
-    ),
-    "own module, two optimizers": Row((*OF_MODULE, *GAN), (Split(2, "[3,1]"), Split(3, "[1,0,2]"))),
-    # -- data: Datasets with random transforms; of two decoding processes each sample's neighbours are others
-    **{
-        name: Row(overrides, (Split(2, "[3,1]", ("data.num_workers=2",)), Split(3, "[2,0,1]")))
-        for name, overrides in {
-            "Dataset": TURNED,
-            "Dataset of floats, micro-batches": (*turned(is_float=True), "trainer.accumulate_grad_batches=2"),
-            "Dataset that is split": [text for text in turned(is_float=True) if not text.startswith("data.val=")],
-        }.items()
-    },
-    # wherever the pixels are; a cache for each number of workers: the ranks of a run meet there for the first time
-    **{
-        name: Row(
-            (*overrides, f"data.root={FILES}/images"),
-            (
-                Split(1, more=("data.memory=auto", f"data.cache={FILES}/cache_1")),
-                Split(1, more=STREAMED),
-                Split(2, "[3,1]", ("data.memory=auto", f"data.cache={FILES}/cache_2")),
-                Split(3, "[2,0,1]", STREAMED),
-            ),
-            Split(1, more=IN_MEMORY),
-        )
-        for name, overrides in {"folder": FOLDER, "folder, random crops": CROPPED}.items()
-    },
-    "random crops of tensors": Row((*SMALL, "augment.random_resized_crop.scale=[0.3,1.0]", "augment.cutmix=1")),
-    "list": Row(
-        LISTED,
-        (
-            Split(2, "[3,1]", (f"data.file={FILES}/listed/list.parquet", f"data.cache={FILES}/cache_of_list")),
-            Split(3, "[2,0,1]", (f"data.file={FILES}/listed/list.csv", *STREAMED)),
-        ),
-        Split(1, more=(f"data.file={FILES}/listed/list.csv", "data.cache=null")),
-    ),
-}
+def _ignoring_hangups(words: list[str], cwd: Path, pipes: dict[str, Any]) -> subprocess.Popen[Any]:
+    """A process that starts as under nohup."""
+
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    return subprocess.Popen(words, cwd=cwd, env=environ(), preexec_fn=ignore, **pipes)
 
 
-def write_weights(file: Path) -> None:
-    """Weights of a network whose batch norms have seen images: their statistics are not those of a new one."""
-    torch.manual_seed(5)
-    net = timm.create_model("test_resnet").train()
-    net(torch.rand(8, 3, 32, 32))
-    torch.save(net.state_dict(), file)
+def children_of(pid: int) -> list[int]:
+    """Children of the main thread of a process, the oldest first."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def write_sources(files: Path) -> RunFolder:
-    """Write the images, lists and weights of the rows. Returns the run of which some have weights."""
-    write_folder(files / "images", count=35)
-    write_folder(files / "unequal", count=35)
-    for image in sorted((files / "unequal" / "red fox").rglob("*.png"))[:25]:
-        image.unlink()
-    for suffix in (".csv", ".parquet"):
-        write_listed(files / "listed", count=70, suffix=suffix)
-    write_weights(files / "weights.pth")
-    source = write_run(files / "source", INITIAL)
-    assert train(source) == 0
-    return source
+def is_alive(pid: int) -> bool:
+    """True until the last thread of a process has ended: until then it holds its files."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return False
+    return state != "Z" or int(fields[16]) > 1

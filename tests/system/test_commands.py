@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 from sklearn.metrics import accuracy_score
 
-from lockstep.data.images.splits import whole
 from lockstep.data.sources.builtin import digits
+from lockstep.data.splits import whole
 from lockstep.runs.folder import RunFolder
 from tests.support import commands
 from tests.support.harness import command

@@ -16,7 +16,7 @@ import torch
 from PIL import Image, ImageOps
 
 import lockstep
-from lockstep.data.images.splits import whole
+from lockstep.data.splits import whole
 from lockstep.inference import export, predict
 from lockstep.runs.folder import RunFolder
 from tests.support import commands, guides

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from lockstep.config import overrides
-from lockstep.config.composing.options import parse_override
+from lockstep.config.composing.compose import parse_override
 from lockstep.runs.folder import RunFolder
 from lockstep.system import hardware
 from tests.support import commands

@@ -17,7 +17,7 @@ from PIL import Image
 import lockstep
 from lockstep.assembly.precision import keep_float32
 from lockstep.data.images.preprocessing import View
-from lockstep.data.images.splits import whole
+from lockstep.data.splits import whole
 from lockstep.inference import predict
 from lockstep.runs.folder import RunFolder
 from tests.support.commands import run

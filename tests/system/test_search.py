@@ -17,8 +17,7 @@ from optuna.storages.journal import JournalFileBackend
 from lockstep.config import build
 from lockstep.config.checks import validation
 from lockstep.config.composing import compose
-from lockstep.config.composing.compose import CONF
-from lockstep.config.composing.options import groups
+from lockstep.config.composing.compose import CONF, groups
 from lockstep.config.composing.sweep_space import Interval, separate_space
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.target_sections import Search

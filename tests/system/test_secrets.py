@@ -98,7 +98,7 @@ def test_a_benchmark_and_the_facts_of_a_run_keep_their_secrets(tmp_path: Path, m
     found = json.loads((tmp_path / "results.json").read_text())
     assert "api_token=***" in json.dumps(report.facts(found))
     monkeypatch.setattr("sys.argv", ["train.py", *texts])
-    assert "hunter" not in json.dumps([found, report.facts(found), describe(ROOT)])
+    assert "hunter" not in json.dumps([found, report.facts(found), describe()])
 
 
 def test_frozen_keys_are_reported_without_secrets() -> None:

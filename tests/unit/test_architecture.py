@@ -58,7 +58,7 @@ OVERRIDDEN = {"callbacks.best._run_early_stopping_check", "callbacks.csv_logger.
 
 
 def test_private_parts_of_other_libraries_are_used_in_one_module() -> None:
-    """Deferred modules have stand-ins for their private names: lazy_imports."""
+    """Deferred modules have stand-ins for their private names: libraries."""
     ours = {node.name for path in MODULES.values() for node in _nodes(path, ast.FunctionDef, ast.ClassDef)}
     ours |= {node.attr for path in MODULES.values() for node in _nodes(path, ast.Attribute) if _is_set(node)}
     ours |= {ast.unparse(node.target) for path in MODULES.values() for node in _nodes(path, ast.AnnAssign)}
@@ -74,7 +74,7 @@ def test_private_parts_of_other_libraries_are_used_in_one_module() -> None:
             else:
                 names = {node.name} if any(map(_is_override, node.decorator_list)) else set()
             found |= {f"{name}.{part}" for part in names if part.startswith("_") and not part.endswith("__")}
-    used = {each for each in found if not each.startswith(("system.internals.", "system.lazy_imports."))}
+    used = {each for each in found if not each.startswith(("system.internals.", "system.libraries."))}
     assert used == OVERRIDDEN | {"system.signals._handle"}  # whose base is ours
 
 

@@ -3,31 +3,34 @@
 import hashlib
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torchmetrics.metric import Metric
+from typing_extensions import override
 
 from lockstep import __version__
 from lockstep.assembly.session import Session
-from lockstep.callbacks.own_module import Companion
 from lockstep.config import build
 from lockstep.config.checks import signatures
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
 from lockstep.distributed.batch_norm import refuse_inexact_norms
-from lockstep.distributed.rng import replace_dropout, seed_of
+from lockstep.distributed.collectives import gather_objects
+from lockstep.distributed.rng import ExactDropout, replace_dropout, seed_of
 from lockstep.models.classifier import ImageFormat
 from lockstep.runs import verified
-from lockstep.tasks import reduction
+from lockstep.tasks.scores import MetricError, prepare_to_log
 
 LIBRARIES = ("builtins", "lightning", "lockstep", "timm", "torch", "torchmetrics", "torchvision")
 
 
-def build_module(session: Session, images: ImageFormat, total_steps: int) -> tuple[L.LightningModule, Companion]:
+def build_module(session: Session, images: ImageFormat, total_steps: int) -> tuple[L.LightningModule, "Companion"]:
     """Build the custom LightningModule, with those standard arguments that it takes, and its companion.
 
     Every rank must call it. Raises ConfigError if it cannot be built, or its norms or draws cannot be exact.
@@ -52,7 +55,7 @@ def build_module(session: Session, images: ImageFormat, total_steps: int) -> tup
         dropouts = replace_dropout(module, config.seed)
         for path, part in module.named_modules():
             if isinstance(part, Metric):
-                reduction.prepare_to_log(f"module.{path}", part)
+                prepare_to_log(f"module.{path}", part)
     watched = {
         f"callbacks.{name}.monitor": str(section.arguments()["monitor"])
         for name, section in config.callbacks.items()
@@ -77,3 +80,81 @@ def header_row(config: Config, module: L.LightningModule) -> tuple[str, str]:
     """Return the row of a header about the date on which `lockstep verify` found a custom module exact, if it did."""
     known = verified.recall(digest(config, module))
     return "exact", known or "not verified: run lockstep verify with these settings"
+
+
+class Companion(L.Callback):
+    """Passes shards to the dropouts of a custom module, collects the metrics that it logs, and saves its image format.
+
+    `watched` maps settings to the metrics they name: callbacks decide by them, so their values must be the same on all
+    ranks. Must be the first callback.
+    """
+
+    def __init__(
+        self, name: str, images: ImageFormat, dropouts: Sequence[ExactDropout], watched: dict[str, str]
+    ) -> None:
+        self._name = name
+        self._images = images
+        self._dropouts = dropouts
+        self._watched = watched
+        self._validated = -1  # epoch of the last validation
+        self.metrics: dict[str, float] = {}
+
+    @override
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Make metrics of single values, such as MeanMetric, take float64: moving them has reset that."""
+        from torchmetrics.aggregation import BaseAggregator  # costs a dozen modules that other trainings do not need
+
+        for part in pl_module.modules():
+            if isinstance(part, BaseAggregator):
+                part.set_dtype(torch.float64)
+
+    on_validation_start = on_train_start
+    on_test_start = on_train_start
+
+    @override
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        for dropout in self._dropouts:
+            dropout.shard = batch.shard
+
+    @override
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Collect the validation. Raises MetricError if a watched metric is missing or differs between ranks."""
+        self._validated = trainer.current_epoch
+        self._collect(trainer)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._refuse_unfit([key for key, name in self._watched.items() if name.startswith("val/")])
+
+    @override
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Collect the metrics of the epoch, and drop the validation of an earlier one. Raises MetricError."""
+        self._collect(trainer)
+        if self._validated != trainer.current_epoch:
+            self.metrics = {name: value for name, value in self.metrics.items() if not name.startswith("val/")}
+        has_validation = is_overridden("validation_step", pl_module)
+        self._refuse_unfit([key for key, name in self._watched.items() if not (has_validation and name[:4] == "val/")])
+
+    @override
+    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._collect(trainer)
+
+    @override
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["image_format"] = self._images._asdict()
+
+    def _collect(self, trainer: L.Trainer) -> None:
+        logged = {name: value for name, value in trainer.callback_metrics.items() if not name.endswith("_step")}
+        self.metrics.update({name: float(value) for name, value in logged.items()})
+
+    def _refuse_unfit(self, keys: Sequence[str]) -> None:
+        everywhere = gather_objects(self.metrics)
+        for key in keys:
+            name = self._watched[key]
+            values = {metrics.get(name) for metrics in everywhere}
+            if None in values:
+                logs = ", ".join(self.metrics) or "nothing"
+                raise MetricError(f"{key}={name} is not logged by {self._name}, which logs {logs}: choose from these")
+            if len(values) > 1 and not all(value != value for value in values):
+                hint = "log a metric of torchmetrics, or the result of lockstep.sum_over_global"
+                raise MetricError(f"{key}={name}: {self._name} logs different values on the workers: {hint}")

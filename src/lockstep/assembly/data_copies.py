@@ -1,20 +1,66 @@
-"""Copies the data of a run to each node (data.copy_to), from a folder or a URL."""
+"""Copies of the data of a run on each node (data.copy_to), from a folder or a URL. Only making one imports torch."""
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from lockstep.assembly.listed_images import files_of
-from lockstep.assembly.staging import together
-from lockstep.config.checks import data_copies
-from lockstep.config.errors import ConfigError, Error
-from lockstep.config.schema.target_sections import IMAGE_FOLDER, IMAGE_LIST, OF_FILES, Data
+from lockstep.config.errors import ConfigError, Error, literal
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.target_sections import IMAGE_FOLDER, IMAGE_LIST, OF_FILES, Data, is_ours
 from lockstep.data.images.image_table import IMAGE_SUFFIXES, require_path
 from lockstep.data.sources import FOLDERS
-from lockstep.data.sources.lists import listed_names
 from lockstep.data.transfer import copying, remote
 from lockstep.data.transfer.copying import Copy, Source
-from lockstep.distributed.collectives import gather_objects
+from lockstep.system.redaction import redact
+
+
+def errors(config: Config) -> Iterator[Error]:
+    """Yield the errors of settings of a copy, and of a URL."""
+    data = config.data
+    if data.root is None and data.target != IMAGE_LIST:
+        for key, value in (("copy_to", data.copy_to), ("copy_remove", data.copy_remove)):
+            if value:
+                yield Error(f"data.{key}={literal(value)}", "is for a copy of data.root, which is not set", "remove it")
+        return
+    root = data.root or ""  # a list is in its own folder
+    if data.is_remote and is_ours(data.target):
+        yield from (Error("", text) for text in remote.errors(root))
+        if data.copy_to is None and data.arguments().get("cache") is None:
+            yield Error(f"data.root={root}", "is a URL", "choose a folder for its files, data.copy_to=data/cache")
+    if data.copy_remove and data.copy_to is None and not data.is_remote:
+        yield Error("data.copy_remove=true", "has no copy to remove", "set data.copy_to, or remove it")
+
+
+def copy_of(section: Data) -> Copy | None:
+    """Return the copy that a section of this machine requires; None if its files are read in place."""
+    arguments = section.arguments()
+    cache, file = arguments.get("cache"), Path(arguments["file"]) if section.target == IMAGE_LIST else None
+    root = section.root if section.root is not None or file is None else str(file.parent)
+    if root is None:
+        return None
+    if section.copy_to is not None:
+        key, folder = "data.copy_to", section.copy_to
+    elif section.is_remote and section.target in OF_FILES and cache is not None:
+        key, folder = "data.cache", cache
+    else:
+        return None
+    below = FOLDERS.get(section.target, "")
+    if section.is_remote:
+        source = "/".join(filter(None, (remote.strip_query(root).rstrip("/"), below)))
+        called, name = redact(source), remote.name_of(root)
+    else:
+        source = called = str((Path(root).expanduser() / below).resolve())
+        name = below.partition("/")[0] or Path(source).name.lstrip(".") or "files"
+    if file is not None:  # two lists of one folder name different files
+        source = f"{source} {file.expanduser().resolve()}"
+    return Copy(f"{key}={folder}", called, copying.stem_of(folder, source, name), name)
+
+
+def remove_unused(section: Data) -> None:
+    """Remove the copy of a run that has ended, if data.copy_remove is set and no other run uses it."""
+    if section.copy_remove and (copy := copy_of(section.resolve_paths())) is not None:
+        copy.remove()
 
 
 def stage(section: Data, held: contextlib.ExitStack, *, is_first: bool) -> tuple[Data, str]:
@@ -22,9 +68,12 @@ def stage(section: Data, held: contextlib.ExitStack, *, is_first: bool) -> tuple
 
     The copy stays while `held` is open. Every rank must call it. Raises ConfigError on all ranks.
     """
-    copy = data_copies.copy_of(section)
+    from lockstep.assembly.staging import together
+    from lockstep.distributed.collectives import gather_objects
+
+    copy = copy_of(section)
     assert copy is not None, "see is_copied"
-    held.callback(data_copies.remove_unused, section)  # runs last
+    held.callback(remove_unused, section)  # runs last
     own_digest = together(lambda: copy.make(_source(section, copy), held) if is_first else None)
     digests = {digest for digest in gather_objects(own_digest) if digest is not None}
     if len(digests) > 1:
@@ -39,6 +88,8 @@ def stage(section: Data, held: contextlib.ExitStack, *, is_first: bool) -> tuple
 def _source(section: Data, copy: Copy) -> Source:
     root, below = section.root, FOLDERS.get(section.target, "")
     if root is not None and section.is_remote:
+        from lockstep.data.sources.lists import listed_names
+
         arguments = section.arguments()
         names = listed_names(arguments["file"], arguments["path_column"]) if section.target == IMAGE_LIST else None
         suffixes = IMAGE_SUFFIXES if section.target == IMAGE_FOLDER else ()
@@ -47,6 +98,8 @@ def _source(section: Data, copy: Copy) -> Source:
         raise ValueError(f"{copy.setting} lies inside the folder to copy, {copy.source}: set it to another folder.")
     try:
         if section.target in OF_FILES:
+            from lockstep.assembly.listed_images import files_of
+
             table = files_of(section).table
             sizes = dict(zip(map(os.path.normpath, table.names), table.states[:, 0].tolist(), strict=True))
             if outside := [name for name in sizes if name.split("/")[0] == ".."]:

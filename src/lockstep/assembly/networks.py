@@ -4,7 +4,7 @@ import contextlib
 import copy
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -23,11 +23,10 @@ from lockstep.distributed.partition import Shard
 from lockstep.distributed.rng import drawing_layer, replace_dropout, seed_of
 from lockstep.models import layout
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.models.origin import attach_ends
 from lockstep.models.parameter_groups import ParameterRule, rule_of
 from lockstep.models.passes import Layout
 from lockstep.models.schedules import Schedule
-from lockstep.tasks import reduction
+from lockstep.tasks.scores import prepare_metric
 from lockstep.tasks.task import Task
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -50,18 +49,23 @@ def classifier(
         task: Task = build.build(config.task)
         task.fit_to(image_format.class_names)
         measured = _metrics(config, task, num_outputs)
-    origin = attach_ends(net, num_outputs)
-    rules = _parameter_rules(config, net, task, origin.head)
+    rules = _parameter_rules(config, net, task, num_outputs)
     if is_trained:
         refuse_draws(config, net, shape)
-        if origin.image_size and min(shape[1:]) * MUCH_SMALLER < origin.image_size:
-            _print_small_images(session, origin.image_size, min(shape[1:]))
         with build.section_errors(config, "optimizer"):
             optimizer = build.build(config.optimizer)(list(net.parameters()))
         with build.section_errors(config, "scheduler"):
             _schedule(config).build(optimizer, total_steps)
-    if origin.mean is not None and origin.std is not None:
-        image_format = image_format._replace(mean=origin.mean, std=origin.std)
+    if hasattr(net, "origin"):
+        from lockstep.models.origin import origin_of
+
+        origin = origin_of(net)
+        side, expected, is_printed = min(shape[1:]), origin.image_size, session.rank == 0 and not config.silent
+        if is_trained and expected and side * MUCH_SMALLER < expected and is_printed:
+            text = f"The network was made for images of {expected} pixels, these have {side}"
+            print(f"{text}: set a larger data.image_size, or model=resnet18.", file=sys.stderr, flush=True)
+        if origin.mean is not None and origin.std is not None:
+            image_format = image_format._replace(mean=origin.mean, std=origin.std)
     with build.section_errors(config, "model"):
         module = _classifier_class(session)(
             net,
@@ -114,12 +118,6 @@ def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, in
             raise ConfigError(Error(f"model._target_={config.model.target}", problem, hint))
 
 
-def _print_small_images(session: Session, expected: int, side: int) -> None:
-    if session.rank == 0 and not session.config.silent:
-        text = f"The network was made for images of {expected} pixels, these have {side}"
-        print(f"{text}: set a larger data.image_size, or model=resnet18.", file=sys.stderr, flush=True)
-
-
 def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
     """Build the metrics by name, with those arguments of the task that they take."""
     metrics: dict[str, Metric] = {}
@@ -135,7 +133,7 @@ def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
             raise ValueError(f"task.metrics.{name}._target_={section.target}: {one_line(error)}") from error
         if not isinstance(metric, Metric):
             raise TypeError(f"task.metrics.{name}._target_={section.target} is not a torchmetrics metric")
-        reduction.prepare(f"task.metrics.{name}", metric)
+        prepare_metric(f"task.metrics.{name}", metric)
         metrics[name] = metric
     return metrics
 
@@ -144,11 +142,15 @@ def _schedule(config: Config) -> Schedule:
     return Schedule(build.build(config.scheduler), config.scheduler.interval, *build.monitored_metric(config))
 
 
-def _parameter_rules(config: Config, net: nn.Module, task: nn.Module, head: Sequence[str]) -> list[ParameterRule]:
+def _parameter_rules(config: Config, net: nn.Module, task: nn.Module, num_outputs: int) -> list[ParameterRule]:
     """Build the rules of `parameters`. Raises ConfigError for one without effect, and if nothing is trained."""
-    of_head = f"^({'|'.join(map(re.escape, head))})\\."
     sections = {name: section.model_dump() for name, section in config.parameters.items() if section is not None}
-    rules = [ParameterRule(name, **{**keys, "pattern": keys["pattern"] or of_head}) for name, keys in sections.items()]
+    if not all(keys["pattern"] for keys in sections.values()):
+        from lockstep.models.origin import attach_ends
+
+        of_head = f"^({'|'.join(map(re.escape, attach_ends(net, num_outputs).head))})\\."
+        sections = {name: {**keys, "pattern": keys["pattern"] or of_head} for name, keys in sections.items()}
+    rules = [ParameterRule(name, **keys) for name, keys in sections.items()]
     found = list(_rule_errors(rules, dict([*net.named_parameters(), *task.named_parameters("task")])))
     if found:
         raise ConfigError(*found)

@@ -1,4 +1,4 @@
-"""The number format of a run, chosen for its device."""
+"""The device of a rank, and the number format of a run that is chosen for it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ import torch
 
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config
+from lockstep.system.launcher import World
 
 VOLTA, AMPERE = (7, 0), (8, 0)  # the first compute capabilities with float16 products, and with bfloat16 and TF32
 
@@ -82,3 +83,15 @@ def keep_float32() -> Iterator[None]:
             cudnn.allow_tf32 = convolutions  # pyright: ignore[reportAttributeAccessIssue]
         for switch, precision in zip(switches, before, strict=True):
             switch.fp32_precision = precision
+
+
+def chosen_device(config: Config, gpus: tuple[int, ...], world: World) -> torch.device:
+    """Return the device of this process, made torch's current one."""
+    if not gpus:
+        return torch.device("cpu")
+    number = gpus[world.local_rank]
+    if torch.cuda.device_count() <= number:
+        problem = f"torch {torch.__version__} finds {torch.cuda.device_count()} GPUs (no CUDA in it, or an old driver?)"
+        raise RuntimeError(f"trainer.devices={config.trainer.devices}: {problem}: strategy=cpu needs none.")
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)

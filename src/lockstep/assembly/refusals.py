@@ -24,10 +24,6 @@ LESS_MEMORY = (
 )
 
 
-class Refused(Exception):
-    """Ends a run for lack of memory or disk space. Its text is printed."""
-
-
 def explain_error(error: BaseException, folder: Path, who: str) -> str | None:
     """Explain the lack of memory or disk behind `error` for `who`, a rank of the run in `folder`; None for others.
 
@@ -55,13 +51,6 @@ def is_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and is_of_torch)
 
 
-def folder_error(key: str, chosen: str | None, default: str) -> Error | None:
-    """Return the error if the folder of a run or sweep, `chosen` by `key`, cannot be made: Hydra would raise it."""
-    path = chosen or default
-    error = _exposure_reason(chosen) or write_obstacle(Path(path))
-    return error if error is None or path == default else error.within(f"{key}={path}")
-
-
 def write_obstacle(path: Path) -> Error | None:
     """Return the error if nothing can be created at `path`, found by trying. Leaves nothing there."""
     folder = _nearest_existing(path)
@@ -75,15 +64,16 @@ def write_obstacle(path: Path) -> Error | None:
         return Error(display_path(folder), f"cannot be written to ({error.strerror})", fix)
 
 
-def _exposure_reason(chosen: str | None) -> Error | None:
-    """Return the error if another user could replace a new folder, the `chosen` one or one below outputs/."""
+def folder_error(key: str, chosen: str | None, default: str) -> Error | None:
+    """Return the error if a folder, that of `key` if it is chosen, cannot be made, or others could replace it."""
     from lockstep.runs import gate
 
     try:
         gate.need_private(Path(chosen or "outputs").resolve())
-    except PermissionError as error:
-        return file_error(error)
-    return None
+        error = write_obstacle(Path(chosen or default))
+    except PermissionError as refused:
+        error = file_error(refused)
+    return error if error is None or chosen in (None, default) else error.within(f"{key}={chosen}")
 
 
 def _disk_error(error: OSError, folder: Path) -> str | None:
@@ -91,10 +81,8 @@ def _disk_error(error: OSError, folder: Path) -> str | None:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         disk = _nearest_existing(path or folder)
         free = f"{disk} has {shutil.disk_usage(disk).free / 2**20:,.1f} MiB free"
-        what = "a file" if path is None else display_path(path)
-        return (
-            f"the disk is full: {what} cannot be written, {free}. Free some space and resume: earlier files are intact"
-        )
+        text = f"the disk is full: {'a file' if path is None else display_path(path)} cannot be written, {free}"
+        return f"{text}. Free some space and resume: earlier files are intact"
     if path is None or not path.is_relative_to(folder):
         return None
     if not folder.is_dir():

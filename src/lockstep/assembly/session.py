@@ -12,15 +12,14 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from torch import distributed as dist
 
-from lockstep.assembly import checkpoints, refusals
+from lockstep.assembly import checkpoints
 from lockstep.assembly.checkpoints import Chosen
-from lockstep.assembly.precision import chosen_precision, set_tf32
-from lockstep.assembly.ranks import agree, chosen_device
-from lockstep.assembly.staging import together
+from lockstep.assembly.precision import chosen_device, chosen_precision, set_tf32
+from lockstep.assembly.staging import agree, together
 from lockstep.config.checks.workers import resolve_workers
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import ConfigError, Error, Refused
 from lockstep.config.schema.configuration import Config
-from lockstep.data.images.image_error import ImageError
+from lockstep.data.splits import ImageError
 from lockstep.distributed import collectives
 from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.virtual_shards import VirtualShards
@@ -112,9 +111,11 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
         except MetricError as error:  # of a custom module, which logs during the training
             raise ConfigError(Error("", str(error))) from error
         except Exception as error:
-            text = refusals.explain_error(error, folder.path, f"rank {world.rank} of {world.world_size}")
+            from lockstep.assembly.refusals import explain_error
+
+            text = explain_error(error, folder.path, f"rank {world.rank} of {world.world_size}")
             if text is not None:
-                raise refusals.Refused(text) from error
+                raise Refused(text) from error
             raise
         # after a failure the group stays until the process ends: the failure must be recorded before others notice it
         if dist.is_initialized():

@@ -1,4 +1,4 @@
-"""Downloads the data of a run once a node, or has it copied, while other ranks wait."""
+"""Work of one rank for which the others wait: all agree, and data is downloaded or copied once a node."""
 
 import contextlib
 import io
@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from lockstep.config import features
-from lockstep.config.checks import data_paths
 from lockstep.config.errors import ConfigError, Error, errors_of
+from lockstep.config.saved import config_file
+from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import Data
-from lockstep.distributed.collectives import gather_objects
+from lockstep.distributed.collectives import gather_objects, is_distributed
 
 T = TypeVar("T")
 HEARTBEAT_S = 5.0  # well below any strategy.timeout_s
@@ -25,7 +26,7 @@ def once_a_node(
     Downloads go to data.root, on rank 0 first. A copy stays while `held` is open. Raises ConfigError on all ranks, with
     the errors of all nodes.
     """
-    section = together(lambda: data_paths.resolve_paths(section))
+    section = together(section.resolve_paths)
     is_first, is_download = local_rank == 0, bool(section.arguments().get("download"))
     stages = features.used_features("stage", section)
     # only the first process of a machine prints
@@ -73,3 +74,14 @@ def readable(read: Callable[[], T], remark: str = "") -> T:
     except (FileNotFoundError, ValueError) as error:
         *others, last = errors_of(error)
         raise ConfigError(*others, Error("", f"{last} ({remark})") if remark else last) from error
+
+
+def agree(config: Config, world_size: int) -> None:
+    """Check that all ranks have the same configuration and world size. Raises ConfigError on all ranks."""
+    if not is_distributed():
+        return
+    mine = (config_file.fingerprint(config), world_size)
+    for rank, other in enumerate(gather_objects(mine)):
+        if other != mine:
+            problem = f"has another configuration or world size, {other}, than this process, {mine}"
+            raise ConfigError(Error(f"rank {rank}", problem, "start all processes with the same command and files"))

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lockstep.assembly.refusals import is_of_memory
 from lockstep.assembly.session import Session
 from lockstep.config.errors import ConfigError, Error, join_names, literal, one_line
 from lockstep.config.schema.configuration import Config
-from lockstep.data.images.splits import Splits, is_streamed
 from lockstep.data.module import ImageData
+from lockstep.data.splits import Splits, is_streamed
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
 from lockstep.system.wording import plural
@@ -181,9 +180,8 @@ def _try_empty(config: Config, module: Classifier, batch: Batch) -> None:
     module.eval()
     module.task.train()
     problem = "cannot take an empty batch, which the shard of a worker can be"
-    with _config_error(
-        module, f"model._target_={config.model.target}", f"{problem} (x.flatten(1), not x.view(len(x), -1))"
-    ):
+    network, advice = f"model._target_={config.model.target}", "(x.flatten(1), not x.view(len(x), -1))"
+    with _config_error(module, network, f"{problem} {advice}"):
         outputs = module(batch.inputs)
     with _config_error(module, f"task._target_={config.task.target}", problem):
         values, _ = checked_losses(module.task, outputs, batch)
@@ -203,6 +201,8 @@ def _config_error(module: Classifier, key: str, problem: str) -> Iterator[None]:
     except MetricError as error:
         raise ConfigError(Error("", str(error))) from error
     except Exception as error:  # of custom code
+        from lockstep.assembly.refusals import is_of_memory
+
         if is_of_memory(error):
             raise
         line = one_line(error)

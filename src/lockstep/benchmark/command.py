@@ -24,7 +24,7 @@ from lockstep.benchmark import results, step
 from lockstep.benchmark.environments import Environment, Machines, available_machines, environments
 from lockstep.config import overrides, saved_run
 from lockstep.config.checks import data_presence
-from lockstep.config.composing import compose, options
+from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError, Error, exit_with
 from lockstep.config.saved import config_file, project
 from lockstep.config.schema.configuration import BenchmarkConfig, Config
@@ -53,7 +53,7 @@ def run_benchmark(texts: Sequence[str], source: compose.Source) -> int:
         typed = add_benchmark(texts)
         (config,) = overrides.check(typed, source, is_benchmark=True).configs
         assert isinstance(config, BenchmarkConfig)
-        folder = options.hydra_value("hydra.run.dir", typed, source)
+        folder = compose.hydra_value("hydra.run.dir", typed, source)
         chosen = Path(folder).resolve() if folder else None
         if config.cluster.name != "none":
             return _submit(config, texts, chosen)

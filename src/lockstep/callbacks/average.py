@@ -18,9 +18,7 @@ from lockstep.system.internals import average_of
 from lockstep.system.kinds import Fraction
 
 
-def exponential_average(
-    decay: Annotated[Fraction, Doc("its highest value")],
-) -> Any:
+def exponential_average(decay: Annotated[Fraction, Doc("its highest value")]) -> Any:
     """Return an exponential moving average whose decay rises: min(decay, (1 + n) / (10 + n)) after n updates.
 
     With a constant decay the average of a short training is that of its first weights. The formula is that of

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from torch.utils.tensorboard import SummaryWriter
 from typing_extensions import Doc, override
 
-from lockstep.callbacks.events import SplitTensorBoardLogger
-from lockstep.data.images.splits import Pixels
+from lockstep.callbacks.tensorboard import SplitTensorBoardLogger
 from lockstep.data.module import ImageData
+from lockstep.data.splits import Pixels
 from lockstep.models.classifier import Classifier
 from lockstep.runs.files import atomic_file, remove, write_json
 from lockstep.runs.folder import RunFolder
 from lockstep.system.kinds import Positive
-from lockstep.tasks.builtin import Classification
+from lockstep.tasks.classification import Classification
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

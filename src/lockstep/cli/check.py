@@ -23,8 +23,8 @@ from lockstep.system.wording import plural, similar_names, size_text
 
 if TYPE_CHECKING:
     from lockstep.data.images.decoded_splits import Decoding
-    from lockstep.data.images.splits import Splits
     from lockstep.data.inspection import Copies, Inspection
+    from lockstep.data.splits import Splits
 
 
 def check(typed: Sequence[str], source: compose.Source) -> int:
@@ -84,7 +84,7 @@ def _counts(config: Config, inspection: "Inspection", split: str) -> str:
     """Describe the number of images of a split, in all and for each class, or the range of its targets."""
     import torch
 
-    from lockstep.data.balance import describe_counts
+    from lockstep.data.splits import describe_counts
 
     targets, names = inspection.targets[split], inspection.splits.class_names
     total = plural(len(inspection.seen[split]), "image")
@@ -110,7 +110,7 @@ def _unfit_targets(config: Config, inspection: "Inspection") -> list[str]:
     import torch
 
     from lockstep.assembly.try_out import refuse_unfit
-    from lockstep.tasks.builtin import Classification
+    from lockstep.tasks.classification import Classification
 
     task, found = Classification(loss=None, label_smoothing=0, class_weights=None), list[str]()
     for split, targets in inspection.targets.items():
@@ -167,8 +167,7 @@ def _use(images: "Splits", decoding: "Decoding | None", sizes: Sequence[tuple[in
 
 
 def _placement(config: Config, images: "Splits", decoding: "Decoding | None") -> str:
-    from lockstep.data.images.image_error import ImageError
-    from lockstep.data.images.splits import is_streamed, num_bytes
+    from lockstep.data.splits import ImageError, is_streamed, num_bytes
 
     memory = config.data.memory
     gpu = ", on the GPU if they fit there" if num_visible_gpus() and memory in ("auto", "device") else ""

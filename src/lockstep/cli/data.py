@@ -61,7 +61,7 @@ def prepare(root: str, changes: Mapping[str, str | None], source: "Source") -> i
 
     from lockstep.assembly.listed_images import files_of
     from lockstep.assembly.staging import once_a_node
-    from lockstep.data.images.image_error import ImageError
+    from lockstep.data.splits import ImageError
 
     with contextlib.ExitStack() as held:
         # keeps the copy of a URL for the training, too

@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import Sequence
 
 from lockstep.config import overrides
-from lockstep.config.checks import data_paths, data_presence
+from lockstep.config.checks import data_presence
 from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError, Error
-from lockstep.config.schema.target_sections import Data
+from lockstep.config.schema.target_sections import VARIABLE, Data
 from lockstep.system.terminal import show_table
 from lockstep.system.wording import plural
 
@@ -16,7 +16,7 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
     """Download what a training with these overrides needs, and print where it is. Returns the exit code."""
     config = overrides.check(typed, source).configs[0]
     data, is_url = config.data, config.data.is_remote
-    if is_url and data_paths.VARIABLE.search(data.copy_to or ""):
+    if is_url and VARIABLE.search(data.copy_to or ""):
         problem = "is on the job's machine"
         raise ConfigError(Error(f"data.copy_to={data.copy_to}", problem, "remove it to use data.cache here"))
     # the nodes copy what is here

@@ -8,8 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from lockstep.cli import declarations
-from lockstep.config.composing.compose import DEFAULT, Source, compose_config
-from lockstep.config.composing.options import groups
+from lockstep.config.composing.compose import DEFAULT, Source, compose_config, groups
 from lockstep.config.errors import literal
 from lockstep.config.schema.configuration import NAMED
 from lockstep.config.schema.type_names import kind_of

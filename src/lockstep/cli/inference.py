@@ -12,7 +12,7 @@ from lockstep.assembly import checkpoints, refusals
 from lockstep.config import saved_run
 from lockstep.config.checks import data_presence
 from lockstep.config.checks.workers import resolve_workers
-from lockstep.config.composing import compose, options
+from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError, Error, exit_with
 from lockstep.config.saved import config_file, project, trust
 from lockstep.config.schema.configuration import Config
@@ -166,7 +166,7 @@ def _submit(arguments: argparse.Namespace, run: RunFolder, config: Config) -> in
         chosen = vars(arguments) | {"job": folder.path}
         if config.cluster.name == "slurm":
             chosen["devices"] = resolve_workers(config).num_local
-        keys = [(text, options.parse_override(text).key_or_group) for text in arguments.overrides]
+        keys = [(text, compose.parse_override(text).key_or_group) for text in arguments.overrides]
         return [
             *(command, str(run.path), *([arguments.source] if command == "predict" else [])),
             *(f"--{key.replace('_', '-')}={chosen[key]}" for key in VALUES if chosen.get(key) is not None),

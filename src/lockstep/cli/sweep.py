@@ -1,4 +1,4 @@
-"""`train -m`: checks the command line of a sweep, and names its folder, before Hydra starts it."""
+"""Checks the folder of a run or sweep, and the command line of a sweep (`train -m`), before Hydra starts it."""
 
 import os
 from collections.abc import Sequence
@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.assembly import refusals
 from lockstep.runs import naming
 from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.launcher import start_once
@@ -37,10 +36,10 @@ def check(arguments: "Namespace", source: "Source") -> None:
 
 def _check_launcher(typed: Sequence[str], source: "Source") -> None:
     """Raise ConfigError for another launcher than Lockstep's: it has neither ledger nor table."""
-    from lockstep.config.composing import options
+    from lockstep.config.composing import compose
     from lockstep.config.errors import ConfigError, Error
 
-    target = options.hydra_value("hydra.launcher._target_", typed, source)
+    target = compose.hydra_value("hydra.launcher._target_", typed, source)
     if target not in (None, "hydra_plugins.lockstep.Workstation"):
         hint = "remove hydra/launcher; launcher.mode=sequential runs one trial at a time"
         raise ConfigError(Error(target, "cannot run a sweep of Lockstep", hint))
@@ -66,20 +65,27 @@ def name_folder(name: str | None, typed: Sequence[str], source: "Source", *, is_
     """
     from omegaconf import OmegaConf
 
-    from lockstep.config.composing import options
-    from lockstep.config.errors import ConfigError
+    from lockstep.config.composing import compose
     from lockstep.sweeps.ledger import command_of, find, need_own
 
     new = Path("outputs"), name or "sweep", datetime.now()
     known = find(new[0], name, redact(command_of(typed)))
-    chosen = options.hydra_value("hydra.sweep.dir", typed, source) or known
+    chosen = compose.hydra_value("hydra.sweep.dir", typed, source) or known
     if chosen and Path(chosen, SWEEP).exists():  # before Hydra writes into it
         need_own(RunFolder(Path(chosen).resolve()), is_trusted=is_trusted)
     path = str(known or naming.free_path(*new))
     OmegaConf.register_new_resolver("sweep_folder", lambda: path, replace=True)
-    chosen = options.hydra_value("hydra.sweep.dir", typed, source)
-    if (error := refusals.folder_error("hydra.sweep.dir", chosen, path)) is not None:
-        raise ConfigError(error)
+    check_folder("hydra.sweep.dir", path, typed, source)
     if known is None:
         made = cache(lambda: str(naming.create_path(*new)))
         OmegaConf.register_new_resolver("sweep_folder", made, replace=True)
+
+
+def check_folder(key: str, default: str, typed: Sequence[str], source: "Source") -> None:
+    """Raise ConfigError if the folder of a run or sweep cannot be made: Hydra would show a traceback."""
+    from lockstep.assembly import refusals
+    from lockstep.config.composing import compose
+    from lockstep.config.errors import ConfigError
+
+    if error := refusals.folder_error(key, compose.hydra_value(key, typed, source), default):
+        raise ConfigError(error)

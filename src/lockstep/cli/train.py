@@ -84,14 +84,14 @@ def _saved_run(arguments: "Namespace", source: "Source") -> "SavedRun | None":
     if is_help or arguments.multirun or not any("resume=" in text for text in arguments.overrides):
         return None
     from lockstep.config import overrides, saved_run
-    from lockstep.config.composing import compose, options
+    from lockstep.config.composing import compose
 
     compose.search_defaults()
     if (folder := saved_run.run_to_resume(arguments.overrides)) is None:
         return None
     found = saved_run.check_resume(folder, arguments.overrides, source, is_trusted=arguments.is_trusted)
-    groups = options.groups(*source.folders)
-    applied = [text for text in arguments.overrides if not overrides.is_choice(options.parse_override(text), groups)]
+    groups = compose.groups(*source.folders)
+    applied = [text for text in arguments.overrides if not overrides.is_choice(compose.parse_override(text), groups)]
     sys.argv[1:] = [word for word in sys.argv[1:] if word not in applied]
     return found
 
@@ -100,10 +100,9 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
     """Check the overrides. Returns False after printing --help. Raises ConfigError."""
     from omegaconf import OmegaConf
 
-    from lockstep.assembly import refusals
+    from lockstep.cli import sweep
     from lockstep.config import overrides
-    from lockstep.config.composing import compose, options
-    from lockstep.config.errors import ConfigError
+    from lockstep.config.composing import compose
 
     compose.search_defaults()
     OmegaConf.register_new_resolver("sweep_folder", lambda: "outputs", replace=True)
@@ -112,20 +111,16 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
 
         try:
             show_help(arguments.overrides, source)
-        except options.REFUSALS:
+        except compose.REFUSALS:
             show_help(source=source)  # without the wrong overrides
         return False
     if arguments.cfg or arguments.info or arguments.shell_completion or arguments.hydra_help:
         return True
     if arguments.multirun:
-        from lockstep.cli import sweep
-
         sweep.check(arguments, source)
     else:
         overrides.plan(arguments.overrides, source)  # a single run begins with the second round
-        chosen = options.hydra_value("hydra.run.dir", arguments.overrides, source)
-        if (error := refusals.folder_error("hydra.run.dir", chosen, "outputs")) is not None:
-            raise ConfigError(error)
+        sweep.check_folder("hydra.run.dir", "outputs", arguments.overrides, source)
     return True
 
 

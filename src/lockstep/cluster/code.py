@@ -10,7 +10,7 @@ from pathlib import Path
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.saved.config_file import to_tree
 from lockstep.config.schema.configuration import Config
-from lockstep.config.schema.legal_keys import named_callables
+from lockstep.config.schema.target_sections import named_callables
 from lockstep.runs.naming import display_path, quote_path
 from lockstep.system import provenance
 from lockstep.system.process import OTHERS

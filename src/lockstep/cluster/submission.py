@@ -23,6 +23,7 @@ from lockstep.runs import gate, naming
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path, quote_path, resume_override
 from lockstep.system import signals
+from lockstep.system.provenance import project_root
 from lockstep.system.terminal import show_table
 
 
@@ -36,7 +37,7 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
     config = build.settle_config(config)
     if config.dry_run:
         return _dry_run(config, config.run_name, chosen), 0
-    code.required_files([config], project.root())  # an error leaves not even an empty folder of the day
+    code.required_files([config], project_root())  # an error leaves not even an empty folder of the day
     with interruptible(), _new_folder(chosen, config.run_name) as folder:
         runner.save(folder, job_config(config), typed)
         _submit(folder, config, config.run_name)
@@ -128,7 +129,7 @@ def submit_all(
         raise ConfigError(Error("", "jobs of one array need the same cluster.*, devices, num_nodes and strategy"))
     is_from_here, cwd = cwd is None, cwd or Path.cwd()
     earlier = [record.read(folder) for folder in folders]
-    frozen = old_code or code.freeze(code.required_files(configs, project.root()), base.code, project.root())
+    frozen = old_code or code.freeze(code.required_files(configs, project_root()), base.code, project_root())
     records: list[Record] = []
     try:
         # a Ctrl-C of the terminal also reaches sbatch, which may have submitted the job without printing its id yet
@@ -161,7 +162,7 @@ def submit_all(
                     is_head=is_head,
                 )
                 if is_from_here:
-                    project.record_copy(folder, project.root(), frozen)
+                    project.record_copy(folder, project_root(), frozen)
                 config_file.save(*((config, folder.job_config) if command else (job_config(config), folder.config)))
                 folder.forget_end()  # of an earlier session
                 before = {"state": "not started", "name": run_name, **folder.read_status()}
@@ -190,7 +191,7 @@ def submit_command(
 
 def add_ignored_conf(words: Sequence[str]) -> list[str]:
     """Add the `conf` of this project to those of its copy, which lacks files that git ignores."""
-    conf = project.root() / "conf"
+    conf = project_root() / "conf"
     if not conf.is_dir() or any("hydra.searchpath=" in word for word in words):
         return list(words)
     return [*words, f"hydra.searchpath=[{naming.hydra_text(f'file://{conf.resolve()}')}]"]

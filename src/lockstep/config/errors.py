@@ -50,6 +50,10 @@ class ConfigError(ValueError):
         return "\n".join(map(str, self.errors))
 
 
+class Refused(Exception):
+    """Ends a run for lack of memory or disk space. Its text is printed."""
+
+
 def report(error: ConfigError) -> str:
     """Return the lines to print, which `errors_of` reads."""
     return "".join(f"{PREFIX}{each}\n" for each in error.errors)

@@ -55,7 +55,7 @@ FEATURES = (
     Feature("rules", "lockstep.launch.notification:errors", lambda config: config.notify.command is not None),
     Feature(
         "rules",
-        "lockstep.config.checks.data_copies:errors",
+        "lockstep.assembly.data_copies:errors",
         lambda config: config.data.copy_to or config.data.is_remote or config.data.copy_remove,
     ),
     Feature("rules", "lockstep.config.checks.virtual_rules:errors", lambda config: config.trainer.virtual_shards),
@@ -72,7 +72,7 @@ FEATURES = (
     # the files of data, brought to this machine: (data, is_first, held) -> data there, and a remark for errors
     Feature("stage", "lockstep.assembly.data_copies:stage", lambda data: data.is_copied),
     # what killed workers leave: (data)
-    Feature("killed", "lockstep.config.checks.data_copies:remove_unused", lambda data: data.copy_remove),
+    Feature("killed", "lockstep.assembly.data_copies:remove_unused", lambda data: data.copy_remove),
     # random parts of training images, made where these are read: (scale, ratio, seed)
     Feature("crop", "lockstep.data.images.random_crop:RandomCrop", lambda config: config.augment.has_crops),
     # a custom module in place of ours: (session, image format, total steps) -> module, its companion callback
@@ -89,7 +89,7 @@ FEATURES = (
     # the shards of the workers, before the first step: (session, data, module) -> session
     Feature("shards", "lockstep.training.measured_loads:measure_loads", lambda config: config.trainer.loads == "auto"),
     # after a test: (session, data, module)
-    Feature("tested", "lockstep.inference.fold_predictions:write", lambda config: config.data.folds is not None),
+    Feature("tested", "lockstep.inference.predict:write_fold", lambda config: config.data.folds is not None),
     # the end of a run, once its folder is unlocked: (config, folder, exit code)
     Feature("end", "lockstep.launch.notification:send", lambda config: config.notify.command is not None),
 )

@@ -13,9 +13,16 @@ from omegaconf import DictConfig
 from lockstep.config.checks import signatures
 from lockstep.config.checks.validation import check_config
 from lockstep.config.composing import override_errors
-from lockstep.config.composing.compose import DEFAULT, Source, compose_config, plain_tree
+from lockstep.config.composing.compose import (
+    DEFAULT,
+    REFUSALS,
+    Source,
+    compose_config,
+    groups,
+    parse_override,
+    plain_tree,
+)
 from lockstep.config.composing.custom_targets import drop_replaced_parameters
-from lockstep.config.composing.options import REFUSALS, groups, parse_override
 from lockstep.config.composing.sweep_space import combinations, values_of
 from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.saved.config_file import to_tree

@@ -9,8 +9,7 @@ from omegaconf import OmegaConf
 
 from lockstep.config import overrides
 from lockstep.config.checks.workers import ONLY_ON_GPUS
-from lockstep.config.composing import options
-from lockstep.config.composing.compose import Source
+from lockstep.config.composing.compose import Source, parse_override
 from lockstep.config.errors import ConfigError, Error, errors_of, file_error
 from lockstep.config.saved import config_file, project, trust
 from lockstep.config.schema.configuration import Config
@@ -40,7 +39,7 @@ def run_to_resume(texts: Sequence[str]) -> RunFolder | None:
     name = None
     for text in texts:
         try:
-            override = options.parse_override(text)
+            override = parse_override(text)
         except HydraException:
             continue  # the check reports it
         if override.key_or_group == "resume" and not override.is_delete() and not override.is_sweep_override():
@@ -65,10 +64,8 @@ def check_resume(folder: RunFolder, texts: Sequence[str], source: Source, *, is_
         config = change_config(folder, saved, texts, source)
         overrides.check_called([config])
     except ConfigError as error:
-        before = config_file.other_version(folder)
-        advice = (
-            [Error(display_path(folder.path), f"was trained by {before}", "resume with that version")] if before else []
-        )
+        before, path = config_file.other_version(folder), display_path(folder.path)
+        advice = [Error(path, f"was trained by {before}", "resume with that version")] if before else []
         raise ConfigError(*error.errors, *advice) from error
     max_epochs = config.trainer.max_epochs
     epochs, epoch = progress(folder)
@@ -96,7 +93,7 @@ def replace_images(saved: Config, texts: Sequence[str]) -> tuple[Config, bool]:
     changes: dict[str, Any] = {}
     for text in texts:
         with contextlib.suppress(HydraException):  # the check reports it
-            override = options.parse_override(text)
+            override = parse_override(text)
             section, _, key = override.key_or_group.partition(".")
             if section == "data" and key in known and not (override.is_sweep_override() or override.is_delete()):
                 changes[key] = override.value()

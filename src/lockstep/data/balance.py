@@ -5,8 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-MOST_SHOWN = 130  # letters of a list of all classes
-
 
 def sizes_of(counts: Sequence[int], balance: float) -> list[int]:
     """Images of each class in an epoch: proportional to count ** (1 - balance), as many in all as there are."""
@@ -31,15 +29,3 @@ def order(classes: Tensor, sizes: Tensor, source: torch.Generator) -> Tensor:
     size, count = sizes.repeat_interleave(counts), counts.repeat_interleave(counts)
     drawn = by_class.repeat_interleave(size // count + (place < size % count))
     return drawn[torch.randperm(len(drawn), generator=source)]
-
-
-def describe_counts(names: Sequence[str], counts: Sequence[int], balance: float = 0) -> str:
-    """List the images of each class, of many classes the fewest and most, and with `balance` those of an epoch."""
-    texts = [f"{count:,}" for count in counts]
-    if balance:
-        texts = [f"{text} -> {size:,}" for text, size in zip(texts, sizes_of(counts, balance), strict=True)]
-    every = ", ".join(f"{name}: {text}" for name, text in zip(names, texts, strict=True))
-    if len(every) > MOST_SHOWN:
-        ends = [counts.index(end(counts)) for end in (min, max)]
-        every = f"{len(names):,} classes: {' to '.join(f'{texts[number]} ({names[number]})' for number in ends)}"
-    return every + (f" in an epoch, data.balance={balance:g}" if balance else "")

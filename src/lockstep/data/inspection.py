@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from lockstep.data.images.dataset_samples import Samples
-from lockstep.data.images.image_error import ImageError
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.preprocessing import size_of
-from lockstep.data.images.splits import Images, Splits
+from lockstep.data.splits import ImageError, Images, Splits
 from lockstep.system.hardware import num_cores
 
 

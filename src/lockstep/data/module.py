@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.data import balance
-from lockstep.data.images.channel_statistics import Statistics, channel_statistics, identity_statistics, value_counts
-from lockstep.data.images.dataset_samples import Samples
-from lockstep.data.images.splits import Pixels, Splits, is_streamed, num_bytes, whole
 from lockstep.data.loader import Crop, ShardDataset, ShardLoader, copy_to_device, fits_on, pin_batch
 from lockstep.data.sampler import GlobalBatches, ShardIndices, positions
+from lockstep.data.splits import Splits, is_streamed, makes_targets, num_bytes, statistics_of, whole
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Shard
@@ -67,11 +64,13 @@ class ImageData(L.LightningDataModule):
             splits = _first_samples(splits, batching.overfit_batches * batching.global_batch_size)
         self.splits = splits
         self.class_names = splits.class_names
-        self.mean, self.std = splits.statistics or _statistics(splits.train.pixels)
+        self.mean, self.std = splits.statistics or statistics_of(splits.train.pixels)
         self.augment = augment(fill=tuple(round(m * 255) for m in self.mean), seed=seed)
         parts = splits.parts
         self._order = None
         if batching.balance:
+            from lockstep.data import balance
+
             assert splits.train.classes is not None, "refused before"
             sizes = balance.sizes_of(self.class_counts or (), batching.balance)
             self._order = functools.partial(balance.order, splits.train.classes, torch.tensor(sizes))
@@ -194,12 +193,5 @@ def _first_samples(splits: Splits, num_samples: int) -> Splits:
     """Train, validate and test on the same first samples, which a network must be able to memorize."""
     few = splits.train.head(num_samples)
     pixels = few.pixels
-    evaluated = replace(few, pixels=replace(pixels, is_evaluated=True)) if isinstance(pixels, Samples) else few
+    evaluated = replace(few, pixels=replace(pixels, is_evaluated=True)) if makes_targets(pixels) else few
     return replace(splits, train=few, val=evaluated, test=evaluated)
-
-
-def _statistics(pixels: Pixels) -> Statistics:
-    assert isinstance(pixels, Tensor), "other sources set statistics"
-    if pixels.is_floating_point():
-        return identity_statistics(pixels.shape[1])
-    return channel_statistics(value_counts(pixels))

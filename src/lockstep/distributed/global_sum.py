@@ -19,9 +19,8 @@ def sum_over_global(values: Tensor, batch: Batch) -> Tensor:
     number. Divide by `batch.shard.size`, the samples of the global batch. Raises ValueError for another number of rows.
     """
     if len(values) != len(batch.indices):
-        raise ValueError(
-            f"sum_over_global needs one row for each of {len(batch.indices)} samples, got {len(values)} rows"
-        )
+        needed = f"one row for each of {len(batch.indices)} samples"
+        raise ValueError(f"sum_over_global needs {needed}, got {len(values)} rows")
     total = values.sum(0, dtype=torch.promote_types(values.dtype, torch.float32))
     if not is_distributed():
         return total

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lockstep.callbacks import pictures
 from lockstep.config.errors import ConfigError
-from lockstep.data.images.splits import Images
+from lockstep.data.splits import Images
 from lockstep.inference import grad_cam
 from lockstep.models.classifier import Classifier
 from lockstep.models.outcomes import Findings

@@ -26,10 +26,9 @@ from lockstep.assembly.listed_images import open_source
 from lockstep.assembly.staging import once_a_node
 from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.schema.configuration import Config
-from lockstep.data.images.image_error import ImageError
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.preprocessing import View
-from lockstep.data.images.splits import Images
+from lockstep.data.splits import ImageError, Images
 from lockstep.inference import predict
 from lockstep.models.classifier import Classifier
 from lockstep.runs.files import atomic_file

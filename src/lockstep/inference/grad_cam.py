@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from lockstep.config.errors import ConfigError, Error
 from lockstep.models.classifier import Classifier
 from lockstep.runs.files import atomic_file
-from lockstep.tasks.builtin import Classification
+from lockstep.tasks.classification import Classification
 
 SMALLEST = 224  # pixels of the longer side of a picture: smaller images are enlarged
 OPACITY = 0.65  # of the colour where a network looked most

@@ -3,11 +3,13 @@
 import inspect
 import itertools
 import math
+import time
 from bisect import bisect
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
 from torch import Tensor
 
@@ -24,8 +26,9 @@ from lockstep.data.images.dataset_samples import Samples
 from lockstep.data.images.image_files import NUM_PER_RUN, read_runs
 from lockstep.data.images.image_table import digest_of
 from lockstep.data.images.preprocessing import VIEW_KEYS, View
-from lockstep.data.images.splits import Images
+from lockstep.data.module import ImageData
 from lockstep.data.sources.folders import unlabelled_folder
+from lockstep.data.splits import Images
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.collectives import gather_objects
@@ -40,7 +43,7 @@ from lockstep.system.internals import shared_count
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.system.wording import plural
-from lockstep.tasks.builtin import Classification
+from lockstep.tasks.classification import Classification
 from lockstep.tasks.task import checked_losses
 
 RowsOf = Callable[[Tensor, Tensor], list[list[str]]]  # of positions (n,) and pixels (n, C, H, W)
@@ -280,3 +283,28 @@ def _losses(module: Classifier, outputs: Tensor, inputs: Tensor, targets: Tensor
     batch = Batch(inputs, targets.to(inputs.device), positions, shard)
     values, weights = checked_losses(module.task, outputs, batch)
     return [[f"{loss:.6g}"] for loss in (values if weights is None else values / weights).tolist()]
+
+
+def write_fold(here: Session, data: ImageData, module: L.LightningModule) -> None:
+    """Write the predictions of a tested module on the images of its fold into the run folder. Every rank must call it.
+
+    Runs of other tasks than classification write none.
+    """
+    images, names, fold = data.splits.test, data.class_names, str(here.config.data.fold)
+    if (classes := images.classes) is None:
+        return
+    if not isinstance(module, Classifier) or not isinstance(module.task, Classification):
+        return
+    module.to(here.device).eval()
+
+    def rows_of(positions: Tensor, pixels: Tensor) -> list[list[str]]:
+        found = predictions(module, pixels)
+        cells = zip(positions.tolist(), found.argmax(1).tolist(), found.tolist(), strict=True)
+        return [
+            [str(images.names[at]), names[classes[at]], names[best], *(f"{each:.6f}" for each in values), fold]
+            for at, best, values in cells
+        ]
+
+    head = ["file", "truth", "prediction", *names, "fold"]
+    inputs = {"time": str(time.time_ns())}  # rows of a test that was killed are not kept
+    write(here, images, rows_of, head=head, inputs=inputs, output=here.folder.fold_rows)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.data.images.image_error import ImageError
+from lockstep.data.splits import ImageError
 from lockstep.runs import files, gate
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
@@ -53,17 +53,15 @@ def open_folder(path: Path, inputs: Mapping[str, str], held: contextlib.ExitStac
             _remove_rows(path)
             shutil.rmtree(path / PICTURES, ignore_errors=True)
             if before:
-                print(
-                    f"{' and '.join(changed)} changed: the rows in {display_path(path)} are computed again", flush=True
-                )
+                what = f"the rows in {display_path(path)} are computed again"
+                print(f"{' and '.join(changed)} changed: {what}", flush=True)
             folder.note(inputs=dict(inputs))
     except BlockingIOError as error:
         hint = "wait for it to end, or choose another --output"
         raise ValueError(f"{display_path(path)} is being written by another process: {hint}") from error
     except OSError as error:
-        raise ValueError(
-            f"{display_path(path)} cannot be written ({error.strerror}): choose another --output"
-        ) from error
+        problem = f"cannot be written ({error.strerror})"
+        raise ValueError(f"{display_path(path)} {problem}: choose another --output") from error
     return index(path.glob(FILES))
 
 

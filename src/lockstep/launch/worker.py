@@ -10,15 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from lockstep.assembly.refusals import Refused, explain_error
-from lockstep.config.errors import PREFIX, ConfigError, Error, errors_of, report
+from lockstep.config.errors import PREFIX, ConfigError, Error, Refused, errors_of, report
 from lockstep.config.features import named_function
 from lockstep.runs import vitals
 from lockstep.runs.files import open_to_append
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, GRACE_S, RunFolder
 from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World, outer_world
-from lockstep.system.lazy_imports import lazy
+from lockstep.system.libraries import lazy, silence_libraries
 from lockstep.system.redaction import redact
 from lockstep.system.signals import Ended, SignalFlag, report_end, restore_signals
 
@@ -150,8 +149,6 @@ def _prepare_libraries() -> None:
     """Silence Lightning, and limit the threads of torch to a CPU quota, which it ignores."""
     import torch
 
-    from lockstep.system.silence import silence_libraries
-
     silence_libraries()
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > num_cores():
         torch.set_num_threads(num_cores())
@@ -189,6 +186,8 @@ def show_failure(job: Job, out: TextIO | None = None) -> None:
         if job.task == TRAIN:
             folder.update_status(state="failed", reason=folder.failure_cause() or text)
     except OSError as error:
+        from lockstep.assembly.refusals import explain_error
+
         text = failure or explain_error(error, folder.path, "the command") or text
     print(text, file=out or sys.stderr)
     if job.task == TRAIN:

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from lockstep.assembly import refusals
 from lockstep.config import overrides, saved_run
-from lockstep.config.composing import compose, options
+from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.saved import config_file, project, trust
 from lockstep.config.schema.configuration import Config
-from lockstep.config.schema.legal_keys import named_callables
+from lockstep.config.schema.target_sections import named_callables
 from lockstep.runs import gate
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import outer_world
@@ -54,9 +54,9 @@ def check_request(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool 
     if resumed:
         return Request(config, None, resumed.folder)
     errors = [Error(key, "uses a value of Hydra that only python train.py has", "set it") for key in planned.later]
-    named = options.hydra_value(OUTPUT, typed, source)
-    error = refusals.folder_error(OUTPUT, named, "outputs")
-    errors += [error] if error else []
+    named = compose.hydra_value(OUTPUT, typed, source)
+    if error := refusals.folder_error(OUTPUT, named, "outputs"):
+        errors.append(error)
     if errors:
         raise ConfigError(*errors)
     return Request(config, Path(named) if named else None, None)
@@ -71,8 +71,8 @@ def _refuse_unfit(typed: Sequence[str]) -> None:
     errors = [Error(text, "is of a sweep", "remove it, and call lockstep.sweep") for text in typed if text in multirun]
     for text in typed:
         try:
-            override = options.parse_override(text)
-        except options.REFUSALS:
+            override = compose.parse_override(text)
+        except compose.REFUSALS:
             continue  # reported by the check
         if override.is_hydra_override() and override.key_or_group not in COMPOSING:
             errors.append(Error(text, "is for a Hydra job, which lockstep.train does not start", "remove it"))

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import lockstep
+from lockstep.system import processes
 from lockstep.system.redaction import redact
 
 FROZEN_COMMIT = "COMMIT"  # a file in the copy of the code that a job runs
 PACKAGES = ("torch", "torchvision", "lightning", "hydra-core", "torchmetrics", "tensorboard")
 
 
-def describe(project: Path) -> dict[str, Any]:
-    """Collect versions, devices, host and commit of a project, as plain values for run.json. Imports torch."""
+def describe() -> dict[str, Any]:
+    """Collect versions, devices, host and commit of the project, as plain values for run.json. Imports torch."""
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -32,7 +33,7 @@ def describe(project: Path) -> dict[str, Any]:
         "cpu_cores": os.cpu_count(),
         "gpus": gpus,
         "cuda": torch.version.cuda,
-        "commit": commit(project),
+        "commit": commit(project_root()),
         "command": redact(sys.argv),
     }
 
@@ -55,3 +56,11 @@ def commit(root: Path) -> str | None:
         return subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def project_root() -> Path:
+    """Return the folder of the project, after `enter` or `use` of config/saved/project.py."""
+    if not processes.is_safe_path:
+        return Path(sys.path[0])
+    script = Path(sys.argv[0])
+    return script.resolve().parent if script.suffix == ".py" else Path.cwd()

@@ -1,15 +1,22 @@
-"""Loss and metrics of an evaluation, from any shards of its split."""
+"""Loss and metrics of an evaluation, from any shards of its split.
 
+torchmetrics sends state by state, and hangs if a rank with an empty shard has another number of them. Here the states
+that metrics declare are reduced over all ranks in one message.
+"""
+
+import functools
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchmetrics.classification.accuracy import MulticlassAccuracy
 from torchmetrics.metric import Metric
+from torchmetrics.utilities.data import dim_zero_mean
 
 from lockstep.distributed.batch import Batch
-from lockstep.distributed.collectives import sum_over_ranks
-from lockstep.tasks import reduction
+from lockstep.distributed.collectives import gather_objects, is_distributed, sum_over_ranks
+from lockstep.system import internals
 from lockstep.tasks.task import Task, checked_losses
 
 
@@ -24,7 +31,7 @@ class Scores(nn.Module):
         self._metrics = {name: metric.clone() for name, metric in metrics.items()}
         self.parts = nn.ModuleList(self._metrics.values())  # so that they move to the device
         for name, metric in self._metrics.items():
-            reduction.prepare(f"task.metrics.{name}", metric)
+            prepare_metric(f"task.metrics.{name}", metric)
         self._sums = torch.zeros(3, dtype=torch.float64)  # losses, their weights, samples
 
     def start(self, device: torch.device) -> None:
@@ -43,9 +50,8 @@ class Scores(nn.Module):
             try:
                 metric.update(*inputs)
             except (TypeError, ValueError, RuntimeError) as error:
-                raise MetricError(
-                    f"task.metrics.{name} ({type(metric).__name__}) cannot be updated: {error}"
-                ) from error
+                key = f"task.metrics.{name} ({type(metric).__name__})"
+                raise MetricError(f"{key} cannot be updated: {error}") from error
 
     def compute(self, split: str, num_expected: int) -> dict[str, float]:
         """Return the global values. Every rank must call it.
@@ -55,7 +61,7 @@ class Scores(nn.Module):
         loss_sum, weight_sum, num_seen = sum_over_ranks(self._sums).tolist()
         if round(num_seen) != num_expected:
             raise RuntimeError(f"The {split} split has {num_expected} samples, but {round(num_seen)} were evaluated.")
-        reduction.reduce(self._metrics)
+        reduce_states(self._metrics)
         loss = loss_sum / weight_sum if weight_sum else float("nan")
         return {f"{split}/{name}": value for name, value in [("loss", loss), *self.numbers()]}
 
@@ -81,3 +87,70 @@ class Accuracy(MulticlassAccuracy):
 
 class MetricError(ValueError):
     """A metric of the configuration cannot be updated by the task, or returns no number."""
+
+
+def prepare_metric(key: str, metric: Metric) -> None:
+    """Make a metric keep its sums in float64, and leave the ranks to `reduce_states`.
+
+    Raises ValueError, with its `key`, for one that averages over the ranks: with uneven shards that is not the mean
+    over the samples.
+    """
+    _widen(key, metric)
+    for part in _parts(metric):
+        part.distributed_available_fn = _never
+
+
+def prepare_to_log(key: str, metric: Metric) -> None:
+    """Do the same for a metric that a custom module logs: Lightning computes it over all ranks."""
+    _widen(key, metric)
+
+    def sync(part: Metric, *args: Any, **kwargs: Any) -> None:
+        reduce_states({"": part})
+
+    for part in _parts(metric):
+        internals.replace_sync(part, functools.partial(sync, part))
+
+
+def _widen(key: str, metric: Metric) -> None:
+    for part in _parts(metric):
+        for state, (how, default) in internals.reductions(part).items():
+            if how is dim_zero_mean:
+                problem = f"{type(part).__name__} averages its state {state!r} over the workers"
+                raise ValueError(f"{key}: {problem}: add up a sum and a count (dist_reduce_fx='sum') instead")
+            if isinstance(default, Tensor) and default.is_floating_point():
+                part.add_state(state, default.double(), dist_reduce_fx=how, persistent=False)
+
+
+def reduce_states(metrics: Mapping[str, Metric]) -> None:
+    """Merge the states of all ranks into every metric. Every rank must call it."""
+    if not is_distributed():
+        return
+    parts = [part for metric in metrics.values() for part in _parts(metric)]
+    mine = [{state: _host_copy(getattr(part, state)) for state in internals.reductions(part)} for part in parts]
+    for part, states in zip(parts, zip(*gather_objects(mine), strict=True), strict=True):
+        for state, (how, _) in internals.reductions(part).items():
+            setattr(part, state, _merge_state([of_rank[state] for of_rank in states], how, part.device))
+
+
+def _never() -> bool:
+    return False
+
+
+def _parts(metric: Metric) -> Iterator[Metric]:
+    """Yield a metric, and those that it wraps."""
+    return (part for part in metric.modules() if isinstance(part, Metric))
+
+
+def _host_copy(state: Any) -> Any:
+    return [value.cpu() for value in state] if isinstance(state, list) else state.cpu()
+
+
+def _merge_state(states: list[Any], how: Any, device: torch.device) -> Any:
+    """Merge one state: lists in rank order, others by the metric's own function `how`.
+
+    Without one, return one row of each rank: the metric merges them itself.
+    """
+    if isinstance(states[0], list):
+        return [value.to(device) for state in states for value in state]
+    rows = torch.stack(states).to(device)
+    return rows if how is None else how(rows)

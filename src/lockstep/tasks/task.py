@@ -102,9 +102,7 @@ class SupervisedTask(Task):
     takes_mixed = True
 
     def __init__(
-        self,
-        *,
-        loss: Annotated[Callable[[Tensor, Tensor], Tensor], Doc("function (outputs, targets) -> (B, ...)")],
+        self, *, loss: Annotated[Callable[[Tensor, Tensor], Tensor], Doc("function (outputs, targets) -> (B, ...)")]
     ) -> None:
         super().__init__()
         self.loss = loss
@@ -128,3 +126,12 @@ class SupervisedTask(Task):
 def mean_of_each(values: Tensor) -> Tensor:
     """Return the mean (B,) over each sample of (B, ...). A single number stays one, and is rejected later."""
     return values.flatten(1).mean(1) if values.dim() > 1 else values
+
+
+def all_or_none(is_good: bool, targets: Tensor) -> Tensor:
+    return torch.full((len(targets),), is_good)
+
+
+def every(good: Tensor) -> Tensor:
+    """Return (B,) of (B, ...): True where all of a sample are good."""
+    return good.flatten(1).all(1) if good.dim() > 1 else good

@@ -39,12 +39,22 @@ def trace_file(rank: int, part: int) -> str:
     return f"trace-{part}-{rank}.pt"
 
 
-def verify(folder: RunFolder, world: World | None, flag: SignalFlag, *, cut_after: int | None, part: int) -> int:
+def verify(
+    folder: RunFolder,
+    world: World | None,
+    flag: SignalFlag,
+    *,
+    cut_after: int | None,
+    part: int,
+    num_threads: int | None,
+) -> int:
     """Train the run in `folder`, from its checkpoint in a later `part`, and write a trace. Returns the exit code.
 
     It saves a checkpoint after step `cut_after` and exits; None: it trains to the end and tests.
     """
     config = config_file.load(folder.config)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
     with session.open_session(folder, config, world) as here:
         here, data, module, first = prepare_training(here, is_new=not part)
         sections = [section for section in config.callbacks.values() if section is not None]

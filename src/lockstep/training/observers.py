@@ -34,11 +34,12 @@ def built_callbacks(config: Config) -> list[Callback]:
 
 
 def _refuse_unfit(key: str, target: str, callback: Callback) -> None:
-    from lockstep.config.checks import callback_rules
-
     lightnings = (kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("lightning."))
-    if (kind := next(lightnings, "")) in callback_rules.INSTEAD:
-        raise ConfigError(callback_rules.unfit_callback(key, target, kind))
+    if (kind := next(lightnings, "Callback")) != "Callback":
+        from lockstep.config.checks import callback_rules
+
+        if kind in callback_rules.INSTEAD:
+            raise ConfigError(callback_rules.unfit_callback(key, target, kind))
 
 
 def prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelCheckpoint | None:

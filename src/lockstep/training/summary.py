@@ -13,8 +13,8 @@ from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped
 from lockstep.config import errors, features
 from lockstep.config.checks import metric_names
-from lockstep.data import balance
 from lockstep.data.module import ImageData
+from lockstep.data.splits import describe_counts
 from lockstep.models.classifier import Classifier
 from lockstep.runs.naming import display_path, quote_path
 from lockstep.system.hardware import num_cores
@@ -96,7 +96,7 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     used = ", ".join(_used_text(data, split) for split in data.splits.parts)
     rows = [("data", f"{used} images of {shape}, {_classes(module, data)}, {data.placement}")]
     if data.class_counts is not None:
-        rows.append(("classes", balance.describe_counts(data.class_names, data.class_counts, config.data.balance)))
+        rows.append(("classes", describe_counts(data.class_names, data.class_counts, config.data.balance)))
     rows += [row_of(config) for row_of in features.used_features("data row", config)]
     if alike := similar_names(data.class_names):
         rows.append(("similar", f"classes {alike}: are they one class?"))
@@ -107,9 +107,8 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     if here.device.type == "cpu" and here.num_local > 1 and num_cores() <= FEW_CORES:
         rows.append(("", REHEARSAL))
     if isinstance(config.trainer.loads, list):
-        rows.append(
-            ("loads", ", ".join(filter(None, (errors.literal(config.trainer.loads), here.remarks.get("loads")))))
-        )
+        loads = errors.literal(config.trainer.loads), here.remarks.get("loads")
+        rows.append(("loads", ", ".join(filter(None, loads))))
     if here.shards is not None:
         rows.append(("shards", f"{here.shards.count} virtual ones: the same bits on up to {here.shards.count} workers"))
     rows += [("batch", _batch(here, data)), ("precision", f"{here.precision} ({here.precision_reason})")]

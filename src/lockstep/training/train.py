@@ -11,15 +11,15 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lockstep.assembly import run_parts, session, try_out
 from lockstep.assembly.session import Session
+from lockstep.callbacks.best import Relocation
 from lockstep.callbacks.console import Console
 from lockstep.callbacks.own_module import metrics_of, steps_done
 from lockstep.callbacks.record import Record
-from lockstep.callbacks.relocation import Relocation
 from lockstep.callbacks.stop import Stopped, StopTogether
 from lockstep.config import features
 from lockstep.config.checks import metric_names, signatures
 from lockstep.config.errors import ConfigError
-from lockstep.config.saved import config_file, project
+from lockstep.config.saved import config_file
 from lockstep.data.module import ImageData
 from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.models.classifier import Classifier
@@ -49,7 +49,7 @@ def train(
         for measured_shards in features.used_features("shards", config):
             here = measured_shards(here, data, module)
         if here.rank == 0:
-            folder.note(environment=provenance.describe(project.root()))
+            folder.note(environment=provenance.describe())
             show_header(here, data, module, is_resumed=resumed_from.path is not None)
         callbacks = observers.built_callbacks(config)
         checkpoint = observers.prepared_checkpoint(callbacks, folder)

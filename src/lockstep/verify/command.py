@@ -4,7 +4,6 @@ Networks, losses, data and callbacks are those of the configuration. It is train
 below any mistake: with even, uneven and empty shards, and stopped and resumed with another number of workers.
 """
 
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -44,18 +43,18 @@ class Part(NamedTuple):
 
     loads: tuple[int, ...]
     cut_after: int | None = None
-    num_threads: int | None = None  # of each worker; None: its part of the cores
+    num_threads: int | None = None  # of each worker
 
 
 NUM_VIRTUAL = 4  # shards, where the configuration has none
-ALONE, OF_THREADS = "1 worker", "1 worker of 2 threads"
+ALONE, OF_ONE_THREAD = "1 worker", "1 worker of 1 thread"
 VARIANTS = {
     ALONE: (Part((1,)),),
     "2 workers": (Part((1, 1)),),
     "3 workers, shards 3:1:2": (Part((3, 1, 2)),),
     "2 workers, one empty shard": (Part((1, 0)),),
     f"2 workers to step {CUT_AFTER}, then 3": (Part((2, 1), CUT_AFTER), Part((1, 1, 1))),
-    OF_THREADS: (Part((1,), num_threads=2),),  # of which bits depend, if nothing else does
+    OF_ONE_THREAD: (Part((1,), num_threads=1),),  # the others have their part of the cores
 }
 
 
@@ -104,7 +103,7 @@ class Verification:
         self._config = config
         self._signals = signals
         self._is_by_bits = config.trainer.virtual_shards is not None
-        self._others = [each for each in VARIANTS if each != ALONE and (self._is_by_bits or each != OF_THREADS)]
+        self._others = [each for each in VARIANTS if each != ALONE and (self._is_by_bits or each != OF_ONE_THREAD)]
         most = max(len(part.loads) for parts in VARIANTS.values() for part in parts)
         self._uses_gpus = hardware.num_visible_gpus() >= most
         self._out = terminal()
@@ -136,10 +135,9 @@ class Verification:
         checkpoints.keep_initial(folder, self._config.init_from)
         for number, part in enumerate(VARIANTS[variant]):
             config_file.save(self._config_of(part), folder.config)
-            job = Job(VERIFY, str(folder.path), {"cut_after": part.cut_after, "part": number})
-            threads = {} if part.num_threads is None else {"OMP_NUM_THREADS": str(part.num_threads)}
-            environ, log = {**os.environ, **threads}, folder.path / LOG
-            if code := parent.run_workers(job, len(part.loads), self._signals, environ=environ, log=log):
+            options = {"cut_after": part.cut_after, "part": number, "num_threads": part.num_threads}
+            job = Job(VERIFY, str(folder.path), options)
+            if code := parent.run_workers(job, len(part.loads), self._signals, log=folder.path / LOG):
                 return code
         return 0
 

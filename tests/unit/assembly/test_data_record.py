@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.assembly import data_record
+from lockstep.assembly import data_changes, data_record
 from lockstep.data.images import image_table
-from lockstep.data.images.splits import Images, Splits
+from lockstep.data.splits import Images, Splits
 from lockstep.runs.folder import RunFolder
 
 
@@ -39,15 +39,15 @@ def changed(path: list[Any], value: Any) -> dict[str, Any]:
 
 def test_a_record_comes_back_and_is_that_of_the_same_images(tmp_path: Any) -> None:
     run = RunFolder(tmp_path)
-    assert data_record._read(run) is None
+    assert data_changes.read(run) is None
     data_record._write(run, RECORD)
     first = run.images.read_bytes()
     data_record._write(run, data_record.record_of(SPLITS))
     assert run.images.read_bytes() == first
-    read = data_record._read(run)
+    read = data_changes.read(run)
     assert read is not None
     assert read == RECORD
-    assert data_record.differences(read, RECORD) == []
+    assert data_changes.differences(read, RECORD) == []
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_a_record_comes_back_and_is_that_of_the_same_images(tmp_path: Any) -> No
     ],
 )
 def test_each_kind_of_change_is_named(now: dict[str, Any], expected: list[str]) -> None:
-    found = data_record.differences(RECORD, now)
+    found = data_changes.differences(RECORD, now)
     assert found[: len(expected)] == expected
-    assert data_record.differences(now, now) == []
+    assert data_changes.differences(now, now) == []
 
 
 def test_numbers_as_targets_and_images_that_are_listed_twice_are_compared() -> None:
@@ -85,12 +85,12 @@ def test_numbers_as_targets_and_images_that_are_listed_twice_are_compared() -> N
     )
     once, other = copy.deepcopy(before), copy.deepcopy(before)
     once["train"] = {"names": ["a", "b"], "targets": [[0.25], [1.0]]}
-    assert data_record.differences(before, once) == ["the order of its images, or how often one is listed"]
+    assert data_changes.differences(before, once) == ["the order of its images, or how often one is listed"]
     other["train"]["targets"][2] = [2.0]
-    assert data_record.differences(before, other) == ["1 image with another target, such as b"]
+    assert data_changes.differences(before, other) == ["1 image with another target, such as b"]
     samples, fewer = copy.deepcopy(before), copy.deepcopy(before)  # of a Dataset, which contain their targets
     samples["train"], fewer["train"] = {"names": ["a", "b"], "targets": []}, {"names": ["b"], "targets": []}
-    assert data_record.differences(samples, fewer) == ["1 image removed, such as a"]
+    assert data_changes.differences(samples, fewer) == ["1 image removed, such as a"]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_damaged_record_is_named_with_the_way_out(tmp_path: Any, content: byte
     run = RunFolder(tmp_path)
     run.images.write_bytes(content)
     with pytest.raises(ValueError, match=r"images\.json\.gz cannot be read .*delete it, and add changed_data=accept"):
-        data_record._read(run)
+        data_changes.read(run)
 
 
 def written(root: Path, contents: dict[str, bytes]) -> Splits:
@@ -131,19 +131,19 @@ def test_files_of_other_contents_are_named_and_not_those_of_a_copy_or_of_an_old_
     contents = {name: large(number) for number, name in enumerate(NAMES)}
     before = data_record.record_of(written(tmp_path / "a", contents))
     again = data_record.record_of(written(tmp_path / "copy", contents))
-    assert data_record.differences(before, again) == []
+    assert data_changes.differences(before, again) == []
     same_size = data_record.record_of(written(tmp_path / "b", contents | {"cat/1.bmp": large(99)}))
-    assert data_record.differences(before, same_size) == ["1 image with other contents, such as cat/1.bmp"]
+    assert data_changes.differences(before, same_size) == ["1 image with other contents, such as cat/1.bmp"]
     longer = data_record.record_of(written(tmp_path / "c", {name: b"1" + each for name, each in contents.items()}))
-    assert data_record.differences(before, longer) == ["12 images with other contents, such as cat/0.bmp"]
+    assert data_changes.differences(before, longer) == ["12 images with other contents, such as cat/0.bmp"]
     del before["contents"]
-    assert data_record.differences(before, longer) == []
+    assert data_changes.differences(before, longer) == []
 
 
 def test_the_cost_of_a_record_does_not_grow_with_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = {f"{label}/{number}.png": bytes([number % 256]) for label in "ab" for number in range(700)}
     opened = list[str]()
-    monkeypatch.setattr(data_record, "_hash", lambda path, size: opened.append(path) or "")
+    monkeypatch.setattr(data_changes, "_hash", lambda path, size: opened.append(path) or "")
     data_record.record_of(written(tmp_path / "images", contents))
     assert len(opened) == 1000
 
@@ -164,9 +164,9 @@ def test_names_of_a_run_with_other_contents_are_other_images(
     assert others is not None
     assert one is not None
     assert part is not None
-    found = data_record.overlap(run, others)
-    assert found == (data_record.Overlap(6, [], sorted(NAMES)) if is_recorded else None)
-    assert data_record.overlap(run, one) is None  # a change of the data of the run
+    found = data_changes.overlap(run, others)
+    assert found == (data_changes.Overlap(6, [], sorted(NAMES)) if is_recorded else None)
+    assert data_changes.overlap(run, one) is None  # a change of the data of the run
     basis = "names and most contents" if is_recorded else "names (their contents were not recorded)"
     assert f"is taken for the data of the run: its images have the same {basis}\n" in capsys.readouterr().out
-    assert data_record.overlap(run, part) == data_record.Overlap(6, NAMES[2:6], [])
+    assert data_changes.overlap(run, part) == data_changes.Overlap(6, NAMES[2:6], [])

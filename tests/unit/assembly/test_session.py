@@ -16,7 +16,7 @@ from lockstep.config import errors
 from lockstep.config.checks import validation
 from lockstep.config.composing import compose
 from lockstep.config.schema.configuration import Config
-from lockstep.data.images.image_error import ImageError
+from lockstep.data.splits import ImageError
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 from lockstep.tasks.scores import MetricError

@@ -13,7 +13,7 @@ from lockstep.cli import declarations, help, train
 from lockstep.config import errors, overrides
 from lockstep.config.checks import signatures, validation
 from lockstep.config.composing import compose
-from lockstep.config.composing.options import groups
+from lockstep.config.composing.compose import groups
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import CALLED, fields
 from lockstep.config.schema.type_names import kind, kind_of

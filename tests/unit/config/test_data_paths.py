@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lockstep.assembly import staging
-from lockstep.config.checks import data_paths, data_presence, validation
+from lockstep.config.checks import data_presence, validation
 from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
@@ -26,13 +26,13 @@ def test_a_variable_is_expanded_where_a_path_is_used_and_nowhere_else(monkeypatc
             ["data=image_folder", "data.root=$DISK/flowers", "data.cache=$DISK", "data.copy_to=data/$DISK/$DISK.5"]
         )
     )
-    found = data_paths.resolve_paths(config.data)
+    found = config.data.resolve_paths()
     assert (found.root, found.arguments()["cache"]) == ("/a disk/flowers", "/a disk")
     assert found.copy_to == "data//a disk//a disk.5"
-    assert data_paths.resolve_paths(data("data=list", "data.file='$DISK/x.csv'")).arguments()["file"] == "/a disk/x.csv"
+    assert data("data=list", "data.file='$DISK/x.csv'").resolve_paths().arguments()["file"] == "/a disk/x.csv"
     assert config_file.to_tree(config)["data"]["root"] == "$DISK/flowers"
     plain = data("data=cifar10", "data.root='cost $5 or $'")
-    assert data_paths.resolve_paths(plain) == plain
+    assert plain.resolve_paths() == plain
 
 
 @pytest.mark.parametrize("value", [None, ""])

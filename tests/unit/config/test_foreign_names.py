@@ -4,11 +4,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from lockstep.config import overrides
-from lockstep.config.composing.compose import DEFAULT, plain_tree
-from lockstep.config.composing.options import groups
+from lockstep.config.composing.compose import DEFAULT, groups, plain_tree
 from lockstep.config.errors import ConfigError
-from lockstep.config.schema.foreign_names import NAMES
-from lockstep.config.schema.legal_keys import meant_key
+from lockstep.config.schema.legal_keys import FOREIGN_NAMES, meant_key
 from lockstep.system.trees import leaves
 from tests.support.composed import composed_once
 
@@ -20,7 +18,7 @@ def _composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overrides, "compose_config", composed_once)
 
 
-@pytest.mark.parametrize("line", NAMES)
+@pytest.mark.parametrize("line", FOREIGN_NAMES)
 def test_a_line_has_keys_and_groups_of_today(line: str) -> None:
     words = [word for word in line.split() if "=" in word]
     config = composed_once([word for word in words if "..." not in word], with_hydra=True)
@@ -28,7 +26,9 @@ def test_a_line_has_keys_and_groups_of_today(line: str) -> None:
     assert {word.partition("=")[0] for word in words} <= {*keys, *GROUPS}
 
 
-@pytest.mark.parametrize(("line", "name"), [(line, name) for line, names in NAMES.items() for name in names.split()])
+@pytest.mark.parametrize(
+    ("line", "name"), [(line, name) for line, names in FOREIGN_NAMES.items() for name in names.split()]
+)
 def test_a_name_is_refused_with_its_line_which_no_near_name_gives(line: str, name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         overrides.check([name if "=" in name else f"trainer.{name}=3"])

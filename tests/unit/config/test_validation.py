@@ -14,8 +14,7 @@ from lockstep.config import build, overrides
 from lockstep.config.checks import callback_rules, signatures
 from lockstep.config.checks.validation import check_config
 from lockstep.config.composing import compose
-from lockstep.config.composing.compose import Source, compose_config
-from lockstep.config.composing.options import groups
+from lockstep.config.composing.compose import Source, compose_config, groups
 from lockstep.config.composing.sweep_space import MAX_CHECKED
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from lockstep.assembly.try_out import refuse_unfit_images
 from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
-from lockstep.data.balance import describe_counts, order, sizes_of
+from lockstep.data.balance import order, sizes_of
 from lockstep.data.images.random_crop import RandomCrop
 from lockstep.data.loader import ShardDataset
 from lockstep.data.sampler import repeats
+from lockstep.data.splits import describe_counts
 from lockstep.distributed.partition import Shard
 from tests.support.plans import Plan
 from tests.support.sources import labelled

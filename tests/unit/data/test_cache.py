@@ -15,10 +15,10 @@ from torch import distributed as dist
 
 from lockstep.config.composing import compose
 from lockstep.data.images import decoded_splits
-from lockstep.data.images.channel_statistics import sampled_positions
-from lockstep.data.images.image_files import ImageFiles
+from lockstep.data.images.image_files import ImageFiles, sampled_positions
 from lockstep.data.images.image_table import list_classes
-from lockstep.data.images.splits import Images, Rows, Splits, whole
+from lockstep.data.images.ragged_table import Rows
+from lockstep.data.splits import Images, Splits, whole
 from lockstep.runs import naming
 from tests.support import commands
 from tests.support.commands import Command

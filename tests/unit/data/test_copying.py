@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.assembly import run_parts, staging
-from lockstep.config.checks import data_copies
+from lockstep.assembly import data_copies, run_parts, staging
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema.target_sections import Data
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_table import list_classes
-from lockstep.data.images.splits import Splits, whole
+from lockstep.data.splits import Splits, whole
 from lockstep.data.transfer import copying
 from tests.support.commands import Command
 from tests.support.copies import begin, contents, listed, make, section, shown

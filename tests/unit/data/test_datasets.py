@@ -14,11 +14,10 @@ from torchvision import tv_tensors
 
 from lockstep.assembly.run_parts import seed_splits
 from lockstep.data.images.dataset_samples import Samples
-from lockstep.data.images.image_error import ImageError
-from lockstep.data.images.splits import Splits
 from lockstep.data.loader import ShardDataset
 from lockstep.data.sampler import ShardIndices
 from lockstep.data.sources.datasets import dataset
+from lockstep.data.splits import ImageError, Splits
 from lockstep.distributed.partition import Shard
 from tests.support.sources import Turned
 

@@ -16,9 +16,9 @@ from torch.utils.data import Subset
 from lockstep.assembly.run_parts import source
 from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
-from lockstep.data.images.splits import Fold, Splits, cut_fold
 from lockstep.data.sources.builtin import digits
 from lockstep.data.sources.datasets import dataset
+from lockstep.data.splits import Fold, Splits, cut_fold
 from tests.support.image_files import read, write_folder, write_image
 from tests.support.sources import SETTINGS, Turned
 

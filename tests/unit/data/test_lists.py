@@ -15,8 +15,9 @@ from lockstep.config.checks.data_presence import check
 from lockstep.config.composing.compose import compose_config
 from lockstep.config.errors import ConfigError
 from lockstep.data.images.image_files import ImageFiles
-from lockstep.data.images.splits import Rows, Splits, whole
+from lockstep.data.images.ragged_table import Rows
 from lockstep.data.sources.lists import image_list
+from lockstep.data.splits import Splits, whole
 from lockstep.runs.files import csv_text
 from tests.support.image_files import SETTINGS, write_image, write_list, write_listed
 

@@ -13,10 +13,9 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from lockstep.data.images.decoded_image import SPECIAL, decode
-from lockstep.data.images.image_error import ImageError
 from lockstep.data.images.preprocessing import View
-from lockstep.data.images.splits import whole
 from lockstep.data.sources.folders import unlabelled_folder
+from lockstep.data.splits import ImageError, whole
 from lockstep.models.classifier import ImageFormat
 from lockstep.python.images import inputs_of
 from tests.support.image_files import read, write_image

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lockstep.data import Images
-from lockstep.data.images.splits import Rows
+from lockstep.data.images.ragged_table import Rows
 
 
 class Packed:

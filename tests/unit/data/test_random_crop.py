@@ -17,10 +17,10 @@ from lockstep.data.images import decoded_splits
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.ragged_table import ScaledRows
 from lockstep.data.images.random_crop import RandomCrop
-from lockstep.data.images.splits import Images, whole
 from lockstep.data.loader import ShardDataset, ShardLoader
 from lockstep.data.prefetch import worker_settings
 from lockstep.data.sources.builtin import digits
+from lockstep.data.splits import Images, whole
 from lockstep.distributed.rng import uniform
 from tests.support.image_files import read, write_image
 from tests.support.plans import Plan

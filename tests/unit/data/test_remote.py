@@ -14,8 +14,9 @@ from typing import Any
 import fsspec
 import pytest
 
+from lockstep.assembly import data_copies
 from lockstep.cli import data
-from lockstep.config.checks import data_copies, data_presence, validation
+from lockstep.config.checks import data_presence, validation
 from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema.target_sections import is_url

@@ -17,14 +17,14 @@ from torchvision.datasets import utils as downloads
 
 from lockstep.data.images import decoded_splits
 from lockstep.data.images.decoded_image import DecodedImage, decode
-from lockstep.data.images.image_error import ImageError
 from lockstep.data.images.image_files import read_runs
 from lockstep.data.images.image_table import IMAGE_SUFFIXES, class_folders, list_classes, list_images
 from lockstep.data.images.preprocessing import View
-from lockstep.data.images.splits import Images, Splits, cut_by_name, whole
-from lockstep.data.sources.builtin import cifar10, digits, fashion_mnist, synthetic
-from lockstep.data.sources.folders import image_folder, unlabelled_folder
+from lockstep.data.sources.builtin import digits, synthetic
+from lockstep.data.sources.downloads import cifar10, fashion_mnist
+from lockstep.data.sources.folders import cut_by_name, image_folder, unlabelled_folder
 from lockstep.data.sources.lists import image_list
+from lockstep.data.splits import ImageError, Images, Splits, whole
 from lockstep.system.wording import similar_names
 from tests.support.image_files import SETTINGS, write_image, write_list
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.data.images.image_error import ImageError
 from lockstep.data.loader import ShardDataset, ShardLoader, read_ahead
 from lockstep.data.prefetch import worker_settings
 from lockstep.data.sampler import GlobalBatches
+from lockstep.data.splits import ImageError
 from lockstep.distributed.batch import Batch
 from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until
 from tests.support.image_files import read, write_folder, write_image

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.data.images.image_error import ImageError
+from lockstep.data.splits import ImageError
 from lockstep.inference import row_chunks
 from lockstep.inference.row_chunks import Chunk, Index
 from lockstep.runs import files

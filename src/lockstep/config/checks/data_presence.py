@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from lockstep.config.checks import data_paths, signatures
+from lockstep.config.checks import signatures
 from lockstep.config.errors import ConfigError, Error, errors_of
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, IMAGE_LIST, Data, is_ours
@@ -22,7 +22,7 @@ def check(section: Data) -> None:
     A custom source may name a function that raises, `_check_`, which gets the same arguments.
     """
     try:
-        section = data_paths.resolve_paths(section)
+        section = section.resolve_paths()
         if section.check is not None:
             _import_target(section.check)(**section.arguments())
         elif section.target in OF_SOURCES:

@@ -7,8 +7,7 @@ from pydantic import ValidationError
 
 from lockstep.config.errors import Error, mismatch, question
 from lockstep.config.schema.configuration import ENVIRONMENTS, METRICS, NAMED, fields, section
-from lockstep.config.schema.foreign_names import hint
-from lockstep.config.schema.legal_keys import Groups, meant_key, unknown_key
+from lockstep.config.schema.legal_keys import Groups, hint, meant_key, unknown_key
 from lockstep.config.schema.target_sections import Target
 from lockstep.config.schema.type_names import kind_of
 from lockstep.system.kinds import LARGEST

@@ -15,8 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lockstep.config.errors import Error, mismatch, near_names, one_line, question
 from lockstep.config.schema.configuration import METRICS, NAMED, fields, section
-from lockstep.config.schema.legal_keys import targets, unknown_key
-from lockstep.config.schema.target_sections import CLASSIFIER, LIBRARIES, OF_FILES, Target
+from lockstep.config.schema.target_sections import CLASSIFIER, LIBRARIES, OF_FILES, Target, targets
 from lockstep.config.schema.type_names import kind
 from lockstep.system.kinds import LARGEST
 from lockstep.system.trees import at
@@ -95,7 +94,6 @@ def find(target: str) -> Signature | None:
 
 
 def has_parameter(target: str, name: str) -> bool:
-    """Return whether the callable of a dotted name has a parameter of this name."""
     signature = find(target)
     return signature is not None and name in signature.names
 
@@ -156,6 +154,8 @@ def _parameter_errors(
         if k in supplied:
             yield f"{key}.{k}", Error(f"{key}.{k}", "is set by the training itself", "remove it")
         elif k not in signature.names and not signature.takes_any:
+            from lockstep.config.schema.legal_keys import unknown_key
+
             yield f"{key}.{k}", unknown_key(tree, [*path, k], {}, names=names)
         elif k in signature.types and not fits(annotation := signature.types[k], value[k]):
             is_number = isinstance(value[k], int | float)

@@ -47,10 +47,8 @@ def num_workers(config: Config) -> tuple[int, list[Error]]:
     """Return the workers on each node of a job, and errors; the machine it is submitted from does not matter."""
     devices, gpus, name = config.trainer.devices, config.cluster.gpus_per_node, config.strategy.name
     if isinstance(devices, list):
-        error = Error(
-            f"trainer.devices={literal(devices)}", "names GPUs, but SLURM chooses them", f"give {len(devices)}"
-        )
-        return max(1, len(devices)), [error]
+        typed, problem = f"trainer.devices={literal(devices)}", "names GPUs, but SLURM chooses them"
+        return max(1, len(devices)), [Error(typed, problem, f"give {len(devices)}")]
     if name == "cpu" and gpus:
         return 1, [Error(f"cluster.gpus_per_node={gpus}", ", but strategy=cpu uses no GPUs", "remove one of them")]
     if devices == "auto":

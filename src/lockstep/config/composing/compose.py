@@ -1,7 +1,8 @@
-"""Composes the configuration of a command line by Hydra."""
+"""Composes the configuration of a command line by Hydra, and parses its overrides."""
 
 import contextlib
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,13 +11,18 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from typing_extensions import override
+from yaml import YAMLError
 
-from lockstep.config.errors import Error, one_line
+from lockstep.config.errors import ConfigError, Error, one_line
+from lockstep.config.schema.key_scopes import EVERYWHERE
 
 if yaml.__with_libyaml__:  # a config.yaml takes 1.5 ms with it, 11 in Python; OmegaConf and Hydra use it, too
     yaml.SafeLoader = yaml.CSafeLoader  # pyright: ignore[reportAttributeAccessIssue]
@@ -27,6 +33,7 @@ CONF = next(path for path in (_PACKAGE / "conf", _PACKAGE.parents[1] / "conf") i
 
 
 LAST = ("experiment", "debug")  # groups whose options override those of config.yaml, and its values
+REFUSALS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)  # raised by Hydra for a choice or a file
 AROUND = " and its experiment"  # end of the name of a stored configuration
 
 
@@ -82,7 +89,7 @@ def primary(source: Source) -> str:
     and a defaults list from its end. So an experiment has to come after the project's file, in a list around both.
     """
     tree: Any = None
-    with contextlib.suppress(StopIteration, OSError, yaml.YAMLError):  # reported by Hydra
+    with contextlib.suppress(StopIteration, OSError, YAMLError):  # reported by Hydra
         tree = OmegaConf.load(
             next(path for folder in source.folders if (path := folder / f"{source.name}.yaml").is_file())
         )
@@ -141,3 +148,39 @@ def plain_tree(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Error | None]
     tree = value_of(cfg, "")
     tree.pop("hydra", None)
     return tree, reasons
+
+
+def groups(*folders: Path) -> dict[str, list[str]]:
+    """Return the options of every configuration group in some folders, without Hydra's own groups."""
+    options_by_group: dict[str, set[str]] = {}
+    for folder in folders:
+        for file in folder.rglob("*.yaml"):
+            group = file.parent.relative_to(folder).as_posix()
+            if group != "." and not group.startswith("hydra/"):
+                options_by_group.setdefault(group, set()).add(file.stem)
+    return {group: sorted(options) for group, options in sorted(options_by_group.items())}
+
+
+@cache
+def parse_override(text: str) -> Override:
+    """Parse one override. Raises HydraException."""
+    if text.startswith("="):
+        raise OverrideParseException(text, "no key")  # Hydra takes the empty text for a key
+    return OverridesParser.create().parse_override(text)
+
+
+def hydra_value(key: str, texts: Sequence[str], source: Source) -> str | None:
+    """Return the value of a key of Hydra, None if these overrides leave it to conf/lockstep.yaml. Raises ConfigError.
+
+    Overrides with several values, those of a sweep, are left out.
+    """
+    parsed_overrides = [parse_override(text) for text in texts]
+    may_differ = any(o.is_hydra_override() or o.key_or_group in EVERYWHERE for o in parsed_overrides)
+    if not may_differ and source == DEFAULT:
+        return None  # composing takes 0.1 s
+    kept = [override.input_line or "" for override in parsed_overrides if not override.is_sweep_override()]
+    try:
+        value = OmegaConf.select(compose_config(kept, source, with_hydra=True), key)
+    except REFUSALS as error:
+        raise ConfigError(Error(key, f": {one_line(error)}")) from error
+    return None if value in (None, ".") else str(value)

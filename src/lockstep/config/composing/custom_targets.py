@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from lockstep.config.composing.compose import CONF
-from lockstep.config.composing.options import parse_override
+from lockstep.config.composing.compose import CONF, parse_override
 from lockstep.config.schema.configuration import CALLED, fields
 
 

@@ -5,9 +5,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from lockstep.config.composing.compose import plain_tree
 from lockstep.config.errors import Error, near_names, one_line
-from lockstep.config.schema.foreign_names import hint
 from lockstep.config.schema.key_scopes import OF_ENVIRONMENTS, SAME_FOR_ALL_JOBS, scope
-from lockstep.config.schema.legal_keys import Groups, legal_names, meant_key, unknown_key
+from lockstep.config.schema.legal_keys import Groups, hint, legal_names, meant_key, unknown_key
 from lockstep.system.trees import at
 
 

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
 
-from lockstep.config.composing.compose import Source, compose_config
-from lockstep.config.composing.options import REFUSALS, parse_override
+from lockstep.config.composing.compose import REFUSALS, Source, compose_config, parse_override
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.legal_keys import Groups
 
@@ -30,9 +29,8 @@ Space = dict[str, Interval | tuple[str, ...]]  # by key: an interval, or choices
 def _has_search(overrides: Sequence[str], options: Groups, source: Source) -> bool:
     chosen = [text for text in overrides if text.partition("=")[0] in options or text.startswith("hydra/")]
     try:
-        cfg = compose_config(
-            [text for text in chosen if not parse_override(text).is_sweep_override()], source, with_hydra=True
-        )
+        single = [text for text in chosen if not parse_override(text).is_sweep_override()]
+        cfg = compose_config(single, source, with_hydra=True)
     except REFUSALS:
         return True  # the check reports them
     return not cfg.hydra.sweeper._target_.endswith(".BasicSweeper")

@@ -14,10 +14,11 @@ from lockstep.config.checks import signatures
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.saved.config_file import to_tree
 from lockstep.config.schema.configuration import Config
-from lockstep.config.schema.legal_keys import named_callables
+from lockstep.config.schema.target_sections import named_callables
 from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
 from lockstep.system import processes
+from lockstep.system.provenance import project_root
 
 
 class Project(NamedTuple):
@@ -48,24 +49,15 @@ def current() -> Path:
         raise ConfigError(Error("the current folder", "was removed", "change to another one")) from error
 
 
-def root() -> Path:
-    """Return the folder of the project, after `enter` or `use`."""
-    if not processes.is_safe_path:
-        return Path(sys.path[0])
-    script = Path(sys.argv[0])
-    return script.resolve().parent if script.suffix == ".py" else Path.cwd()
-
-
 def current_project() -> Project:
     """Return the folders of this command, after `enter`."""
     named = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     if processes.is_safe_path:
         return Project(_resolve_folders(named), ())
-    return Project(_resolve_folders([*_modules(root()), *named]), _resolve_folders([os.getcwd()]))
+    return Project(_resolve_folders([*_modules(project_root()), *named]), _resolve_folders([os.getcwd()]))
 
 
 def record(folder: RunFolder) -> None:
-    """Record the folders of this command for a run."""
     folder.claim(project=current_project()._asdict())
 
 

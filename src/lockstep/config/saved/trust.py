@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import lockstep
-from lockstep.config.checks import data_paths, signatures
-from lockstep.config.composing import options
-from lockstep.config.composing.compose import Source, compose_config, plain_tree
+from lockstep.config.checks import signatures
+from lockstep.config.composing.compose import REFUSALS, Source, compose_config, plain_tree
 from lockstep.config.errors import ConfigError, Error, literal
 from lockstep.config.saved import project
 from lockstep.config.saved.config_file import to_tree
 from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.target_sections import DATA_PATHS, VARIABLE
 from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
+from lockstep.system.provenance import project_root
 
 VARIABLES = ("strategy.variables.",)  # some of them name libraries that worker processes load
 OF_A_TRAINING = (*VARIABLES, "notify.command")
-PATHS = tuple(f"data.{key}" for key in data_paths.PATHS)
+PATHS = tuple(f"data.{key}" for key in DATA_PATHS)
 OWN = ("lockstep.callbacks", "lockstep.data", "lockstep.models", "lockstep.tasks")
 # modules whose public names run no command, unpickle nothing (but LSUN), and call nothing by name; and single names.
 # No other loggers: some send a key of the environment to the address they are given
@@ -57,7 +58,7 @@ def check(
     for key, value in _values(to_tree(saved)):
         is_target = not {"_target_", "_check_"}.isdisjoint(key.split("."))
         is_path = key in PATHS
-        if is_path and (run.is_made_here() or not data_paths.VARIABLE.search(str(value))):
+        if is_path and (run.is_made_here() or not VARIABLE.search(str(value))):
             continue
         if value is None or not (is_target or key.startswith(settings)):
             continue
@@ -75,7 +76,7 @@ def check(
 def _compose_defaults(source: Source) -> dict[str, Any]:
     try:
         return plain_tree(compose_config([], source))[0]
-    except options.REFUSALS:
+    except REFUSALS:
         return {}
 
 
@@ -104,11 +105,7 @@ def _is_known(target: Any, run: RunFolder) -> bool:
     file, package = _source(module), module.partition(".")[0]
     if file is None or package in NO_PACKAGES:
         return False
-    folders = (
-        project.root(),
-        project.root() / "src",
-        Path.cwd(),
-    )  # not PYTHONPATH: often of libraries
+    folders = (project_root(), project_root() / "src", Path.cwd())  # not PYTHONPATH: often of libraries
     packages = [
         path for path in (folder.resolve() / package for folder in folders) if not run.path.is_relative_to(path)
     ]

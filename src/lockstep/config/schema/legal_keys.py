@@ -1,6 +1,6 @@
 """Legal keys of a configuration, near names for unknown ones, and its targets. Imports no target."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.config.errors import Error, near_names, question
@@ -9,6 +9,44 @@ from lockstep.config.schema.target_sections import is_ours
 from lockstep.system.trees import at, leaves
 
 Groups = Mapping[str, Sequence[str]]  # the options of every configuration group, for hints
+# settings, and their names in PyTorch scripts, Lightning, timm and MATLAB, which the search for near names misses
+FOREIGN_NAMES = {
+    "trainer.max_epochs=...": "epoch nepochs max_steps num_steps",
+    "global_batch_size=...": "batch_size batchsize bs",
+    "optimizer.lr=...": "learning_rate base_lr InitialLearnRate",
+    "optimizer.weight_decay=...": "wd L2Regularization",
+    "trainer.devices=...": "gpus num_gpus n_gpus world_size nproc_per_node num_processes",
+    "strategy=...": "strategy accelerator device cuda use_cuda distributed ExecutionEnvironment",
+    "strategy=single_device": "trainer=gpu strategy=gpu strategy=cuda",
+    "strategy=ddp": "trainer=ddp",
+    "strategy=cpu": "trainer=cpu trainer=mps trainer=ddp_sim",
+    "trainer.precision=bfloat16": "bf16 trainer.precision=bf16 trainer.precision=bf16-mixed",
+    "trainer.precision=float16 for GPUs without bfloat16 (T4, V100, RTX 20), else trainer.precision=bfloat16": (
+        "fp16 half amp use_amp trainer.precision=16-mixed trainer.precision=16 trainer.precision=fp16 "
+        "trainer.precision=half trainer.precision=amp"
+    ),
+    "trainer.gradient_clip_norm=...": "grad_clip clip_grad clip_grad_norm max_grad_norm GradientThreshold",
+    "trainer.accumulate_grad_batches=...": "gradient_accumulation_steps grad_accum_steps",
+    "trainer.log_every_n_steps=...": "log_every log_interval print_freq",
+    "trainer.check_val_every_n_epoch=...": "val_check_interval",
+    "lockstep eval latest": "evaluate eval test_only",
+    "debug=fast": "fast_dev_run",
+    "model=...": "net network arch backbone model_name",
+    "model=torchvision model.name=... model.pretrained=true": "pretrained",
+    "compile=...": "compile",
+    "data=...": "datamodule",
+    "data=image_folder data.root=...": "data_dir data_path",
+    "data.val_fraction=... data.test_fraction=...": "val_split validation_split val_size train_val_test_split",
+    "augment.erasing=...": "random_erase reprob",
+    "callbacks=early_stopping": "patience early_stopping ValidationPatience",
+    "callbacks=ema": "ema model_ema swa callbacks=swa",
+    "resume=... or init_from=...": "checkpoint ckpt ckpt_path resume_from_checkpoint load_from CheckpointPath",
+    "logger=...": "logger",
+    "logger=wandb": "wandb use_wandb project",
+    "name=...": "task_name experiment_name tags",
+    "seed=...": "seed_everything manual_seed random_seed",
+    "hydra.run.dir=...": "log_dir logdir output_dir save_dir default_root_dir",
+}
 
 
 def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups, names: Sequence[str] | None = None) -> Error:
@@ -16,8 +54,6 @@ def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups, names
 
     `names` are the legal ones, if the schema does not have them.
     """
-    from lockstep.config.schema.foreign_names import hint
-
     key = ".".join(path)
     parent = at(tree, path[:-1])
     target = parent.get("_target_") if isinstance(parent, dict) else None
@@ -68,21 +104,8 @@ def meant_key(
     return elsewhere if at(tree, parents) is not None else near_names(whole, keys, cutoff=0.85) or elsewhere
 
 
-def targets(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Yield the path and value of every section with a `_target_`, nested ones too."""
-    if isinstance(value, dict):
-        if isinstance(value.get("_target_"), str):
-            yield path, value
-        for key, child in value.items():
-            yield from targets(child, (*path, key))
-    elif isinstance(value, list):
-        for i, child in enumerate(value):
-            yield from targets(child, (*path, str(i)))
-
-
-def named_callables(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (key, dotted name) of every `_target_`, and of the `_check_` of the data."""
-    for path, value in targets(tree):
-        for name in ("_target_", "_check_"):
-            if isinstance(value.get(name), str):
-                yield ".".join([*path, name]), value[name]
+def hint(*names: str) -> str:
+    """Return the replacement of the first of these names that is listed above, or ""."""
+    return next(
+        (f"write {line}" for name in names for line, theirs in FOREIGN_NAMES.items() if name in theirs.split()), ""
+    )

@@ -1,6 +1,9 @@
 """Sections with a `_target_`, whose signature defines the other keys (signatures.py)."""
 
+import os
 import re
+import socket
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le
@@ -12,6 +15,8 @@ from lockstep.system.kinds import Count, NonNegative, PathText, Positive, Positi
 CLASSIFIER = "lockstep.models.Classifier"
 LIBRARIES = {"lockstep.models.torchvision": "torchvision.models", "lockstep.models.timm": "timm"}  # of networks
 OF_FILES = IMAGE_FOLDER, IMAGE_LIST = ("lockstep.data.image_folder", "lockstep.data.image_list")
+VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
+DATA_PATHS = ("root", "file", "cache", "copy_to")  # which may contain variables
 
 
 def is_url(root: str) -> bool:
@@ -20,7 +25,6 @@ def is_url(root: str) -> bool:
 
 
 def is_ours(target: object) -> bool:
-    """Return whether a `_target_` is of Lockstep."""
     return str(target).startswith("lockstep.")
 
 
@@ -71,9 +75,7 @@ class Scheduler(Partial):
     """Schedule of the learning rate."""
 
     interval: Literal["step", "epoch"] = Field(
-        default="step",
-        alias="_interval_",
-        description="schedule by optimizer step, or by epoch",
+        default="step", alias="_interval_", description="schedule by optimizer step, or by epoch"
     )
 
 
@@ -112,9 +114,7 @@ class Data(Target):
     )
     fold: Count = Field(default=0, description="the part to test on, from 0; -m data.fold=0,1,2,3,4 takes each in turn")
     check: Dotted | None = Field(
-        default=None,
-        alias="_check_",
-        description="called before torch is imported; raises an error if data is missing",
+        default=None, alias="_check_", description="called before torch is imported; raises an error if data is missing"
     )
 
     @property
@@ -134,6 +134,22 @@ class Data(Target):
         has_files = self.root is not None or self.target == IMAGE_LIST
         return has_files and (self.copy_to is not None or (self.is_remote and has_cache))
 
+    def resolve_paths(self) -> "Data":
+        """Replace $NAME in the paths by the variables of this process; a configuration keeps the name.
+
+        Raises ValueError, with a line for each variable that is not set.
+        """
+        paths = {key: path for key in DATA_PATHS if isinstance(path := getattr(self, key, None), str)}
+        errors = [
+            f"data.{key}={path}: ${name} is not set on {socket.gethostname()}: set it there, or give a path"
+            for key, path in paths.items()
+            for name in VARIABLE.findall(path)
+            if not os.environ.get(name)
+        ]
+        if errors:
+            raise ValueError("\n".join(errors))
+        return self.model_copy(update={key: VARIABLE.sub(lambda n: os.environ[n[1]], at) for key, at in paths.items()})
+
 
 class Search(Section):
     """A search by Optuna over values of a sweep; search=... chooses a sampler."""
@@ -146,3 +162,23 @@ class Search(Section):
     )
     sampler: Open = Field(description="a sampler of optuna.samplers")
     pruner: Open | None = Field(description="a pruner of optuna.pruners, called after every epoch; null = no pruning")
+
+
+def targets(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Yield the path and value of every section with a `_target_`, nested ones too."""
+    if isinstance(value, dict):
+        if isinstance(value.get("_target_"), str):
+            yield path, value
+        for key, child in value.items():
+            yield from targets(child, (*path, key))
+    elif isinstance(value, list):
+        for i, child in enumerate(value):
+            yield from targets(child, (*path, str(i)))
+
+
+def named_callables(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (key, dotted name) of every `_target_`, and of the `_check_` of the data."""
+    for path, value in targets(tree):
+        for name in ("_target_", "_check_"):
+            if isinstance(value.get(name), str):
+                yield ".".join([*path, name]), value[name]

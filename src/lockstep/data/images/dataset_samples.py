@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lockstep.data.images.image_error import ImageError
+from lockstep.data.splits import ImageError
 from lockstep.distributed.rng import seed_of
 
 
@@ -72,7 +72,10 @@ class Samples:
         with _keep_random_states():
             rows = self.rows[positions]
             for row, key in zip(rows.tolist(), (rows if drawn_by is None else drawn_by).tolist(), strict=True):
-                _set_random_states(seed_of(self.seed, "sample", self.setting, *keys, key))
+                seed = seed_of(self.seed, "sample", self.setting, *keys, key)
+                torch.default_generator.manual_seed(seed)  # not those of GPUs, which torch.manual_seed sets too
+                np.random.seed(seed)
+                random.seed(seed)
                 one_input, target = pair(self.dataset, row, self.setting)
                 for what, value, like in (("input", one_input, self.no_inputs), ("target", target, self.no_targets)):
                     if (value.shape, value.dtype) != (like.shape[1:], like.dtype):
@@ -123,12 +126,6 @@ def _reason(error: Exception) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return f"{text.removesuffix(': ')}, in {frame.filename}:{frame.lineno}"
-
-
-def _set_random_states(seed: int) -> None:
-    torch.default_generator.manual_seed(seed)  # not those of GPUs, which torch.manual_seed sets too
-    np.random.seed(seed)
-    random.seed(seed)
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 from torch import Tensor
 
-from lockstep.data.images.image_error import ImageError
 from lockstep.data.images.preprocessing import View, size_of
+from lockstep.data.splits import ImageError
 
 # Pillow has 43 parsers, of PostScript among others: no file reaches the rest
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")

@@ -25,12 +25,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.data.images import ragged_table
-from lockstep.data.images.channel_statistics import Statistics, channel_statistics, sampled_positions, value_counts
-from lockstep.data.images.image_files import NUM_PER_RUN, ImageFiles, Store, decode_all
+from lockstep.data.images.image_files import NUM_PER_RUN, ImageFiles, Store, decode_all, sampled_positions
 from lockstep.data.images.image_table import ImageTable
 from lockstep.data.images.preprocessing import View
-from lockstep.data.images.ragged_table import RaggedTable, ScaledRows
-from lockstep.data.images.splits import Images, Pixels, Rows, Splits
+from lockstep.data.images.ragged_table import RaggedTable, Rows, ScaledRows
+from lockstep.data.splits import Images, Pixels, Splits, Statistics, channel_statistics, value_counts
 from lockstep.data.transfer.file_lock import Progress, wait_for_lock
 from lockstep.runs.files import atomic_file, is_own_folder, read_json, remove_leftovers, write_json
 from lockstep.system.hardware import available_bytes, num_cores
@@ -59,7 +58,6 @@ class Decoding:
 
     @cached_property
     def files(self) -> ImageFiles:
-        """The files, in the order of the table."""
         paths = [os.fsencode(f"{self.table.folder}/{name}") for name in self.table.names]
         mean_bytes = float(self.table.states[:, 0].mean())
         return ImageFiles(np.array(paths), self.view, os.fsdecode(paths[0]), self.channels, mean_bytes)
@@ -81,13 +79,12 @@ class Decoding:
     @cached_property
     def sizes(self) -> NDArray[np.int32]:
         """Sizes (N, 2) of the scaled images."""
-        progress = Progress(f"Reading the sizes of {self.table.folder.name}", "images")
+        name = self.table.folder.name
+        progress = Progress(f"Reading the sizes of {name}", "images")
         sizes = self.files.scaled_sizes(lambda num_done: progress.show(num_done, len(self.files)))
         progress.end()
         needed = size_text(ragged_table.starts_of(sizes, self.channels)[-1])
-        print(
-            f"{plural(len(sizes), 'image')} of {self.table.folder.name} need {needed} once they are scaled", flush=True
-        )
+        print(f"{plural(len(sizes), 'image')} of {name} need {needed} once they are scaled", flush=True)
         return sizes
 
     @cached_property

@@ -198,10 +198,8 @@ def _split_folders(root: str, folder: Path) -> dict[str, Path]:
         hint = "add it, with one folder per class"
         raise FileNotFoundError(f'data.root={root} has "{found[0].name}" but no folder "train": {hint}.')
     if others:
-        hint = "only train/, val/ and test/ are, rename or move the others"
-        raise ValueError(
-            f"data.root={root} has folders next to train/ that are not read, {_join_paths(others)}: {hint}."
-        )
+        names, hint = _join_paths(others), "only train/, val/ and test/ are, rename or move the others"
+        raise ValueError(f"data.root={root} has folders next to train/ that are not read, {names}: {hint}.")
     for name, paths in parts.items():
         if len(paths) > 1:
             raise ValueError(f"data.root={root} has {len(paths)} folders for {name}: {_join_paths(paths)}. Keep one.")

@@ -9,7 +9,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.reduction import DupFd
 from typing import Any, BinaryIO
 
@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.data.images.image_error import ImageError
 from lockstep.data.images.image_files import ImageFiles, Store
 from lockstep.data.images.preprocessing import View, size_of
-from lockstep.data.images.splits import Rows
+from lockstep.data.splits import ImageError
 
 
 class RaggedTable:
@@ -108,6 +107,35 @@ def write_at(descriptor: int, block: Tensor, offset: int) -> None:
     while rest:
         written = os.pwrite(descriptor, rest, offset)
         rest, offset = rest[written:], offset + written
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Images of a memory-mapped file, `table` (M, C, H, W), in the order of `rows`."""
+
+    table: Tensor
+    rows: Tensor
+    reason: str
+    dtype = torch.uint8
+    is_streamed = False
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        _, channels, height, width = self.table.shape
+        return len(self), channels, height, width
+
+    def __getitem__(self, positions: Tensor) -> Tensor:
+        return self.table.index_select(0, self.rows[positions])
+
+    def scaled_image(self, position: int) -> Tensor:
+        """Return one image (C, h, w) before it is cropped."""
+        return self.table[int(self.rows[position])]
+
+    def head(self, count: int) -> "Rows":
+        return replace(self, rows=self.rows[:count])
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.preprocessing import resize, size_of
-from lockstep.data.images.ragged_table import ScaledRows
-from lockstep.data.images.splits import Pixels, Rows
+from lockstep.data.images.ragged_table import Rows, ScaledRows
+from lockstep.data.splits import Pixels
 from lockstep.distributed.rng import uniform
 
 NUM_TRIES = 10

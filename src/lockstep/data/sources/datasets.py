@@ -10,16 +10,18 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import Doc
 
-from lockstep.data.images.channel_statistics import (
+from lockstep.data.images.dataset_samples import Samples, pair, shape_text
+from lockstep.data.images.image_files import NUM_PER_RUN, sampled_positions
+from lockstep.data.splits import (
+    Fold,
+    Images,
+    Splits,
     Statistics,
     channel_statistics,
+    cut_splits,
     identity_statistics,
-    sampled_positions,
     value_counts,
 )
-from lockstep.data.images.dataset_samples import Samples, pair, shape_text
-from lockstep.data.images.image_files import NUM_PER_RUN
-from lockstep.data.images.splits import Fold, Images, Splits, cut_splits
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.system.kinds import PositiveFloat, PositiveFraction, Seed
 from lockstep.system.wording import plural
@@ -31,8 +33,7 @@ def dataset(
     val: Annotated[Dataset[Any] | None, Doc("validation samples; null = split from train, with its transforms")],
     test: Annotated[Dataset[Any] | None, Doc("test samples; null = split from train, with its transforms")],
     class_names: Annotated[
-        Sequence[str] | None,
-        Doc("names of the classes, or of the numbers to predict; null = `train.classes`"),
+        Sequence[str] | None, Doc("names of the classes, or of the numbers to predict; null = `train.classes`")
     ],
     mean: Annotated[
         Sequence[float] | None,
@@ -117,10 +118,8 @@ def _check_same(name: str, first: tuple[Tensor, Tensor], train: tuple[Tensor, Te
 def _class_names(train: Any, class_names: Sequence[str] | None) -> tuple[str, ...]:
     names = class_names if class_names is not None else getattr(train, "classes", None)
     if not names:
-        hint = "set it, e.g. data.class_names=[rose,tulip]"
-        raise ValueError(
-            f"data.class_names is not set, and data.train ({type(train).__name__}) has no `classes`: {hint}."
-        )
+        name, hint = type(train).__name__, "set it, e.g. data.class_names=[rose,tulip]"
+        raise ValueError(f"data.class_names is not set, and data.train ({name}) has no `classes`: {hint}.")
     return tuple(map(str, names))
 
 

@@ -1,11 +1,13 @@
 """Folders of images, with one folder per class."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from typing_extensions import Doc
 
 from lockstep.data.images.decoded_splits import Decoding
@@ -21,7 +23,7 @@ from lockstep.data.images.image_table import (
     states_of,
 )
 from lockstep.data.images.preprocessing import View
-from lockstep.data.images.splits import Fold, Images, Splits, cut_by_name, cut_fold
+from lockstep.data.splits import Fold, Images, Splits, cut_fold, name_draws, refuse_empty, rounded_sizes
 from lockstep.system.kinds import (
     Background,
     Cache,
@@ -116,3 +118,28 @@ def unlabelled_folder(root: str, *, view: View, channels: int) -> tuple[Images, 
     mean_bytes = float(states[:, 0].mean())
     files = ImageFiles(np.array(paths), view, os.fsdecode(paths[0]), channels, mean_bytes)
     return Images(files, torch.full((len(names),), -1), names), digest_of(names, states)
+
+
+def cut_by_name(
+    names: Sequence[str], groups: NDArray[Any], seed: int, fractions: dict[str, float]
+) -> list[NDArray[np.int64]]:
+    """Cut positions into a part for each fraction, and the rest; each sorted. Raises ValueError if a part is empty.
+
+    The part of a name depends only on a hash of it and `seed`, so that added or removed names move no other. An
+    exception is a group, the names with one value in `groups` (N,), without a name in a part: the nearest name is moved
+    there, if the group is large enough.
+    """
+    rounded_sizes(len(names), fractions)
+    draws = name_draws(names, seed)
+    rest = len(fractions)
+    parts = np.searchsorted(np.cumsum(list(fractions.values())), draws, side="right")
+    by_group = np.lexsort((draws, groups))
+    for rows in np.split(by_group, np.flatnonzero(np.diff(groups[by_group])) + 1):
+        sizes = np.bincount(parts[rows], minlength=rest + 1)
+        for part in (rest, *range(rest)):
+            if not sizes[part] and (part == rest or sizes.max() > 1):
+                sizes[sizes.argmax()] -= 1
+                sizes[part] = 1
+        parts[rows] = np.repeat(np.arange(rest + 1), sizes)
+    refuse_empty(len(names), fractions, np.bincount(parts, minlength=rest + 1).tolist())
+    return [np.flatnonzero(parts == part) for part in range(rest + 1)]

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from typing_extensions import Doc
 
 from lockstep.data.images.decoded_splits import Decoding
-from lockstep.data.images.image_error import shorten_lines
 from lockstep.data.images.image_table import (
     SPLIT_FOLDERS,
     ImageTable,
@@ -25,8 +24,8 @@ from lockstep.data.images.image_table import (
     strip_names,
 )
 from lockstep.data.images.preprocessing import View
-from lockstep.data.images.splits import Fold, Splits
 from lockstep.data.sources.folders import complete_splits
+from lockstep.data.splits import Fold, Splits, shorten_lines
 from lockstep.data.transfer import copying
 from lockstep.runs.files import uncell
 from lockstep.system.kinds import (

@@ -164,7 +164,7 @@ class Augment:
 
     def _move(self, images: Tensor, draws: Draws) -> Tensor:
         from lockstep.data.transforms import moves
-        from lockstep.data.transforms.parts import change_in_parts
+        from lockstep.data.transforms.moves import change_in_parts
 
         if draws.rotation is not None:
             images = change_in_parts(moves.map_pixels, images, draws.rotation)

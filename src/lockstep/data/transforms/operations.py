@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lockstep.data.transforms import moves, photometric
-from lockstep.data.transforms.parts import change_in_parts
+from lockstep.data.transforms.moves import change_in_parts
 
 MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 CHANGES: dict[str, photometric.Change] = {

@@ -12,7 +12,7 @@ from functools import wraps
 import torch
 from torch import Tensor
 
-from lockstep.data.transforms.parts import change_in_parts
+from lockstep.data.transforms.moves import change_in_parts
 
 Change = Callable[[Tensor, Tensor], Tensor]
 

@@ -1,4 +1,4 @@
-"""Built-in tasks: one class of several, any number of labels, and numbers."""
+"""The task of most trainings: one class of several."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -10,7 +10,7 @@ from typing_extensions import Doc, override
 
 from lockstep.distributed.batch import Batch
 from lockstep.system.kinds import Fraction, NonNegative
-from lockstep.tasks.task import SupervisedTask, mean_of_each
+from lockstep.tasks.task import SupervisedTask, all_or_none, every, mean_of_each
 
 
 class Classification(SupervisedTask):
@@ -31,8 +31,7 @@ class Classification(SupervisedTask):
         self,
         *,
         loss: Annotated[
-            Callable[[Tensor, Tensor], Tensor] | None,
-            Doc("function (outputs, targets) -> (B,); null = cross-entropy"),
+            Callable[[Tensor, Tensor], Tensor] | None, Doc("function (outputs, targets) -> (B,); null = cross-entropy")
         ],
         label_smoothing: Annotated[Fraction, Doc("label smoothing of the training loss")],
         class_weights: Annotated[
@@ -52,17 +51,16 @@ class Classification(SupervisedTask):
     def fit_to(self, class_names: Sequence[str]) -> None:
         weights = self.class_weights
         if weights is not None and len(weights) != len(class_names):
-            raise ValueError(
-                f"task.class_weights has {len(weights)} numbers, the data {len(class_names)} classes: use one for each"
-            )
+            counts = f"{len(weights)} numbers, the data {len(class_names)} classes"
+            raise ValueError(f"task.class_weights has {counts}: use one for each")
 
     @override
     def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:
         is_alike = targets.shape[1:] == outputs.shape[2:]
         if not is_alike or self._has_custom_loss:  # which may ignore some numbers
-            return _all_or_none(is_alike, targets)
+            return all_or_none(is_alike, targets)
         good = (targets >= 0) & (targets < outputs.shape[1])
-        return _every(good) & _all_or_none(targets.dtype == torch.int64, targets)
+        return every(good) & all_or_none(targets.dtype == torch.int64, targets)
 
     @override
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
@@ -133,89 +131,6 @@ class Classification(SupervisedTask):
             [cell for number, value in zip(*row, strict=True) for cell in (str(class_names[number]), f"{value:.6f}")]
             for row in rows
         ]
-
-
-class Multilabel(SupervisedTask):
-    """Any number of labels for each image: targets are 0 or 1 for each, (B, C), of logits (B, C).
-
-    `loss` takes logits and targets as floats, e.g. torch's binary cross-entropy with logits.
-    """
-
-    takes = "0 or 1 for each label ({count} of them)"
-    named = "labels"
-    takes_flips = True
-
-    @override
-    def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:
-        return _every((targets == 0) | (targets == 1)) & _all_or_none(_is_like(outputs, targets), targets)
-
-    @override
-    def targets(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return _like(outputs, targets)
-
-    @override
-    def predictions(self, outputs: Tensor) -> Tensor:
-        """Return the probability of every label (B, C)."""
-        return outputs.sigmoid()
-
-    @override
-    def metric_inputs(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self.predictions(outputs.double()), batch.targets.long()
-
-    @override
-    def metric_arguments(self, num_outputs: int) -> Mapping[str, Any]:
-        return {"task": "multilabel", "num_labels": num_outputs}
-
-    @override
-    def cells(self, predictions: Tensor, class_names: Sequence[str]) -> list[list[str]]:
-        return [[f"{value:.6f}" for value in row] for row in predictions.tolist()]
-
-
-class Regression(SupervisedTask):
-    """Numbers for each image: targets (B,) or (B, C) of outputs (B, C).
-
-    `loss` takes both as floats of one shape, e.g. torch's squared error.
-    """
-
-    takes = "a finite number for each output ({count} of them)"
-    named = "numbers"
-
-    @override
-    def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:
-        return _every(targets.isfinite()) & _all_or_none(_is_like(outputs, targets), targets)
-
-    @override
-    def targets(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return _like(outputs, targets)
-
-    @override
-    def metric_inputs(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return both as (B,) if there is one number, else (B, C), in float64."""
-        predicted, targets = outputs.double(), _like(outputs, batch.targets).double()
-        return (predicted.squeeze(1), targets.squeeze(1)) if predicted.dim() == 2 else (predicted, targets)
-
-
-def _like(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return `targets` in the dtype and shape of `outputs`: (B,) for (B, 1). Raises ValueError for other shapes."""
-    if not _is_like(outputs, targets):  # torch would silently broadcast
-        raise ValueError(
-            f"The network gives {tuple(outputs.shape[1:])} numbers for each sample, the data {tuple(targets.shape[1:])}"
-        )
-    return targets.reshape(outputs.shape).to(outputs.dtype)
-
-
-def _is_like(outputs: Tensor, targets: Tensor) -> bool:
-    expected = outputs.shape[1:]
-    return targets.shape[1:] == expected or (expected[:1] == (1,) and targets.shape[1:] == expected[1:])
-
-
-def _all_or_none(is_good: bool, targets: Tensor) -> Tensor:
-    return torch.full((len(targets),), is_good)
-
-
-def _every(good: Tensor) -> Tensor:
-    """Return (B,) of (B, ...): True where all of a sample are good."""
-    return good.flatten(1).all(1) if good.dim() > 1 else good
 
 
 def _sum_of_each(values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Images with their targets, and the splits of a data set.
+"""Images with their targets, the splits of a data set, and the statistics of its channels.
 
 Pixels are a tensor (N, C, H, W), or an object that reads or makes them.
 """
@@ -7,22 +7,22 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
-from lockstep.data.images.channel_statistics import Statistics
-from lockstep.data.images.dataset_samples import Samples
 from lockstep.distributed.rng import generator
 
 if TYPE_CHECKING:
     from lockstep.data.images.image_table import ImageTable
 
 CHUNK = 4096  # images copied in one go
+MOST_SHOWN = 130  # letters of a list of all classes
 
 
 class LazyPixels(Protocol):
@@ -49,33 +49,31 @@ class LazyPixels(Protocol):
 Pixels = Tensor | LazyPixels
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Images of a memory-mapped file, `table` (M, C, H, W), in the order of `rows`."""
+class ImageError(ValueError):
+    """Image files that cannot be used: `errors` has one line per file, the message the first ten.
 
-    table: Tensor
-    rows: Tensor
-    reason: str
-    dtype = torch.uint8
-    is_streamed = False
+    `positions` are those of the files in the list that was read, if it was read completely.
+    """
 
-    def __len__(self) -> int:
-        return len(self.rows)
+    def __init__(self, errors: Sequence[str], positions: Sequence[int] = ()) -> None:
+        super().__init__(errors, positions)
+        self.errors = list(errors)
+        self.positions = positions
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        _, channels, height, width = self.table.shape
-        return len(self), channels, height, width
+    @override
+    def __str__(self) -> str:
+        return shorten_lines(self.errors)
 
-    def __getitem__(self, positions: Tensor) -> Tensor:
-        return self.table.index_select(0, self.rows[positions])
 
-    def scaled_image(self, position: int) -> Tensor:
-        """Return one image (C, h, w) before it is cropped."""
-        return self.table[int(self.rows[position])]
+def shorten_lines(lines: Sequence[str]) -> str:
+    """Keep ten of the lines, and count the others."""
+    more = [f"... and {len(lines) - 10} more"] if len(lines) > 10 else []
+    return "\n".join([*lines[:10], *more])
 
-    def head(self, count: int) -> "Rows":
-        return replace(self, rows=self.rows[:count])
+
+def makes_targets(pixels: Pixels) -> TypeGuard[Any]:
+    """Return whether the pixels are `Samples` of a torch Dataset, which make inputs and targets together."""
+    return hasattr(pixels, "no_targets")
 
 
 def is_streamed(pixels: Pixels) -> TypeGuard[LazyPixels]:
@@ -84,7 +82,6 @@ def is_streamed(pixels: Pixels) -> TypeGuard[LazyPixels]:
 
 
 def num_bytes(pixels: Pixels) -> int:
-    """Bytes of all decoded images."""
     return math.prod(pixels.shape) * pixels.dtype.itemsize
 
 
@@ -126,7 +123,7 @@ class Images:
         if problem:
             raise ValueError(f"Images: the pixels {problem}.")
         counts = {"pixels": len(self.pixels), "targets": len(self.targets), "names": len(self.names)}
-        if isinstance(self.pixels, Samples):
+        if makes_targets(self.pixels):
             del counts["targets"]
         if len(set(counts.values())) > 1:
             text = ", ".join(f"{count} {what}" for what, count in counts.items())
@@ -140,7 +137,7 @@ class Images:
     @property
     def classes(self) -> Tensor | None:
         """Class numbers int64 (N,); None if targets are others, or of a Dataset that does not list them."""
-        if isinstance(self.pixels, Samples):
+        if makes_targets(self.pixels):
             return None if self.pixels.labels is None else self.pixels.labels[self.pixels.rows]
         is_one_number = self.targets.dim() == 1 and not self.targets.is_floating_point()
         return self.targets.long() if is_one_number else None
@@ -152,6 +149,16 @@ class Images:
         """Return the first images."""
         pixels = self.pixels[:count] if isinstance(self.pixels, Tensor) else self.pixels.head(count)
         return Images(pixels, self.targets[:count], self.names[:count])
+
+
+class Statistics(NamedTuple):
+    """Mean and standard deviation of each of the C channels, of pixels in [0, 1].
+
+    The input of a network is (pixels / 255 - mean) / std.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +195,46 @@ class Splits:
         return [name for name, count in zip(self.class_names, counts, strict=False) if not count]
 
 
+def describe_counts(names: Sequence[str], counts: Sequence[int], balance: float = 0) -> str:
+    """List the images of each class, of many classes the fewest and most, and with `balance` those of an epoch."""
+    texts = [f"{count:,}" for count in counts]
+    if balance:
+        from lockstep.data.balance import sizes_of
+
+        texts = [f"{text} -> {size:,}" for text, size in zip(texts, sizes_of(counts, balance), strict=True)]
+    every = ", ".join(f"{name}: {text}" for name, text in zip(names, texts, strict=True))
+    if len(every) > MOST_SHOWN:
+        ends = [counts.index(end(counts)) for end in (min, max)]
+        every = f"{len(names):,} classes: {' to '.join(f'{texts[number]} ({names[number]})' for number in ends)}"
+    return every + (f" in an epoch, data.balance={balance:g}" if balance else "")
+
+
+def value_counts(pixels: Tensor) -> Tensor:
+    """Count each value in each channel of uint8 `pixels` (N, C, H, W): int64 (C, 256)."""
+    return torch.stack([torch.bincount(channel.reshape(-1), minlength=256) for channel in pixels.unbind(1)])
+
+
+def channel_statistics(counts: Tensor) -> Statistics:
+    """Compute the statistics from the counts (C, 256) of the values."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    weights = counts / counts.sum(1, keepdim=True, dtype=torch.float64)
+    mean = (weights * values).sum(1)
+    std = ((values - mean.unsqueeze(1)).square() * weights).sum(1).sqrt().clamp(min=1 / 255)
+    return Statistics(tuple(mean.tolist()), tuple(std.tolist()))
+
+
+def statistics_of(pixels: Pixels) -> Statistics:
+    assert isinstance(pixels, Tensor), "other sources set statistics"
+    if pixels.is_floating_point():
+        return identity_statistics(pixels.shape[1])
+    return channel_statistics(value_counts(pixels))
+
+
+def identity_statistics(num_channels: int) -> Statistics:
+    """Statistics of float inputs, which are not normalized: mean 0, std 1."""
+    return Statistics((0.0,) * num_channels, (1.0,) * num_channels)
+
+
 class Fold(NamedTuple):
     """Part `number` of `num_folds` equal parts of the training images: the test split of a run."""
 
@@ -203,7 +250,7 @@ def cut_fold(
     A group, the names with one value in `groups` (N,), is dealt to the folds in the order of a hash of name and `seed`;
     a name that is listed twice is in one fold. Raises ValueError for a group with fewer names than folds.
     """
-    draws, first, copies = np.unique(_draws(names, seed), return_index=True, return_inverse=True)
+    draws, first, copies = np.unique(name_draws(names, seed), return_index=True, return_inverse=True)
     fewest = int(np.unique(groups[first], return_counts=True)[1].min())
     if fewest < fold.num_folds:
         problem = f"needs as many images of each class, and the smallest has {fewest}"
@@ -223,50 +270,25 @@ def cut_splits(classes: Tensor, seed: int, fractions: dict[str, float], fold: Fo
         rest, parts["test"] = map(torch.from_numpy, cut_fold([*map(str, rest.tolist())], classes.numpy(), seed, fold))
         fractions = {key: fraction for key, fraction in fractions.items() if key != "test_fraction"}
     order = torch.randperm(len(rest), generator=generator(seed, "split"))
-    cuts = dict(zip([*fractions, "train"], order.split(_sizes(len(rest), fractions)), strict=True))
+    cuts = dict(zip([*fractions, "train"], order.split(rounded_sizes(len(rest), fractions)), strict=True))
     return parts | {key.removesuffix("_fraction"): rest[part.sort().values] for key, part in cuts.items()}
 
 
-def cut_by_name(
-    names: Sequence[str], groups: NDArray[Any], seed: int, fractions: dict[str, float]
-) -> list[NDArray[np.int64]]:
-    """Cut positions into a part for each fraction, and the rest; each sorted. Raises ValueError if a part is empty.
-
-    The part of a name depends only on a hash of it and `seed`, so that added or removed names move no other. An
-    exception is a group, the names with one value in `groups` (N,), without a name in a part: the nearest name is moved
-    there, if the group is large enough.
-    """
-    _sizes(len(names), fractions)
-    draws = _draws(names, seed)
-    rest = len(fractions)
-    parts = np.searchsorted(np.cumsum(list(fractions.values())), draws, side="right")
-    by_group = np.lexsort((draws, groups))
-    for rows in np.split(by_group, np.flatnonzero(np.diff(groups[by_group])) + 1):
-        sizes = np.bincount(parts[rows], minlength=rest + 1)
-        for part in (rest, *range(rest)):
-            if not sizes[part] and (part == rest or sizes.max() > 1):
-                sizes[sizes.argmax()] -= 1
-                sizes[part] = 1
-        parts[rows] = np.repeat(np.arange(rest + 1), sizes)
-    _refuse_empty(len(names), fractions, np.bincount(parts, minlength=rest + 1).tolist())
-    return [np.flatnonzero(parts == part) for part in range(rest + 1)]
-
-
-def _draws(names: Sequence[str], seed: int) -> NDArray[np.float64]:
+def name_draws(names: Sequence[str], seed: int) -> NDArray[np.float64]:
     """Hash every name, with `seed`, to a number in [0, 1]."""
     key = str(seed).encode()
     digests = b"".join([hashlib.blake2b(os.fsencode(name), digest_size=8, key=key).digest() for name in names])
     return np.frombuffer(digests, ">u8") / 2.0**64
 
 
-def _sizes(count: int, fractions: dict[str, float]) -> list[int]:
+def rounded_sizes(count: int, fractions: dict[str, float]) -> list[int]:
     sizes = [round(count * fraction) for fraction in fractions.values()]
     sizes.append(count - sum(sizes))
-    _refuse_empty(count, fractions, sizes)
+    refuse_empty(count, fractions, sizes)
     return sizes
 
 
-def _refuse_empty(count: int, fractions: dict[str, float], sizes: Sequence[int]) -> None:
+def refuse_empty(count: int, fractions: dict[str, float], sizes: Sequence[int]) -> None:
     for (name, fraction), size in zip(fractions.items(), sizes, strict=False):
         if not 0 < size < count:
             problem = f"makes a split of {size}: leave at least one image in every split."

@@ -1,0 +1,73 @@
+"""Data sets that torchvision downloads, as uint8 tensors, cut into splits by a fixed seed."""
+
+from contextlib import redirect_stderr
+from io import StringIO
+from typing import Annotated, Any
+
+import torch
+from typing_extensions import Doc
+
+from lockstep.data.sources import FOLDERS
+from lockstep.data.sources.builtin import take_images
+from lockstep.data.splits import Fold, Splits, cut_splits
+from lockstep.system.kinds import FilesRoot, PositiveFraction, SplitSeed
+
+
+def fashion_mnist(
+    *,
+    root: FilesRoot,
+    download: Annotated[bool, Doc("download missing files")],
+    val_fraction: Annotated[PositiveFraction, Doc("fraction of the training images to use for validation")],
+    split_seed: SplitSeed,
+    fold: Fold | None = None,
+) -> Splits:
+    """Fashion-MNIST (Xiao et al. 2017): 70,000 images of clothes of 10 classes, (1, 28, 28).
+
+    test is its test set of 10,000, or a `fold` of its training set of 60,000, from which val is split. Raises
+    FileNotFoundError for missing or damaged files, and ValueError if a split is empty.
+    """
+    from torchvision.datasets import FashionMNIST
+
+    return _torchvision_splits(
+        FashionMNIST, "lockstep.data.fashion_mnist", root, download, val_fraction, split_seed, fold
+    )
+
+
+def cifar10(
+    *,
+    root: FilesRoot,
+    download: Annotated[bool, Doc("download missing files")],
+    val_fraction: Annotated[PositiveFraction, Doc("fraction of the training images to use for validation")],
+    split_seed: SplitSeed,
+    fold: Fold | None = None,
+) -> Splits:
+    """CIFAR-10 (Krizhevsky 2009): 60,000 photographs of 10 classes, (3, 32, 32).
+
+    test is its test set of 10,000, or a `fold` of its training set of 50,000, from which val is split. Raises
+    FileNotFoundError for missing or damaged files, and ValueError if a split is empty.
+    """
+    from torchvision.datasets import CIFAR10
+
+    return _torchvision_splits(CIFAR10, "lockstep.data.cifar10", root, download, val_fraction, split_seed, fold)
+
+
+def _torchvision_splits(
+    kind: Any, target: str, root: str, download: bool, val_fraction: float, split_seed: int, fold: Fold | None
+) -> Splits:
+    """Read a data set of torchvision, whose pixels are (N, H, W) or (N, H, W, C). Raises FileNotFoundError."""
+    try:
+        # torchvision has no switch for its progress bar on stderr
+        with redirect_stderr(StringIO()):
+            parts = [kind(root, train=is_train, download=download) for is_train in (True, False)]
+    # missing files and no network: RuntimeError, URLError (an OSError); damaged files: also ValueError
+    except (RuntimeError, OSError, ValueError) as error:
+        hint = f"delete damaged files, and {'check the network' if download else 'set data.download=true'} or copy them"
+        problem = f"has no readable {kind.__name__} in {FOLDERS[target]} ({' '.join(str(error).split())})"
+        raise FileNotFoundError(f"data.root={root} {problem}: {hint}.") from error
+    pixels = [torch.as_tensor(part.data) for part in parts]
+    train, test = (images.permute(0, 3, 1, 2) if images.dim() == 4 else images.unsqueeze(1) for images in pixels)
+    targets = [torch.as_tensor(part.targets) for part in parts]
+    cuts = cut_splits(targets[0], split_seed, {"val_fraction": val_fraction}, fold)
+    splits = {"test": take_images(test, targets[1], "test", torch.arange(len(test)))}
+    splits |= {name: take_images(train, targets[0], "train", part) for name, part in cuts.items()}
+    return Splits(splits["train"], splits["val"], splits["test"], tuple(parts[0].classes))
