@@ -53,7 +53,7 @@ RINGS = {
             "runs.verified",
         ),
         *("assembly.custom_module", "assembly.data_copies", "assembly.listed_images", "assembly.pretrained_weights"),
-        *("training.exactness_check", "training.initial_weights", "training.measured_loads"),
+        *("training.exactness_check", "training.late_test", "training.initial_weights", "training.measured_loads"),
     ),
 }
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -22,10 +23,12 @@ from lockstep.config.schema.configuration import Config
 from lockstep.data.splits import ImageError
 from lockstep.distributed import collectives
 from lockstep.distributed.collectives import gather_objects
-from lockstep.distributed.virtual_shards import VirtualShards
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 from lockstep.tasks.scores import MetricError
+
+if TYPE_CHECKING:
+    from lockstep.distributed.virtual_shards import VirtualShards
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Session:
     environment: ClusterEnvironment
     held: contextlib.ExitStack  # closed at the end, also after an error
     remarks: Mapping[str, str] = field(default_factory=dict)  # about rows of the header of the run
-    shards: VirtualShards | None = None  # of trainer.virtual_shards
+    shards: "VirtualShards | None" = None  # of trainer.virtual_shards
 
     @property
     def is_distributed(self) -> bool:
@@ -102,6 +105,8 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
             held=held,
         )
         if (count := config.trainer.virtual_shards) is not None:
+            from lockstep.distributed.virtual_shards import VirtualShards
+
             session = replace(session, shards=VirtualShards(count, session.loads, torch.get_num_threads()))
             held.callback(torch.set_num_threads, torch.get_num_threads())
         try:

@@ -5,7 +5,6 @@ from typing import Any
 import lightning as L
 
 from lockstep.models.classifier import Classifier
-from lockstep.models.weights_hash import weights_hash
 
 
 def metrics_of(trainer: L.Trainer, module: L.LightningModule) -> dict[str, float]:
@@ -34,4 +33,6 @@ def skipped_steps(module: L.LightningModule) -> dict[str, int]:
 
 def hash_of(module: L.LightningModule) -> str:
     """Return the hash of the weights of the network, or of a whole custom module."""
+    from lockstep.models.weights_hash import weights_hash  # once, at the end
+
     return weights_hash((module.net if isinstance(module, Classifier) else module).state_dict())

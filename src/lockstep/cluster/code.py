@@ -13,7 +13,7 @@ from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import named_callables
 from lockstep.runs.naming import display_path, quote_path
 from lockstep.system import provenance
-from lockstep.system.process import OTHERS
+from lockstep.system.processes import OTHERS
 from lockstep.system.wording import size_text
 
 WITHOUT_GIT = ("src", "conf")  # next to modules and packages

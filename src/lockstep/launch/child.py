@@ -15,7 +15,7 @@ from typing import NoReturn
 from lockstep.runs.files import open_to_append
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system import output, processes
-from lockstep.system.process import close_files
+from lockstep.system.processes import close_files
 from lockstep.system.signals import run_exit_functions
 
 

@@ -23,7 +23,7 @@ from lockstep.runs import vitals
 from lockstep.runs.files import no_link, write_atomically
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, GRACE_S, RunFolder
 from lockstep.system.hardware import num_cores
-from lockstep.system.process import ServerDied
+from lockstep.system.processes import ServerDied
 from lockstep.system.signals import LEAVE, SignalList, block_signals, is_main_thread, report_end, restore_signals
 
 POLL_S = 0.05

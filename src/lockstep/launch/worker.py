@@ -23,7 +23,7 @@ from lockstep.system.signals import Ended, SignalFlag, report_end, restore_signa
 
 # of a training, by its state: a later signal does not change them
 ENDS = {"finished": 0, "stopped": EXIT_STOPPED, "pruned": EXIT_STOPPED}
-TRAIN, TEST = "lockstep.training.train:train", "lockstep.training.train:test"
+TRAIN, TEST = "lockstep.training.train:train", "lockstep.training.late_test:test"
 
 
 class Job(NamedTuple):

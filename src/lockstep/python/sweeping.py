@@ -18,7 +18,7 @@ from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from lockstep.sweeps import ledger
 from lockstep.sweeps.ledger import Ledger
 from lockstep.sweeps.table import present_table, table_facts
-from lockstep.system.process import close_files_after
+from lockstep.system.processes import close_files_after
 from lockstep.system.redaction import redact
 
 if TYPE_CHECKING:

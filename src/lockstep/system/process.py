@@ -1,39 +1,13 @@
 """The exit of a command."""
 
-import contextlib
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NoReturn
 
 from lockstep.system import output, signals
-
-OTHERS = 0o022  # of a mode: writing by the group and by all
-_umask = threading.Lock()
-
-
-class ServerDied(RuntimeError):
-    """The process that imports torch ended before it could start another one. Its text is printed."""
-
-
-def close_files() -> int:
-    """Let only this user write what this process creates, as under umask 022. Returns the umask before."""
-    before = os.umask(0o077)
-    os.umask(before | OTHERS)
-    return before
-
-
-@contextlib.contextmanager
-def close_files_after() -> Iterator[None]:
-    """`close_files` in the block, for a process of the user, such as a notebook."""
-    with _umask:
-        before = close_files()
-        try:
-            yield
-        finally:
-            os.umask(before)
+from lockstep.system.processes import ServerDied, close_files
 
 
 def leave(command: Callable[[], int]) -> NoReturn:

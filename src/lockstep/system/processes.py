@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import forkserver, get_context, resource_tracker, util
 from multiprocessing.connection import Connection
@@ -23,7 +24,6 @@ from typing_extensions import override
 
 from lockstep.system import internals, signals
 from lockstep.system.launcher import outer_world
-from lockstep.system.process import ServerDied
 
 Result = TypeVar("Result")
 
@@ -40,6 +40,32 @@ _is_started = False  # True once this process has started a server
 
 # True if this command ignores modules in the current folder (PYTHONSAFEPATH), as the server always does
 is_safe_path = bool(sys.flags.safe_path)
+
+
+OTHERS = 0o022  # of a mode: writing by the group and by all
+_umask = threading.Lock()
+
+
+class ServerDied(RuntimeError):
+    """The process that imports torch ended before it could start another one. Its text is printed."""
+
+
+def close_files() -> int:
+    """Let only this user write what this process creates, as under umask 022. Returns the umask before."""
+    before = os.umask(0o077)
+    os.umask(before | OTHERS)
+    return before
+
+
+@contextlib.contextmanager
+def close_files_after() -> Iterator[None]:
+    """`close_files` in the block, for a process of the user, such as a notebook."""
+    with _umask:
+        before = close_files()
+        try:
+            yield
+        finally:
+            os.umask(before)
 
 
 @contextlib.contextmanager

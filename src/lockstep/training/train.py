@@ -5,7 +5,7 @@ import gc
 import time
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -13,7 +13,7 @@ from lockstep.assembly import run_parts, session, try_out
 from lockstep.assembly.session import Session
 from lockstep.callbacks.best import Relocation
 from lockstep.callbacks.console import Console
-from lockstep.callbacks.own_module import metrics_of, steps_done
+from lockstep.callbacks.own_module import steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped, StopTogether
 from lockstep.config import features
@@ -24,11 +24,11 @@ from lockstep.data.module import ImageData
 from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.models.classifier import Classifier
 from lockstep.runs.folder import EXIT_STOPPED, PRUNED, RunFolder
-from lockstep.system import internals, provenance
+from lockstep.system import provenance
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.training import observers
-from lockstep.training.summary import facts, metrics_of_test, show_header, show_stopped, show_summary, summarize
+from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize
 
 PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 
@@ -116,35 +116,6 @@ def train(
             show_summary(here, summary)
         record.end(trainer, module, "finished", "early stopping" if trainer.should_stop else "")
         return 0
-
-
-def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
-    """Test a finished run that was trained without its test set, as `train` would have. Returns the exit code."""
-    config = config_file.load(folder.config)
-    with session.open_session(folder, config, world) as here:
-        steps = folder.read_summary()["steps"]
-        has_best = folder.best_checkpoint.exists()
-        checkpoint = session.checkpoint(here, folder.best_checkpoint if has_best else folder.last_checkpoint).path
-        data = run_parts.image_data(here, folder)
-        module, first = run_parts.build_module(here, run_parts.image_format(data))
-        callbacks = [each for each in observers.built_callbacks(config) if not isinstance(each, ModelCheckpoint)]
-        trainer = run_parts.lightning_trainer(
-            here,
-            module,
-            callbacks=[*first, *callbacks],
-            logger=observers.built_loggers(here, steps + 1),
-            enable_checkpointing=False,
-        )
-        internals.set_global_step(trainer, steps)
-        if is_overridden("test_step", module):
-            trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
-            for write in features.used_features("tested", config):
-                write(here, data, module)
-        if here.rank == 0:
-            metrics = metrics_of(trainer, module)
-            folder.write_summary(folder.read_summary() | metrics_of_test(module, data, metrics))
-            folder.update_status(metrics=folder.read_status().get("metrics", {}) | metrics)
-    return 0
 
 
 def prepare_training(here: Session, *, is_new: bool) -> tuple[Session, ImageData, L.LightningModule, list[Callback]]:

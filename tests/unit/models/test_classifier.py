@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lockstep.data.loader import ShardDataset, ShardLoader
 from lockstep.data.sampler import GlobalBatches
+from lockstep.distributed import collectives
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.schedules import Schedule, constant
 from lockstep.tasks.scores import Scores
@@ -107,7 +108,7 @@ def test_losses_of_shards_have_the_gradient_of_the_mean_over_the_global_batch(
 ) -> None:
     """Also of the last group, which is incomplete, and whose last micro-batch leaves ranks without samples."""
     module, world_size = classifier(smoothing=smoothing), len(loads)
-    module.trainer = trainer_of(world_size)
+    a_rank = cast(collectives.VirtualRank, SimpleNamespace(world_size=world_size))
     per_rank = [list(loader(26, rank, loads, accumulate_grad_batches=num_micro_batches)) for rank in range(world_size)]
     micro_steps = list(zip(*per_rank, strict=True))
     num_groups = 0
@@ -115,7 +116,9 @@ def test_losses_of_shards_have_the_gradient_of_the_mean_over_the_global_batch(
         module.zero_grad()
         shards = [shard for micro_step in group for shard in micro_step]
         for shard in shards:
-            (module.scaled_loss(shard) / world_size).backward()  # DDP takes the mean
+            with collectives.acting_as(a_rank):
+                loss = module.scaled_loss(shard)
+            (loss / world_size).backward()  # DDP takes the mean
         found = [parameter.grad for parameter in module.parameters()]
 
         module.zero_grad()

@@ -16,7 +16,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from lockstep.config.errors import Error, mismatch, near_names, one_line, question
 from lockstep.config.schema.configuration import METRICS, NAMED, fields, section
 from lockstep.config.schema.target_sections import CLASSIFIER, LIBRARIES, OF_FILES, Target, targets
-from lockstep.config.schema.type_names import kind
 from lockstep.system.kinds import LARGEST
 from lockstep.system.trees import at
 
@@ -161,6 +160,8 @@ def _parameter_errors(
             is_number = isinstance(value[k], int | float)
             as_text = is_number and fits(annotation, "0") and not fits(annotation, True)
             is_too_large = is_number and value[k] > LARGEST and fits(annotation, LARGEST)
+            from lockstep.config.schema.type_names import kind
+
             expected = "" if is_too_large else f"{kind(annotation)}, as {name} has it"
             yield f"{key}.{k}", mismatch(f"{key}.{k}", value[k], expected, as_text=as_text)
     is_completed = path[0] in BY_POSITION and len(path) == 1  # by the training

@@ -1,0 +1,44 @@
+"""The test of a run that was trained without it: that of the best trial of a sweep."""
+
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from lockstep.assembly import run_parts, session
+from lockstep.callbacks.own_module import metrics_of
+from lockstep.config import features
+from lockstep.config.saved import config_file
+from lockstep.runs.folder import RunFolder
+from lockstep.system import internals
+from lockstep.system.launcher import World
+from lockstep.system.signals import SignalFlag
+from lockstep.training import observers
+from lockstep.training.summary import metrics_of_test
+
+
+def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
+    """Test a finished run that was trained without its test set, as `train` would have. Returns the exit code."""
+    config = config_file.load(folder.config)
+    with session.open_session(folder, config, world) as here:
+        steps = folder.read_summary()["steps"]
+        has_best = folder.best_checkpoint.exists()
+        checkpoint = session.checkpoint(here, folder.best_checkpoint if has_best else folder.last_checkpoint).path
+        data = run_parts.image_data(here, folder)
+        module, first = run_parts.build_module(here, run_parts.image_format(data))
+        callbacks = [each for each in observers.built_callbacks(config) if not isinstance(each, ModelCheckpoint)]
+        trainer = run_parts.lightning_trainer(
+            here,
+            module,
+            callbacks=[*first, *callbacks],
+            logger=observers.built_loggers(here, steps + 1),
+            enable_checkpointing=False,
+        )
+        internals.set_global_step(trainer, steps)
+        if is_overridden("test_step", module):
+            trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
+            for write in features.used_features("tested", config):
+                write(here, data, module)
+        if here.rank == 0:
+            metrics = metrics_of(trainer, module)
+            folder.write_summary(folder.read_summary() | metrics_of_test(module, data, metrics))
+            folder.update_status(metrics=folder.read_status().get("metrics", {}) | metrics)
+    return 0
