@@ -13,7 +13,6 @@ from lockstep.benchmark import command
 from lockstep.benchmark.step import Step
 from lockstep.cluster import submission
 from lockstep.config.composing import compose
-from lockstep.config.saved import project
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
 from tests.support.gpus import PretendedGpus
 from tests.support.harness import PATIENCE_S, SMALL, wait_until
@@ -60,7 +59,7 @@ def test_a_job_repeats_the_command_in_its_own_folder(
     submitted: list[Any] = []
     monkeypatch.setattr(submission, "submit_command", lambda *given, **named: submitted.append((*given, named)))
     (tmp_path / "conf").mkdir()
-    monkeypatch.setattr(project, "root", lambda: tmp_path)
+    monkeypatch.setattr(submission, "project_root", lambda: tmp_path)
     typed = [*SMALLER, *JOB, "cluster.cpus_per_worker=8", "cluster.gpus_per_node=2", "benchmark.budget_s=7"]
     assert command.run_benchmark(typed, compose.DEFAULT) == 0
     ((folder, words, request, named),) = submitted
