@@ -36,6 +36,7 @@ TRAINED = {
     "micro-batches, every augmentation": "bfloat16",
     "one more, averaged weights": "float32",
     "partly used network": "float32",
+    "tied layers": "bfloat16",
     "augmentations of photographs": "float32",
     "AdamW": "float32",
     "plateau": "float32",
@@ -83,7 +84,7 @@ def test_any_workers_end_with_the_bits_of_one(runs: Runs, name: str, way: Way) -
     one, other = runs[name, ONE], runs[name, way]
     assert difference(one, other) == 0
     expected, found = (
-        {key: value for key, value in folder.read_summary().items() if key.startswith("test_")}
+        {key: value for key, value in folder.read_summary().items() if key.startswith(("test_", "weights_"))}
         for folder in (one, other)
     )
     assert found == expected

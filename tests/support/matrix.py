@@ -118,6 +118,7 @@ ROWS = {
     ),
     # -- networks: batch norm with activation, stochastic depth and dropout, squeeze and excitation, attention
     "own network": Row(own_network("Plain")),
+    "tied layers": Row(own_network("Tied")),
     # parameters without a gradient on some ranks or on all, in some steps or in all
     "partly used network": Row((*own_network("PartlyUsed"), *DECAYED, "data.train_size=66", "callbacks=ema"), ALL),
     # one rank comes later to the first bucket, but not to the sums of batch norm

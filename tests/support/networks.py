@@ -23,6 +23,20 @@ class Plain(nn.Module):
         return self.fc(self.dropout(torch.relu(self.norm(self.conv(x)))).mean((2, 3)))
 
 
+class Tied(Plain):
+    """Uses a convolution several times in a pass."""
+
+    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
+        super().__init__(in_channels, num_classes, hidden)
+        self.tied = nn.Conv2d(hidden, hidden, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.conv(x)))
+        for _ in range(3):
+            x = x + torch.relu(self.tied(x))
+        return self.fc(self.dropout(x).mean((2, 3)))
+
+
 class Views(Plain):
     """Flattens the outputs of a convolution by `view`, which works in one memory format only."""
 

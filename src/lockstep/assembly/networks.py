@@ -41,6 +41,8 @@ def classifier(
     Every rank must call it. Raises ConfigError.
     """
     config = session.config
+    if session.shards is not None:
+        torch.set_num_threads(1)  # a kernel rounds by its number of threads: several parts compute at once instead
     torch.manual_seed(seed_of(config.seed, "weights"))
     shape, num_outputs = image_format.image_shape, len(image_format.class_names)
     with build.section_errors(config, "model"):
@@ -95,7 +97,6 @@ def _classifier_class(session: Session) -> Callable[..., Classifier]:
         return Classifier
     from lockstep.models.virtual import VirtualClassifier
 
-    torch.set_num_threads(1)  # a kernel rounds by its number of threads: several parts compute at once instead
     return partial(VirtualClassifier, shards=session.shards)
 
 

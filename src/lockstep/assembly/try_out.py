@@ -1,6 +1,7 @@
 """A trial of network, loss and metrics with two samples before the first step, with one-line errors."""
 
 import contextlib
+import copy
 import warnings
 from collections.abc import Iterator, Sequence
 
@@ -40,6 +41,9 @@ def try_out(here: Session, data: ImageData, module: Classifier) -> None:
         refuse_augmentation(config, module.task, batch)
         _train_on(config, data, module, data.augment(batch))
         _measure(config, module, data.example(size))
+        if here.shards is not None:
+            with _config_error(module, f"model._target_={config.model.target}", "cannot be copied for virtual shards"):
+                copy.deepcopy(module.net)
         if here.world_size > 1 or here.shards is not None:
             _try_empty(config, module, data.example(0))
 

@@ -13,6 +13,7 @@ addition and a ReLU that follow.
 import functools
 import subprocess
 import sys
+import threading
 from types import ModuleType
 from typing import Any, cast
 
@@ -22,12 +23,13 @@ from torch import distributed as dist
 from torch.nn import functional as F
 from typing_extensions import override
 
-from lockstep.distributed.collectives import add_up, all_gather, is_distributed, world_size
+from lockstep.distributed.collectives import add_up, all_gather, world_size
 from lockstep.system.internals import BatchNorm, InstanceNorm
 
 BY_BATCH = ("EvoNorm2dB0", "EvoNorm2dB1", "EvoNorm2dB2", "InplaceAbn")  # of timm, not batch norms by class
 _BLOCK_ELEMENTS = 1 << 19  # of an input that are widened together: 2 MiB, which stay in the cache
 _FUSED = (torch.bfloat16, torch.float16, torch.float32)
+_building = threading.RLock()
 _FIRST_FUSED = (8, 0)  # compute capability of the first GPUs with bfloat16
 
 
@@ -38,7 +40,7 @@ def _build_kernels() -> ModuleType | None:
 
         norm_kernels.try_out()
     except (AssertionError, ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
-        if not is_distributed() or dist.get_rank() == 0:
+        if not dist.is_initialized() or dist.get_rank() == 0:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             text = f"lockstep: batch norms use torch's slower kernels, Triton's cannot be built: {reason}"
             print(text, file=sys.stderr, flush=True)
@@ -51,7 +53,8 @@ def _kernels(x: Tensor) -> ModuleType | None:
     if not x.is_cuda or x.dtype not in _FUSED or torch.compiler.is_compiling():
         return None
     is_current = x.get_device() == torch.cuda.current_device()
-    return _build_kernels() if is_current and torch.cuda.get_device_capability() >= _FIRST_FUSED else None
+    with _building:  # of several threads, with virtual shards
+        return _build_kernels() if is_current and torch.cuda.get_device_capability() >= _FIRST_FUSED else None
 
 
 def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

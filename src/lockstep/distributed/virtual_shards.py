@@ -35,6 +35,7 @@ class VirtualShards:
         self.count = count
         self.num_threads = num_threads
         self._cores = threading.Semaphore(num_threads)
+        self._pool: ThreadPoolExecutor | None = None
         self.assign(loads)
 
     def __deepcopy__(self, known: dict[int, Any]) -> "VirtualShards":
@@ -48,11 +49,18 @@ class VirtualShards:
         self._rank = dist.get_rank() if collectives.is_distributed() else 0
         self.own = self._ranges[self._rank]
         self.num_parts = max(1, len(self.own))  # of the batch of this process, one of which may be empty
-        self._pool = ThreadPoolExecutor(self.num_parts, "virtual shard")
+        self.close()
+        # each sets its threads: a new thread has those of OMP_NUM_THREADS for kernels of oneDNN
+        self._pool = ThreadPoolExecutor(self.num_parts, "virtual shard", torch.set_num_threads, (1,))
         self._sent: list[Any] = [None] * self.num_parts
         self._received: Any = None
         self._barrier = threading.Barrier(self.num_parts, action=self._exchange)
         self._gather: Callable[[list[Any]], Any] = list
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
 
     def cut(self, batch: Batch) -> list[Batch]:
         """Cut the batch of this process into its virtual shards; a batch of other loads stays one part.
@@ -107,6 +115,7 @@ class VirtualShards:
                     self._barrier.abort()
                     raise
 
+        assert self._pool is not None
         tasks = [self._pool.submit(call, place) for place in range(self.num_parts)]
         try:
             errors = [error for task in tasks if (error := task.exception()) is not None]
@@ -123,14 +132,15 @@ class VirtualShards:
         A parameter that no virtual shard reaches has none. Every rank must call it.
         """
         own = gradients[: len(self.own)]
-        counts = torch.zeros(len(parameters))
+        counts = torch.zeros(len(parameters), device=parameters[0].device)
         for part in own:
-            counts += torch.tensor([gradient is not None for gradient in part])
+            counts += torch.tensor([gradient is not None for gradient in part], device=counts.device)
         is_reached = (collectives.sum_over_ranks(counts) > 0).tolist()
         subtrees = [largest_subtrees((0, self.count), part) for part in self._ranges]
         for parameter in parameters:
             parameter.grad = None
-        for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
+        reached = [parameter for parameter, is_used in zip(parameters, is_reached, strict=True) if is_used]
+        for dtype in dict.fromkeys(parameter.dtype for parameter in reached):
             places = [at for at, each in enumerate(parameters) if is_reached[at] and each.dtype == dtype]
             used = [parameters[at] for at in places]
             sums = [

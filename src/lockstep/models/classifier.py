@@ -61,6 +61,7 @@ class Classifier(L.LightningModule):
     mean: Tensor
     std: Tensor
     step_class = OptimizerStep
+    caches_casts = True  # of weights to the number format of autocast, in a pass
 
     def __init__(
         self,
@@ -124,7 +125,11 @@ class Classifier(L.LightningModule):
         if values.dim() == 4:
             values = values.contiguous(memory_format=self.layout.memory_format)
         # only the network: autocast must not change the task
-        with torch.autocast(inputs.device.type, self._autocast) if self._autocast else nullcontext():
+        with (
+            torch.autocast(inputs.device.type, self._autocast, cache_enabled=self.caches_casts)
+            if self._autocast
+            else nullcontext()
+        ):
             outputs = self.net(values) if self._compiled is None else self._compiled(values)
         return outputs.float() if outputs.dtype == self._autocast else outputs
 

@@ -22,9 +22,11 @@ T = TypeVar("T")
 class VirtualClassifier(Classifier):
     """Trains and evaluates by the virtual shards of this process, each on a copy of the module in its thread.
 
-    The first copy is the module itself. Copies have its weights, and gradients, buffers, counts and metrics of their
-    own, so that a layer of any kind sees one virtual shard only.
+    The first of these `parts` is the module itself. Copies share its weights. Gradients, buffers, counts and metrics
+    are their own, so that a layer of any kind sees one virtual shard only.
     """
+
+    caches_casts = False  # autocast has one cache for all threads: a weight would be cast once or twice, by chance
 
     def __init__(self, *args: Any, shards: VirtualShards, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -39,10 +41,11 @@ class VirtualClassifier(Classifier):
     def on_fit_start(self) -> None:
         self._norms.apply(self)
         if dist.is_initialized():
-            for value in self.state_dict().values():  # as DDP does
-                whole = value.contiguous()
-                dist.broadcast(whole, 0)
-                value.copy_(whole)
+            with torch.no_grad():
+                for value in (*self.parameters(), *self.buffers()):  # as DDP does
+                    whole = value.contiguous()
+                    dist.broadcast(whole, 0)
+                    value.copy_(whole)
         self._copy()
         if self._counts is not None:
             counts = self._counts
@@ -51,15 +54,16 @@ class VirtualClassifier(Classifier):
 
     def _copy(self) -> None:
         """Make the module of each part."""
-        kept = (self.trainer, self._step, self._guard, self.parts)
-        self.parts = [self]
+        self.parts = []
+        copies: list[Classifier] = []
         for _ in range(1, self.shards.num_parts):
-            known: dict[int, Any] = {id(each): each for each in kept}
+            shared = (self.parts, self.trainer, self._step, self._guard)
+            known: dict[int, Any] = {id(each): each for each in shared}
             for parameter in self.parameters():
                 known[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
-            module = copy.deepcopy(self, known)
-            module.counts.own.zero_()
-            self.parts.append(module)
+            copies.append(copy.deepcopy(self, known))
+            copies[-1].counts.own.zero_()
+        self.parts = [self, *copies]
 
     def _each(self, work: Callable[[Classifier, int], T]) -> list[T]:
         """Call `work` with the module and the place of each part, in its thread."""
@@ -133,6 +137,7 @@ class VirtualClassifier(Classifier):
         super().on_save_checkpoint(checkpoint)
         counts = self._each(lambda module, place: collectives.gather_objects(module.counts.own.tolist()))
         checkpoint["virtual_counts"] = counts[0]
+        checkpoint["train_counts"]["counts"] = [sum(column) for column in zip(*counts[0], strict=True)]
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

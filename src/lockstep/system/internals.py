@@ -99,12 +99,15 @@ def one_stream(
 
         @override
         def _setup_model(self, model: "nn.Module") -> "DistributedDataParallel":
-            if on_wrapped is None:
-                return model  # pyright: ignore[reportReturnType]
             found = getattr(self, "_ddp_kwargs", None)
             if found is None:
                 return super()._setup_model(model)
             return DistributedDataParallel(module=model, device_ids=self.determine_ddp_device_ids(), **found)
+
+        @override
+        def configure_ddp(self) -> None:
+            if on_wrapped is not None:
+                super().configure_ddp()
 
         @override
         def setup(self, trainer: "L.Trainer") -> None:

@@ -56,6 +56,7 @@ VARIANTS = {
     f"2 workers to step {CUT_AFTER}, then 3": (Part((2, 1), CUT_AFTER), Part((1, 1, 1))),
     OF_ONE_THREAD: (Part((1,), num_threads=1),),  # the others have their part of the cores
 }
+MOST_WORKERS = max(len(part.loads) for parts in VARIANTS.values() for part in parts)
 
 
 def run_verification(texts: Sequence[str], source: compose.Source, *, is_by_bits: bool = False) -> int:
@@ -80,12 +81,16 @@ def _check_config(texts: Sequence[str], source: compose.Source, *, is_by_bits: b
         raise ConfigError(Error(f"resume={config.resume}", "continues a run, verify starts new ones", "remove it"))
     tree = config_file.to_tree(config)
     trainer = tree["trainer"]
+    count = trainer["virtual_shards"] or NUM_VIRTUAL
+    if is_by_bits and count < MOST_WORKERS:
+        problem = f"are fewer than the {MOST_WORKERS} workers of lockstep verify"
+        raise ConfigError(Error(f"trainer.virtual_shards={count}", problem, f"use at least {MOST_WORKERS}"))
     limits = {"limit_val_batches": NUM_EVALUATED, "limit_test_batches": NUM_EVALUATED}
     limits["limit_train_batches"] = NUM_STEPS * trainer["accumulate_grad_batches"]
     tree["trainer"] |= {
         **{name: min(limit, trainer[name] or limit) for name, limit in limits.items()},
         "precision": trainer["precision"] if is_by_bits else "float64",
-        "virtual_shards": (trainer["virtual_shards"] or NUM_VIRTUAL) if is_by_bits else None,
+        "virtual_shards": count if is_by_bits else None,
         **{"max_epochs": NUM_EPOCHS, "num_nodes": 1, "devices": 1, "loads": None},
         **{"graph": False, "log_every_n_steps": 1, "check_val_every_n_epoch": 1, "max_time_s": None, "profiler": None},
     }
@@ -104,8 +109,7 @@ class Verification:
         self._signals = signals
         self._is_by_bits = config.trainer.virtual_shards is not None
         self._others = [each for each in VARIANTS if each != ALONE and (self._is_by_bits or each != OF_ONE_THREAD)]
-        most = max(len(part.loads) for parts in VARIANTS.values() for part in parts)
-        self._uses_gpus = hardware.num_visible_gpus() >= most
+        self._uses_gpus = hardware.num_visible_gpus() >= MOST_WORKERS
         self._out = terminal()
 
     def run(self) -> int:

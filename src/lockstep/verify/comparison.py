@@ -1,5 +1,6 @@
 """Comparison of two trainings: how far apart they end, and the first part that differs."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -118,8 +119,9 @@ def _distance(one: dict[str, Tensor], two: dict[str, Tensor]) -> Apart:
     worst = Apart(0.0, "")
     for name, value in one.items():
         other = two[name]
-        is_same = torch.equal(value.isnan(), other.isnan()) and torch.equal(value.nan_to_num(), other.nan_to_num())
-        size = 0.0 if is_same else float(((value - other).abs() / value.abs().clamp(min=1)).max())
+        is_same = all(torch.equal(of(value), of(other)) for of in (torch.isnan, torch.nan_to_num, torch.signbit))
+        # of 0 and -0 the smallest number
+        size = 0.0 if is_same else float(((value - other).abs() / value.abs().clamp(min=1)).max()) or math.ulp(0.0)
         if not size <= worst.size:
             worst = Apart(size, name.removeprefix("net."))
     return worst
