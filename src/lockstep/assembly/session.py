@@ -107,10 +107,8 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
         if (count := config.trainer.virtual_shards) is not None:
             from lockstep.distributed.virtual_shards import VirtualShards
 
-            shards = VirtualShards(count, session.loads, torch.get_num_threads())
+            shards = held.enter_context(VirtualShards(count, session.loads, torch.get_num_threads()))
             session = replace(session, shards=shards)
-            held.callback(shards.close)
-            held.callback(torch.set_num_threads, shards.num_threads)
         try:
             yield session
         except ImageError as error:  # while streaming

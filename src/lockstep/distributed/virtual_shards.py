@@ -26,7 +26,8 @@ T = TypeVar("T")
 class VirtualShards:
     """The virtual shards of this process, with a thread for each; a process without any has one thread.
 
-    `num_threads` of them run at once. `loads` are the numbers of virtual shards of all ranks.
+    `num_threads` of them run at once. `loads` are the numbers of virtual shards of all ranks. As a context manager it
+    ends the threads, which start when they are needed.
     """
 
     loads: tuple[int, ...]
@@ -35,7 +36,6 @@ class VirtualShards:
         self.count = count
         self.num_threads = num_threads
         self._cores = threading.Semaphore(num_threads)
-        self._pool: ThreadPoolExecutor | None = None
         self.assign(loads)
 
     def __deepcopy__(self, known: dict[int, Any]) -> "VirtualShards":
@@ -49,7 +49,6 @@ class VirtualShards:
         self._rank = dist.get_rank() if collectives.is_distributed() else 0
         self.own = self._ranges[self._rank]
         self.num_parts = max(1, len(self.own))  # of the batch of this process, one of which may be empty
-        self.close()
         # each sets its threads: a new thread has those of OMP_NUM_THREADS for kernels of oneDNN
         self._pool = ThreadPoolExecutor(self.num_parts, "virtual shard", torch.set_num_threads, (1,))
         self._sent: list[Any] = [None] * self.num_parts
@@ -57,10 +56,13 @@ class VirtualShards:
         self._barrier = threading.Barrier(self.num_parts, action=self._exchange)
         self._gather: Callable[[list[Any]], Any] = list
 
-    def close(self) -> None:
-        """End the threads."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
+    def __enter__(self) -> "VirtualShards":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the threads, and compute with several again."""
+        self._pool.shutdown(wait=False)
+        torch.set_num_threads(self.num_threads)
 
     def cut(self, batch: Batch) -> list[Batch]:
         """Cut the batch of this process into its virtual shards; a batch of other loads stays one part.
@@ -115,7 +117,6 @@ class VirtualShards:
                     self._barrier.abort()
                     raise
 
-        assert self._pool is not None
         tasks = [self._pool.submit(call, place) for place in range(self.num_parts)]
         try:
             errors = [error for task in tasks if (error := task.exception()) is not None]

@@ -125,11 +125,8 @@ class Classifier(L.LightningModule):
         if values.dim() == 4:
             values = values.contiguous(memory_format=self.layout.memory_format)
         # only the network: autocast must not change the task
-        with (
-            torch.autocast(inputs.device.type, self._autocast, cache_enabled=self.caches_casts)
-            if self._autocast
-            else nullcontext()
-        ):
+        cast = self._autocast and torch.autocast(inputs.device.type, self._autocast, cache_enabled=self.caches_casts)
+        with cast or nullcontext():
             outputs = self.net(values) if self._compiled is None else self._compiled(values)
         return outputs.float() if outputs.dtype == self._autocast else outputs
 
@@ -185,10 +182,8 @@ class Classifier(L.LightningModule):
     def gradient_factor(self, num_samples: int) -> Tensor | None:
         """Return 1 / the mean weight of a global batch; 0, which learns nothing, if all are 0; None without weights."""
         own, self._weight_sum = self._weight_sum, None
-        if own is None:
-            return None
-        total = sum_over_ranks(own)
-        return torch.where(total > 0, num_samples / total, 0.0)
+        total = None if own is None else sum_over_ranks(own)
+        return None if total is None else torch.where(total > 0, num_samples / total, 0.0)
 
     def configure_callbacks(self) -> list[Callback]:
         """End a batch before any callback can write a checkpoint there; the module's own hook would run after them."""
