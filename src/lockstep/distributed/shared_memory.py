@@ -247,8 +247,12 @@ class Neighbours:
             with suppress(OSError):
                 os.close(descriptor)
 
+    @property
+    def row_bytes(self) -> int:
+        return self._tensors.row_bytes
+
     def fits(self, row: Tensor) -> bool:
-        return row.numel() * row.element_size() <= self._tensors.row_bytes
+        return row.numel() * row.element_size() <= self.row_bytes
 
     def gather(self, row: Tensor) -> Tensor:
         """`row` (n,) of every rank as (num_ranks, n), in memory that is valid until the next call."""
@@ -264,7 +268,7 @@ class Neighbours:
 
     def add_up(self, values: Tensor) -> None:
         """Replace `values` (n,) by the sum over all ranks, added in rank order: the same bits on each."""
-        parts = [values] if self.fits(values) else values.split(self._tensors.row_bytes // values.element_size())
+        parts = [values] if self.fits(values) else values.split(self.row_bytes // values.element_size())
         for part in parts:
             first, second, *others = self._gather(part).by_rank
             torch.add(first, second, out=part)

@@ -1,14 +1,10 @@
 """Sums over the parts of a batch in one binary tree, whose bits do not depend on which rank has a part."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
-import torch
 from torch import Tensor
-from torch import distributed as dist
 
-from lockstep.distributed.collectives import all_gather
-from lockstep.distributed.partition import interval
+from lockstep.distributed.collectives import all_gather, longest_row
 
 Span = tuple[int, int]  # the subtree over the parts [lo, hi)
 
@@ -31,27 +27,32 @@ def largest_subtrees(span: Span, own: range) -> list[Span]:
 
 
 def add_tree(span: Span, sums: Mapping[Span, Tensor]) -> Tensor:
-    """Add up a subtree from the `sums` of smaller ones."""
+    """Add up a subtree from the `sums` of smaller ones, in place."""
     if span in sums:
         return sums[span]
     left, right = halves(span)
-    return add_tree(left, sums) + add_tree(right, sums)
+    total = add_tree(left, sums)
+    total += add_tree(right, sums)
+    return total
 
 
 def add_over_ranks(subtrees: Sequence[Sequence[Span]], own: Tensor) -> Tensor:
     """Return the sum (n,) over all parts, from the sums `own` (k, n) of this rank's k subtrees.
 
-    `subtrees` are those of every rank. A rank adds up a slice of the n numbers, and sends it to the others. Every rank
-    must call it.
+    `subtrees` are those of every rank, which all add up the sums of all. Every rank must call it.
     """
-    slices = [interval(own.shape[1], [1] * len(subtrees), rank) for rank in range(len(subtrees))]
-    sizes, counts = [hi - lo for lo, hi in slices], [len(spans) for spans in subtrees]
-    size = sizes[dist.get_rank()]
-    sent = torch.cat([own[:, lo:hi].reshape(-1) for lo, hi in slices])
-    received = own.new_empty(sum(counts) * size)
-    dist.all_to_all_single(received, sent, [count * size for count in counts], [len(own) * each for each in sizes])
-    spans = list(chain(*subtrees))
-    total = own.new_zeros(max(sizes))
-    whole = (0, max(hi for _, hi in spans))
-    total[:size] = add_tree(whole, dict(zip(spans, received.view(len(spans), size), strict=True)))
-    return torch.cat([row[:each] for row, each in zip(all_gather(total), sizes, strict=True)])
+    most = max(len(spans) for spans in subtrees)
+    whole = (0, max(hi for spans in subtrees for _, hi in spans))
+    total = own.new_empty(own.shape[1])
+    width = max(1, longest_row(own) // most)
+    for part, sums in zip(total.split(width), own.split(width, dim=1), strict=True):
+        rows = own.new_zeros(most, len(part))
+        rows[: len(own)] = sums
+        every = all_gather(rows.view(-1)).view(len(subtrees), most, -1).clone()
+        known = {
+            span: row
+            for spans, of_rank in zip(subtrees, every, strict=True)
+            for span, row in zip(spans, of_rank, strict=False)  # shorter than the most
+        }
+        part.copy_(add_tree(whole, known))
+    return total

@@ -138,41 +138,39 @@ class VirtualShards:
             counts += torch.tensor([gradient is not None for gradient in part], device=counts.device)
         is_reached = (collectives.sum_over_ranks(counts) > 0).tolist()
         subtrees = [largest_subtrees((0, self.count), part) for part in self._ranges]
-        for parameter in parameters:
-            parameter.grad = None
-        reached = [parameter for parameter, is_used in zip(parameters, is_reached, strict=True) if is_used]
-        for dtype in dict.fromkeys(parameter.dtype for parameter in reached):
-            places = [at for at, each in enumerate(parameters) if is_reached[at] and each.dtype == dtype]
-            used = [parameters[at] for at in places]
-            sums = [
-                self._add_parts(span, used, [[part[at] for at in places] for part in own])
-                for span in subtrees[self._rank]
-            ]
-            if len(subtrees) == 1:
-                totals = sums[0]
-            else:
-                rows = [torch.cat([total.reshape(-1) for total in of_span]) for of_span in sums]
-                num_numbers = sum(parameter.numel() for parameter in used)
-                flat = torch.stack(rows) if rows else torch.empty(0, num_numbers, dtype=dtype, device=used[0].device)
-                joined = add_over_ranks(subtrees, flat).split([parameter.numel() for parameter in used])
-                totals = [total.view(parameter.shape) for total, parameter in zip(joined, used, strict=True)]
-            for parameter, total in zip(used, totals, strict=True):
-                parameter.grad = torch.mul(total, 1 / self.count, out=torch.empty_like(parameter))
+        mine = subtrees[self._rank]
+        totals: list[list[Tensor]] = [[] for _ in parameters]  # of the subtrees of this process
 
-    def _add_parts(
-        self, span: Span, parameters: Sequence[Tensor], gradients: Sequence[Sequence[Tensor | None]]
-    ) -> list[Tensor]:
-        """Add up the gradients of each parameter over a subtree of this process."""
-        first, (lo, hi) = self.own.start, span
-        totals: list[Tensor] = []
-        for at, parameter in enumerate(parameters):
-            parts = [gradients[number - first][at] for number in range(lo, hi)]
-            leaves = {
-                (lo + k, lo + k + 1): torch.zeros_like(parameter) if part is None else part
-                for k, part in enumerate(parts)
-            }
-            totals.append(add_tree(span, leaves))
-        return totals
+        def add(part: int) -> None:
+            for at in range(part, len(parameters), self.num_parts):
+                if is_reached[at]:
+                    leaves = {
+                        (n, n + 1): _or_zeros(of[at], parameters[at]) for n, of in zip(self.own, own, strict=True)
+                    }
+                    totals[at] = [add_tree(span, leaves) for span in mine]
+
+        self.run(add)
+        if len(subtrees) > 1:
+            self._join(parameters, totals, is_reached, subtrees)
+        for parameter, total in zip(parameters, totals, strict=True):
+            parameter.grad = total[0].mul_(1 / self.count) if total else None
+
+    def _join(
+        self,
+        parameters: Sequence[Tensor],
+        totals: list[list[Tensor]],
+        is_reached: Sequence[bool],
+        subtrees: Sequence[Sequence[Span]],
+    ) -> None:
+        """Replace `totals` of the subtrees of this process by the sum over all virtual shards."""
+        for dtype in dict.fromkeys(each.dtype for each, is_used in zip(parameters, is_reached, strict=True) if is_used):
+            places = [at for at, each in enumerate(parameters) if is_reached[at] and each.dtype == dtype]
+            sizes = [parameters[at].numel() for at in places]
+            flat = torch.empty(len(subtrees[self._rank]), sum(sizes), dtype=dtype, device=parameters[places[0]].device)
+            for row, span in enumerate(flat):
+                torch.cat([totals[at][row].reshape(-1) for at in places], out=span)
+            for at, total in zip(places, add_over_ranks(subtrees, flat).split(sizes), strict=True):
+                totals[at] = [torch.empty_like(parameters[at]).copy_(total.view(parameters[at].shape))]
 
     def meet(self, place: int, value: Any, gather: Callable[[list[Any]], Any]) -> Any:
         """Return what `gather`, a collective of the processes, makes of the values of all parts of each."""
@@ -216,3 +214,7 @@ class _VirtualRank:
 
     def gather_objects(self, value: Any) -> list[Any]:
         return self._shards.meet(self._place, value, self._shards.gather_objects)
+
+
+def _or_zeros(gradient: Tensor | None, parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if gradient is None else gradient

@@ -34,6 +34,7 @@ class VirtualClassifier(Classifier):
         self.shards = shards
         self.parts: list[Classifier] = []
         self._losses: list[Tensor] = []
+        self._is_joined = False  # the gradients of the last step, which are of no use any more
         self._counts: list[list[float]] | None = None  # of all virtual shards, from a checkpoint
         self._norms = ExactBatchNorm()
 
@@ -86,15 +87,17 @@ class VirtualClassifier(Classifier):
 
     def _go_back(self, gradient: Tensor) -> None:
         losses, self._losses = self._losses, []
+        if self._is_joined:  # freed only here, as by the step: before the forward pass they would fragment memory
+            for parameter in (each for module in self.parts[1:] for each in module.parameters()):
+                parameter.grad = None
+        self._is_joined = False
         self.shards.run(lambda place: losses[place].backward(gradient))
 
     def join_gradients(self) -> None:
         """Give the module the mean gradients of all virtual shards. Every rank must call it."""
         gradients = [[parameter.grad for parameter in module.parameters()] for module in self.parts]
         self.shards.average(list(self.parameters()), gradients)
-        for module in self.parts[1:]:
-            for parameter in module.parameters():
-                parameter.grad = None
+        self._is_joined = True
 
     @override
     def gradient_factor(self, num_samples: int) -> Tensor | None:
