@@ -83,7 +83,7 @@ def _check_config(texts: Sequence[str], source: compose.Source, *, is_by_bits: b
     trainer = tree["trainer"]
     count = trainer["virtual_shards"] or NUM_VIRTUAL
     if is_by_bits and count < MOST_WORKERS:
-        problem = f"are fewer than the {MOST_WORKERS} workers of lockstep verify"
+        problem = f"is less than the {MOST_WORKERS} workers of lockstep verify"
         raise ConfigError(Error(f"trainer.virtual_shards={count}", problem, f"use at least {MOST_WORKERS}"))
     limits = {"limit_val_batches": NUM_EVALUATED, "limit_test_batches": NUM_EVALUATED}
     limits["limit_train_batches"] = NUM_STEPS * trainer["accumulate_grad_batches"]
