@@ -91,7 +91,8 @@ def test_the_best_trial_may_be_of_an_earlier_command_and_all_are_tested_on_deman
         (["optimizer.lr=0.0000001"], [0]),
         (["optimizer.lr=0.0000001", "sweep.test=all"], [0, 1]),
     ):
-        done = run(tmp_path, *TINY, "model.dropout=0", "trainer.max_epochs=5", "sweep.name=two", "launcher.parallel=1", *texts)
+        more = ("model.dropout=0", "trainer.max_epochs=5", "sweep.name=two", "launcher.parallel=1", *texts)
+        done = run(tmp_path, *TINY, *more)
         assert done.returncode == 0, done.stdout + done.stderr
         trials = table_of(tmp_path)["trials"]
         assert sorted(trial["trial"] for trial in trials if trial.get("test_accuracy") is not None) == tested
