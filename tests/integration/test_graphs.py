@@ -94,9 +94,7 @@ def test_a_stop_after_graphs_were_captured_and_a_resume_change_no_bit(gpus: Pret
     train_all([cut], 2, **gpus.environ(2))
     eager.config.write_text(eager.config.read_text().replace("stop_after: 13", "stop_after: 0"))
     train_all([eager], 2, **gpus.environ(2))
-    saved, expected = state(cut), state(eager)
-    assert all(value.equal(expected[name]) for name, value in saved.items())
-    assert difference(cut, eager) <= 1e-15  # of the means of the cut epoch, whose sums of both workers are saved as one
+    assert difference(cut, eager) == 0
 
 
 @pytest.mark.full

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.distributed.collectives import sum_over_ranks
+from lockstep.distributed.collectives import gather_objects, sum_over_ranks
 
 
 class EpochCounts:
@@ -46,14 +46,17 @@ class EpochCounts:
             self._logged.zero_()
         return since, counts
 
-    def state_dict(self) -> dict[str, list[float]]:
-        """Return the global sums. Every rank must call it."""
-        return {"counts": sum_over_ranks(self.own).tolist(), "logged_counts": self._logged.tolist()}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums of each rank. Every rank must call it."""
+        return {"counts": gather_objects(self.own.tolist()), "logged_counts": self._logged.tolist()}
 
-    def load_state_dict(self, state: Mapping[str, Any], *, rank: int) -> None:
-        """Load the global sums into rank 0, so that any number of ranks can continue."""
-        counts = state["counts"] if rank == 0 else [0.0] * len(self.own)
-        self.own = torch.tensor(counts, dtype=torch.float64)
+    def load_state_dict(self, state: Mapping[str, Any], *, rank: int, world_size: int) -> None:
+        """Load the sums of this rank; of another number of ranks, their sums into rank 0."""
+        rows = torch.tensor(state["counts"], dtype=torch.float64)
+        if len(rows) == world_size:
+            self.own = rows[rank].clone()
+        else:
+            self.own = rows.sum(0) if rank == 0 else torch.zeros_like(rows[0])
         self._logged = torch.tensor(state["logged_counts"], dtype=torch.float64)
 
     def means(self, sums: Sequence[float]) -> dict[str, float]:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from typing_extensions import override
 
-from lockstep.distributed import collectives
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.distributed.virtual_shards import VirtualShards
@@ -35,7 +34,7 @@ class VirtualClassifier(Classifier):
         self.parts: list[Classifier] = []
         self._losses: list[Tensor] = []
         self._is_joined = False  # the gradients of the last step, which are of no use any more
-        self._counts: list[list[float]] | None = None  # of all virtual shards, from a checkpoint
+        self._counts: dict[str, Any] | None = None  # of all virtual shards, from a checkpoint
         self._norms = ExactBatchNorm()
 
     @override
@@ -49,9 +48,8 @@ class VirtualClassifier(Classifier):
                     value.copy_(whole)
         self._copy()
         if self._counts is not None:
-            counts = self._counts
             for module, number in zip(self.parts, self.shards.own, strict=False):
-                module.counts.own.copy_(torch.tensor(counts[number], dtype=torch.float64))
+                module.counts.load_state_dict(self._counts, rank=number, world_size=self.shards.count)
 
     def _copy(self) -> None:
         """Make the module of each part."""
@@ -138,14 +136,12 @@ class VirtualClassifier(Classifier):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        counts = self._each(lambda module, place: collectives.gather_objects(module.counts.own.tolist()))
-        checkpoint["virtual_counts"] = counts[0]
-        checkpoint["train_counts"]["counts"] = [sum(column) for column in zip(*counts[0], strict=True)]
+        checkpoint["train_counts"] = self._each(lambda module, place: module.counts.state_dict())[0]
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        self._counts = checkpoint["virtual_counts"]
+        self._counts = checkpoint["train_counts"]
 
     @override
     def drop_graphs(self) -> None:
