@@ -306,9 +306,7 @@ class Classifier(L.LightningModule):
         Momentum gets the layout of the weights, which may differ from that of the saved run: fused updates go through
         memory in order, and would use the momentum of another weight.
         """
-        self.counts.load_state_dict(
-            checkpoint["train_counts"], rank=self.global_rank, world_size=self.trainer.world_size
-        )
+        self.counts.load_state_dict(checkpoint["train_counts"], self.global_rank, self.trainer.world_size)
         if self.loss_scale is not None:
             self.loss_scale.load_state_dict(checkpoint["loss_scale"])
         slots = [slots for saved in checkpoint.get("optimizer_states", ()) for slots in saved["state"].values()]

@@ -50,7 +50,7 @@ class EpochCounts:
         """Return the sums of each rank. Every rank must call it."""
         return {"counts": gather_objects(self.own.tolist()), "logged_counts": self._logged.tolist()}
 
-    def load_state_dict(self, state: Mapping[str, Any], *, rank: int, world_size: int) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], rank: int, world_size: int) -> None:
         """Load the sums of this rank; of another number of ranks, their sums into rank 0."""
         rows = torch.tensor(state["counts"], dtype=torch.float64)
         if len(rows) == world_size:
