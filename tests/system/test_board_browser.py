@@ -6,7 +6,7 @@ import shlex
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -264,16 +264,20 @@ def opened(page: Any, site: str, name: str) -> Any:
     return grid
 
 
-def column(grid: Any, name: str) -> list[str]:
-    """The texts of a column by its head, read at one moment: a filter removes rows later."""
-    return grid.evaluate(
-        """(grid, name) => {
-          const heads = [...grid.querySelectorAll('thead th')].map((head) => head.innerText.replace(/[▾▴ \\n]/g, ''));
-          const rows = [...grid.querySelectorAll('tbody tr[data-key]')];
-          return rows.map((row) => row.children[heads.indexOf(name)].innerText);
-        }""",
-        name,
-    )
+def expect_column(grid: Any, name: str, texts: Sequence[str]) -> None:
+    """Wait for the texts of a column by its head, each time read at one moment: columns and rows change later."""
+
+    def column() -> list[str | None]:
+        return grid.evaluate(
+            """(grid, name) => {
+              const heads = [...grid.querySelectorAll('thead th')].map((th) => th.innerText.replace(/[▾▴ \\n]/g, ''));
+              const rows = [...grid.querySelectorAll('tbody tr[data-key]')];
+              return rows.map((row) => row.children[heads.indexOf(name)]?.innerText);
+            }""",
+            name,
+        )
+
+    wait_until(lambda: column() == texts, f"{name} of {texts}")
 
 
 def cells_of(grid: Any) -> list[Any]:
@@ -343,14 +347,14 @@ def test_trials_are_sorted_and_filtered_by_value(root: Path, site: str, page: An
     expect(grid.locator("tr.best")).to_have_count(1)
     head = grid.get_by_role("button", name="lr", exact=True)
     head.click()
-    assert column(grid, "lr") == ["5e-3", "0.05", "0.1", "1"]
+    expect_column(grid, "lr", ["5e-3", "0.05", "0.1", "1"])
     head.press("Enter")
-    assert column(grid, "lr") == ["1", "0.1", "0.05", "5e-3"]
+    expect_column(grid, "lr", ["1", "0.1", "0.05", "5e-3"])
     box = page.get_by_label("Filter runs")
     # by the server, with the grammar of `lockstep runs --filter`
     for text, left in [("optimizer.lr<0.10 val/accuracy>0.85", ["0.05"]), ("tag=keep slow trial<3", ["5e-3"])]:
         box.fill(text)
-        wait_until(lambda left=left: column(grid, "lr") == left, f"only what matches {text}")
+        expect_column(grid, "lr", left)
         expect(page.locator("#wrong")).to_be_empty()
     box.fill("optimzer.lr>0.1")
     expect(page.locator("#wrong")).to_have_text("no run below sweep has optimzer.lr: did you mean optimizer.lr?")
@@ -388,14 +392,14 @@ def test_settings_have_the_mean_of_their_seeds_and_open_their_trials(root: Path,
     expect(page.get_by_label("Lines", exact=True).get_by_role("listitem")).to_have_text([re.compile("3 seeds")])
     grid.get_by_role("button", name="setting 2").click()
     expect(page.get_by_label("Filter runs")).to_have_value("optimizer.lr=0.05")
-    wait_until(lambda: column(grid, "seed") == ["0", "1", "2"], "the trials of the setting")
-    assert all(box.is_checked() for box in grid.get_by_role("checkbox").all())
+    expect_column(grid, "seed", ["0", "1", "2"])
+    expect(grid.get_by_role("checkbox", checked=False)).to_have_count(0)
     page.get_by_label("Filter runs").fill("")
     expect(grid.locator("tr.best")).to_have_count(3)
     page.get_by_role("button", name="Settings").first.click()
     grid.get_by_role("button", name="setting 1").click()
     expect(page.get_by_label("Filter runs")).to_have_value("optimizer.lr=0.1 optimizer.lr!=0.15")
-    wait_until(lambda: column(grid, "seed") == ["0", "1", "2"], "the trials of the setting")
+    expect_column(grid, "seed", ["0", "1", "2"])
     expect(page.locator(".counts")).to_have_text("3 of 7 trials, 0 live")
 
 
@@ -457,11 +461,11 @@ def test_a_note_and_tags_are_written_on_the_page(root: Path, site: str, page: An
     page.get_by_role("textbox", name="Tags").fill("keep, paper")
     page.keyboard.press("Enter")
     expect(page.locator(".message")).to_have_text("Note of sweep/0 saved.")
-    assert column(grid, "Tags") == ["keep paper"]
+    expect_column(grid, "Tags", ["keep paper"])
     assert read_json(folder.notes) == {"note": "diverges at first", "tags": ["keep", "paper"]}
     page.get_by_role("textbox", name="Note").fill("unfinished")
     write_json(folder.notes, {"note": "by another", "tags": ["keep"]})
-    wait_until(lambda: column(grid, "Tags") == ["keep"], "the new tags")
+    expect_column(grid, "Tags", ["keep"])
     expect(page.get_by_role("textbox", name="Note")).to_have_value("unfinished")  # what is being written stays
     page.get_by_role("button", name="Save").click()
     expect(page.locator(".notes")).to_contain_text("Changed elsewhere to “by another keep”. Save again to replace it.")
