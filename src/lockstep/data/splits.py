@@ -101,8 +101,8 @@ class Images:
 
     `pixels` (N, C, H, W) is a tensor: uint8 of 0 to 255, or floats that the network gets unchanged. Sources of Lockstep
     may keep pixels elsewhere. `targets` (N, ...) are those of the task: for classification class numbers int64 (N,), -1
-    if unknown. `names` identify images in messages: paths below the root, or "test/17". Raises ValueError if lengths,
-    dtype or shape do not match.
+    if unknown. `names` identify images in messages: paths below the root, or "test/17". `groups` are the patients,
+    machines or bursts that images are of; None if unknown. Raises ValueError if lengths, dtype or shape do not match.
 
     Samples of a torch Dataset contain their targets: `targets` (0, ...) then has only their dtype and shape.
     """
@@ -110,6 +110,7 @@ class Images:
     pixels: Pixels
     targets: Tensor
     names: Sequence[str]
+    groups: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         problem = ""
@@ -125,6 +126,8 @@ class Images:
         counts = {"pixels": len(self.pixels), "targets": len(self.targets), "names": len(self.names)}
         if makes_targets(self.pixels):
             del counts["targets"]
+        if self.groups is not None:
+            counts["groups"] = len(self.groups)
         if len(set(counts.values())) > 1:
             text = ", ".join(f"{count} {what}" for what, count in counts.items())
             raise ValueError(f"Images: there are {text}: give one of each for every image.")
@@ -148,7 +151,8 @@ class Images:
     def head(self, count: int) -> "Images":
         """Return the first images."""
         pixels = self.pixels[:count] if isinstance(self.pixels, Tensor) else self.pixels.head(count)
-        return Images(pixels, self.targets[:count], self.names[:count])
+        groups = self.groups and self.groups[:count]
+        return Images(pixels, self.targets[:count], self.names[:count], groups)
 
 
 class Statistics(NamedTuple):

@@ -130,10 +130,13 @@ class Decoding:
 
     def _splits(self, pixels_at: Callable[[NDArray[np.int64]], Pixels]) -> Splits:
         table = self.table
-        train, val, test = (
-            Images(pixels_at(rows), torch.from_numpy(table.targets[rows]), [table.names[row] for row in rows])
-            for rows in table.splits.values()
-        )
+
+        def images(rows: NDArray[np.int64]) -> Images:
+            names = [table.names[row] for row in rows]
+            groups = None if table.groups is None else [table.groups[row] for row in rows]
+            return Images(pixels_at(rows), torch.from_numpy(table.targets[rows]), names, groups)
+
+        train, val, test = map(images, table.splits.values())
         return Splits(train, val, test, table.class_names, files=table)
 
     def load_pixels(self) -> Tensor | RaggedTable:

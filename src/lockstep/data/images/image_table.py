@@ -34,10 +34,10 @@ SPLIT_NAMES = {
 class ImageTable:
     """Image files in a fixed order, with their targets and states. `setting` identifies them in messages.
 
-    `names` (N) are paths below `folder`, `targets` (N, ...) those of the task, `splits` positions int64 by split, and
-    `states` (N, 3) bytes, mtime_ns and ctime_ns of each file. `digest` changes with every file that is added, removed,
-    renamed or written to. `origin` is the path of the folder or list. A copy has digest and origin of its source, so
-    that both use one cache.
+    `names` (N) are paths below `folder`, `targets` (N, ...) those of the task, `splits` positions int64 by split,
+    `states` (N, 3) bytes, mtime_ns and ctime_ns of each file, and `groups` (N) as those of `Images`. `digest` changes
+    with every file that is added, removed, renamed or written to. `origin` is the path of the folder or list. A copy
+    has digest and origin of its source, so that both use one cache.
     """
 
     setting: str
@@ -49,6 +49,7 @@ class ImageTable:
     targets: NDArray[Any]
     class_names: tuple[str, ...]
     splits: dict[str, NDArray[np.int64]]
+    groups: list[str] | None = None
 
 
 def list_classes(root: str, least: int = 2) -> ImageTable:
