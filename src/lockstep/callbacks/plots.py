@@ -28,7 +28,7 @@ STYLE: dict[Any, Any] = {
 MOST_CLASSES = 40  # of more classes, the least accurate are shown
 MOST_NUMBERS = 20  # classes of a matrix with numbers
 NUM_COLUMNS = 6
-GRID_TOP, CELL_HEIGHT, PICTURE = 0.42, 1.48, 1.1  # inches of a grid: its title, an image with its caption, the image
+GRID_TOP, PICTURE, CAPTION = 0.42, 1.1, 0.125  # inches of a grid: its title, an image, a line below it
 GAP = 0.04  # inches between two pictures of one image
 
 
@@ -91,13 +91,15 @@ def image_grid(
     title: str,
     below: NDArray[np.uint8] | None = None,
 ) -> Figure:
-    """Draw images (N, C, H, W) with a caption of up to two lines below each, red for a mistake.
+    """Draw images (N, C, H, W) with a caption below each, red for a mistake.
 
     Pictures (N, 3, H, W) of the same images are drawn `below` them. All are in one `Axes` whose units are inches, which
     is faster than one for each image.
     """
     stacks = [pixels] if below is None else [pixels, below]
-    num_rows, cell = -(-len(captions) // NUM_COLUMNS), CELL_HEIGHT + (PICTURE + GAP) * (len(stacks) - 1)
+    num_lines = max([2, *(caption.count("\n") + 1 for caption in captions)])
+    num_rows = -(-len(captions) // NUM_COLUMNS)
+    cell = (PICTURE + GAP) * len(stacks) + CAPTION * num_lines + 0.09
     height = GRID_TOP + cell * num_rows
     fig = new_figure(height)
     fig.set_layout_engine("none")
@@ -124,3 +126,8 @@ def short_name(name: str) -> str:
     """Cut a name to at most 18 letters."""
     text = " ".join(name.split())
     return text if len(text) <= 18 else text[:17].rstrip(" _-") + "…"
+
+
+def short_end(path: str) -> str:
+    """Cut a path to its last 18 letters at most."""
+    return path if len(path) <= 18 else f"…{path[-17:]}"
