@@ -112,7 +112,9 @@ def image_grid(
         x, y = (column + 0.5) * wide, GRID_TOP + row * cell
         for image in stack:
             half_width, tall = (PICTURE * side / max(image.shape[1:]) for side in (image.shape[2] / 2, image.shape[1]))
-            shown = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
+            if image.dtype != np.uint8:  # floats of any range: from the darkest to the brightest
+                image = 255 * (image - image.min()) / max(image.max() - image.min(), 1e-12)
+            shown = image[0] if len(image) == 1 else image.transpose(1, 2, 0).astype(np.uint8)
             extent = (x - half_width, x + half_width, y + PICTURE, y + PICTURE - tall)
             ax.imshow(shown, cmap="gray", vmin=0, vmax=255, interpolation="nearest", extent=extent, aspect="auto")
             y += PICTURE + GAP
@@ -122,12 +124,7 @@ def image_grid(
     return fig
 
 
-def short_name(name: str) -> str:
+def short_name(name: str, most: int = 18) -> str:
     """Cut a name to at most 18 letters."""
     text = " ".join(name.split())
-    return text if len(text) <= 18 else text[:17].rstrip(" _-") + "…"
-
-
-def short_end(path: str) -> str:
-    """Cut a path to its last 18 letters at most."""
-    return path if len(path) <= 18 else f"…{path[-17:]}"
+    return text if len(text) <= most else text[: most - 1].rstrip(" _-") + "…"

@@ -11,7 +11,7 @@ Labels = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
 
 CLOSE = 1e-6  # probabilities that are equal, as in cleanlab
-TEMPERATURES = np.geomspace(0.1, 5, 41)
+TEMPERATURES = np.geomspace(0.1, 5, 81)
 NUM_DRAWS = 20
 
 
@@ -51,16 +51,19 @@ def calibrate(labels: Labels, probabilities: Probabilities) -> tuple[Probabiliti
     """
     others = probabilities.shape[1] - 1
     logits = np.log(np.maximum(probabilities, CLOSE / 2))  # a file has six decimals
+    logits -= logits.max(1, keepdims=True)
 
     def fit(temperature: float) -> tuple[float, float, float]:
-        right, fraction = _of_labels(labels, _softmax(logits / temperature)), 0.1
+        powers, fraction = np.exp(logits / temperature), 0.1
+        right = _of_labels(labels, powers) / powers.sum(1)
         for _ in range(100):
             wrong = fraction * (1 - right) / others
             fraction = float(np.mean(wrong / (wrong + (1 - fraction) * right)))
         return float(np.log((1 - fraction) * right + fraction * (1 - right) / others).mean()), temperature, fraction
 
     _, temperature, fraction = max(map(fit, TEMPERATURES))
-    return _softmax(logits / temperature), fraction
+    powers = np.exp(logits / temperature)
+    return powers / powers.sum(1, keepdims=True), fraction
 
 
 def expected(probabilities: Probabilities, calibrated: Probabilities) -> float:
@@ -75,8 +78,3 @@ def expected(probabilities: Probabilities, calibrated: Probabilities) -> float:
 
 def _of_labels(labels: Labels, probabilities: Probabilities) -> Probabilities:
     return probabilities[np.arange(len(labels)), labels]
-
-
-def _softmax(logits: Probabilities) -> Probabilities:
-    powers = np.exp(logits - logits.max(1, keepdims=True))
-    return powers / powers.sum(1, keepdims=True)

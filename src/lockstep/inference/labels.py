@@ -77,7 +77,7 @@ def judge(
             rows = _rows(judged, images, is_run=predictions is None)
             if images.train.pixels.shape[1] in (1, 3):
                 facts["pictures"] = str(Path(output).with_suffix(".png"))
-                _draw(rows[:NUM_IMAGES], images, Path(facts["pictures"]), len(judged.files))
+                _draw(rows[:NUM_IMAGES], images, Path(facts["pictures"]), _summary(facts))
             with atomic_file(Path(output)) as file:
                 file.write(csv_text([HEAD, *rows]).encode(errors="surrogateescape"))
             facts["labels"] = [dict(zip(HEAD, row, strict=True)) for row in rows[: facts["suspicious"]]]
@@ -141,16 +141,16 @@ def _rows(judged: Judged, images: Splits, *, is_run: bool) -> list[list[Any]]:
     is_suspicious = confident_learning.suspicious(judged.labels, judged.probabilities)
     best = judged.probabilities.argmax(1)
     for row in confident_learning.order(judged.labels, judged.probabilities).tolist():
-        label, score = judged.labels[row], judged.probabilities[row, judged.labels[row]]
+        label, score = judged.labels[row], float(judged.probabilities[row, judged.labels[row]])
         names = [judged.files[row], judged.classes[label], judged.classes[best[row]]]
-        rows.append([*names, f"{score:.6f}", int(is_suspicious[row]), judged.parts[row] if is_run else "train"])
+        rows.append([*names, score, int(is_suspicious[row]), judged.parts[row] if is_run else "train"])
     if is_run and images.train.classes is not None:
         for name, label in zip(images.train.names, images.train.classes.tolist(), strict=True):
             rows.append([str(name), judged.classes[label], "", "", 0, "train"])
     return rows
 
 
-def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, num_images: int) -> None:
+def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, title: str) -> None:
     """Draw the images of the first rows."""
     from lockstep.callbacks import pictures, plots
 
@@ -162,9 +162,9 @@ def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, num_images:
     )
     captions = []
     for name, label, suggested, score, *_ in rows:
-        second = [f"→ {plots.short_name(suggested)}"] if suggested != label else []
-        captions.append("\n".join([plots.short_end(name), f"{plots.short_name(label)} {float(score):.4f}", *second]))
-    title = f"The most suspicious of {num_images:,} labels, their probabilities, and better ones"
+        end = name if len(name) <= 16 else f"…{name[-15:]}"
+        better = [f"→ {plots.short_name(suggested, 15)}"] if suggested != label else []
+        captions.append("\n".join([end, plots.short_name(label, 16), *better, f"score {score:.4f}"]))
     with plots.style(), atomic_file(path) as file:
         figure = plots.image_grid(shown, captions, [not row[4] for row in rows], title)
         figure.savefig(file, format="png", dpi=pictures.DPI)
@@ -172,15 +172,14 @@ def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, num_images:
 
 def _show(facts: dict[str, Any], config: Config) -> None:
     out, run = terminal(), Path(facts["run"])
-    count, num_images = facts["suspicious"], facts["images"]
+    count = facts["suspicious"]
     if facts["labels"]:
-        cells = [[row["file"], row["label"], row["suggested"], f"{float(row['score']):.4f}"] for row in facts["labels"]]
-        print_table(new_table(HEAD[:4], cells[:MOST_ROWS], out, right=HEAD[3:4], wraps=HEAD[:1]), out)
+        cells = [[row["file"], row["label"], row["suggested"], f"{row['score']:.4f}"] for row in facts["labels"]]
+        print_table(new_table(HEAD[:4], cells[:MOST_ROWS], out, right=HEAD[3:4], wraps=HEAD[:3]), out)
         if count > MOST_ROWS:
             out.print(f"... and {count - MOST_ROWS:,} more", style="dim")
         out.print()
-    by_chance = f"{facts['suspicious_by_chance']:.1f} would be if all labels were right"
-    say(out, f"{count:,} of {plural(num_images, 'label')} are suspicious; {by_chance}.")
+    say(out, f"{_summary(facts)}; {facts['suspicious_by_chance']:.1f} would be if all labels were right.")
     say(out, f"Estimated fraction of wrong labels: {100 * facts['wrong_fraction']:.1f} %.")
     if facts["predictions"] is None:
         what = "a sweep over data.folds=5 data.fold=0,1,2,3,4"
@@ -192,3 +191,7 @@ def _show(facts: dict[str, Any], config: Config) -> None:
     say(out, f"All images, the most suspicious first: {', '.join(files)}")
     if config.data.target in OF_FILES:
         say(out, "Correct its column label, and train on it: docs/data.md, Wrong labels.")
+
+
+def _summary(facts: dict[str, Any]) -> str:
+    return f"{facts['suspicious']:,} of {plural(facts['images'], 'label')} are suspicious"
