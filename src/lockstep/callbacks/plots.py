@@ -85,7 +85,7 @@ def displayed_classes(counts: NDArray[np.int64]) -> list[int]:
 
 
 def image_grid(
-    pixels: NDArray[np.uint8],
+    pixels: NDArray[Any],
     captions: Sequence[str],
     is_right: Sequence[bool],
     title: str,
@@ -93,8 +93,8 @@ def image_grid(
 ) -> Figure:
     """Draw images (N, C, H, W) with a caption below each, red for a mistake.
 
-    Pictures (N, 3, H, W) of the same images are drawn `below` them. All are in one `Axes` whose units are inches, which
-    is faster than one for each image.
+    Floats are of any range: each image is drawn from its darkest to its brightest value. Pictures (N, 3, H, W) of the
+    same images are drawn `below` them. All are in one `Axes` whose units are inches, which is faster than one for each.
     """
     stacks = [pixels] if below is None else [pixels, below]
     num_lines = max([2, *(caption.count("\n") + 1 for caption in captions)])
@@ -112,7 +112,7 @@ def image_grid(
         x, y = (column + 0.5) * wide, GRID_TOP + row * cell
         for image in stack:
             half_width, tall = (PICTURE * side / max(image.shape[1:]) for side in (image.shape[2] / 2, image.shape[1]))
-            if image.dtype != np.uint8:  # floats of any range: from the darkest to the brightest
+            if image.dtype != np.uint8:
                 image = 255 * (image - image.min()) / max(image.max() - image.min(), 1e-12)
             shown = image[0] if len(image) == 1 else image.transpose(1, 2, 0).astype(np.uint8)
             extent = (x - half_width, x + half_width, y + PICTURE, y + PICTURE - tall)
@@ -125,6 +125,6 @@ def image_grid(
 
 
 def short_name(name: str, most: int = 18) -> str:
-    """Cut a name to at most 18 letters."""
+    """Cut a name to at most `most` letters."""
     text = " ".join(name.split())
     return text if len(text) <= most else text[: most - 1].rstrip(" _-") + "…"

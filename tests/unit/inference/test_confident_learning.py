@@ -18,7 +18,9 @@ from lockstep.inference.confident_learning import (
 )
 
 
-def drawn(seed: int, count: int, classes: int, *, wrong: float = 0.1, decimals: int = 6) -> tuple[Labels, Probabilities]:
+def drawn(
+    seed: int, count: int, classes: int, *, wrong: float = 0.1, decimals: int = 6
+) -> tuple[Labels, Probabilities]:
     """Labels of which a part is wrong, and probabilities of a network that errs; few decimals make ties."""
     draws = np.random.default_rng(seed)
     truth = draws.integers(classes, size=count)
@@ -51,7 +53,7 @@ def test_thresholds_confident_joint_and_suspicious_labels_are_those_of_cleanlab(
     joint = np.zeros((count, count), int)
     np.add.at(joint, (labels[found >= 0], found[found >= 0]), 1)
     np.fill_diagonal(joint, joint.diagonal().clip(min=1))  # as cleanlab does, so that it can be divided
-    assert joint.tolist() == compute_confident_joint(labels, probabilities, calibrate=False).tolist()
+    np.testing.assert_array_equal(joint, np.asarray(compute_confident_joint(labels, probabilities, calibrate=False)))
     issues = find_label_issues(labels, probabilities, filter_by="confident_learning", n_jobs=1)
     assert suspicious(labels, probabilities).tolist() == issues.tolist()
 
