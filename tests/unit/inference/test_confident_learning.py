@@ -41,6 +41,7 @@ CASES = {
 absent = drawn(10, 300, 6)
 CASES["an absent class"] = np.where(absent[0] == 2, 3, absent[0]), absent[1]
 CASES["zeros"] = np.array([0, 1, 0, 1, 1]), np.array([[0, 1], [0, 1], [0, 1], [1, 0], [0.0, 1]])
+CASES["a mean is rounded up"] = np.array([0, 0, 0, 1, 1]), np.array([[0.1, 0.9]] * 3 + [[0.05, 0.95]] * 2)
 CASES["all equal"] = np.array([0, 1, 2, 1]), np.full((4, 3), 1 / 3)
 
 
