@@ -145,3 +145,15 @@ def test_the_page_corrects_labels_and_trains_on_them(tmp_path: Path) -> None:
     labels = {n: names[t] for part in ("train", "val", "test") for n, t in zip(*record[part].values(), strict=True)}
     assert len(labels) == 120
     assert {name: label for name, label in labels.items() if label != name.partition("/")[0]} == wrong
+    # the list of one fold, with all images, keeps its splits
+    done = lockstep(tmp_path, "labels", sweep / "0", "--output", "one.csv")
+    assert f"To judge all: lockstep labels {sweep.relative_to(tmp_path)}" in done.stdout, done.stderr
+    again[again.index("data.file=labels.csv")] = "data.file=one.csv"
+    done = lockstep(tmp_path, "train", *again[2:], *small, "trainer.max_epochs=1", "data.split_column=split")
+    assert done.returncode == 0, done.stderr
+    kept, before = (
+        json.loads(gzip.decompress((run / "images.json.gz").read_bytes()))
+        for run in (latest(tmp_path).path, sweep / "0")
+    )
+    for split in ("train", "val", "test"):
+        assert sorted(kept[split]["names"]) == sorted(before[split]["names"])
