@@ -51,10 +51,11 @@ def test_what_it_logs_is_recorded_and_selects_the_best_weights(tmp_path: Path) -
     evaluated = run([*command()[:1], "-m", "lockstep", "eval", str(folder.path), "--devices", "2", "--trust"], ROOT)
     assert evaluated.returncode == 0, evaluated.stderr
     assert f"{summary['test_loss']:.6f}" in evaluated.stdout
-    arguments = ["predict", str(folder.path), "test", "--output", str(tmp_path / "x.csv"), "--trust"]
-    predicted = run([*command()[:1], "-m", "lockstep", *arguments], ROOT)
-    assert predicted.returncode == 2
-    assert "lockstep predict needs the predictions of a task" in predicted.stderr
+    for name, *more in (("predict", "test"), ("labels",)):
+        arguments = [name, str(folder.path), *more, "--output", str(tmp_path / "x.csv"), "--trust"]
+        done = run([*command()[:1], "-m", "lockstep", *arguments], ROOT)
+        assert done.returncode == 2
+        assert f"lockstep {name} needs the predictions of a task" in done.stderr
 
 
 @pytest.mark.parametrize(

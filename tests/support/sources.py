@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 from lockstep.data import Images, Splits, Statistics
 from lockstep.data.sources.builtin import digits
 from lockstep.data.sources.datasets import dataset
-from lockstep.data.splits import whole
+from lockstep.data.splits import Fold, whole
 
 SETTINGS = {"val_fraction": 0.1, "test_fraction": 0.2, "split_seed": 0}
 STATISTICS = Statistics((0.3,), (0.4,))
@@ -90,3 +90,20 @@ def labelled(kind: str) -> Splits:
 
     names = ("even", "above 4") if kind == "labels" else ("ink",)
     return Splits(part(plain.train), part(plain.val), part(plain.test), names)
+
+
+def wrong_labels(flip_seed: int) -> dict[int, int]:
+    """3 % of the digits by their number, and how much is added to their label."""
+    draws = np.random.default_rng(flip_seed)
+    return {number: int(draws.integers(1, 10)) for number in draws.choice(1797, 54, replace=False).tolist()}
+
+
+def mislabelled(*, flip_seed: int, fold: Fold | None = None) -> Splits:
+    """All digits, 3 % of them with a wrong label."""
+    splits, wrong = digits(**SETTINGS, fold=fold), wrong_labels(flip_seed)
+
+    def flip(images: Images) -> Images:
+        moved = torch.tensor([wrong.get(int(name.partition("/")[2]), 0) for name in images.names])
+        return replace(images, targets=(images.targets + moved) % 10)
+
+    return replace(splits, **{name: flip(part) for name, part in splits.parts.items()})

@@ -150,7 +150,7 @@ def test_stop_watch_and_go_on_then_use_the_network(tmp_path: Path, monkeypatch: 
     for number, words in enumerate(commands("python train.py resume")):
         assert "Finished" in run(tmp_path, *words, f"trainer.max_epochs={epochs + 1 + number}")
     images(tmp_path / "photos", 3)
-    for words in commands("lockstep eval") + commands("lockstep predict"):
+    for words in commands("lockstep eval") + commands("lockstep predict") + commands("lockstep labels"):
         run(tmp_path, *words)
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 4
     (export,) = commands("lockstep export")

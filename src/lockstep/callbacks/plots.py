@@ -28,7 +28,7 @@ STYLE: dict[Any, Any] = {
 MOST_CLASSES = 40  # of more classes, the least accurate are shown
 MOST_NUMBERS = 20  # classes of a matrix with numbers
 NUM_COLUMNS = 6
-GRID_TOP, CELL_HEIGHT, PICTURE = 0.42, 1.48, 1.1  # inches of a grid: its title, an image with its caption, the image
+GRID_TOP, PICTURE, CAPTION = 0.42, 1.1, 0.125  # inches of a grid: its title, an image, a line below it
 GAP = 0.04  # inches between two pictures of one image
 
 
@@ -85,19 +85,21 @@ def displayed_classes(counts: NDArray[np.int64]) -> list[int]:
 
 
 def image_grid(
-    pixels: NDArray[np.uint8],
+    pixels: NDArray[Any],
     captions: Sequence[str],
     is_right: Sequence[bool],
     title: str,
     below: NDArray[np.uint8] | None = None,
 ) -> Figure:
-    """Draw images (N, C, H, W) with a caption of up to two lines below each, red for a mistake.
+    """Draw images (N, C, H, W) with a caption below each, red for a mistake.
 
-    Pictures (N, 3, H, W) of the same images are drawn `below` them. All are in one `Axes` whose units are inches, which
-    is faster than one for each image.
+    Floats are of any range: each image is drawn from its darkest to its brightest value. Pictures (N, 3, H, W) of the
+    same images are drawn `below` them. All are in one `Axes` whose units are inches, which is faster than one for each.
     """
     stacks = [pixels] if below is None else [pixels, below]
-    num_rows, cell = -(-len(captions) // NUM_COLUMNS), CELL_HEIGHT + (PICTURE + GAP) * (len(stacks) - 1)
+    num_lines = max([2, *(caption.count("\n") + 1 for caption in captions)])
+    num_rows = -(-len(captions) // NUM_COLUMNS)
+    cell = (PICTURE + GAP) * len(stacks) + CAPTION * num_lines + 0.09
     height = GRID_TOP + cell * num_rows
     fig = new_figure(height)
     fig.set_layout_engine("none")
@@ -110,7 +112,9 @@ def image_grid(
         x, y = (column + 0.5) * wide, GRID_TOP + row * cell
         for image in stack:
             half_width, tall = (PICTURE * side / max(image.shape[1:]) for side in (image.shape[2] / 2, image.shape[1]))
-            shown = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
+            if image.dtype != np.uint8:
+                image = 255 * (image - image.min()) / max(image.max() - image.min(), 1e-12)
+            shown = image[0] if len(image) == 1 else image.transpose(1, 2, 0).astype(np.uint8)
             extent = (x - half_width, x + half_width, y + PICTURE, y + PICTURE - tall)
             ax.imshow(shown, cmap="gray", vmin=0, vmax=255, interpolation="nearest", extent=extent, aspect="auto")
             y += PICTURE + GAP
@@ -120,7 +124,7 @@ def image_grid(
     return fig
 
 
-def short_name(name: str) -> str:
-    """Cut a name to at most 18 letters."""
+def short_name(name: str, most: int = 18) -> str:
+    """Cut a name to at most `most` letters."""
     text = " ".join(name.split())
-    return text if len(text) <= 18 else text[:17].rstrip(" _-") + "…"
+    return text if len(text) <= most else text[: most - 1].rstrip(" _-") + "…"

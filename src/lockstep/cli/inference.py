@@ -1,4 +1,4 @@
-"""`lockstep eval` and `lockstep predict`: by workers of this machine, by the processes of a launcher, or as a job."""
+"""`lockstep eval`, `predict` and `labels`: by workers of this machine, by the processes of a launcher, or as a job."""
 
 import argparse
 import os
@@ -21,19 +21,23 @@ from lockstep.config.schema.sections import Scope
 from lockstep.launch import parent, worker
 from lockstep.launch.worker import Job
 from lockstep.runs import gate, naming
-from lockstep.runs.folder import RunFolder
+from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.launcher import outer_world
 
 # functions of the workers
-TASKS = {"eval": "lockstep.inference.evaluate:evaluate", "predict": "lockstep.inference.predict:predict"}
+TASKS = {
+    "eval": "lockstep.inference.evaluate:evaluate",
+    "predict": "lockstep.inference.predict:predict",
+    "labels": "lockstep.inference.labels:judge",
+}
 # options that the command of a job repeats
 VALUES = ("split", "output", "pictures", "explain", "top_k", "checkpoint", "devices", "strategy", "job")
 
 
 def infer(arguments: argparse.Namespace, current: Path) -> int:
-    """Evaluate a checkpoint of a run, or predict with it, in the project `current`. Returns the exit code."""
-    is_prediction = arguments.command == "predict"
-    given = _prediction(arguments) if is_prediction else _evaluation(arguments)
+    """Evaluate a run, predict with it or judge labels by it, in the project `current`. Returns the exit code."""
+    is_evaluation = arguments.command == "eval"
+    given = {"eval": _evaluation, "predict": _prediction, "labels": _judgement}[arguments.command](arguments)
     try:
         reads_data = given.get("source", "test") in ("val", "test")
         folder, checkpoint, saved, source = open_run(arguments, current, reads_data=reads_data)
@@ -41,14 +45,14 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
             raise ConfigError(Error(of_hydra[0], "is for a run folder, which this command does not make", "remove it"))
         devices, world = _devices(arguments.devices), outer_world(os.environ)
         here = saved_run.adapt_to_machine(saved, devices=devices, strategy=arguments.strategy, world=world)
-        if not is_prediction:
+        if is_evaluation:
             here, given["may_differ"] = saved_run.replace_images(here, arguments.overrides)
         config = saved_run.change_config(folder, here, arguments.overrides, source)
         if config.cluster.name != "none":
-            if not is_prediction and arguments.json:
+            if given.get("is_json"):
                 raise ConfigError(Error("--json", "prints what is computed here", "use `lockstep jobs result`"))
-            return _submit(arguments, folder, config)
-        given |= {"may_differ": given["may_differ"] and config.changed_data == "refuse"} if not is_prediction else {}
+            return _submit(arguments, Path(given.get("predictions") or folder.config).parent, config)
+        given |= {"may_differ": given["may_differ"] and config.changed_data == "refuse"} if is_evaluation else {}
         if reads_data and not given.get("may_differ"):
             data_presence.check(config.data)
         given |= {"config": config_file.to_tree(config), "checkpoint": str(checkpoint), "run": str(folder.path)}
@@ -89,6 +93,25 @@ def _evaluation(arguments: argparse.Namespace) -> dict[str, Any]:
     given["output"] = _output(arguments) if arguments.output is not None else None
     given["pictures"] = _new_folder("--pictures", arguments.pictures)
     return given | {"is_json": arguments.json, "may_differ": False}
+
+
+def _judgement(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what judges labels; a sweep becomes one of its runs, with the predictions of all folds."""
+    output = Path(arguments.output).resolve()
+    if output.suffix != ".csv":
+        raise ValueError(f"--output {arguments.output} is not named as a CSV file: use labels.csv.")
+    for path in (output, output.with_suffix(".png")):
+        if path.exists():
+            what = "exists, and may have corrections"
+            raise ValueError(f"--output: {naming.display_path(path)} {what}: remove it, or name another file.")
+    need_writable("--output", arguments.output)
+    given: dict[str, Any] = {"output": str(output), "is_json": arguments.json, "predictions": None}
+    if (Path(arguments.run) / SWEEP).is_file():
+        from lockstep.sweeps import out_of_fold
+
+        path, run = out_of_fold.of_best(Path(arguments.run).resolve())
+        given["predictions"], arguments.run, arguments.devices = str(path), str(run.path), "1"  # which only draws
+    return given
 
 
 def _output(arguments: argparse.Namespace) -> str:
@@ -156,8 +179,8 @@ def _compute(task: str, given: dict[str, Any], config: Config, job: Path | None)
     return code
 
 
-def _submit(arguments: argparse.Namespace, run: RunFolder, config: Config) -> int:
-    """Submit the command as a job, whose folder is a new one below outputs/. Returns the exit code."""
+def _submit(arguments: argparse.Namespace, run: Path, config: Config) -> int:
+    """Submit the command for a run or sweep as a job in a new folder below outputs/. Returns the exit code."""
     from lockstep.cluster import submission
 
     command = arguments.command
@@ -168,7 +191,7 @@ def _submit(arguments: argparse.Namespace, run: RunFolder, config: Config) -> in
             chosen["devices"] = resolve_workers(config).num_local
         keys = [(text, compose.parse_override(text).key_or_group) for text in arguments.overrides]
         return [
-            *(command, str(run.path), *([arguments.source] if command == "predict" else [])),
+            *(command, str(run), *([arguments.source] if command == "predict" else [])),
             *(f"--{key.replace('_', '-')}={chosen[key]}" for key in VALUES if chosen.get(key) is not None),
             *(f"--{key}" for key in ("strict", "trust") if chosen.get(key)),
             *(text for text, key in keys if scope(key) is not Scope.SUBMISSION),

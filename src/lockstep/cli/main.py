@@ -57,7 +57,7 @@ def _command() -> int:
 
             return run(sys.argv[2:])
         arguments = _parse_arguments(_join_sort(sys.argv[1:]))
-        if arguments.command in ("eval", "predict"):
+        if arguments.command in ("eval", "predict", "labels"):
             launcher.shared_world(os.environ)
             entry.start_training()
         elif arguments.command in ("benchmark", "verify"):
@@ -154,7 +154,12 @@ def _parser() -> argparse.ArgumentParser:
     compare = command("compare", "compare runs, settings over their seeds or folds, or predictions")
     text = "run folders, SWEEP:KEY=VALUE,... for settings, one SWEEP for all of them, or two CSV files of lockstep eval"
     compare.add_argument("runs", nargs="+", metavar="run", help=text)
-    for subparser in (model, status, what, compare):
+    labels = command("labels", "list the images whose label is probably wrong, with pictures")
+    text = "SWEEP over folds, which judges all images; or a run folder, whose val and test images are judged"
+    labels.add_argument("run", metavar="SWEEP|RUN", help=text)
+    text = "CSV file to write, with a row for each image, and pictures next to it (.png); default: labels.csv"
+    labels.add_argument("--output", default="labels.csv", help=text)
+    for subparser in (model, status, what, compare, labels):
         subparser.add_argument("--json", action="store_true", help="as JSON")
     commands.add_parser("jobs", help="list, follow, cancel and requeue submitted runs", add_help=False)
     stop = command("stop", "stop a run, or all trials of a sweep, with a checkpoint")
@@ -176,12 +181,13 @@ def _parser() -> argparse.ArgumentParser:
     text = "new folder for a picture of each image: what the network looked at (Grad-CAM)"
     predict.add_argument("--explain", metavar="FOLDER", help=text)
     export.add_argument("--output", required=True, help="file to write: NAME.onnx, or NAME.pt2 for torch.export")
-    for subparser in (evaluate, predict, export):
+    for subparser in (evaluate, predict, export, labels):
         subparser.add_argument("overrides", nargs="*", help="settings to change, such as data.root=elsewhere")
         subparser.add_argument("--trust", action="store_true", help=naming.TRUSTING)
         subparser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
     for subparser in (evaluate, predict):
         subparser.add_argument("--top-k", type=int, default=1, metavar="K", help="most probable classes in each row")
+    for subparser in (evaluate, predict, labels):
         text = "number of workers, or GPUs such as 0,2; default: as in training, on one machine"
         subparser.add_argument("--devices", metavar="N", help=text)
         subparser.add_argument("--strategy", choices=("auto", "cpu"), help="cpu: do not use GPUs")
@@ -254,7 +260,7 @@ def _run(arguments: argparse.Namespace) -> int:
             from lockstep.cluster.stopping import stop
 
             return stop(arguments.run, arguments.reason)
-        case "eval" | "predict":
+        case "eval" | "predict" | "labels":
             from lockstep.cli.inference import infer
 
             return infer(arguments, _current_folder())

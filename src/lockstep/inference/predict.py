@@ -231,7 +231,8 @@ def _compute_chunks(
     """
     runs = torch.arange(len(images)).split(size)
     left = sorted({*range(len(runs))}.difference(done))
-    taken = (runs[left[count]] for count in itertools.takewhile(lambda count: count < len(left), shared_count()))
+    counts = itertools.takewhile(lambda count: count < len(left), shared_count(str(path.parent)))
+    taken = (runs[left[count]] for count in counts)
     # a worker of many threads would take all of a few chunks
     most = min(torch.get_num_threads(), math.ceil(len(left) / here.world_size) or 1)
     progress = Progress("Predicting", "images")
@@ -290,12 +291,23 @@ def write_fold(here: Session, data: ImageData, module: L.LightningModule) -> Non
 
     Runs of other tasks than classification write none.
     """
-    images, names, fold = data.splits.test, data.class_names, str(here.config.data.fold)
-    if (classes := images.classes) is None:
-        return
-    if not isinstance(module, Classifier) or not isinstance(module.task, Classification):
-        return
-    module.to(here.device).eval()
+    if isinstance(module, Classifier) and has_classes(module, data.splits.test):
+        fold = str(here.config.data.fold)
+        write_probabilities(here, module.to(here.device).eval(), data.splits.test, here.folder.fold_rows, fold)
+
+
+def has_classes(module: Classifier, images: Images) -> bool:
+    """Return whether images have one known class each, for which the module has a probability."""
+    return isinstance(module.task, Classification) and images.classes is not None
+
+
+def write_probabilities(here: Session, module: Classifier, images: Images, output: Path, fold: str) -> None:
+    """Write class, prediction and the probabilities of all classes of each image, and `fold`. Every rank must call it.
+
+    The images must have classes.
+    """
+    names, classes = module.image_format.class_names, images.classes
+    assert classes is not None
 
     def rows_of(positions: Tensor, pixels: Tensor) -> list[list[str]]:
         found = predictions(module, pixels)
@@ -307,4 +319,4 @@ def write_fold(here: Session, data: ImageData, module: L.LightningModule) -> Non
 
     head = ["file", "truth", "prediction", *names, "fold"]
     inputs = {"time": str(time.time_ns())}  # rows of a test that was killed are not kept
-    write(here, images, rows_of, head=head, inputs=inputs, output=here.folder.fold_rows)
+    write(here, images, rows_of, head=head, inputs=inputs, output=output)

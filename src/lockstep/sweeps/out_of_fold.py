@@ -1,23 +1,24 @@
 """The predictions of all folds of a setting in one file: each image once, by the network that was not trained on it."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 from lockstep.config.saved import config_file
 from lockstep.runs.files import LARGEST_UNPACKED, atomic_file, read_bytes, read_json
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
 from lockstep.sweeps.ledger import Ledger
-from lockstep.sweeps.table import FOLD, Table
+from lockstep.sweeps.results import Row
+from lockstep.sweeps.table import FOLD, Table, present_table
 
 
 def join(ledger: Ledger, sweep_table: Table) -> list[str]:
     """Write a file for each setting whose folds are all tested, into the folder of the sweep. Returns what to print."""
-    lines, settings = [], sweep_table.group_rows(FOLD) if FOLD in sweep_table.keys else []
-    for _, rows in settings:
-        rows.sort(key=lambda row: int(row.settings.get(FOLD, 0)))
+    lines: list[str] = []
+    for path, rows in _files(ledger, sweep_table):
         folders = [row.trial.folder for row in rows if row.tests and row.trial.folder.fold_rows.exists()]
         if len(folders) < len(rows) or len(rows) != config_file.load(folders[0].config).data.folds:
             continue
-        suffix = f"_{rows[0].trial.number}" if len(settings) > 1 else ""
-        path = ledger.path / f"out_of_fold{suffix}.csv"
         if len({tuple(names(folder, "train", "val", "test")) for folder in folders}) > 1:
             lines.append(f"{path.name} is not written: the images changed between the folds. Use another sweep.name")
             continue
@@ -26,6 +27,28 @@ def join(ledger: Ledger, sweep_table: Table) -> list[str]:
             file.write(b"".join([*parts[0][:2], *(rest for *_, rest in parts)]))
         lines.append(f"Out-of-fold predictions: {display_path(path)}")
     return lines
+
+
+def of_best(sweep: Path) -> tuple[Path, RunFolder]:
+    """Return the file of the best setting of a sweep, and one of its trials. Raises ValueError if there is none."""
+    ledger = Ledger.open(sweep, None, ())
+    path, rows = next(_files(ledger, present_table(ledger)), (None, []))
+    if path is None:
+        what = f"{display_path(sweep)} is a sweep without folds"
+        raise ValueError(f"{what}: give a run, or a sweep over data.folds=5 data.fold=0,1,2,3,4.")
+    if not path.exists():
+        what = "is written when all folds of a classification are tested"
+        raise ValueError(f"{display_path(path)} does not exist: it {what}. The command of the sweep continues it.")
+    return path, rows[0].trial.folder
+
+
+def _files(ledger: Ledger, sweep_table: Table) -> Iterator[tuple[Path, list[Row]]]:
+    """Yield the file of each setting with its trials by fold, the best setting first."""
+    settings = sweep_table.group_rows(FOLD) if FOLD in sweep_table.keys else []
+    for _, rows in settings:
+        rows.sort(key=lambda row: int(row.settings.get(FOLD, 0)))
+        suffix = f"_{rows[0].trial.number}" if len(settings) > 1 else ""
+        yield ledger.path / f"out_of_fold{suffix}.csv", rows
 
 
 def names(run: RunFolder, *splits: str) -> list[str]:

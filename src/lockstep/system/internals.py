@@ -131,8 +131,8 @@ def average_of(callback: "WeightAveraging") -> "AveragedModel | None":
 # -- torch -------------------------------------------------------------------------------------------------------------
 
 
-def shared_count() -> Iterator[int]:
-    """Count from 0, each number on one rank: the first that asks for it.
+def shared_count(name: str) -> Iterator[int]:
+    """Count from 0, each number on one rank: the first that asks for it. A name is used once by a process group.
 
     Without the store of the process group the ranks take turns.
     """
@@ -142,7 +142,7 @@ def shared_count() -> Iterator[int]:
         return itertools.count()
     if (found := store()) is None:
         return itertools.count(dist.get_rank(), dist.get_world_size())
-    return (found.add("lockstep count", 1) - 1 for _ in itertools.count())
+    return (found.add(f"lockstep count {name}", 1) - 1 for _ in itertools.count())
 
 
 def store() -> Any:

@@ -79,6 +79,18 @@ def test_a_grid_shows_the_pixels_with_mistakes_in_red(channels: int) -> None:
     assert drawn(figure).std() > 1
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_floats_are_shown_from_the_darkest_to_the_brightest(channels: int) -> None:
+    pixels = np.linspace(-2, 0.5, 2 * channels * 16, dtype=np.float32).reshape(2, channels, 4, 4)
+    figure = plots.image_grid(pixels, ["a\nb\nc\nd", "e"], [True, True], "title")
+    for image in figure.axes[0].images:
+        shown = np.asarray(image.get_array())
+        assert (shown.min(), shown.max()) == pytest.approx((0, 255), abs=0.01)
+        assert (shown.ndim, shown.shape[:2]) == (2 if channels == 1 else 3, (4, 4))
+    bottom = figure.axes[0].images[0].get_extent()[2]
+    assert figure.get_figheight() > bottom + 4 * plots.CAPTION, "four lines of a caption"
+
+
 @pytest.mark.parametrize(("height", "width"), [(4, 8), (8, 4)])
 def test_an_image_of_a_grid_keeps_its_shape_above_its_caption(height: int, width: int) -> None:
     figure = plots.image_grid(np.zeros((9, 3, height, width), np.uint8), ["caption"] * 9, [True] * 9, "title")

@@ -1,0 +1,80 @@
+"""Which labels disagree with the probabilities of networks that were not trained on them: arithmetic on arrays.
+
+Confident learning (Northcutt, Jiang and Chuang 2021, arXiv:1911.00068) as cleanlab's `find_label_issues` with
+filter_by="confident_learning". Labels (N,) are class numbers, probabilities are (N, K).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Labels = NDArray[np.int64]
+Probabilities = NDArray[np.float64]
+
+CLOSE = 1e-6  # probabilities that are equal, as in cleanlab
+TEMPERATURES = np.geomspace(0.1, 5, 81)
+NUM_DRAWS = 20
+
+
+def thresholds(labels: Labels, probabilities: Probabilities) -> Probabilities:
+    """Return the mean probability of each class on the images with its label (K,); 2 for a class without any."""
+    count = probabilities.shape[1]
+    sizes = np.bincount(labels, minlength=count)
+    sums = np.bincount(labels, _of_labels(labels, probabilities), count)
+    return np.where(sizes > 0, np.maximum(sums / np.maximum(sizes, 1), 2 * CLOSE), 2.0)
+
+
+def confident_classes(labels: Labels, probabilities: Probabilities) -> Labels:
+    """Return the class whose threshold is reached (N,), of several the most probable one; -1 if there is none."""
+    reached = probabilities >= thresholds(labels, probabilities) - CLOSE
+    several = reached.sum(1) > 1
+    return np.where(reached.any(1), np.where(several, probabilities.argmax(1), reached.argmax(1)), -1)
+
+
+def suspicious(labels: Labels, probabilities: Probabilities) -> NDArray[np.bool_]:
+    """Return whether another class is the confident one, and more probable than the label (N,)."""
+    found = confident_classes(labels, probabilities)
+    raised = probabilities.copy()
+    raised[np.arange(len(labels)), labels] += CLOSE
+    return (found >= 0) & (found != labels) & (raised.argmax(1) != labels)
+
+
+def order(labels: Labels, probabilities: Probabilities) -> Labels:
+    """Return the rows, the most suspicious first (N,): suspicious labels first, then the least probable."""
+    return np.lexsort((_of_labels(labels, probabilities), ~suspicious(labels, probabilities)))
+
+
+def calibrate(labels: Labels, probabilities: Probabilities) -> tuple[Probabilities, float]:
+    """Return the probabilities at the temperature that fits the labels best, and the fraction of wrong labels.
+
+    A label is wrong with one probability for all images, and is then any other class. The likelihood of both is maximal
+    (by the EM algorithm at each of TEMPERATURES), so that wrong labels do not make the probabilities doubtful.
+    """
+    others = probabilities.shape[1] - 1
+    logits = np.log(np.maximum(probabilities, CLOSE / 2))  # a file has six decimals
+    logits -= logits.max(1, keepdims=True)
+
+    def fit(temperature: float) -> tuple[float, float, float]:
+        powers, fraction = np.exp(logits / temperature), 0.1
+        right = _of_labels(labels, powers) / powers.sum(1)
+        for _ in range(100):
+            wrong = fraction * (1 - right) / others
+            fraction = float(np.mean(wrong / (wrong + (1 - fraction) * right)))
+        return float(np.log((1 - fraction) * right + fraction * (1 - right) / others).mean()), temperature, fraction
+
+    _, temperature, fraction = max(map(fit, TEMPERATURES))
+    powers = np.exp(logits / temperature)
+    return powers / powers.sum(1, keepdims=True), fraction
+
+
+def expected(probabilities: Probabilities, calibrated: Probabilities) -> float:
+    """Return how many labels are suspicious if all are right: drawn from `calibrated`, the mean of NUM_DRAWS draws."""
+    draws, sums = np.random.default_rng(0), calibrated.cumsum(1)
+    counts = []
+    for _ in range(NUM_DRAWS):
+        labels = (sums > draws.random((len(sums), 1)) * sums[:, -1:]).argmax(1)
+        counts.append(int(suspicious(labels, probabilities).sum()))
+    return float(np.mean(counts))
+
+
+def _of_labels(labels: Labels, probabilities: Probabilities) -> Probabilities:
+    return probabilities[np.arange(len(labels)), labels]

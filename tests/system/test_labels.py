@@ -1,0 +1,159 @@
+"""`lockstep labels`: which images are judged, the list and its pictures, and docs/data.md as typed."""
+
+import csv
+import gzip
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support import guides
+from tests.support.commands import latest, lockstep
+from tests.support.harness import ROOT, SMALL, train_all, write_run
+from tests.support.image_files import write_listed
+from tests.support.recipes import LISTED, SOURCES
+from tests.support.sources import wrong_labels
+
+pytestmark = pytest.mark.processes
+PAGE = ROOT / "docs" / "data.md"
+FAST = ("strategy=cpu", "trainer.devices=1", "callbacks.pictures=null", "callbacks.curves=null")
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def sweep_of(cwd: Path, *words: str) -> Path:
+    """Run a sweep over five folds. Returns its folder."""
+    done = lockstep(cwd, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = cwd.glob("outputs/*/*/out_of_fold.csv")
+    return file.parent
+
+
+def test_a_run_judges_what_it_was_not_trained_on_and_several_workers_write_the_same_list(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", (*SMALL, "trainer.max_epochs=1"))
+    train_all([run], 1)
+    printed = []
+    for name, count in (("one", "1"), ("two", "2")):
+        words = ("labels", run.path, "--output", f"{name}.csv", "--devices", count, "--strategy", "cpu", "--json")
+        done = lockstep(tmp_path, *words)
+        assert done.returncode == 0, done.stderr
+        printed.append(json.loads(done.stdout))
+    for suffix in ("csv", "png"):
+        assert (tmp_path / f"one.{suffix}").read_bytes() == (tmp_path / f"two.{suffix}").read_bytes()
+    assert {**printed[0], "output": "", "pictures": ""} == {**printed[1], "output": "", "pictures": ""}
+    rows, record = rows_of(tmp_path / "one.csv"), json.loads(gzip.decompress(run.images.read_bytes()))
+    for split in ("train", "val", "test"):
+        assert sorted(row["file"] for row in rows if row["split"] == split) == sorted(record[split]["names"])
+    judged, others = rows[:54], rows[54:]  # 23 and 31 of 124
+    assert {row["split"] for row in judged} == {"val", "test"}
+    assert {(row["suggested"], row["score"], row["suspicious"]) for row in others} == {("", "", "0")}
+    count, order = printed[0]["suspicious"], [(row["suspicious"] == "0", float(row["score"])) for row in judged]
+    assert order == sorted(order)
+    assert sum(row["suspicious"] == "1" for row in rows) == count == len(printed[0]["labels"])
+    assert printed[0]["images"] == 54
+    with Image.open(tmp_path / "one.png") as picture:
+        assert picture.size[0] > 900
+    again = lockstep(tmp_path, "labels", run.path, "--output", "one.csv")
+    assert again.returncode == 2
+    assert "one.csv exists, and may have corrections: remove it, or name another file." in again.stderr
+    said = lockstep(tmp_path, "labels", run.path, "--strategy", "cpu").stdout
+    assert re.search(r"^\d+ of 54 labels are suspicious; \d+\.\d would be if all labels were right\.$", said, re.M)
+    assert "Only the validation and test images are judged" in said
+    assert "To judge all: a sweep over data.folds=5 data.fold=0,1,2,3,4" in said
+
+
+@pytest.mark.full
+def test_labels_are_of_classes(tmp_path: Path) -> None:
+    file = write_listed(tmp_path / "images")
+    data = (*LISTED, f"data.file={file}", "data.path_column=path", "data.target_columns=[kg]", "data.targets=numbers")
+    run = write_run(tmp_path / "run", (*data, "task=regression", "trainer.max_epochs=1", "trainer.precision=float32"))
+    train_all([run], 1)
+    done = lockstep(tmp_path, "labels", run.path)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if "config error" in line]
+    assert line.startswith("config error: lockstep labels needs one class for each image, and task._target_=")
+    assert not list(tmp_path.glob("labels.*"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [0, 1])
+def test_four_of_five_wrong_labels_are_in_the_first_twentieth_of_the_list(tmp_path: Path, seed: int) -> None:
+    keys = ("val_fraction", "test_fraction", "split_seed", "memory")
+    data = ("data=digits", *(f"~data.{key}" for key in keys), f"{SOURCES}.mislabelled", f"+data.flip_seed={seed}")
+    small = ("model.width=4", "trainer.max_epochs=4", *FAST)
+    sweep = sweep_of(tmp_path, "train", "-m", *data, *small, "data.folds=5", "data.fold=0,1,2,3,4")
+    done = lockstep(tmp_path, "labels", sweep, "--json", "--trust")
+    assert done.returncode == 0, done.stderr
+    facts, rows, wrong = json.loads(done.stdout), rows_of(tmp_path / "labels.csv"), wrong_labels(seed)
+    assert (len(rows), facts["images"], {row["split"] for row in rows}) == (1797, 1797, {"train"})
+    is_wrong = [int(row["file"].partition("/")[2]) in wrong for row in rows]
+    assert sum(is_wrong) == 54
+    assert sum(is_wrong[:90]) >= 0.8 * 54
+    suspicious = facts["suspicious"]
+    found = sum(is_wrong[:suspicious])
+    assert found >= 0.5 * 54
+    assert facts["suspicious_by_chance"] == pytest.approx(suspicious - found, abs=8)
+    assert facts["wrong_fraction"] == pytest.approx(0.03, abs=0.01)
+
+
+def flower(path: Path, seed: int, *, is_red: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 90, (16, 16, 3), dtype=np.uint8)
+    pixels[4:12, 4:12, 0 if is_red else 2] += 120
+    Image.fromarray(pixels).save(path)
+
+
+@pytest.mark.full
+def test_the_page_corrects_labels_and_trains_on_them(tmp_path: Path) -> None:
+    """Two photographs are in the wrong folder; one has a name that a spreadsheet would take for a formula."""
+    wrong = {"rose/=1.png": "tulip, wild", "tulip, wild/7.png": "rose"}
+    for number in range(60):
+        for name in ("rose", "tulip, wild"):
+            path = f"{name}/{'=' * (number == 1)}{number}.png"
+            flower(tmp_path / "flowers" / path, number, is_red=wrong.get(path, name) == "rose")
+    (section,) = re.findall(r"^### Wrong labels\n(.*?)^##", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [
+        shlex.split(line)
+        for kind, block in guides.BLOCK.findall(section)
+        if kind == "sh"
+        for line in block.splitlines()
+    ]
+    training, judging, again = lines
+    small = ("data.image_size=16", "model.width=4", "trainer.max_epochs=4", "global_batch_size=16", *FAST)
+    sweep = sweep_of(tmp_path, "train", *training[2:], *small)
+    done = lockstep(tmp_path, *judging[1:-1], sweep)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(tmp_path / "labels.csv")
+    head, *cells = csv.reader((tmp_path / "labels.csv").read_text().splitlines())
+    assert {row["file"].replace("'", ""): row["suggested"] for row in rows[:2]} == wrong
+    assert done.stdout.count("tulip, wild") >= 2
+    for row in cells[:2]:  # as a person edits it
+        row[head.index("label")] = row[head.index("suggested")]
+    with (tmp_path / "labels.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([head, *cells])
+    done = lockstep(tmp_path, "train", *again[2:], *small, "trainer.max_epochs=1")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(gzip.decompress(latest(tmp_path).images.read_bytes()))
+    names = record["class_names"]
+    labels = {n: names[t] for part in ("train", "val", "test") for n, t in zip(*record[part].values(), strict=True)}
+    assert len(labels) == 120
+    assert {name: label for name, label in labels.items() if label != name.partition("/")[0]} == wrong
+    # the list of one fold, with all images, keeps its splits
+    done = lockstep(tmp_path, "labels", sweep / "0", "--output", "one.csv")
+    assert f"To judge all: lockstep labels {sweep.relative_to(tmp_path)}" in done.stdout, done.stderr
+    again[again.index("data.file=labels.csv")] = "data.file=one.csv"
+    done = lockstep(tmp_path, "train", *again[2:], *small, "trainer.max_epochs=1", "data.split_column=split")
+    assert done.returncode == 0, done.stderr
+    kept, before = (
+        json.loads(gzip.decompress((run / "images.json.gz").read_bytes()))
+        for run in (latest(tmp_path).path, sweep / "0")
+    )
+    for split in ("train", "val", "test"):
+        assert sorted(kept[split]["names"]) == sorted(before[split]["names"])
