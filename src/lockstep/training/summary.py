@@ -14,7 +14,7 @@ from lockstep.callbacks.stop import Stopped
 from lockstep.config import errors, features
 from lockstep.config.checks import metric_names
 from lockstep.data.module import ImageData
-from lockstep.data.splits import describe_counts
+from lockstep.data.splits import describe_counts, describe_groups
 from lockstep.models.classifier import Classifier
 from lockstep.runs.naming import display_path, quote_path
 from lockstep.system.hardware import num_cores
@@ -97,6 +97,8 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     rows = [("data", f"{used} images of {shape}, {_classes(module, data)}, {data.placement}")]
     if data.class_counts is not None:
         rows.append(("classes", describe_counts(data.class_names, data.class_counts, config.data.balance)))
+    if groups := describe_groups(data.splits):
+        rows.append(("groups", groups))
     rows += [row_of(config) for row_of in features.used_features("data row", config)]
     if alike := similar_names(data.class_names):
         rows.append(("similar", f"classes {alike}: are they one class?"))

@@ -1,6 +1,7 @@
 """Folds: stratified as scikit-learn's, disjoint, and every image tested once."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
 from lockstep.data.sources.builtin import digits
 from lockstep.data.sources.datasets import dataset
-from lockstep.data.splits import Fold, Splits, cut_fold
+from lockstep.data.splits import Fold, Images, Splits, cut_fold, describe_groups
 from tests.support.image_files import read, write_folder, write_image
 from tests.support.sources import SETTINGS, Turned
 
@@ -107,3 +108,14 @@ def test_folds_that_cannot_be_stratified_are_refused(tmp_path: Path) -> None:
         ConfigError, match=r"data.folds=5, but data._target_=lockstep.data.synthetic has no parameter `fold`"
     ):
         source(config.data)
+
+
+def test_images_and_groups_of_each_split_are_described() -> None:
+    def images(groups: list[str] | None, count: int) -> Images:
+        return Images(torch.zeros(count, 1, 2, 2), torch.zeros(count).long(), ["a"] * count, groups)
+
+    splits = Splits(images(["x", "y"] * 602, 1204), images(["z"], 1), images(["v", "w"], 2), ("cat",))
+    assert describe_groups(splits) == "train 1,204 images of 2 groups, val 1 of 1, test 2 of 2"
+    one = replace(splits, train=images(None, 3), test=images(None, 3))
+    assert describe_groups(one) == "val 1 image of 1 group"
+    assert describe_groups(replace(one, val=images(None, 1))) == ""
