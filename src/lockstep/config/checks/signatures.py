@@ -203,7 +203,7 @@ def _training_parameters(path: Sequence[str], target: str, signature: Signature)
     if path[0] == "module":
         return tuple(name for name in signature.names if target == CLASSIFIER or name in OF_MODULES)
     if path[0] == "data":
-        return ("has_crops",) if target in OF_FILES else ()
+        return (*(("has_crops",) if target in OF_FILES else ()), *({"kept"} & {*signature.names}))
     if path[0] == "scheduler":
         mode = ("mode",) if target.endswith(".ReduceLROnPlateau") else ()  # as the best weights are chosen
         return (*signature.names[:1], *({TOTAL_STEPS} & {*signature.names}), *mode)
