@@ -3,10 +3,12 @@
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from lockstep.assembly import data_changes
 from lockstep.assembly.try_out import refuse_unfit_images
 from lockstep.config import overrides
 from lockstep.config.checks import validation
@@ -130,6 +132,40 @@ def test_data_that_moved_is_found_by_its_new_place_or_from_the_project(tmp_path:
     done = lockstep(elsewhere, "train", *words)
     assert done.returncode == 0, done.stderr
     assert RunFolder(Path(run)).read_summary()["epochs"] == 2
+
+
+def splits_in(folder: RunFolder) -> dict[str, str]:
+    """The splits of all images, by name, in the record of a run."""
+    record = data_changes.read(folder)
+    assert record is not None
+    return data_changes.splits_of(record)
+
+
+def test_known_images_stay_in_their_splits_when_a_source_of_their_own_grows(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (listed := tmp_path / "count.txt").write_text("32")
+    without = [f"~data.{key}" for key in ("val_fraction", "test_fraction", "split_seed")]
+    source = ["data=digits", *without, "data._target_=tests.support.sources.growing", f"+data.listed={listed}"]
+    folder = trained(tmp_path, *source, "silent=false")
+    assert " groups train 16 images of 16 groups, val 8 of 8, test 8 of 8 " in " ".join(capfd.readouterr().out.split())
+    assert folder.read_summary()["groups"] == {"train": 16, "val": 8, "test": 8}
+    before = splits_in(folder)
+    listed.write_text("64")  # a cut of them would test on 8 of those trained on
+    assert evaluated(folder, tmp_path) == EXIT_CONFIG
+    refused = capfd.readouterr().err
+    assert "32 images added" in refused
+    assert "moved" not in refused
+    assert evaluated(folder, tmp_path, "changed_data=accept") == 0
+    assert " on 8 test images" in capfd.readouterr().out
+    saved = config_file.load(folder.config)
+    (config,) = overrides.check(["changed_data=accept", "trainer.max_epochs=2"], saved=saved).configs
+    config_file.save(config, folder.config)
+    assert train(folder) == 0
+    after = splits_in(folder)
+    assert {name: after[name] for name in before} == before
+    assert Counter(after[name] for name in after.keys() - before.keys()) == {"train": 32}
+    assert evaluated(folder, tmp_path) == 0  # the record is that of all images
 
 
 def test_a_run_without_a_checkpoint_is_compared_too(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

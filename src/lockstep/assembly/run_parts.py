@@ -89,7 +89,7 @@ def splits(session: Session, run: RunFolder, *, is_once: bool = False) -> Splits
     For an evaluation (`is_once`) each rank reads only images that it uses, and the checkpoint has the statistics.
     Raises ConfigError on all ranks if images or record cannot be read.
     """
-    kept = together(lambda: data_record.known_splits(run))
+    kept = together(lambda: data_record.known_splits(run, session.config.data))
     loaded = once_a_node(
         session.config.data,
         partial(source, is_once=is_once, has_crops=session.config.augment.has_crops, kept=kept),

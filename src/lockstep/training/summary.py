@@ -51,6 +51,7 @@ def summarize(
     default, _ = metric_names.default(here.config)
     value = float(score) if score is not None else metrics_of(trainer, module).get(default)
     times = sorted(record.epoch_times_s)
+    groups = {split: part.num_groups for split, part in data.splits.parts.items()}
     return {
         **metrics_of_test(module, data, metrics_of(trainer, module)),
         "monitor": monitor or default,
@@ -65,6 +66,7 @@ def summarize(
         "weights_sha256": record.facts["weights_sha256"],
         **facts(here, data),
         "val_images": data.batches("val").num_epoch_samples,
+        **({"groups": groups} if any(groups.values()) else {}),
         **dict(row_of(here.config, module) for row_of in features.used_features("module row", here.config)),
         "best_checkpoint": str(here.folder.best_checkpoint) if here.folder.best_checkpoint.exists() else None,
     }
