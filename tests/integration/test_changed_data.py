@@ -1,5 +1,6 @@
 """Data that changed since a run was trained: every use of the run is refused, or accepted on request."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -157,7 +158,8 @@ def test_known_images_stay_in_their_splits_when_a_source_of_their_own_grows(
     assert "32 images added" in refused
     assert "moved" not in refused
     assert evaluated(folder, tmp_path, "changed_data=accept") == 0
-    assert " on 8 test images" in capfd.readouterr().out
+    assert " on 8 test images" in (said := capfd.readouterr().out)
+    assert re.search(r"\n95 % interval of the accuracy: 0\.\d{4} to [01]\.\d{4}, resampling 8 groups\n", said), said
     saved = config_file.load(folder.config)
     (config,) = overrides.check(["changed_data=accept", "trainer.max_epochs=2"], saved=saved).configs
     config_file.save(config, folder.config)

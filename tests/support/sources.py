@@ -44,9 +44,8 @@ def few_digits(*, count: int = 70, is_float: bool = False) -> Splits:
 def growing(*, listed: str, kept: Mapping[str, str] | None = None) -> Splits:
     """As many digits as a file says, even and odd rows, each its own group; test and val are the first half."""
     digits, count = few_digits().train, int(Path(listed).read_text())
-    cut = {digits.names[row]: ("test", "val", "train", "train")[4 * row // count] for row in range(count)} | (
-        kept or {}
-    )
+    cut = {digits.names[row]: ("test", "val", "train", "train")[4 * row // count] for row in range(count)}
+    cut.update(kept or {})
 
     def part(split: str) -> Images:
         rows = [row for row in range(count) if cut[digits.names[row]] == split]

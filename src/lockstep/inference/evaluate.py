@@ -106,7 +106,7 @@ def evaluate(
         result = {
             **{"run": run, "checkpoint": checkpoint, "data": place, "split": chosen, "images": len(images)},
             "metrics": {name.removeprefix(f"{part}/"): value for name, value in sorted(metrics.items())},
-            **({} if findings is None else class_report.scores_of(findings, data.class_names)),
+            **({} if findings is None else class_report.scores_of(findings, data.class_names, images.groups)),
             **({"notes": notes} if notes else {}),
         }
         if here.rank == 0 and not is_json:
