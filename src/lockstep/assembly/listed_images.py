@@ -1,6 +1,6 @@
 """The image files of a folder or list, not decoded, for copies, other images and commands that look at them."""
 
-from lockstep.assembly.run_parts import fold_of, seed_splits, source
+from lockstep.assembly.run_parts import fold_of, refuse_shared_groups, seed_splits, source
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, OF_FILES, Data
 from lockstep.data.images.decoded_splits import Decoding
@@ -30,7 +30,7 @@ def open_source(seed: int, has_crops: bool, section: Data) -> tuple[Splits, Deco
     """Return the images of a source; those of files are not decoded, and kept whole with `has_crops`."""
     if section.target in OF_FILES:
         decoding = files_of(section, has_crops=has_crops)
-        return decoding.list_splits(), decoding
+        return refuse_shared_groups(section, decoding.list_splits()), decoding
     return seed_splits(source(section), seed), None
 
 

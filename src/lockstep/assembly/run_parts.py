@@ -20,14 +20,16 @@ from lockstep.config import build, features
 from lockstep.config.checks import signatures
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.target_sections import OF_FILES, Data, is_ours
+from lockstep.data.cuts import Fold
 from lockstep.data.module import Batching, ImageData
-from lockstep.data.splits import Fold, Images, Splits, identity_statistics, is_streamed
+from lockstep.data.splits import Images, Splits, identity_statistics, is_streamed
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.models.classifier import ImageFormat
 from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
 from lockstep.system.hardware import num_cores
+from lockstep.system.wording import plural
 
 
 def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> ImageData:
@@ -122,7 +124,22 @@ def source(
         supplied["fold"] = fold
     if is_once and section.memory == "auto" and is_ours(section.target) and "cache" in section.arguments():
         supplied["memory"] = "once"
-    return build.build(section, **supplied)
+    return refuse_shared_groups(section, build.build(section, **supplied))
+
+
+def refuse_shared_groups(section: Data, images: Splits) -> Splits:
+    """Return the images. Raises ConfigError for a group in two splits, unless data.shared_groups=accept."""
+    first, shared = dict[str, tuple[str, str]](), dict[str, str]()
+    for split, part in images.parts.items() if section.shared_groups == "refuse" else ():
+        for group, name in zip(part.groups or (), part.names, strict=False):
+            known, other = first.setdefault(group, (split, name))
+            if known != split:
+                shared.setdefault(group, f"{known} ({other}) and {split} ({name})")
+    for group, places in shared.items():
+        problem = f"forbids groups in two splits: {plural(len(shared), 'group')}, such as {group}, in {places}"
+        hint = "keep each group in one split, or accept it, data.shared_groups=accept"
+        raise ConfigError(Error("data.shared_groups=refuse", problem, hint))
+    return images
 
 
 def refuse_unfit_arguments(section: Data) -> None:

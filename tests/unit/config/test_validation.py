@@ -188,7 +188,7 @@ def test_the_file_of_an_option_has_exactly_the_parameters_of_its_target(group: s
     section = compose.plain_tree(compose_config([f"{group}={option}"]))[0][group]
     signature = signatures.find(section["_target_"])
     assert signature is not None
-    supplied = {"model": {"in_channels", "num_classes"}, "data": {"has_crops"}}.get(
+    supplied = {"model": {"in_channels", "num_classes"}, "data": {"has_crops", "kept"}}.get(
         group, {"params", "optimizer", "total_steps"}
     )
     of_the_run = {name for name in fields(CALLED[group]) if name not in CALLED[group].passed}

@@ -17,9 +17,10 @@ from torch.utils.data import Subset
 from lockstep.assembly.run_parts import source
 from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
+from lockstep.data.cuts import Fold, Uncut, cut
 from lockstep.data.sources.builtin import digits
 from lockstep.data.sources.datasets import dataset
-from lockstep.data.splits import Fold, Images, Splits, cut_fold, describe_groups
+from lockstep.data.splits import Images, Splits, describe_groups
 from tests.support.image_files import read, write_folder, write_image
 from tests.support.sources import SETTINGS, Turned
 
@@ -31,7 +32,9 @@ def test_folds_have_as_many_of_each_class_as_those_of_scikit_learn(
 ) -> None:
     classes = np.repeat(np.arange(len(counts)), counts)
     names = [f"{number}.png" for number in range(len(classes))]
-    cuts = [cut_fold(names, classes, seed, Fold(number, num_folds)) for number in range(num_folds)]
+    images = Uncut(names, classes, seed)
+    parts = [cut(images, {}, Fold(number, num_folds)) for number in range(num_folds)]
+    cuts = [(part["train"], part["test"]) for part in parts]
     assert sorted(np.concatenate([tested for _, tested in cuts])) == list(range(len(classes)))
     oracle = StratifiedKFold(num_folds, shuffle=True, random_state=seed).split(names, classes)
     for (rest, tested), (other_rest, other_tested) in zip(cuts, oracle, strict=True):
@@ -44,9 +47,9 @@ def test_folds_have_as_many_of_each_class_as_those_of_scikit_learn(
 def test_an_image_that_a_list_repeats_is_in_one_fold_only() -> None:
     names, classes = [f"{number % 20}.png" for number in range(50)], np.arange(50) % 20 % 2
     for number in range(4):
-        rest, tested = cut_fold(names, classes, 0, Fold(number, 4))
-        assert len({names[at] for at in tested}) == 5
-        assert not {names[at] for at in rest} & {names[at] for at in tested}
+        parts = cut(Uncut(names, classes, 0), {}, Fold(number, 4))
+        assert len({names[at] for at in parts["test"]}) == 5
+        assert not {names[at] for at in parts["train"]} & {names[at] for at in parts["test"]}
 
 
 def of_folder(path: Path, **more: Any) -> Callable[..., Splits]:
@@ -96,7 +99,9 @@ def test_a_test_set_of_its_own_is_left_out_and_a_validation_set_kept(tmp_path: P
 
 def test_folds_that_cannot_be_stratified_are_refused(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "images", count=4)
-    with pytest.raises(ValueError, match=r"data.folds=5 needs as many images of each class, and the smallest has 4"):
+    with pytest.raises(
+        ValueError, match=r"data.folds=5 needs as many images of each class, and the smallest, red fox, has 4"
+    ):
         read(root, fold=Fold(0, 5))
     relabelled = Turned()
     relabelled.target_transform = abs  # pyright: ignore[reportAttributeAccessIssue]

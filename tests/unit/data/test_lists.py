@@ -24,6 +24,7 @@ from tests.support.image_files import SETTINGS, write_image, write_list, write_l
 LIST: dict[str, Any] = {
     **SETTINGS,
     **{"root": None, "path_column": "path", "target_columns": ["label"], "targets": "classes", "split_column": None},
+    "group_column": None,
     "image_size": None,
     "has_crops": False,
 }
