@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.assembly import data_changes
+from lockstep.assembly import data_changes, run_parts
 from lockstep.assembly.try_out import refuse_unfit_images
 from lockstep.config import overrides
 from lockstep.config.checks import validation
@@ -21,7 +21,7 @@ from lockstep.launch import worker
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support import commands
 from tests.support.exact import train
-from tests.support.harness import write_run
+from tests.support.harness import ROOT, write_run
 from tests.support.image_files import write_image
 
 pytestmark = pytest.mark.full
@@ -135,6 +135,13 @@ def test_data_that_moved_is_found_by_its_new_place_or_from_the_project(tmp_path:
     assert RunFolder(Path(run)).read_summary()["epochs"] == 2
 
 
+def resume(folder: RunFolder, *typed: str) -> None:
+    """Train a run for another epoch on its data as it is now."""
+    words = ["train", f"resume={folder.path}", "trainer.max_epochs=2", "changed_data=accept", *typed]
+    done = commands.run([sys.executable, "-m", "lockstep", *words], ROOT)
+    assert done.returncode == 0, done.stderr
+
+
 def splits_in(folder: RunFolder) -> dict[str, str]:
     """The splits of all images, by name, in the record of a run."""
     record = data_changes.read(folder)
@@ -160,14 +167,36 @@ def test_known_images_stay_in_their_splits_when_a_source_of_their_own_grows(
     assert evaluated(folder, tmp_path, "changed_data=accept") == 0
     assert " on 8 test images" in (said := capfd.readouterr().out)
     assert re.search(r"\n95 % interval of the accuracy: 0\.\d{4} to [01]\.\d{4}, resampling 8 groups\n", said), said
-    saved = config_file.load(folder.config)
-    (config,) = overrides.check(["changed_data=accept", "trainer.max_epochs=2"], saved=saved).configs
-    config_file.save(config, folder.config)
-    assert train(folder) == 0
+    resume(folder, "--trust")  # tests are not the project
     after = splits_in(folder)
     assert {name: after[name] for name in before} == before
     assert Counter(after[name] for name in after.keys() - before.keys()) == {"train": 32}
     assert evaluated(folder, tmp_path) == 0  # the record is that of all images
+
+
+@pytest.mark.parametrize("fold", [[], ["data.folds=4", "data.fold=2"]])
+def test_no_image_of_a_folder_that_was_trained_on_is_ever_tested(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], fold: list[str]
+) -> None:
+    root = tmp_path / "images"
+    write_classes(root)
+    folder = trained(tmp_path, *FOLDER, f"data.root={root}", "data.group='(\\w+)\\.png'", "silent=false", *fold)
+    before = splits_in(folder)
+    for number in range(40):
+        for label in ("cat", "dog"):
+            write_image(root / label / f"new{number}.png", seed=100 + number)
+    cut_again = run_parts.source(config_file.load(folder.config).data)
+    assert any(before.get(name) == "train" for name in cut_again.test.names)
+    assert evaluated(folder, tmp_path) == EXIT_CONFIG
+    assert evaluated(folder, tmp_path, "changed_data=accept") == 0
+    resume(folder, "trainer.devices=2")
+    capfd.readouterr()
+    assert evaluated(folder, tmp_path, "trainer.devices=1") == 0
+    after = splits_in(folder)
+    assert {name: after[name] for name in before} == before
+    assert len(after) == 104
+    assert f" on {list(after.values()).count('test')} test images" in capfd.readouterr().out
+    assert {"train", "val", "test"} == {after[name] for name in after.keys() - before.keys()}
 
 
 def test_a_run_without_a_checkpoint_is_compared_too(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
