@@ -1,5 +1,6 @@
 """Data that changed since a run was trained: every use of the run is refused, or accepted on request."""
 
+import csv
 import re
 import shutil
 import subprocess
@@ -189,6 +190,11 @@ def test_no_image_of_a_folder_that_was_trained_on_is_ever_tested(
     assert any(before.get(name) == "train" for name in cut_again.test.names)
     assert evaluated(folder, tmp_path) == EXIT_CONFIG
     assert evaluated(folder, tmp_path, "changed_data=accept") == 0
+    words = ["eval", str(folder.path), f"data.root={root}", "--split", "test", "--output", str(tmp_path / "rows.csv")]
+    assert commands.run([sys.executable, "-m", "lockstep", *words], ROOT).returncode == 0
+    with (tmp_path / "rows.csv").open() as file:
+        tested = [row["file"] for row in csv.DictReader(file)]
+    assert {before.get(name) for name in tested} == {"test", None}
     resume(folder, "trainer.devices=2")
     capfd.readouterr()
     assert evaluated(folder, tmp_path, "trainer.devices=1") == 0
