@@ -130,8 +130,8 @@ def refuse_shared_groups(section: Data, images: Splits) -> Splits:
             if known != split:
                 shared.setdefault(group, f"{known} ({other}) and {split} ({name})")
     for group, places in shared.items():
-        problem = f"forbids groups in two splits: {plural(len(shared), 'group')}, such as {group}, in {places}"
-        hint = "keep each group in one split, or accept it, data.shared_groups=accept"
+        problem = f"forbids {plural(len(shared), 'group')} in two splits, such as {group} in {places}"
+        hint = "move their images, or set data.shared_groups=accept"
         raise ConfigError(Error("data.shared_groups=refuse", problem, hint))
     return images
 
