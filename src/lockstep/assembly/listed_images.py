@@ -1,6 +1,7 @@
 """The image files of a folder or list, not decoded, for copies, other images and commands that look at them."""
 
-from lockstep.assembly.run_parts import fold_of, refuse_shared_groups, seed_splits, source
+from lockstep.assembly.data_cut import fold_of, refuse_shared_groups
+from lockstep.assembly.run_parts import seed_splits, source
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, OF_FILES, Data
 from lockstep.data.images.decoded_splits import Decoding

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from sklearn.model_selection import StratifiedKFold
 from torch.utils.data import Subset
 
+from lockstep.assembly.data_cut import refuse_shared_groups
 from lockstep.assembly.listed_images import open_source
-from lockstep.assembly.run_parts import refuse_shared_groups, source
+from lockstep.assembly.run_parts import source
 from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
 from lockstep.data.cuts import Fold, Uncut, cut
