@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from lockstep.assembly.run_parts import fold_of, refuse_shared_groups, seed_splits, source
+from lockstep.assembly.data_cut import fold_of, refuse_shared_groups
+from lockstep.assembly.run_parts import seed_splits, source
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, OF_FILES, Data
 from lockstep.data.images.decoded_splits import Decoding

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.layer_sync import LayerSync
 
-from lockstep.assembly import data_record, networks, try_out
+from lockstep.assembly import data_cut, data_record, networks, try_out
 from lockstep.assembly.checkpoint_io import AtomicCheckpointIO
 from lockstep.assembly.precision import lightning_precision
 from lockstep.assembly.session import Session
@@ -20,7 +20,6 @@ from lockstep.config import build, features
 from lockstep.config.checks import signatures
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.target_sections import OF_FILES, Data, is_ours
-from lockstep.data.cuts import Fold
 from lockstep.data.module import Batching, ImageData
 from lockstep.data.splits import Images, Splits, identity_statistics, is_streamed
 from lockstep.data.transforms.augment import Augment
@@ -29,7 +28,6 @@ from lockstep.models.classifier import ImageFormat
 from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
 from lockstep.system.hardware import num_cores
-from lockstep.system.wording import plural
 
 
 def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> ImageData:
@@ -86,10 +84,9 @@ def _num_workers(session: Session, images: Splits) -> int:
 
 
 def splits(session: Session, run: RunFolder, *, is_once: bool = False) -> Splits:
-    """Load the images of the run; those in its record stay in their splits. Every rank must call it.
+    """Load the images of the run; those in its record stay in their splits. Raises ConfigError on all ranks.
 
     For an evaluation (`is_once`) each rank reads only images that it uses, and the checkpoint has the statistics.
-    Raises ConfigError on all ranks if images or record cannot be read.
     """
     kept = together(lambda: data_record.known_splits(run, session.config.data))
     loaded = once_a_node(
@@ -110,46 +107,26 @@ def source(
 ) -> Splits:
     """Load the images of a source; those of files whole with `has_crops`, for random crops.
 
-    A source that cuts splits gets those of the images that a run knows, `kept` by name.
-    Raises ConfigError for parameters it does not take: those of an evaluation were not checked before.
+    Sources that cut splits get those of known images, `kept` by name. Raises ConfigError for parameters that the source
+    does not take: those of an evaluation were not checked before.
     """
     refuse_unfit_arguments(section)
-    supplied: dict[str, Any] = {"memory": section.memory} if signatures.has_parameter(section.target, "memory") else {}
+    given = {"memory": section.memory, "fold": data_cut.fold_of(section), "kept": kept}
+    taken = [key for key, value in given.items() if value is not None and signatures.has_parameter(section.target, key)]
+    supplied: dict[str, Any] = {key: given[key] for key in taken}
     supplied |= {"has_crops": has_crops} if section.target in OF_FILES else {}
-    supplied |= {"kept": kept} if kept is not None and signatures.has_parameter(section.target, "kept") else {}
-    if (fold := fold_of(section)) is not None:
-        if not signatures.has_parameter(section.target, "fold"):
-            problem = f", but data._target_={section.target} has no parameter `fold`"
-            raise ConfigError(Error(f"data.folds={section.folds}", problem, "remove data.folds"))
-        supplied["fold"] = fold
+    if given["fold"] is not None and "fold" not in taken:
+        problem = f", but data._target_={section.target} has no parameter `fold`"
+        raise ConfigError(Error(f"data.folds={section.folds}", problem, "remove data.folds"))
     if is_once and section.memory == "auto" and is_ours(section.target) and "cache" in section.arguments():
         supplied["memory"] = "once"
-    return refuse_shared_groups(section, build.build(section, **supplied))
-
-
-def refuse_shared_groups(section: Data, images: Splits) -> Splits:
-    """Return the images. Raises ConfigError for a group in two splits, unless data.shared_groups=accept."""
-    first, shared = dict[str, tuple[str, str]](), dict[str, str]()
-    for split, part in images.parts.items() if section.shared_groups == "refuse" else ():
-        for group, name in zip(part.groups or (), part.names, strict=False):
-            known, other = first.setdefault(group, (split, name))
-            if known != split:
-                shared.setdefault(group, f"{known} ({other}) and {split} ({name})")
-    for group, places in shared.items():
-        problem = f"forbids groups in two splits: {plural(len(shared), 'group')}, such as {group}, in {places}"
-        hint = "keep each group in one split, or accept it, data.shared_groups=accept"
-        raise ConfigError(Error("data.shared_groups=refuse", problem, hint))
-    return images
+    return data_cut.refuse_shared_groups(section, build.build(section, **supplied))
 
 
 def refuse_unfit_arguments(section: Data) -> None:
     """Raise ConfigError for arguments that a source does not take."""
     if found := signatures.errors([{"data": section.model_dump(by_alias=True)}]):
         raise ConfigError(*found)
-
-
-def fold_of(section: Data) -> Fold | None:
-    return None if section.folds is None else Fold(section.fold, section.folds)
 
 
 def seed_splits(splits: Splits, seed: int) -> Splits:

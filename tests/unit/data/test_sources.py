@@ -15,6 +15,7 @@ from PIL.PngImagePlugin import PngImageFile
 from torchvision.datasets import cifar
 from torchvision.datasets import utils as downloads
 
+from lockstep.data.cuts import Fold
 from lockstep.data.images import decoded_splits
 from lockstep.data.images.decoded_image import DecodedImage, decode
 from lockstep.data.images.image_files import read_runs
@@ -233,6 +234,82 @@ def test_every_class_is_in_every_split_that_it_is_large_enough_for(tmp_path: Pat
     assert all(min(row[:2]) > 0 for row in counts)
     assert [row[2] for row in counts] == [1, 1, 0]
     assert [row[3] for row in counts] == [1, 0, 0]
+
+
+def write_patients(folder: Path) -> Path:
+    """Write two classes of 12 patients with 1 to 4 images each: ill/p03_1.png, and the same in folders below."""
+    for number in range(24):
+        for image in range(1 + number % 4):
+            name = ("ill", "well")[number % 2]
+            write(folder / name / f"p{number:02}" / f"p{number:02}_{image}.png", seed=10 * number + image)
+    return folder
+
+
+def splits_of_groups(splits: Splits) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for split, part in splits.parts.items():
+        for group, name in zip(part.groups or (), part.names, strict=True):
+            assert group in name
+            found.setdefault(group, set()).add(split)
+    return found
+
+
+@pytest.mark.parametrize("group", [r"/(p\d+)_", 1])
+@pytest.mark.parametrize("fold", [None, Fold(1, 4)])
+def test_images_of_a_group_are_in_one_split(tmp_path: Path, group: str | int, fold: Fold | None) -> None:
+    root = write_patients(tmp_path)
+    assert any(len(splits) > 1 for splits in splits_of_groups(read(root, group=r"/(p\d+)_")).values()) is False
+    found = splits_of_groups(read(root, group=group, fold=fold))
+    assert len(found) == 24
+    assert all(len(splits) == 1 for splits in found.values())
+    plain = read(root, fold=fold)
+    assert all(part.groups is None for part in plain.parts.values())
+    divided = {(Path(name).parent.name, split) for split, part in plain.parts.items() for name in part.names}
+    assert len(divided) > 24
+
+
+def test_a_group_is_that_many_folders_below_the_class_also_in_split_folders(tmp_path: Path) -> None:
+    for name in ("train/a/x/1/1.png", "train/a/x/2/1.png", "train/b/x/1/1.png", "test/a/y/1/1.png", "test/b/z/9/1.png"):
+        write(tmp_path / name)
+    for levels, expected in ((1, ["x", "x", "x", "y", "z"]), (2, ["x/1", "x/2", "x/1", "y/1", "z/9"])):
+        assert list_classes(str(tmp_path), levels).groups == expected
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        (
+            r"/(p\d+",
+            r"data\.group=/\(p\\d\+ is not a regular expression \(missing \), unterminated .*\): correct it, such as",
+        ),
+        (r"/p\d+_", r"data\.group=/p\\d\+_ has no bracket \(\.\.\.\) around the group: add one, such as '\^"),
+        (
+            r"/(p0\d)_",
+            r"data\.group=\S+ finds no group for 37 of 60 images of data\.root=\S+, such as ill/p10/p10_0\.png",
+        ),
+        (r"/(q)?p", r"data\.group=\S+ finds no group for 60 of 60 images"),
+        (
+            2,
+            r"data\.group=2 finds no group for 60 of 60 images of data\.root=\S+, such as ill/p00/p00_0\.png",
+        ),
+    ],
+)
+def test_a_group_that_cannot_be_found_is_one_error_with_a_hint(tmp_path: Path, group: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        read(write_patients(tmp_path), group=group)
+    assert "\n" not in str(caught.value)
+
+
+def test_images_of_an_earlier_cut_stay_where_they_were(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 30, "b": 30})
+    before = {name: split for split, part in read(tmp_path).parts.items() for name in part.names}
+    for number in range(30):
+        write(tmp_path / "a" / f"new {number}.png", seed=number)
+    again = {name: split for split, part in read(tmp_path).parts.items() for name in part.names}
+    kept = {name: split for split, part in read(tmp_path, kept=before).parts.items() for name in part.names}
+    assert not before.items() <= again.items()
+    assert before.items() <= kept.items()
+    assert {kept[name] for name in kept if name not in before} == {"train", "val", "test"}
 
 
 @pytest.mark.parametrize("missing", [(), ("val",), ("val", "test")])

@@ -57,7 +57,7 @@ def list_classes(root: str, group: str | int | None = None, least: int = 2) -> I
     """List the images of `root/{train,val,test}/<class>/`, or of `root/<class>/`, which are all "train" then.
 
     Split folders may have any of `SPLIT_NAMES`, in upper or lower case. val and test may lack classes. Hidden and
-    system folders are skipped. A `group` is as in `group_names`, with paths below the class for a number. Raises
+    system folders are skipped. A `group` is as in `group_names`, and a number counts folders below the class. Raises
     FileNotFoundError or ValueError, also for fewer classes than `least`.
     """
     folder, split_folders = class_folders(root, least)
@@ -91,14 +91,17 @@ def list_classes(root: str, group: str | int | None = None, least: int = 2) -> I
     # a name that is no UTF-8 becomes text that fonts, JSON and ONNX take: caf\xe9
     classes = tuple(os.fsencode(name).decode(errors="backslashreplace") for name in numbers)
     targets, setting = np.array(labels), f"data.root={root}"
-    groups = group_names(setting, group, below if isinstance(group, int) else names)
+    groups = group_names(setting, group, names, below)
     return ImageTable(setting, folder, names, states, digest, origin, targets, classes, splits, groups)
 
 
-def group_names(setting: str, group: str | int | None, paths: Sequence[str]) -> list[str] | None:
-    r"""Return what the first bracket of the regular expression `group` finds in each path; None without `group`.
+def group_names(
+    setting: str, group: str | int | None, names: Sequence[str], below: Sequence[str] = ()
+) -> list[str] | None:
+    r"""Return what the first bracket of the regular expression `group` finds in each name; None without `group`.
 
-    A number is short for that many folders. Raises ValueError if it is no such expression, or has no group for a path.
+    A number is short for so many folders of the path `below` the class. Raises ValueError if it cannot be used, or has
+    no group for a name.
     """
     if group is None:
         return None
@@ -109,9 +112,9 @@ def group_names(setting: str, group: str | int | None, paths: Sequence[str]) -> 
         raise ValueError(f"{called} is not a regular expression ({error}): correct it, {example}.") from error
     if not pattern.groups:
         raise ValueError(f"{called} has no bracket (...) around the group: add one, {example}.")
-    found = [(match := pattern.search(path)) and match[1] for path in paths]
-    if lacking := [path for path, each in zip(paths, found, strict=True) if not each]:
-        count = f"{len(lacking):,} of {len(paths):,} images of {setting}, such as {lacking[0]}"
+    found = [(match := pattern.search(path)) and match[1] for path in (below if isinstance(group, int) else names)]
+    if lacking := [name for name, each in zip(names, found, strict=True) if not each]:
+        count = f"{len(lacking):,} of {len(names):,} images of {setting}, such as {lacking[0]}"
         raise ValueError(f"{called} finds no group for {count}: correct it, rename the files, or set it to null.")
     return [str(each) for each in found]
 
