@@ -17,6 +17,7 @@ from lockstep.config.checks import validation
 from lockstep.config.composing.compose import compose_config
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
+from lockstep.data import cuts
 from lockstep.data.sources.builtin import synthetic
 from lockstep.launch import worker
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
@@ -203,6 +204,19 @@ def test_no_image_of_a_folder_that_was_trained_on_is_ever_tested(
     assert len(after) == 104
     assert f" on {list(after.values()).count('test')} test images" in capfd.readouterr().out
     assert {"train", "val", "test"} == {after[name] for name in after.keys() - before.keys()}
+
+
+def test_a_run_of_a_version_that_cut_otherwise_keeps_its_splits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_classes(tmp_path / "images")
+    draws = cuts.name_draws
+    with monkeypatch.context() as earlier:
+        earlier.setattr(cuts, "name_draws", lambda names, seed: draws(names, seed + 1))
+        folder = trained(tmp_path, *FOLDER, f"data.root={tmp_path / 'images'}")
+    cut_now = run_parts.source(config_file.load(folder.config).data)
+    assert any(splits_in(folder)[name] == "train" for name in cut_now.test.names)
+    assert evaluated(folder, tmp_path) == 0
 
 
 def test_a_run_without_a_checkpoint_is_compared_too(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
