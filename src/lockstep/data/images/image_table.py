@@ -57,8 +57,8 @@ def list_classes(root: str, group: str | int | None = None, least: int = 2) -> I
     """List the images of `root/{train,val,test}/<class>/`, or of `root/<class>/`, which are all "train" then.
 
     Split folders may have any of `SPLIT_NAMES`, in upper or lower case. val and test may lack classes. Hidden and
-    system folders are skipped. `group` is that of `group_names`, of paths from the class on. Raises FileNotFoundError or
-    ValueError, also for fewer classes than `least`.
+    system folders are skipped. `group` is that of `group_names`, of paths from the class on. Raises
+    FileNotFoundError or ValueError, also for fewer classes than `least`.
     """
     folder, split_folders = class_folders(root, least)
     files: dict[str, State] = {}
