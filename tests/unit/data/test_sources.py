@@ -273,6 +273,7 @@ def test_a_group_is_that_many_folders_below_the_class_also_in_split_folders(tmp_
         write(tmp_path / name)
     for levels, expected in ((1, ["x", "x", "x", "y", "z"]), (2, ["x/1", "x/2", "x/1", "y/1", "z/9"])):
         assert list_classes(str(tmp_path), levels).groups == expected
+    assert list_classes(str(tmp_path), "^(./.)").groups == ["a/x", "a/x", "b/x", "a/y", "b/z"]
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def list_classes(root: str, group: str | int | None = None, least: int = 2) -> I
     """List the images of `root/{train,val,test}/<class>/`, or of `root/<class>/`, which are all "train" then.
 
     Split folders may have any of `SPLIT_NAMES`, in upper or lower case. val and test may lack classes. Hidden and
-    system folders are skipped. A `group` is as in `group_names`, and a number counts folders below the class. Raises
+    system folders are skipped. `group` is that of `group_names`, of paths from the class on. Raises
     FileNotFoundError or ValueError, also for fewer classes than `least`.
     """
     folder, split_folders = class_folders(root, least)
@@ -65,7 +65,7 @@ def list_classes(root: str, group: str | int | None = None, least: int = 2) -> I
     labels: list[int] = []
     splits: dict[str, NDArray[np.int64]] = {}
     empty: list[str] = []
-    below: list[str] = []  # paths below the classes
+    paths: list[str] = []  # from the class on
     class_names = strip_names(f"data.root={root}", [path.name for path in split_folders["train"]])
     numbers = {name: number for number, name in enumerate(sorted({*class_names}, key=class_order))}
     for split, folders in split_folders.items():
@@ -73,8 +73,8 @@ def list_classes(root: str, group: str | int | None = None, least: int = 2) -> I
         for class_folder in folders:
             found = _images_below(class_folder, folder)
             files |= found
-            start = len(str(class_folder.relative_to(folder))) + 1
-            below += [name[start:] for name in found]
+            start = len(str(class_folder.relative_to(folder).parent / "_")) - 1
+            paths += [name[start:] for name in found]
             labels += [numbers[strip_blanks(class_folder.name)]] * len(found)
             if split == "train" and not found:
                 empty.append(str(class_folder))
@@ -91,30 +91,28 @@ def list_classes(root: str, group: str | int | None = None, least: int = 2) -> I
     # a name that is no UTF-8 becomes text that fonts, JSON and ONNX take: caf\xe9
     classes = tuple(os.fsencode(name).decode(errors="backslashreplace") for name in numbers)
     targets, setting = np.array(labels), f"data.root={root}"
-    groups = group_names(setting, group, names, below)
+    groups = group_names(setting, group, paths)
     return ImageTable(setting, folder, names, states, digest, origin, targets, classes, splits, groups)
 
 
-def group_names(
-    setting: str, group: str | int | None, names: Sequence[str], below: Sequence[str] = ()
-) -> list[str] | None:
-    r"""Return what the first bracket of the regular expression `group` finds in each name; None without `group`.
+def group_names(setting: str, group: str | int | None, paths: Sequence[str]) -> list[str] | None:
+    r"""Return what the first bracket of the regular expression `group` finds in each path; None without `group`.
 
-    A number is short for so many folders of the path `below` the class. Raises ValueError if it cannot be used, or has
-    no group for a name.
+    A number is short for so many folders below the first, the class. Raises ValueError if it cannot be used, or finds
+    nothing in a path.
     """
     if group is None:
         return None
     called, example = f"data.group={group}", r"such as '^[^/]+/(\w+?)_'"
     try:
-        pattern = re.compile(rf"^((?:[^/]+/){{{group - 1}}}[^/]+)/" if isinstance(group, int) else group)
+        pattern = re.compile(rf"^[^/]+/((?:[^/]+/){{{group - 1}}}[^/]+)/" if isinstance(group, int) else group)
     except re.error as error:
         raise ValueError(f"{called} is not a regular expression ({error}): correct it, {example}.") from error
     if not pattern.groups:
         raise ValueError(f"{called} has no bracket (...) around the group: add one, {example}.")
-    found = [(match := pattern.search(path)) and match[1] for path in (below if isinstance(group, int) else names)]
-    if lacking := [name for name, each in zip(names, found, strict=True) if not each]:
-        count = f"{len(lacking):,} of {len(names):,} images of {setting}, such as {lacking[0]}"
+    found = [(match := pattern.search(path)) and match[1] for path in paths]
+    if lacking := [path for path, each in zip(paths, found, strict=True) if not each]:
+        count = f"{len(lacking):,} of {len(paths):,} images of {setting}, such as {lacking[0]}"
         raise ValueError(f"{called} finds no group for {count}: correct it, rename the files, or set it to null.")
     return [str(each) for each in found]
 

@@ -44,8 +44,8 @@ def image_folder(
     *,
     root: Annotated[PathText, Doc("folder of the images, or a URL such as s3://bucket/flowers or zip://::https://...")],
     group: Annotated[
-        Group | Positive,
-        Doc("images that stay in one split: the first (...) in their path below root, or n folders below the class"),
+        Group | Positive | None,
+        Doc("images that stay in one split: the first (...) in their path from the class on, or n folders below it"),
     ],
     image_size: ImageSize,
     channels: Channels,
@@ -66,8 +66,8 @@ def image_folder(
 
     Either `root/{train,val,test}/<class>/`, where a missing val or test is split from train by its fraction and
     `split_seed`, or `root/<class>/`, cut three ways. Images of one `group` stay in one
-    split: those with the same first bracket of a regular expression in their path below `root`, or in the same folder,
-    that many levels below their class. Images are scaled until they just cover
+    split: those with the same first bracket of a regular expression in `<class>/...`, or in the same folder, that many
+    levels below their class. Images are scaled until they just cover
     `image_size` / `crop_percent`, and the centre is cropped; with `fit` "letterbox" they are scaled to fit inside and
     padded with `background`, on which transparent pixels are laid, too. An `image_size` of None needs images of one
     size. `channels` is 1 (grey) or 3 (RGB).

@@ -58,7 +58,7 @@ def image_list(
         Doc("classes: one column, or several columns of 0 and 1; numbers: columns of numbers to predict"),
     ],
     split_column: Annotated[str | None, Doc("column with train, val or test; null = random split by the fractions")],
-    group: Annotated[Group, Doc("images that stay in one split: the first (...) in their path, as listed")],
+    group: Annotated[Group | None, Doc("images that stay in one split: the first (...) in their path, as listed")],
     group_column: Annotated[str | None, Doc("column with the group of each image, such as its patient")],
     image_size: ImageSize,
     channels: Channels,
