@@ -28,13 +28,14 @@ def images(counts: list[int], seed: int = 0, **more: Any) -> Uncut:
 
 
 def grouped(random: np.random.Generator) -> Uncut:
-    """20 to 120 groups of several sizes: of one class each, or of several with classes of their own frequency."""
-    num_classes, num_groups = random.integers(2, 6), random.integers(20, 120)
+    """20 to 160 groups of several sizes: of one class each, or of several with classes of their own frequency."""
+    num_classes, num_groups = random.integers(2, 8), random.integers(20, 160)
     groups = np.repeat(np.arange(num_groups), random.geometric(1 / random.integers(2, 20), num_groups))
-    chances = random.dirichlet(np.full(num_classes, 2.0), num_groups)
-    of_groups = random.integers(0, num_classes, num_groups)
+    frequencies = random.dirichlet(np.full(num_classes, 2.0))
+    chances = random.dirichlet(frequencies * num_classes / 2 + 1e-3, num_groups)
+    of_groups = random.choice(num_classes, num_groups, p=frequencies)
     classes = np.array([random.choice(num_classes, p=chances[group]) for group in groups])
-    classes = of_groups[groups] if random.random() < 0.4 else classes
+    classes = np.unique(of_groups[groups] if random.random() < 0.4 else classes, return_inverse=True)[1]
     return Uncut([f"{row}.png" for row in range(len(groups))], classes, 0, [f"p{group}" for group in groups])
 
 
@@ -128,7 +129,7 @@ def test_folds_of_groups_are_as_even_as_those_of_scikit_learn(num_folds: int) ->
         totals = counts.sum(1, keepdims=True)
         return abs(counts / totals - 1 / num_folds).max(), abs(counts.sum(0) / counts.sum() - 1 / num_folds).max()
 
-    for seed in range(80):
+    for seed in range(120):
         uncut = grouped(np.random.default_rng(seed))
         if units_of(uncut).min() < num_folds or uncut.groups is None:
             continue
@@ -215,9 +216,9 @@ def test_too_few_groups_for_the_splits_are_refused() -> None:
     uncut = images([20, 20], groups=[f"p{row % 2}" for row in range(40)])
     with pytest.raises(ValueError, match=r"data\.test_fraction=0\.2 of 40 images in 2 groups makes a split of 0"):
         cut(uncut, FRACTIONS)
-    for whole in (uncut, replace(uncut, groups=None)):
+    for whole in (uncut, replace(uncut, groups=None), images([21, 20])):
         with pytest.raises(
-            ValueError, match=r"val_fraction=0\.5 and data\.test_fraction=0\.5 of 40 images.* leave none"
+            ValueError, match=r"val_fraction=0\.5 and data\.test_fraction=0\.5 of 4. images.* leave none"
         ):
             cut(whole, {"val": 0.5, "test": 0.5})
 
@@ -226,13 +227,13 @@ def test_too_few_groups_for_the_splits_are_refused() -> None:
 @pytest.mark.parametrize("fold", [None, Fold(2, 3)])
 def test_images_of_an_earlier_cut_stay_and_only_new_ones_are_cut(has_groups: bool, fold: Fold | None) -> None:
     num_moved = 0
-    for seed in range(12):
+    for seed in range(20):
         random = np.random.default_rng(seed)
         every = grouped(random)
         every = every if has_groups else replace(every, groups=None)
         order = random.permutation(len(every.names))
         old = every.take(np.sort(order[: len(order) * 2 // 3]))
-        if has_groups and (units_of(old).min() < 3):
+        if (units_of(old) if has_groups else np.bincount(old.classes)).min() < 3:
             continue
         before = split_of(old, FRACTIONS, fold)
         after = split_of(replace(every, kept=before), FRACTIONS, fold)
@@ -257,6 +258,11 @@ def test_what_cannot_be_cut_of_few_new_images_is_trained_on() -> None:
     folds = [split_of(old, FRACTIONS, Fold(number, 10)) for number in range(10)]
     again = [split_of(replace(more, kept=kept), FRACTIONS, Fold(number, 10)) for number, kept in enumerate(folds)]
     assert [split["40.png"] for split in again].count("test") == 1
+    rows = [
+        next(row for row, name in enumerate(old.names) if before[name] == split) for split in ("val", "test", "train")
+    ]
+    four = old.take(np.array([*rows, *(row for row in range(40) if row not in rows)][:4]))
+    assert split_of(replace(four, kept=before), FRACTIONS).items() <= before.items()
     fewer = images([9, 20])
     assert len(split_of(replace(fewer, kept=before), FRACTIONS, Fold(0, 10))) == 29
 
