@@ -1,24 +1,29 @@
 """Data that changed since a run was trained: every use of the run is refused, or accepted on request."""
 
+import csv
+import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from lockstep.assembly import data_changes, run_parts
 from lockstep.assembly.try_out import refuse_unfit_images
 from lockstep.config import overrides
 from lockstep.config.checks import validation
 from lockstep.config.composing.compose import compose_config
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
+from lockstep.data import cuts
 from lockstep.data.sources.builtin import synthetic
 from lockstep.launch import worker
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support import commands
 from tests.support.exact import train
-from tests.support.harness import write_run
+from tests.support.harness import ROOT, write_run
 from tests.support.image_files import write_image
 
 pytestmark = pytest.mark.full
@@ -87,7 +92,7 @@ def test_a_folder_with_other_pictures_or_classes_or_more_and_a_run_without_a_rec
     assert_refused(folder, tmp_path, capfd, "1 image added, such as cat/new.png")
     (root / "cat" / "new.png").unlink()
     (root / "cat").rename(root / "zcat")
-    assert_refused(folder, tmp_path, capfd, "cat is now dog, dog is now zcat", "12 images added, such as zcat/0.png")
+    assert_refused(folder, tmp_path, capfd, "cat is now dog, dog is now zcat", "12 images added, such as zcat/")
     (root / "emu").mkdir()
     write_image(root / "emu" / "0.png")
     assert evaluated(folder, tmp_path, "changed_data=accept") == EXIT_CONFIG
@@ -130,6 +135,88 @@ def test_data_that_moved_is_found_by_its_new_place_or_from_the_project(tmp_path:
     done = lockstep(elsewhere, "train", *words)
     assert done.returncode == 0, done.stderr
     assert RunFolder(Path(run)).read_summary()["epochs"] == 2
+
+
+def resume(folder: RunFolder, *typed: str) -> None:
+    """Train a run for another epoch on its data as it is now."""
+    words = ["train", f"resume={folder.path}", "trainer.max_epochs=2", "changed_data=accept", *typed]
+    done = commands.run([sys.executable, "-m", "lockstep", *words], ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def splits_in(folder: RunFolder) -> dict[str, str]:
+    """The splits of all images, by name, in the record of a run."""
+    record = data_changes.read(folder)
+    assert record is not None
+    return data_changes.splits_of(record)
+
+
+def test_known_images_stay_in_their_splits_when_a_source_of_their_own_grows(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (listed := tmp_path / "count.txt").write_text("32")
+    without = [f"~data.{key}" for key in ("val_fraction", "test_fraction", "split_seed")]
+    source = ["data=digits", *without, "data._target_=tests.support.sources.growing", f"+data.listed={listed}"]
+    folder = trained(tmp_path, *source, "silent=false")
+    assert " groups train 16 images of 16 groups, val 8 of 8, test 8 of 8 " in " ".join(capfd.readouterr().out.split())
+    assert folder.read_summary()["groups"] == {"train": 16, "val": 8, "test": 8}
+    before = splits_in(folder)
+    listed.write_text("64")  # a cut of them would test on 8 of those trained on
+    assert evaluated(folder, tmp_path) == EXIT_CONFIG
+    refused = capfd.readouterr().err
+    assert "32 images added" in refused
+    assert "moved" not in refused
+    assert evaluated(folder, tmp_path, "changed_data=accept") == 0
+    assert " on 8 test images" in (said := capfd.readouterr().out)
+    assert re.search(r"\n95 % interval of the accuracy: 0\.\d{4} to [01]\.\d{4}, resampling 8 groups\n", said), said
+    resume(folder, "--trust")  # tests are not the project
+    after = splits_in(folder)
+    assert {name: after[name] for name in before} == before
+    assert Counter(after[name] for name in after.keys() - before.keys()) == {"train": 32}
+    assert evaluated(folder, tmp_path) == 0  # the record is that of all images
+
+
+@pytest.mark.parametrize("fold", [[], ["data.folds=4", "data.fold=2"]])
+def test_no_image_of_a_folder_that_was_trained_on_is_ever_tested(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], fold: list[str]
+) -> None:
+    root = tmp_path / "images"
+    write_classes(root)
+    folder = trained(tmp_path, *FOLDER, f"data.root={root}", "data.group='(\\w+)\\.png'", "silent=false", *fold)
+    before = splits_in(folder)
+    for number in range(40):
+        for label in ("cat", "dog"):
+            write_image(root / label / f"new{number}.png", seed=100 + number)
+    cut_again = run_parts.source(config_file.load(folder.config).data)
+    assert any(before.get(name) == "train" for name in cut_again.test.names)
+    assert evaluated(folder, tmp_path) == EXIT_CONFIG
+    assert evaluated(folder, tmp_path, "changed_data=accept") == 0
+    words = ["eval", str(folder.path), f"data.root={root}", "--split", "test", "--output", str(tmp_path / "rows.csv")]
+    assert commands.run([sys.executable, "-m", "lockstep", *words], ROOT).returncode == 0
+    with (tmp_path / "rows.csv").open() as file:
+        tested = [row["file"] for row in csv.DictReader(file)]
+    assert {before.get(name) for name in tested} == {"test", None}
+    resume(folder, "trainer.devices=2")
+    capfd.readouterr()
+    assert evaluated(folder, tmp_path, "trainer.devices=1") == 0
+    after = splits_in(folder)
+    assert {name: after[name] for name in before} == before
+    assert len(after) == 104
+    assert f" on {list(after.values()).count('test')} test images" in capfd.readouterr().out
+    assert {"train", "val", "test"} == {after[name] for name in after.keys() - before.keys()}
+
+
+def test_a_run_of_a_version_that_cut_otherwise_keeps_its_splits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_classes(tmp_path / "images")
+    draws = cuts.name_draws
+    with monkeypatch.context() as earlier:
+        earlier.setattr(cuts, "name_draws", lambda names, seed: draws(names, seed + 1))
+        folder = trained(tmp_path, *FOLDER, f"data.root={tmp_path / 'images'}")
+    cut_now = run_parts.source(config_file.load(folder.config).data)
+    assert any(splits_in(folder)[name] == "train" for name in cut_now.test.names)
+    assert evaluated(folder, tmp_path) == 0
 
 
 def test_a_run_without_a_checkpoint_is_compared_too(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

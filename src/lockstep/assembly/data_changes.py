@@ -1,4 +1,4 @@
-"""Changes of the images of a run, by its record of them: names, targets, splits and contents.
+"""Changes of the images of a run, by its record of them: names, targets, groups, splits and contents.
 
 Contents are the sizes of all files, and hashes of parts of some.
 """
@@ -20,7 +20,7 @@ from lockstep.system.wording import plural
 if TYPE_CHECKING:
     from lockstep.data.images.image_table import ImageTable
 
-Record = dict[str, Any]  # class_names, names and targets of each split, and contents, if images are files
+Record = dict[str, Any]  # class_names; names, targets and known groups of each split; contents, if images are files
 Contents = tuple[dict[str, int], dict[str, str]]  # bytes of files, and hashes of some, by name
 NUM_HASHED = 1000  # files: of other images, each differs; sizes show the single ones that were replaced
 SPLITS = ("train", "val", "test")
@@ -61,7 +61,7 @@ def overlap(run: RunFolder, table: "ImageTable") -> Overlap | None:
 
 def differences(before: Record, now: Record) -> list[str]:
     """Describe each kind of change from one record to another, with a count and an example; empty without changes."""
-    if all(before[key] == now[key] for key in before.keys() & now.keys()):  # records of old runs lack contents
+    if _agree(before, now):
         return []
     found: list[str] = []
     old_classes, classes = before["class_names"], now["class_names"]
@@ -72,15 +72,35 @@ def differences(before: Record, now: Record) -> list[str]:
     old_rows, rows = _named_targets(before), _named_targets(now)
     both = [name for name in old_rows if name in rows]
     replaced = _replaced_names(_contents(before), _contents(now))
+    old_groups, groups = _groups(before), _groups(now)
     kinds = {
         "added": [name for name in rows if name not in old_rows],
         "removed": [name for name in old_rows if name not in rows],
         "moved to another split": [name for name in both if old_rows[name][0] != rows[name][0]],
         "with another target": [name for name in both if old_rows[name][1] != rows[name][1]],
+        "with another group": [name for name in groups if old_groups.get(name, groups[name]) != groups[name]],
         "with other contents": [name for name in both if name in replaced],
     }
     found += [f"{plural(len(names), 'image')} {kind}, such as {names[0]}" for kind, names in kinds.items() if names]
     return found or ["the order of its images, or how often one is listed"]
+
+
+def _agree(before: Any, now: Any) -> bool:
+    """Compare what both records have: those of old runs lack contents and groups."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return all(_agree(before[key], now[key]) for key in before.keys() & now.keys())
+    return before == now
+
+
+def splits_of(record: Record) -> dict[str, str]:
+    """Return the split of each image."""
+    return {name: split for name, (split, _) in _named_targets(record).items()}
+
+
+def _groups(record: Record) -> dict[str, str]:
+    """Return the group of each image that has one."""
+    parts = [record[split] for split in SPLITS if "groups" in record[split]]
+    return {name: group for part in parts for name, group in zip(part["names"], part["groups"], strict=True)}
 
 
 def _named_targets(record: Record) -> dict[str, tuple[str, Any]]:
@@ -132,6 +152,7 @@ def read(run: RunFolder) -> Record | None:
         record = read_json(run.images)
         _named_targets(record)  # JSON of another kind
         _replaced_names(_contents(record), ({}, {}))
+        _groups(record)
         return record
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         hint = "delete it, and add changed_data=accept"

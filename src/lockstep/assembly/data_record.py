@@ -1,4 +1,4 @@
-"""A record of the images of a run, by name, target, split and contents, compared when the run is used again."""
+"""A record of the images of a run, by name, target, group, split and contents, for when the run is used again."""
 
 import gzip
 import json
@@ -7,15 +7,34 @@ from typing import Any
 
 from lockstep.assembly.session import Session
 from lockstep.assembly.staging import together
+from lockstep.config.saved import config_file
+from lockstep.config.schema.target_sections import Data
 from lockstep.data.splits import Splits
 from lockstep.runs.files import atomic_file
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
 
+CUTTING = ("val_fraction", "test_fraction", "split_seed")  # that an evaluation may select by
+
 
 def keep(here: Session, images: Splits, run: RunFolder) -> None:
     """Write the record of a run. Every rank must call it."""
     together(lambda: _write(run, record_of(images)) if here.rank == 0 else None)
+
+
+def known_splits(run: RunFolder, section: Data) -> dict[str, str] | None:
+    """Return the split of each image in the record of a run, by name. Raises ValueError.
+
+    Returns None without a record, and for an evaluation that cuts in another way, which `compare` refuses.
+    """
+    both = config_file.load(run.config).data, section
+    before, now = ([data.arguments().get(key) for key in CUTTING] for data in both)
+    if before != now or not run.images.exists():
+        return None
+    from lockstep.assembly import data_changes
+
+    record = data_changes.read(run)
+    return record and data_changes.splits_of(record)
 
 
 def compare(here: Session, images: Splits, run: RunFolder, *, is_new: bool = False) -> None:
@@ -47,12 +66,11 @@ def compare(here: Session, images: Splits, run: RunFolder, *, is_new: bool = Fal
 
 
 def record_of(images: Splits) -> dict[str, Any]:
-    """Return class names, names and targets of each split, and the contents of files."""
-    parts = images.parts
-    record = {
-        "class_names": list(images.class_names),
-        **{split: {"names": list(part.names), "targets": part.targets.tolist()} for split, part in parts.items()},
-    }
+    """Return class names, names, targets and groups of each split, and the contents of files."""
+    parts, record = images.parts, dict[str, Any](class_names=list(images.class_names))
+    for split, part in parts.items():
+        record[split] = {"names": list(part.names), "targets": part.targets.tolist()}
+        record[split] |= {"groups": list(map(str, part.groups))} if part.groups is not None else {}
     if images.files is not None:
         from lockstep.assembly.data_changes import contents_of
 

@@ -1,6 +1,9 @@
 """The image files of a folder or list, not decoded, for copies, other images and commands that look at them."""
 
-from lockstep.assembly.run_parts import fold_of, seed_splits, source
+from collections.abc import Mapping
+
+from lockstep.assembly.data_cut import fold_of, refuse_shared_groups
+from lockstep.assembly.run_parts import seed_splits, source
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, OF_FILES, Data
 from lockstep.data.images.decoded_splits import Decoding
@@ -11,10 +14,13 @@ from lockstep.data.sources.lists import read_list
 from lockstep.data.splits import Splits
 
 
-def files_of(section: Data, *, has_crops: bool = False, is_cut: bool = True) -> Decoding:
+def files_of(
+    section: Data, *, has_crops: bool = False, is_cut: bool = True, kept: Mapping[str, str] | None = None
+) -> Decoding:
     """Return the image files of a folder or list, not decoded; to be kept scaled with `has_crops`.
 
-    Unless `is_cut`, they have only the splits of their own, and a folder may have one class.
+    Unless `is_cut`, they have only the splits of their own, and a folder may have one class. Images whose name is in
+    `kept` stay in that split.
     """
     arguments = section.arguments()
     view = View.from_keys(*(arguments.pop(name) for name in VIEW_KEYS))
@@ -22,7 +28,7 @@ def files_of(section: Data, *, has_crops: bool = False, is_cut: bool = True) -> 
     cutting = [arguments.pop(name) for name in ("val_fraction", "test_fraction", "split_seed")]
     least = 2 if is_cut else 1
     table = list_classes(**arguments, least=least) if section.target == IMAGE_FOLDER else read_list(**arguments)
-    table = complete_splits(table, *cutting, fold=fold_of(section)) if is_cut else table
+    table = complete_splits(table, *cutting, fold=fold_of(section), kept=kept) if is_cut else table
     return Decoding(table=table, view=view, is_scaled=has_crops, **settings)
 
 
@@ -30,7 +36,7 @@ def open_source(seed: int, has_crops: bool, section: Data) -> tuple[Splits, Deco
     """Return the images of a source; those of files are not decoded, and kept whole with `has_crops`."""
     if section.target in OF_FILES:
         decoding = files_of(section, has_crops=has_crops)
-        return decoding.list_splits(), decoding
+        return refuse_shared_groups(section, decoding.list_splits()), decoding
     return seed_splits(source(section), seed), None
 
 

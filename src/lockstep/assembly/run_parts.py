@@ -1,6 +1,6 @@
 """Data, module and Lightning's Trainer of a run, built from its configuration."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -11,17 +11,17 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.layer_sync import LayerSync
 
-from lockstep.assembly import data_record, networks, try_out
+from lockstep.assembly import data_cut, data_record, networks, try_out
 from lockstep.assembly.checkpoint_io import AtomicCheckpointIO
 from lockstep.assembly.precision import lightning_precision
 from lockstep.assembly.session import Session
-from lockstep.assembly.staging import once_a_node
+from lockstep.assembly.staging import once_a_node, together
 from lockstep.config import build, features
 from lockstep.config.checks import signatures
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.target_sections import OF_FILES, Data, is_ours
 from lockstep.data.module import Batching, ImageData
-from lockstep.data.splits import Fold, Images, Splits, identity_statistics, is_streamed
+from lockstep.data.splits import Images, Splits, identity_statistics, is_streamed
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.models.classifier import ImageFormat
@@ -36,7 +36,7 @@ def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> Ima
     Raises ConfigError if it cannot be read, or is not the data with which the run was begun. `is_new`: it has no
     checkpoint, and may have no record of its data.
     """
-    images = splits(session, is_once=session.folder != run)  # an evaluation writes to another folder
+    images = splits(session, run, is_once=session.folder != run)  # an evaluation writes to another folder
     try_out.refuse_unfit_images(session.config, images)
     data_record.compare(session, images, run, is_new=is_new)
     if session.folder == run:
@@ -83,14 +83,15 @@ def _num_workers(session: Session, images: Splits) -> int:
     return max(1, num_cores() // session.num_local) if has_spare_cores else 1
 
 
-def splits(session: Session, *, is_once: bool = False) -> Splits:
-    """Load the images of the run. Raises ConfigError on all ranks if they cannot be read.
+def splits(session: Session, run: RunFolder, *, is_once: bool = False) -> Splits:
+    """Load the images of the run; those in its record stay in their splits. Raises ConfigError on all ranks.
 
     For an evaluation (`is_once`) each rank reads only images that it uses, and the checkpoint has the statistics.
     """
+    kept = together(lambda: data_record.known_splits(run, session.config.data))
     loaded = once_a_node(
         session.config.data,
-        partial(source, is_once=is_once, has_crops=session.config.augment.has_crops),
+        partial(source, is_once=is_once, has_crops=session.config.augment.has_crops, kept=kept),
         rank=session.rank,
         local_rank=session.local_rank,
         is_silent=session.config.silent,
@@ -101,32 +102,31 @@ def splits(session: Session, *, is_once: bool = False) -> Splits:
     return seed_splits(loaded, session.config.seed)
 
 
-def source(section: Data, *, is_once: bool = False, has_crops: bool = False) -> Splits:
+def source(
+    section: Data, *, is_once: bool = False, has_crops: bool = False, kept: Mapping[str, str] | None = None
+) -> Splits:
     """Load the images of a source; those of files whole with `has_crops`, for random crops.
 
-    Raises ConfigError for parameters it does not take: those of an evaluation were not checked before.
+    Sources that cut splits get those of known images, `kept` by name. Raises ConfigError for parameters that the source
+    does not take: those of an evaluation were not checked before.
     """
     refuse_unfit_arguments(section)
-    supplied: dict[str, Any] = {"memory": section.memory} if signatures.has_parameter(section.target, "memory") else {}
+    given = {"memory": section.memory, "fold": data_cut.fold_of(section), "kept": kept}
+    taken = [key for key, value in given.items() if value is not None and signatures.has_parameter(section.target, key)]
+    supplied: dict[str, Any] = {key: given[key] for key in taken}
     supplied |= {"has_crops": has_crops} if section.target in OF_FILES else {}
-    if (fold := fold_of(section)) is not None:
-        if not signatures.has_parameter(section.target, "fold"):
-            problem = f", but data._target_={section.target} has no parameter `fold`"
-            raise ConfigError(Error(f"data.folds={section.folds}", problem, "remove data.folds"))
-        supplied["fold"] = fold
+    if given["fold"] is not None and "fold" not in taken:
+        problem = f", but data._target_={section.target} has no parameter `fold`"
+        raise ConfigError(Error(f"data.folds={section.folds}", problem, "remove data.folds"))
     if is_once and section.memory == "auto" and is_ours(section.target) and "cache" in section.arguments():
         supplied["memory"] = "once"
-    return build.build(section, **supplied)
+    return data_cut.refuse_shared_groups(section, build.build(section, **supplied))
 
 
 def refuse_unfit_arguments(section: Data) -> None:
     """Raise ConfigError for arguments that a source does not take."""
     if found := signatures.errors([{"data": section.model_dump(by_alias=True)}]):
         raise ConfigError(*found)
-
-
-def fold_of(section: Data) -> Fold | None:
-    return None if section.folds is None else Fold(section.fold, section.folds)
 
 
 def seed_splits(splits: Splits, seed: int) -> Splits:

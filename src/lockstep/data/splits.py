@@ -3,19 +3,16 @@
 Pixels are a tensor (N, C, H, W), or an object that reads or makes them.
 """
 
-import hashlib
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from lockstep.data.cuts import Fold, Uncut, cut, rounded_sizes
 from lockstep.distributed.rng import generator
 
 if TYPE_CHECKING:
@@ -148,6 +145,11 @@ class Images:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def num_groups(self) -> int:
+        """Groups that these images are of; 0 if unknown."""
+        return len({*(self.groups or ())})
+
     def head(self, count: int) -> "Images":
         """Return the first images."""
         pixels = self.pixels[:count] if isinstance(self.pixels, Tensor) else self.pixels.head(count)
@@ -213,6 +215,15 @@ def describe_counts(names: Sequence[str], counts: Sequence[int], balance: float 
     return every + (f" in an epoch, data.balance={balance:g}" if balance else "")
 
 
+def describe_groups(splits: Splits) -> str:
+    """List images and groups, as in "train 1,204 images of 96 groups, val 150 of 12"; empty without groups."""
+    counts = [(name, len(part), part.num_groups) for name, part in splits.parts.items() if part.num_groups]
+    texts = [f"{name} {images:,} of {groups:,}" for name, images, groups in counts]
+    for name, images, groups in counts[:1]:
+        texts[0] = f"{name} {images:,} images of {groups:,} group{'s' if groups > 1 else ''}"
+    return ", ".join(texts)
+
+
 def value_counts(pixels: Tensor) -> Tensor:
     """Count each value in each channel of uint8 `pixels` (N, C, H, W): int64 (C, 256)."""
     return torch.stack([torch.bincount(channel.reshape(-1), minlength=256) for channel in pixels.unbind(1)])
@@ -239,31 +250,6 @@ def identity_statistics(num_channels: int) -> Statistics:
     return Statistics((0.0,) * num_channels, (1.0,) * num_channels)
 
 
-class Fold(NamedTuple):
-    """Part `number` of `num_folds` equal parts of the training images: the test split of a run."""
-
-    number: int
-    num_folds: int
-
-
-def cut_fold(
-    names: Sequence[str], groups: NDArray[Any], seed: int, fold: Fold
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Cut positions into the rest and the fold, each sorted. All folds have as many of each group, or one more.
-
-    A group, the names with one value in `groups` (N,), is dealt to the folds in the order of a hash of name and `seed`;
-    a name that is listed twice is in one fold. Raises ValueError for a group with fewer names than folds.
-    """
-    draws, first, copies = np.unique(name_draws(names, seed), return_index=True, return_inverse=True)
-    fewest = int(np.unique(groups[first], return_counts=True)[1].min())
-    if fewest < fold.num_folds:
-        problem = f"needs as many images of each class, and the smallest has {fewest}"
-        raise ValueError(f"data.folds={fold.num_folds} {problem}: use fewer folds, or add images.")
-    by_group = np.lexsort((draws, groups[first]))
-    is_tested = np.isin(copies, by_group[fold.number :: fold.num_folds])
-    return np.flatnonzero(~is_tested), np.flatnonzero(is_tested)
-
-
 def cut_splits(classes: Tensor, seed: int, fractions: dict[str, float], fold: Fold | None = None) -> dict[str, Tensor]:
     """Cut positions at random into round(n * fraction) for each of `fractions`, and the rest, "train"; each sorted.
 
@@ -271,32 +257,9 @@ def cut_splits(classes: Tensor, seed: int, fractions: dict[str, float], fold: Fo
     """
     parts, rest = dict[str, Tensor](), torch.arange(len(classes))
     if fold is not None:
-        rest, parts["test"] = map(torch.from_numpy, cut_fold([*map(str, rest.tolist())], classes.numpy(), seed, fold))
-        fractions = {key: fraction for key, fraction in fractions.items() if key != "test_fraction"}
+        cuts = cut(Uncut([*map(str, rest.tolist())], classes.numpy(), seed), {}, fold)
+        rest, parts["test"] = torch.from_numpy(cuts["train"]), torch.from_numpy(cuts["test"])
+        fractions = {name: fraction for name, fraction in fractions.items() if name != "test"}
     order = torch.randperm(len(rest), generator=generator(seed, "split"))
-    cuts = dict(zip([*fractions, "train"], order.split(rounded_sizes(len(rest), fractions)), strict=True))
-    return parts | {key.removesuffix("_fraction"): rest[part.sort().values] for key, part in cuts.items()}
-
-
-def name_draws(names: Sequence[str], seed: int) -> NDArray[np.float64]:
-    """Hash every name, with `seed`, to a number in [0, 1]."""
-    key = str(seed).encode()
-    digests = b"".join([hashlib.blake2b(os.fsencode(name), digest_size=8, key=key).digest() for name in names])
-    return np.frombuffer(digests, ">u8") / 2.0**64
-
-
-def rounded_sizes(count: int, fractions: dict[str, float]) -> list[int]:
-    sizes = [round(count * fraction) for fraction in fractions.values()]
-    sizes.append(count - sum(sizes))
-    refuse_empty(count, fractions, sizes)
-    return sizes
-
-
-def refuse_empty(count: int, fractions: dict[str, float], sizes: Sequence[int]) -> None:
-    for (name, fraction), size in zip(fractions.items(), sizes, strict=False):
-        if not 0 < size < count:
-            problem = f"makes a split of {size}: leave at least one image in every split."
-            raise ValueError(f"data.{name}={fraction} of {count} images {problem}")
-    if sizes[-1] < 1:
-        settings = " and ".join(f"data.{name}={fraction}" for name, fraction in fractions.items())
-        raise ValueError(f"{settings} of {count} images leave none for training: use smaller fractions.")
+    cuts = zip([*fractions, "train"], order.split(rounded_sizes(len(rest), fractions)), strict=True)
+    return parts | {name: rest[part.sort().values] for name, part in cuts}

@@ -117,7 +117,7 @@ def predictions(module: Classifier, inputs: Tensor) -> Tensor:
 def _images(here: Session, run: RunFolder, source: str, image_format: ImageFormat) -> tuple[Images, str]:
     """Return the images, and a digest of their names with targets, or with the states of their files."""
     if source in ("val", "test"):
-        splits = run_parts.splits(here, is_once=True)
+        splits = run_parts.splits(here, run, is_once=True)
         data_record.compare(here, splits, run)
         images = splits.parts[source]
         return images, digest_of(images.names, images.targets.numpy())

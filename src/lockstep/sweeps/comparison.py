@@ -15,7 +15,7 @@ from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.sweeps.differences import Difference, holm, paired_test, unpaired_test, words
 from lockstep.sweeps.ledger import Ledger
 from lockstep.sweeps.out_of_fold import names as names_of
-from lockstep.sweeps.table import FOLD, REPEATS, present_table, text
+from lockstep.sweeps.table import FOLD, REPEATS, num_tested_groups, present_table, text
 from lockstep.system.terminal import measure, say, terminal
 from lockstep.system.wording import plural
 
@@ -29,10 +29,12 @@ class Side(NamedTuple):
     trials: dict[str, RunFolder]
     results: dict[str, dict[str, float]]
     is_max: dict[str, bool]  # of metrics of which a direction is better
+    num_groups: int  # of the images of all folds; 0 without groups, and for seeds
 
     def __str__(self) -> str:
         finished = f"finished {self.over}: {', '.join(self.trials) or 'none'}"
-        return f"{self.name}: {plural(self.num_trials, 'trial')}, {finished}"
+        groups = f", {plural(self.num_groups, 'group')}" if self.num_groups else ""
+        return f"{self.name}: {plural(self.num_trials, 'trial')}, {finished}{groups}"
 
 
 def compare_sweeps(names: Sequence[str], *, is_json: bool) -> int:
@@ -51,7 +53,10 @@ def compare_sweeps(names: Sequence[str], *, is_json: bool) -> int:
     settings = comparison.differences([next(iter(side.trials.values())) for side in sides])
     settings = [(key, values) for key, values in settings if key not in REPEATS]
     if is_json:
-        listed = [{"name": side.name, "num_trials": side.num_trials, "results": side.results} for side in known]
+        listed = [
+            {"name": side.name, "num_trials": side.num_trials, "num_groups": side.num_groups, "results": side.results}
+            for side in known
+        ]
         between = [{"metric": metric, "second": sides[at].name, **each._asdict()} for metric, at, each in found]
         print(to_json({"settings": dict(settings), "num_tests": num_tests, "sides": listed, "differences": between}))
         return 0
@@ -90,13 +95,15 @@ def _sides(argument: str) -> list[Side]:
         if not wanted <= given | {(key, text(value)) for key, value in given}:
             continue
         trials, measured = {}, defaultdict(lambda: defaultdict(list))
-        for row in (row for row in rows if row.state == "finished"):
+        done = [row for row in rows if row.state == "finished"]
+        for row in done:
             trials[row.settings.get(over, "")] = row.trial.folder
             for metric, value in {objective.name: row.value, **row.tests}.items():
                 if value is not None:
                     measured[metric][row.settings.get(over, "")].append(value)
         results = {name: {key: statistics.fmean(same) for key, same in of.items()} for name, of in measured.items()}
-        sides.append(Side(known[-1], REPEATS[over], len(rows), trials, results, is_max))
+        num_groups = num_tested_groups(done) if over == FOLD else 0
+        sides.append(Side(known[-1], REPEATS[over], len(rows), trials, results, is_max, num_groups))
     if not sides:
         raise ValueError(f"{argument} names no setting of the sweep: choose one of {'; '.join(known)}.")
     return sides

@@ -7,7 +7,7 @@ from typing import Any
 from lockstep.config import build
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
-from lockstep.runs.discovery import look_at, read_rows, read_summary, read_tests
+from lockstep.runs.discovery import is_number, look_at, read_rows, read_summary, read_tests
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.ranking import LOSS, rank
 from lockstep.sweeps.ledger import Trial, state_of
@@ -26,6 +26,7 @@ class Row:
     tests: dict[str, float]
     training_s: float | None
     facts: dict[str, Any]  # its status
+    num_groups: int  # of the images it was tested on; 0 without groups
 
     @property
     def result(self) -> float | None:
@@ -63,6 +64,8 @@ def row_of(trial: Trial, objective: Objective, live: str | None, needed: Collect
     if not settings.keys() >= {*needed} and trial.folder.config.exists():
         tree = config_file.load_tree(trial.folder.config)
         settings = {key: str(at(tree, key.split("."))) for key in needed} | settings
-    training_s = read_summary(trial.folder).get("training_s", facts.get("elapsed_s"))
+    summary = read_summary(trial.folder)
+    training_s, num_groups = summary.get("training_s", facts.get("elapsed_s")), at(summary, ["groups", "test"])
     value, loss = objective.value_in(trial.folder), best_epoch(trial.folder, objective).get(LOSS)
-    return Row(trial, settings, live or state_of(facts), value, loss, read_tests(trial.folder), training_s, facts)
+    tests, num_groups = read_tests(trial.folder), num_groups if is_number(num_groups) else 0
+    return Row(trial, settings, live or state_of(facts), value, loss, tests, training_s, facts, num_groups)

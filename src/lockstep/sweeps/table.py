@@ -43,6 +43,7 @@ class Group(NamedTuple):
     low: float | None
     high: float | None
     tests: dict[str, dict[str, float | None]]
+    num_groups: int  # of the images of all folds; 0 without groups, and for seeds
 
     @property
     def is_complete(self) -> bool:
@@ -50,12 +51,13 @@ class Group(NamedTuple):
 
     @property
     def repetitions(self) -> str:
-        """`5 seeds`, `4 seeds, 1 missing`, or `5 folds of 3 seeds`."""
-        count = plural(self.n, self.over.removesuffix("s"))
-        if not self.is_complete:
-            return f"{count}, {self.num_trials - len(self.trials)} missing"
-        is_whole = self.over == "seeds" or self.n == self.num_trials
-        return count if is_whole else f"{count} of {self.num_trials / self.n:g} seeds"
+        """`5 seeds`, `4 seeds, 1 missing`, `5 folds of 3 seeds`, or `5 folds, 120 groups`."""
+        parts = [plural(self.n, self.over.removesuffix("s"))]
+        if self.is_complete and self.over != "seeds" and self.n != self.num_trials:
+            parts[0] += f" of {self.num_trials / self.n:g} seeds"
+        parts += [plural(self.num_groups, "group")] if self.num_groups else []
+        parts += [] if self.is_complete else [f"{self.num_trials - len(self.trials)} missing"]
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,8 @@ class Table:
                 }
                 found = spread(self._repetitions(done, [row.result for row in done]), are_folds=are_folds)
                 numbers = tuple(row.trial.number for row in done)
-                groups.append(Group(settings, numbers, max(len(rows), least), self.over, *found, tests=tests))
+                size, num_groups = max(len(rows), least), num_tested_groups(done) if are_folds else 0
+                groups.append(Group(settings, numbers, size, self.over, *found, tests=tests, num_groups=num_groups))
         return groups
 
     @cached_property
@@ -197,6 +200,11 @@ class Table:
             notes.append("Each setting ran once: a difference may be chance. seed=0,1,2 repeats each.")
         failed = [row for row in self.rows if row.state == "failed"]
         return notes + [f"Trial {row.trial.number} failed: {row.facts.get('reason', '')}" for row in failed]
+
+
+def num_tested_groups(rows: Sequence[Row]) -> int:
+    """Count the groups of the images of all folds, each fold once."""
+    return sum({row.settings.get(FOLD): row.num_groups for row in rows}.values())
 
 
 def table(

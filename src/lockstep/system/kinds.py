@@ -44,6 +44,7 @@ Background = Annotated[
 ]
 Cache = Annotated[PathText | None, Doc("folder for the decoded images; null = decode in every run")]
 FilesRoot = Annotated[PathText, Doc("folder of the files, or a URL such as s3://bucket/files or zip://::https://...")]
+Group = Annotated[str, MinLen(1), "a regular expression"]
 SplitSeed = Annotated[Seed, Doc("seed of the random split into train, validation and test")]
 # shared by the libraries of networks
 Pretrained = Annotated[bool | PathText, Doc("initial weights: true = those of the library, downloaded once, or a file")]

@@ -14,7 +14,7 @@ from lockstep.callbacks.stop import Stopped
 from lockstep.config import errors, features
 from lockstep.config.checks import metric_names
 from lockstep.data.module import ImageData
-from lockstep.data.splits import describe_counts
+from lockstep.data.splits import describe_counts, describe_groups
 from lockstep.models.classifier import Classifier
 from lockstep.runs.naming import display_path, quote_path
 from lockstep.system.hardware import num_cores
@@ -51,6 +51,7 @@ def summarize(
     default, _ = metric_names.default(here.config)
     value = float(score) if score is not None else metrics_of(trainer, module).get(default)
     times = sorted(record.epoch_times_s)
+    groups = {split: part.num_groups for split, part in data.splits.parts.items()}
     return {
         **metrics_of_test(module, data, metrics_of(trainer, module)),
         "monitor": monitor or default,
@@ -65,6 +66,7 @@ def summarize(
         "weights_sha256": record.facts["weights_sha256"],
         **facts(here, data),
         "val_images": data.batches("val").num_epoch_samples,
+        **({"groups": groups} if any(groups.values()) else {}),
         **dict(row_of(here.config, module) for row_of in features.used_features("module row", here.config)),
         "best_checkpoint": str(here.folder.best_checkpoint) if here.folder.best_checkpoint.exists() else None,
     }
@@ -97,6 +99,8 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     rows = [("data", f"{used} images of {shape}, {_classes(module, data)}, {data.placement}")]
     if data.class_counts is not None:
         rows.append(("classes", describe_counts(data.class_names, data.class_counts, config.data.balance)))
+    if groups := describe_groups(data.splits):
+        rows.append(("groups", groups))
     rows += [row_of(config) for row_of in features.used_features("data row", config)]
     if alike := similar_names(data.class_names):
         rows.append(("similar", f"classes {alike}: are they one class?"))

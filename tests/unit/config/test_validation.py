@@ -168,7 +168,7 @@ def test_a_custom_optimizer_has_no_key_of_another_one(greedy: Path) -> None:
 
 def test_a_custom_source_has_the_keys_of_every_source(greedy: Path) -> None:
     expected = {"memory": "auto", "num_workers": "auto", "copy_to": None, "copy_remove": False, "x": 1}
-    expected |= {"balance": 0.0, "folds": None, "fold": 0}
+    expected |= {"balance": 0.0, "folds": None, "fold": 0, "shared_groups": "refuse"}
     assert section_of("data", "data._target_=lockstep_greedy.images", "+data.x=1", added=greedy) == expected
 
 
@@ -188,7 +188,7 @@ def test_the_file_of_an_option_has_exactly_the_parameters_of_its_target(group: s
     section = compose.plain_tree(compose_config([f"{group}={option}"]))[0][group]
     signature = signatures.find(section["_target_"])
     assert signature is not None
-    supplied = {"model": {"in_channels", "num_classes"}, "data": {"has_crops"}}.get(
+    supplied = {"model": {"in_channels", "num_classes"}, "data": {"has_crops", "kept"}}.get(
         group, {"params", "optimizer", "total_steps"}
     )
     of_the_run = {name for name in fields(CALLED[group]) if name not in CALLED[group].passed}

@@ -1,6 +1,7 @@
 """Folds: stratified as scikit-learn's, disjoint, and every image tested once."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from hypothesis import strategies as st
 from sklearn.model_selection import StratifiedKFold
 from torch.utils.data import Subset
 
+from lockstep.assembly.data_cut import refuse_shared_groups
+from lockstep.assembly.listed_images import open_source
 from lockstep.assembly.run_parts import source
 from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
+from lockstep.data.cuts import Fold, Uncut, cut
 from lockstep.data.sources.builtin import digits
 from lockstep.data.sources.datasets import dataset
-from lockstep.data.splits import Fold, Splits, cut_fold
+from lockstep.data.splits import Images, Splits, describe_groups
 from tests.support.image_files import read, write_folder, write_image
 from tests.support.sources import SETTINGS, Turned
 
@@ -30,7 +34,9 @@ def test_folds_have_as_many_of_each_class_as_those_of_scikit_learn(
 ) -> None:
     classes = np.repeat(np.arange(len(counts)), counts)
     names = [f"{number}.png" for number in range(len(classes))]
-    cuts = [cut_fold(names, classes, seed, Fold(number, num_folds)) for number in range(num_folds)]
+    images = Uncut(names, classes, seed)
+    parts = [cut(images, {}, Fold(number, num_folds)) for number in range(num_folds)]
+    cuts = [(part["train"], part["test"]) for part in parts]
     assert sorted(np.concatenate([tested for _, tested in cuts])) == list(range(len(classes)))
     oracle = StratifiedKFold(num_folds, shuffle=True, random_state=seed).split(names, classes)
     for (rest, tested), (other_rest, other_tested) in zip(cuts, oracle, strict=True):
@@ -43,9 +49,9 @@ def test_folds_have_as_many_of_each_class_as_those_of_scikit_learn(
 def test_an_image_that_a_list_repeats_is_in_one_fold_only() -> None:
     names, classes = [f"{number % 20}.png" for number in range(50)], np.arange(50) % 20 % 2
     for number in range(4):
-        rest, tested = cut_fold(names, classes, 0, Fold(number, 4))
-        assert len({names[at] for at in tested}) == 5
-        assert not {names[at] for at in rest} & {names[at] for at in tested}
+        parts = cut(Uncut(names, classes, 0), {}, Fold(number, 4))
+        assert len({names[at] for at in parts["test"]}) == 5
+        assert not {names[at] for at in parts["train"]} & {names[at] for at in parts["test"]}
 
 
 def of_folder(path: Path, **more: Any) -> Callable[..., Splits]:
@@ -95,7 +101,7 @@ def test_a_test_set_of_its_own_is_left_out_and_a_validation_set_kept(tmp_path: P
 
 def test_folds_that_cannot_be_stratified_are_refused(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "images", count=4)
-    with pytest.raises(ValueError, match=r"data.folds=5 needs as many images of each class, and the smallest has 4"):
+    with pytest.raises(ValueError, match="needs as many images of each class, and the smallest, red fox, has 4: use"):
         read(root, fold=Fold(0, 5))
     relabelled = Turned()
     relabelled.target_transform = abs  # pyright: ignore[reportAttributeAccessIssue]
@@ -107,3 +113,79 @@ def test_folds_that_cannot_be_stratified_are_refused(tmp_path: Path) -> None:
         ConfigError, match=r"data.folds=5, but data._target_=lockstep.data.synthetic has no parameter `fold`"
     ):
         source(config.data)
+
+
+def test_images_and_groups_of_each_split_are_described() -> None:
+    def images(groups: list[str] | None, count: int) -> Images:
+        return Images(torch.zeros(count, 1, 2, 2), torch.zeros(count).long(), ["a"] * count, groups)
+
+    splits = Splits(images(["x", "y"] * 602, 1204), images(["z"], 1), images(["v", "w"], 2), ("cat",))
+    assert describe_groups(splits) == "train 1,204 images of 2 groups, val 1 of 1, test 2 of 2"
+    one = replace(splits, train=images(None, 3), test=images(None, 3))
+    assert describe_groups(one) == "val 1 images of 1 group"
+    assert describe_groups(replace(one, val=images(None, 1))) == ""
+
+
+class Visits(Turned):
+    """Digits of 60 patients, five each."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.groups = np.arange(len(self)) // 5
+
+
+def test_samples_of_a_group_of_a_dataset_are_in_one_split_and_one_fold(tmp_path: Path) -> None:
+    load = partial(of_dataset(tmp_path), train=Visits(count=300))
+    for fold in (None, *(Fold(number, 3) for number in range(3))):
+        splits = load(fold=fold)
+        groups = [{*part.groups} for part in splits.parts.values() if part.groups is not None]
+        assert len(groups) == 3
+        assert sum(map(len, groups)) == len(set.union(*groups)) == 60
+        for part in splits.parts.values():
+            assert part.groups == [str(int(name.removeprefix("train/")) // 5) for name in part.names]
+    short = Visits(count=300)
+    short.groups = short.groups[:7]
+    with pytest.raises(
+        ValueError, match=r"data\.train\.groups \(Visits\) has 7 groups for 300 samples: give one for each"
+    ):
+        load(train=short)
+
+
+@pytest.mark.parametrize("kind", [Turned, Visits])
+def test_samples_of_an_earlier_cut_of_a_dataset_stay_where_they_were(tmp_path: Path, kind: type[Turned]) -> None:
+    for fold in (None, Fold(1, 3)):
+        first = of_dataset(tmp_path)(train=kind(count=300), fold=fold)
+        before = {name: split for split, part in first.parts.items() for name in part.names}
+        more = of_dataset(tmp_path)(train=kind(count=400), fold=fold, kept=before)
+        after = {name: split for split, part in more.parts.items() for name in part.names}
+        assert before.items() <= after.items()
+        assert len(after) == 400
+        assert {after[name] for name in after if name not in before} >= {"train", "test"}
+
+
+def test_a_group_in_two_given_splits_is_refused_unless_it_is_accepted(tmp_path: Path) -> None:
+    for name in (
+        "train/a/p1_1",
+        "train/a/p3_1",
+        "train/a/p4_1",
+        "test/a/p1_2",
+        "train/b/p2_1",
+        "train/b/p5_1",
+        "test/b/p2_2",
+    ):
+        write_image(tmp_path / f"{name}.png")
+    settings = ["data=image_folder", f"data.root={tmp_path}", r"data.group='/(p\d+)_'", "data.val_fraction=0.4"]
+    (config,) = plan([*settings, "data.cache=null", "data.image_size=8"]).configs
+    both = r"2 groups in two splits, such as p1 in train \(train/a/p1_1.png\) and test \(test/a/p1_2.png\): move"
+    for load in (source, partial(open_source, 0, False)):
+        with pytest.raises(
+            ConfigError, match=rf"data\.shared_groups=refuse forbids {both}.*data\.shared_groups=accept"
+        ):
+            load(config.data)
+        load(config.data.model_copy(update={"shared_groups": "accept"}))
+    visits = Visits(count=300)
+    splits = of_dataset(tmp_path)(train=visits, test=Visits(split="test", count=50))
+    with pytest.raises(
+        ConfigError, match=r"10 groups in two splits, such as \d+ in \w+ \(train/\d+\) and test \(test/\d+\)"
+    ):
+        refuse_shared_groups(config.data, splits)

@@ -24,6 +24,7 @@ from tests.support.image_files import SETTINGS, write_image, write_list, write_l
 LIST: dict[str, Any] = {
     **SETTINGS,
     **{"root": None, "path_column": "path", "target_columns": ["label"], "targets": "classes", "split_column": None},
+    "group_column": None,
     "image_size": None,
     "has_crops": False,
 }
@@ -138,7 +139,7 @@ def test_a_cache_is_made_again_when_an_image_changes_and_is_that_of_one_list(tmp
     before = read(file, cache=str(tmp_path / "cache"))
     write_image(tmp_path / "images" / before.train.names[0], seed=99)
     after = read(file, cache=str(tmp_path / "cache"))
-    assert (whole(before.train.pixels) != whole(after.train.pixels)).flatten(1).any(1).tolist() == [True] + 9 * [False]
+    assert (whole(before.train.pixels) != whole(after.train.pixels)).flatten(1).any(1).tolist() == [True] + 11 * [False]
     other = tmp_path / "images" / "other.csv"
     other.write_text(file.read_text())
     read(other, cache=str(tmp_path / "cache"))
@@ -258,3 +259,51 @@ def test_a_list_that_is_missing_or_cannot_be_read_is_refused_before_the_run(
     monkeypatch.setattr("lockstep.config.checks.signatures.is_there", lambda package: False)
     (line,) = errors("data.file=list.parquet")
     assert line == "data.file=list.parquet needs pyarrow: pip install 'lockstep[parquet]', or give a CSV file."
+
+
+def write_patients(folder: Path) -> Path:
+    """Write a list of 40 images of 20 patients, two in a row."""
+    patients = [f"p{row // 2:02}" for row in range(40)]
+    names = [write_image(folder / f"{patient}_{row}.png", seed=row).name for row, patient in enumerate(patients)]
+    rows = [
+        {"path": name, "label": "ab"[row // 2 % 2], "number": row, "patient": patients[row]}
+        for row, name in enumerate(names)
+    ]
+    return write_list(folder / "list.csv", rows)
+
+
+@pytest.mark.parametrize("keys", [{"group_column": "patient"}, {"group": r"^(p\d+)_"}])
+@pytest.mark.parametrize("targets", [["label"], ["number"]])
+def test_rows_of_a_group_are_in_one_split(tmp_path: Path, keys: dict[str, str], targets: list[str]) -> None:
+    file = write_patients(tmp_path)
+    splits = read(
+        file, **keys, **({} if targets == ["label"] else {"targets": "numbers", "target_columns": ["number"]})
+    )
+    found: dict[str, set[str]] = {}
+    for split, part in splits.parts.items():
+        assert part.groups == [name[:3] for name in part.names]
+        for group in part.groups or ():
+            found.setdefault(group, set()).add(split)
+    assert len(found) == 20
+    assert all(len(of_group) == 1 for of_group in found.values())
+
+
+def test_groups_of_a_list_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    file = write_patients(tmp_path)
+    for keys, message in (
+        (
+            {"group": "(p)", "group_column": "patient"},
+            "data.group=.p. and data.group_column=patient are both set: set one",
+        ),
+        ({"group_column": "who"}, "but data.group_column is 'who': correct the name"),
+        (
+            {"group": "(q)"},
+            "data.group=.q. finds no group for 40 of 40 images of data.file=.*, such as p00_0.png: correct",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read(file, **keys)
+    rows = [{"path": "p00_0.png", "label": label, "patient": patient} for label, patient in (("a", "p0"), ("b", "p1"))]
+    file = write_list(tmp_path / "twice.csv", rows)
+    with pytest.raises(ValueError, match="row 3, column patient: 'p1', but another row of the image has 'p0'"):
+        read(file, group_column="patient")

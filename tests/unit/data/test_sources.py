@@ -15,6 +15,7 @@ from PIL.PngImagePlugin import PngImageFile
 from torchvision.datasets import cifar
 from torchvision.datasets import utils as downloads
 
+from lockstep.data.cuts import Fold
 from lockstep.data.images import decoded_splits
 from lockstep.data.images.decoded_image import DecodedImage, decode
 from lockstep.data.images.image_files import read_runs
@@ -22,7 +23,7 @@ from lockstep.data.images.image_table import IMAGE_SUFFIXES, class_folders, list
 from lockstep.data.images.preprocessing import View
 from lockstep.data.sources.builtin import digits, synthetic
 from lockstep.data.sources.downloads import cifar10, fashion_mnist
-from lockstep.data.sources.folders import cut_by_name, image_folder, unlabelled_folder
+from lockstep.data.sources.folders import image_folder, unlabelled_folder
 from lockstep.data.sources.lists import image_list
 from lockstep.data.splits import ImageError, Images, Splits, whole
 from lockstep.system.wording import similar_names
@@ -34,6 +35,7 @@ FOLDER: dict[str, Any] = {**SETTINGS, "image_size": None, "has_crops": False}
 LIST: dict[str, Any] = {
     **FOLDER,
     **{"root": None, "path_column": "path", "target_columns": ["label"], "targets": "classes", "split_column": None},
+    "group_column": None,
 }
 
 
@@ -197,23 +199,32 @@ def test_class_folders_are_cut_three_ways_and_every_file_is_in_one_split_with_it
 
 
 @pytest.mark.parametrize("missing", [("val", "test"), ("test",)])
-def test_images_that_come_or_go_move_no_other_between_splits(tmp_path: Path, missing: tuple[str, ...]) -> None:
+def test_an_image_that_is_added_or_removed_moves_at_most_one_other_across_each_border(
+    tmp_path: Path, missing: tuple[str, ...]
+) -> None:
     root = tmp_path if len(missing) == 2 else tmp_path / "train"
-    write_classes(root, {"a": 40, "b": 40})
+    write_classes(root, {"a": 41, "b": 40})
     if len(missing) == 1:
         write_classes(tmp_path / "val", {"a": 1, "b": 1})
 
     def split_of() -> dict[str, str]:
         return {name: split for split, part in read(tmp_path).parts.items() for name in part.names}
 
+    def moves(before: dict[str, str]) -> list[tuple[str, str]]:
+        after = split_of()
+        return [(split, after[name]) for name, split in before.items() if name in after and after[name] != split]
+
+    for number in range(12):
+        before = split_of()
+        write(root / "a" / f"new {number}.png", seed=1)
+        found = moves(before)
+        assert len(found) == len({frozenset(move) for move in found}) <= len(missing)
     before = split_of()
+    write_classes(root, {"c": 9})
+    assert moves(before) == []
     (root / "a" / "7.png").unlink()
-    write(root / "a" / "new.png", seed=1)
-    if len(missing) == 2:
-        write_classes(root, {"c": 9})
-    after = split_of()
-    assert {name: split for name, split in after.items() if name in before}.items() <= before.items()
-    assert len(after.keys() - before.keys()) in (1, 10)
+    found = moves(before)
+    assert len(found) == len({frozenset(move) for move in found}) <= len(missing)
 
 
 def test_every_class_is_in_every_split_that_it_is_large_enough_for(tmp_path: Path) -> None:
@@ -225,16 +236,81 @@ def test_every_class_is_in_every_split_that_it_is_large_enough_for(tmp_path: Pat
     assert [row[3] for row in counts] == [1, 0, 0]
 
 
-def test_the_cut_of_names_has_the_sizes_of_its_fractions_in_every_class() -> None:
-    names, labels = [f"{i}.png" for i in range(20000)], np.arange(20000) % 2
-    for seed in (0, 1):
-        val, test, train = cut_by_name(names, labels, seed, {"val_fraction": 0.1, "test_fraction": 0.2})
-        assert np.array_equal(np.sort(np.concatenate([val, test, train])), np.arange(20000))
-        for part, expected in ((val, 1000), (test, 2000), (train, 7000)):
-            for label in (0, 1):  # deviations: sqrt(10000 * 0.1 * 0.9) = 30, 40, 46; five of each
-                assert abs(int((labels[part] == label).sum()) - expected) < 230
-    with pytest.raises(ValueError, match=r"val_fraction=0\.5 and data\.test_fraction=0\.5 of 20000 images leave none"):
-        cut_by_name(names, labels, 0, {"val_fraction": 0.5, "test_fraction": 0.5})
+def write_patients(folder: Path) -> Path:
+    """Write two classes of 12 patients with 1 to 4 images each: ill/p03_1.png, and the same in folders below."""
+    for number in range(24):
+        for image in range(1 + number % 4):
+            name = ("ill", "well")[number % 2]
+            write(folder / name / f"p{number:02}" / f"p{number:02}_{image}.png", seed=10 * number + image)
+    return folder
+
+
+def splits_of_groups(splits: Splits) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for split, part in splits.parts.items():
+        for group, name in zip(part.groups or (), part.names, strict=True):
+            assert group in name
+            found.setdefault(group, set()).add(split)
+    return found
+
+
+@pytest.mark.parametrize("group", [r"/(p\d+)_", 1])
+@pytest.mark.parametrize("fold", [None, Fold(1, 4)])
+def test_images_of_a_group_are_in_one_split(tmp_path: Path, group: str | int, fold: Fold | None) -> None:
+    root = write_patients(tmp_path)
+    assert any(len(splits) > 1 for splits in splits_of_groups(read(root, group=r"/(p\d+)_")).values()) is False
+    found = splits_of_groups(read(root, group=group, fold=fold))
+    assert len(found) == 24
+    assert all(len(splits) == 1 for splits in found.values())
+    plain = read(root, fold=fold)
+    assert all(part.groups is None for part in plain.parts.values())
+    divided = {(Path(name).parent.name, split) for split, part in plain.parts.items() for name in part.names}
+    assert len(divided) > 24
+
+
+def test_a_group_is_that_many_folders_below_the_class_also_in_split_folders(tmp_path: Path) -> None:
+    for name in ("train/a/x/1/1.png", "train/a/x/2/1.png", "train/b/x/1/1.png", "test/a/y/1/1.png", "test/b/z/9/1.png"):
+        write(tmp_path / name)
+    for levels, expected in ((1, ["x", "x", "x", "y", "z"]), (2, ["x/1", "x/2", "x/1", "y/1", "z/9"])):
+        assert list_classes(str(tmp_path), levels).groups == expected
+    assert list_classes(str(tmp_path), "^(./.)").groups == ["a/x", "a/x", "b/x", "a/y", "b/z"]
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        (
+            r"/(p\d+",
+            r"data\.group=/\(p\\d\+ is not a regular expression \(missing \), unterminated .*\): correct it, such as",
+        ),
+        (r"/p\d+_", r"data\.group=/p\\d\+_ has no bracket \(\.\.\.\) around the group: add one, such as '\^"),
+        (
+            r"/(p0\d)_",
+            r"data\.group=\S+ finds no group for 37 of 60 images of data\.root=\S+, such as ill/p10/p10_0\.png",
+        ),
+        (r"/(q)?p", r"data\.group=\S+ finds no group for 60 of 60 images"),
+        (
+            2,
+            r"data\.group=2 finds no group for 60 of 60 images of data\.root=\S+, such as ill/p00/p00_0\.png",
+        ),
+    ],
+)
+def test_a_group_that_cannot_be_found_is_one_error_with_a_hint(tmp_path: Path, group: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        read(write_patients(tmp_path), group=group)
+    assert "\n" not in str(caught.value)
+
+
+def test_images_of_an_earlier_cut_stay_where_they_were(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 30, "b": 30})
+    before = {name: split for split, part in read(tmp_path).parts.items() for name in part.names}
+    for number in range(30):
+        write(tmp_path / "a" / f"new {number}.png", seed=number)
+    again = {name: split for split, part in read(tmp_path).parts.items() for name in part.names}
+    kept = {name: split for split, part in read(tmp_path, kept=before).parts.items() for name in part.names}
+    assert not before.items() <= again.items()
+    assert before.items() <= kept.items()
+    assert {kept[name] for name in kept if name not in before} == {"train", "val", "test"}
 
 
 @pytest.mark.parametrize("missing", [(), ("val",), ("val", "test")])

@@ -38,6 +38,54 @@ def test_scores_are_those_of_scikit_learn(labels: list[int]) -> None:
         assert row == pytest.approx(wanted, abs=1e-12), name
 
 
+def grouped(counts: list[tuple[int, int]]) -> tuple[Findings, list[str]]:
+    """Findings with `right` of `count` images right in each group, in a mixed order, and the groups by position."""
+    rows = [(number, at < right) for number, (right, count) in enumerate(counts) for at in range(count)]
+    order = np.random.default_rng(0).permutation(len(rows))
+    is_right = np.array([rows[at][1] for at in order])
+    return findings(np.ones(len(rows), int), np.where(is_right, 1, 2)), [f"patient {rows[at][0]}" for at in order]
+
+
+def test_the_interval_of_the_accuracy_is_that_of_resampled_groups() -> None:
+    draw = np.random.default_rng(1)
+    counts = [(int(draw.binomial(size, 0.8)), int(size)) for size in draw.integers(1, 30, 23)]
+    found = class_report.accuracy_interval(*grouped(counts))
+
+    accuracies = []
+    for _ in range(20_000):
+        chosen = [counts[at] for at in draw.integers(0, 23, 23)]
+        accuracies.append(sum(right for right, _ in chosen) / sum(count for _, count in chosen))
+    low, high = np.percentile(accuracies, [2.5, 97.5])
+    # of the quantiles of 10,000 resamples the standard error is 1 % of the width
+    assert (found["low"], found["high"]) == pytest.approx((low, high), abs=0.06 * (high - low))
+    assert found["num_groups"] == 23
+    assert class_report.accuracy_interval(*grouped(counts)) == found
+
+
+def test_images_that_are_alike_within_groups_have_a_wider_interval_than_single_ones() -> None:
+    alike, groups = grouped([(20 * (number % 4 > 0), 20) for number in range(40)])
+    found = class_report.accuracy_interval(alike, groups)
+    single = class_report.accuracy_interval(alike, [str(position) for position in range(800)])
+    binomial = 2 * 1.96 * (0.75 * 0.25 / 800) ** 0.5
+    assert single["high"] - single["low"] == pytest.approx(binomial, rel=0.08)
+    assert found["high"] - found["low"] == pytest.approx(20**0.5 * binomial, rel=0.08)
+
+
+def test_one_group_has_no_interval_and_no_groups_no_word(capsys: pytest.CaptureFixture[str]) -> None:
+    found, groups = grouped([(3, 4)])
+    scores = class_report.scores_of(found, NAMES, groups)
+    assert scores["accuracy_interval"] == {"low": None, "high": None, "num_groups": 1}
+    class_report.show_report(scores)
+    assert capsys.readouterr().out.startswith("95 % interval of the accuracy: none from 1 group\n")
+    scores = class_report.scores_of(*grouped([(1, 2), (3, 3)])[:1], NAMES, ["a", "a", "a", "b", "b"])
+    class_report.show_report(scores)
+    low, high = scores["accuracy_interval"]["low"], scores["accuracy_interval"]["high"]
+    line = f"95 % interval of the accuracy: {low:.4f} to {high:.4f}, resampling 2 groups\n"
+    assert capsys.readouterr().out.startswith(line)
+    class_report.show_report(class_report.scores_of(found, NAMES))
+    assert "interval" not in capsys.readouterr().out
+
+
 def test_many_classes_are_printed_worst_first(capsys: pytest.CaptureFixture[str]) -> None:
     true = np.array([*np.arange(20_000).repeat(10), *[17] * 40])
     predicted = np.array([*true[:200_000], *[3] * 40])

@@ -6,6 +6,7 @@ import torch
 from sklearn import metrics
 from torch import Tensor
 
+from lockstep.inference.class_report import accuracy_interval
 from lockstep.models.outcomes import Findings, Outcomes
 from tests.support.processes import Ranks
 
@@ -69,5 +70,7 @@ def test_a_network_that_computes_no_numbers_is_counted_too() -> None:
 def test_any_split_over_ranks_finds_the_same(ranks: Ranks, cuts: list[int]) -> None:
     logits, labels = made_up()
     alone = findings_of(logits, labels, [torch.arange(400)])
+    groups = [str(position % 17) for position in range(400)]
     for found in ranks.run(len(cuts) - 1, of_rank, cuts):
         assert all(np.array_equal(one, other) for one, other in zip(alone, found, strict=True))
+        assert accuracy_interval(found, groups) == accuracy_interval(alone, groups)

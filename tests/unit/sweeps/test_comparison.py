@@ -125,11 +125,15 @@ def test_the_settings_of_a_sweep_are_compared_with_its_best_for_all_pairs(tmp_pa
 def test_folds_are_paired_with_the_seeds_of_each_averaged(tmp_path: Path, tree: Any, said: Any) -> None:
     values = {f"data.fold={fold} seed={seed}": 0.8 + fold / 100 + seed / 50 for fold in range(3) for seed in range(2)}
     sweep(tmp_path / "a", tree, values)
-    sweep(tmp_path / "b", tree, {f"data.fold={fold}": 0.83 + fold / 50 for fold in range(3)})
+    groups: Any = [{"test": 40}, {"test": 41}, {"test": 42}]
+    sweep(tmp_path / "b", tree, {f"data.fold={fold}": 0.83 + fold / 50 for fold in range(3)}, groups=groups)
     expected = paired_test([0.02, 0.03, 0.04], are_folds=True)
     code, text = said("a", "b")
     assert code == 0
-    assert "A  a: 6 trials, finished folds: 0, 1, 2" in text
+    assert text.startswith(
+        "A  a: 6 trials, finished folds: 0, 1, 2\nB  b: 3 trials, finished folds: 0, 1, 2, 123 groups\n"
+    )
+    assert [side["num_groups"] for side in json.loads(said("a", "b", "--json")[1])["sides"]] == [0, 123]
     assert f"3 folds, corrected paired t test, p = {expected.p:.2g})" in text
     sweep(tmp_path / "c", tree, {f"data.fold={fold} data.folds=4": 0.83 + fold / 50 for fold in range(3)})
     code, text = said("a", "c")

@@ -569,6 +569,29 @@ def test_the_folds_of_a_setting_are_its_repetitions_and_their_seeds_are_averaged
     assert group.repetitions == "2 folds of 3 seeds"
 
 
+def test_folds_say_over_how_many_groups_they_are(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", *(f"data.fold={fold} seed={seed}" for fold in range(2) for seed in range(2)))
+    first, failed, *others = ledger.trials
+    finish(first, 0.9, groups={"test": 1100})
+    failed.folder.write_status(state="failed", host="elsewhere")
+    for trial in others:
+        finish(trial, 0.9, groups={"test": 134})
+    found = table(ledger, ACCURACY, {})
+    assert found.groups[0].repetitions == "2 folds, 1,234 groups, 1 missing"
+    write(ledger, found)
+    assert json.loads((ledger.path / "table.json").read_text())["groups"][0]["num_groups"] == 1234
+    assert "| 2 folds, 1,234 groups, 1 missing |" in (ledger.path / "table.md").read_text()
+    finish(failed, 0.9, groups={"test": 1100})
+    assert table(ledger, ACCURACY, {}).groups[0].repetitions == "2 folds of 2 seeds, 1,234 groups"
+    for trial in others:
+        finish(trial, 0.9, groups="by another hand")
+    assert table(ledger, ACCURACY, {}).groups[0].num_groups == 1100
+    ledger = book(tmp_path / "seeds", *(f"seed={seed}" for seed in range(2)))
+    for trial in ledger.trials:
+        finish(trial, 0.9, groups={"test": 3})
+    assert table(ledger, ACCURACY, {}).groups[0].repetitions == "2 seeds"
+
+
 def test_predictions_of_all_folds_are_joined_once_all_are_tested(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "data.fold=1 lr=1", "data.fold=0 lr=1", "data.fold=0 lr=2", "data.fold=1 lr=2")
     for trial in ledger.trials:

@@ -11,11 +11,13 @@ from pydantic import ValidationError
 import lockstep
 from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.target_sections import IMAGE_FOLDER, IMAGE_LIST
 from lockstep.runs.files import read_text, write_atomically
 from lockstep.runs.folder import RunFolder
-from lockstep.system.trees import from_yaml
+from lockstep.system.trees import at, from_yaml
 
 GONE = (("notify", "url"), ("trainer", "cudnn_search"), ("search", "objectives"))  # keys of earlier versions
+OF_GROUPS = {IMAGE_FOLDER: ("group",), IMAGE_LIST: ("group", "group_column")}  # not in earlier versions
 
 
 def to_tree(config: Config) -> dict[str, Any]:
@@ -65,12 +67,14 @@ def load(path: Path) -> Config:
 
 
 def _to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
-    """Drop keys and values that are not of this version any more, and add the key that it has in addition."""
+    """Drop keys and values that are not of this version any more, and add those that it has in addition."""
     for section, key in GONE:
         if isinstance(tree.get(section), dict):
             tree[section].pop(key, None)
     if isinstance(tree.get("trainer"), dict):
         tree["trainer"].setdefault("virtual_shards", None)  # not in earlier versions
+    for key in OF_GROUPS.get(str(at(tree, ["data", "_target_"])), ()):
+        tree["data"].setdefault(key, None)
     if tree.get("compile") == "reduce-overhead":
         tree["compile"] = True
     return tree

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import math
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -52,17 +53,19 @@ class ImageTable:
     groups: list[str] | None = None
 
 
-def list_classes(root: str, least: int = 2) -> ImageTable:
+def list_classes(root: str, group: str | int | None = None, least: int = 2) -> ImageTable:
     """List the images of `root/{train,val,test}/<class>/`, or of `root/<class>/`, which are all "train" then.
 
     Split folders may have any of `SPLIT_NAMES`, in upper or lower case. val and test may lack classes. Hidden and
-    system folders are skipped. Raises FileNotFoundError or ValueError, also for fewer classes than `least`.
+    system folders are skipped. `group` is that of `group_names`, of paths from the class on. Raises
+    FileNotFoundError or ValueError, also for fewer classes than `least`.
     """
     folder, split_folders = class_folders(root, least)
     files: dict[str, State] = {}
     labels: list[int] = []
     splits: dict[str, NDArray[np.int64]] = {}
     empty: list[str] = []
+    paths: list[str] = []  # from the class on
     class_names = strip_names(f"data.root={root}", [path.name for path in split_folders["train"]])
     numbers = {name: number for number, name in enumerate(sorted({*class_names}, key=class_order))}
     for split, folders in split_folders.items():
@@ -70,6 +73,8 @@ def list_classes(root: str, least: int = 2) -> ImageTable:
         for class_folder in folders:
             found = _images_below(class_folder, folder)
             files |= found
+            start = len(str(class_folder.relative_to(folder).parent / "_")) - 1
+            paths += [name[start:] for name in found]
             labels += [numbers[strip_blanks(class_folder.name)]] * len(found)
             if split == "train" and not found:
                 empty.append(str(class_folder))
@@ -85,7 +90,31 @@ def list_classes(root: str, least: int = 2) -> ImageTable:
         digest, origin = copied.digest, copied.source
     # a name that is no UTF-8 becomes text that fonts, JSON and ONNX take: caf\xe9
     classes = tuple(os.fsencode(name).decode(errors="backslashreplace") for name in numbers)
-    return ImageTable(f"data.root={root}", folder, names, states, digest, origin, np.array(labels), classes, splits)
+    targets, setting = np.array(labels), f"data.root={root}"
+    groups = group_names(setting, group, paths)
+    return ImageTable(setting, folder, names, states, digest, origin, targets, classes, splits, groups)
+
+
+def group_names(setting: str, group: str | int | None, paths: Sequence[str]) -> list[str] | None:
+    r"""Return what the first bracket of the regular expression `group` finds in each path; None without `group`.
+
+    A number is short for so many folders below the first, the class. Raises ValueError if it cannot be used, or finds
+    nothing in a path.
+    """
+    if group is None:
+        return None
+    called, example = f"data.group={group}", r"such as '^[^/]+/(\w+?)_'"
+    try:
+        pattern = re.compile(rf"^[^/]+/((?:[^/]+/){{{group - 1}}}[^/]+)/" if isinstance(group, int) else group)
+    except re.error as error:
+        raise ValueError(f"{called} is not a regular expression ({error}): correct it, {example}.") from error
+    if not pattern.groups:
+        raise ValueError(f"{called} has no bracket (...) around the group: add one, {example}.")
+    found = [(match := pattern.search(path)) and match[1] for path in paths]
+    if lacking := [path for path, each in zip(paths, found, strict=True) if not each]:
+        count = f"{len(lacking):,} of {len(paths):,} images of {setting}, such as {lacking[0]}"
+        raise ValueError(f"{called} finds no group for {count}: correct it, rename the files, or set it to null.")
+    return [str(each) for each in found]
 
 
 def states_of(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], list[int]]:

@@ -10,7 +10,8 @@ from annotated_types import Ge
 from torch import Tensor
 from typing_extensions import Doc
 
-from lockstep.data.splits import Fold, Images, Splits, cut_splits
+from lockstep.data.cuts import Fold
+from lockstep.data.splits import Images, Splits, cut_splits
 from lockstep.distributed.rng import generator
 from lockstep.system.kinds import Channels, Positive, PositiveFraction, Seed, SplitSeed
 
@@ -35,7 +36,7 @@ def digits(
     # values 0..16 are scaled to 0..255
     pixels = torch.from_numpy((rows[:, :-1] * (255 / 16)).round().astype(np.uint8)).view(-1, 1, 8, 8)
     targets = torch.from_numpy(rows[:, -1]).long()
-    fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction}
+    fractions = {"val": val_fraction, "test": test_fraction}
     parts = cut_splits(targets, split_seed, fractions, fold)
     splits = {name: take_images(pixels, targets, "digits", part) for name, part in parts.items()}
     return Splits(splits["train"], splits["val"], splits["test"], tuple(str(digit) for digit in range(10)))

@@ -1,7 +1,7 @@
 """Custom torch Datasets, with any transforms."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Annotated, Any
 
@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import Doc
 
+from lockstep.data.cuts import Fold, Uncut, cut
 from lockstep.data.images.dataset_samples import Samples, pair, shape_text
 from lockstep.data.images.image_files import NUM_PER_RUN, sampled_positions
 from lockstep.data.splits import (
-    Fold,
     Images,
     Splits,
     Statistics,
@@ -44,6 +44,7 @@ def dataset(
     test_fraction: Annotated[PositiveFraction, Doc("fraction of the training samples to use for the test")],
     split_seed: Annotated[Seed, Doc("seed of the random split")],
     fold: Fold | None = None,
+    kept: Mapping[str, str] | None = None,
 ) -> Splits:
     """Map-style torch Datasets, whose samples are pairs of an input and a target.
 
@@ -51,29 +52,38 @@ def dataset(
     are numbers or tensors of one shape. Both are batched as by torch's default_collate. Worker processes make the
     samples. Random transforms draw from the global random states of torch, NumPy and Python, which are set for each
     sample, so that it is the same for any number of workers. A `fold` of train, which must list its class numbers as
-    `targets`, takes the place of the test. Raises ValueError for Datasets and ImageError for samples that cannot be
-    used.
+    `targets`, takes the place of the test. Samples with one value in `groups` of a Dataset stay in one split, and those
+    whose name is in `kept` in that split of an earlier cut. Raises ValueError for Datasets and ImageError for samples
+    that cannot be used.
     """
     parts = {"train": train, "val": val, "test": None if fold else test}
     given = {name: part for name, part in parts.items() if part is not None}
     firsts = {name: _first_sample(part, f"data.{name}") for name, part in given.items()}
     for name, first in firsts.items():
         _check_same(name, first, firsts["train"])
-    fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction}
-    missing = {key: fraction for key, fraction in fractions.items() if key.removesuffix("_fraction") not in given}
-    labels = _labels(train)
+    fractions = {"val": val_fraction, "test": test_fraction}
+    missing = {name: fraction for name, fraction in fractions.items() if name not in given}
+    labels, groups = _labels(train), {name: _groups(part, f"data.{name}") for name, part in given.items()}
     if fold is not None and labels is None:
         problem = f"needs the class of each sample, which data.train ({type(train).__name__}) does not list"
         raise ValueError(f"data.folds={fold.num_folds} {problem}: give it `targets`, no target_transform.")
     rows = {name: torch.arange(len(part)) for name, part in given.items()}  # pyright: ignore[reportArgumentType]
-    rows |= cut_splits(rows["train"] if labels is None else labels, split_seed, missing, fold)
+    classes = torch.zeros_like(rows["train"]) if labels is None else labels
+    if groups["train"] is None and kept is None:
+        rows |= cut_splits(classes, split_seed, missing, fold)
+    else:
+        names = [f"train/{row}" for row in rows["train"].tolist()]
+        listed = Uncut(names, classes.numpy(), split_seed, groups["train"], kept)
+        rows |= {name: torch.from_numpy(part) for name, part in cut(listed, missing, fold).items()}
 
     def images(name: str) -> Images:
         source = name if name in given else "train"
         no_inputs, no_targets = firsts[source]
         known = labels if source == "train" else None
         samples = Samples(given[source], rows[name], f"data.{source}", name != "train", no_inputs, no_targets, known)
-        return Images(samples, no_targets, tuple(f"{source}/{row}" for row in rows[name].tolist()))
+        chosen, every = rows[name].tolist(), groups[source]
+        names = tuple(f"{source}/{row}" for row in chosen)
+        return Images(samples, no_targets, names, None if every is None else [every[row] for row in chosen])
 
     samples = [images(name) for name in ("train", "val", "test")]
     names = _class_names(train, class_names)
@@ -106,6 +116,18 @@ def _labels(part: Any) -> Tensor | None:
         labels = torch.as_tensor(listed)
         return labels if labels.shape == (len(part),) and labels.dtype == torch.int64 else None
     return None
+
+
+def _groups(part: Any, setting: str) -> list[str] | None:
+    """Return the groups (N,) that a Dataset lists as `groups`; None if it has none."""
+    listed = getattr(part, "groups", None)
+    if listed is None:
+        return None
+    found = listed.tolist() if hasattr(listed, "tolist") else list(listed)
+    if len(found) != len(part):
+        counts = f"{plural(len(found), 'group')} for {plural(len(part), 'sample')}"
+        raise ValueError(f"{setting}.groups ({type(part).__name__}) has {counts}: give one for each.")
+    return list(map(str, found))
 
 
 def _check_same(name: str, first: tuple[Tensor, Tensor], train: tuple[Tensor, Tensor]) -> None:

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import torch
 from typing_extensions import Doc
 
+from lockstep.data.cuts import Fold
 from lockstep.data.sources import FOLDERS
 from lockstep.data.sources.builtin import take_images
-from lockstep.data.splits import Fold, Splits, cut_splits
+from lockstep.data.splits import Splits, cut_splits
 from lockstep.system.kinds import FilesRoot, PositiveFraction, SplitSeed
 
 
@@ -67,7 +68,7 @@ def _torchvision_splits(
     pixels = [torch.as_tensor(part.data) for part in parts]
     train, test = (images.permute(0, 3, 1, 2) if images.dim() == 4 else images.unsqueeze(1) for images in pixels)
     targets = [torch.as_tensor(part.targets) for part in parts]
-    cuts = cut_splits(targets[0], split_seed, {"val_fraction": val_fraction}, fold)
+    cuts = cut_splits(targets[0], split_seed, {"val": val_fraction}, fold)
     splits = {"test": take_images(test, targets[1], "test", torch.arange(len(test)))}
     splits |= {name: take_images(train, targets[0], "train", part) for name, part in cuts.items()}
     return Splits(splits["train"], splits["val"], splits["test"], tuple(parts[0].classes))

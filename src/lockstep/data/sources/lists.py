@@ -3,7 +3,7 @@
 import csv
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,19 +13,21 @@ from annotated_types import MinLen
 from numpy.typing import NDArray
 from typing_extensions import Doc
 
+from lockstep.data.cuts import Fold
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_table import (
     SPLIT_FOLDERS,
     ImageTable,
     class_order,
     digest_of,
+    group_names,
     require_path,
     states_of,
     strip_names,
 )
 from lockstep.data.images.preprocessing import View
 from lockstep.data.sources.folders import complete_splits
-from lockstep.data.splits import Fold, Splits, shorten_lines
+from lockstep.data.splits import Splits, shorten_lines
 from lockstep.data.transfer import copying
 from lockstep.runs.files import uncell
 from lockstep.system.kinds import (
@@ -35,6 +37,7 @@ from lockstep.system.kinds import (
     CropPercent,
     Fit,
     Fraction,
+    Group,
     ImageSize,
     Interpolation,
     PathText,
@@ -55,6 +58,8 @@ def image_list(
         Doc("classes: one column, or several columns of 0 and 1; numbers: columns of numbers to predict"),
     ],
     split_column: Annotated[str | None, Doc("column with train, val or test; null = random split by the fractions")],
+    group: Annotated[Group | None, Doc("images that stay in one split: the first (...) in their path, as listed")],
+    group_column: Annotated[str | None, Doc("column with the group of each image, such as its patient")],
     image_size: ImageSize,
     channels: Channels,
     crop_percent: CropPercent,
@@ -68,6 +73,7 @@ def image_list(
     memory: Literal["auto", "device", "host", "stream", "once"],
     has_crops: bool,
     fold: Fold | None = None,
+    kept: Mapping[str, str] | None = None,
 ) -> Splits:
     """Image files listed in a CSV or Parquet `file`, one per row, as uint8 (channels, height, width).
 
@@ -77,24 +83,37 @@ def image_list(
     float32 (N, K). `class_names` are the classes in order, else the names of the columns.
 
     Without rows for val or test, these are split from train by their fraction and `split_seed`. A `fold` of the rows
-    for train takes the place of those for test. Raises FileNotFoundError, and ValueError with file, row and column of
+    for train takes the place of those for test. Images of one group stay in one split: those with one cell in
+    `group_column`, or the same first bracket of the regular expression `group` in their path. Images whose name is in
+    `kept` stay in that split of an earlier cut. Raises FileNotFoundError, and ValueError with file, row and column of
     each cell that cannot be used.
     """
-    table = read_list(file, root, path_column, target_columns, targets, split_column)
-    table = complete_splits(table, val_fraction, test_fraction, split_seed, fold)
+    table = read_list(file, root, path_column, target_columns, targets, split_column, group, group_column)
+    table = complete_splits(table, val_fraction, test_fraction, split_seed, fold, kept)
     view = View.from_keys(image_size, crop_percent, fit, interpolation, background)
     decoding = Decoding(table=table, view=view, channels=channels, cache=cache, is_scaled=has_crops)
     return decoding.splits(memory)
 
 
 def read_list(
-    file: str, root: str | None, path_column: str, target_columns: Sequence[str], targets: str, split_column: str | None
+    file: str,
+    root: str | None,
+    path_column: str,
+    target_columns: Sequence[str],
+    targets: str,
+    split_column: str | None,
+    group: str | None,
+    group_column: str | None,
 ) -> ImageTable:
     """List the image files of `image_list` without opening them, with the splits of `split_column`."""
     path = require_path(file, f"data.file={file}")
     settings = {path_column: "data.path_column", **dict.fromkeys(target_columns, "data.target_columns")}
     if split_column is not None:
         settings[split_column] = "data.split_column"
+    if group_column is not None:
+        settings[group_column] = "data.group_column"
+        if group is not None:
+            raise ValueError(f"data.group={group} and data.group_column={group_column} are both set: set one to null.")
     cells = _read(path, f"data.file={file}", settings)
     splits = _splits(cells, split_column)
     if targets == "classes" and len(target_columns) == 1:
@@ -102,6 +121,7 @@ def read_list(
     else:
         convert = _number if targets == "numbers" else _zero_or_one
         values, class_names = _numbers(cells, target_columns, convert), tuple(target_columns)
+    groups = _groups(cells, path_column, group, group_column)
     folder = path.parent if root is None else require_path(root, f"data.root={root}")
     copied = copying.read_record(folder.absolute().parent)
     above = folder.resolve() if copied is None else copied.source  # of absolute paths, also in a copy
@@ -112,7 +132,8 @@ def read_list(
     _refuse([cells.line(row, path_column, f"{folder / names[row]} does not exist") for row in missing])
     copied, origin = copying.record_of(folder, names, states[:, :2].tolist()), str(path.resolve())
     digest = digest_of(names, states) if copied is None else copied.digest
-    return ImageTable(cells.setting, folder.resolve(), names, states, digest, origin, values, class_names, splits)
+    place = cells.setting, folder.resolve()
+    return ImageTable(*place, names, states, digest, origin, values, class_names, splits, groups)
 
 
 def listed_names(file: str, path_column: str) -> list[str]:
@@ -201,6 +222,19 @@ def _splits(cells: _Cells, split_column: str | None) -> dict[str, NDArray[np.int
     if "train" not in named:
         raise ValueError(f"{cells.setting} has no row for train in column {split_column}: write train in some.")
     return {name: np.flatnonzero(np.array(named) == name) for name in SPLIT_FOLDERS if name in named}
+
+
+def _groups(cells: _Cells, path_column: str, group: str | None, group_column: str | None) -> list[str] | None:
+    """Return the group of each row, None without any. An image that is listed twice must have one."""
+    paths = list(map(str, cells.columns[path_column]))
+    if group_column is None:
+        return group_names(cells.setting, group, paths)
+    groups, first, lines = list(map(str, cells.columns[group_column])), dict[str, str](), list[str]()
+    for row, (path, group_name) in enumerate(zip(paths, groups, strict=True)):
+        if (known := first.setdefault(path, group_name)) != group_name:
+            lines.append(cells.line(row, group_column, f"{group_name!r}, but another row of the image has {known!r}"))
+    _refuse(lines)
+    return groups
 
 
 def _classes(cells: _Cells, column: str, train: NDArray[np.int64]) -> tuple[NDArray[np.int64], tuple[str, ...]]:

@@ -1,0 +1,284 @@
+"""Cuts: sizes that are met, few moves, whole groups, and images that stay where they were."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sklearn.model_selection import StratifiedGroupKFold
+
+from lockstep.data.cuts import Fold, Uncut, cut
+
+FRACTIONS = {"val": 0.1, "test": 0.2}
+COUNTS = st.lists(st.integers(1, 40), min_size=1, max_size=4)
+SIZES = st.tuples(st.floats(0.02, 0.45), st.floats(0.02, 0.45)).map(
+    lambda pair: {"val": round(pair[0], 2), "test": round(pair[1], 2)}
+)
+
+
+def images(counts: list[int], seed: int = 0, **more: Any) -> Uncut:
+    classes = np.repeat(np.arange(len(counts)), counts)
+    return Uncut([f"{number}.png" for number in range(len(classes))], classes, seed, **more)
+
+
+def grouped(random: np.random.Generator) -> Uncut:
+    """20 to 160 groups of several sizes: of one class each, or of several with classes of their own frequency."""
+    num_classes, num_groups = random.integers(2, 8), random.integers(20, 160)
+    groups = np.repeat(np.arange(num_groups), random.geometric(1 / random.integers(2, 20), num_groups))
+    frequencies = random.dirichlet(np.full(num_classes, 2.0))
+    chances = random.dirichlet(frequencies * num_classes / 2 + 1e-3, num_groups)
+    of_groups = random.choice(num_classes, num_groups, p=frequencies)
+    classes = np.array([random.choice(num_classes, p=chances[group]) for group in groups])
+    classes = np.unique(of_groups[groups] if random.random() < 0.4 else classes, return_inverse=True)[1]
+    return Uncut([f"{row}.png" for row in range(len(groups))], classes, 0, [f"p{group}" for group in groups])
+
+
+def split_of(uncut: Uncut, *more: Any) -> dict[str, str]:
+    parts = cut(uncut, *more)
+    assert sorted(np.concatenate([*parts.values()])) == list(range(len(uncut.names)))
+    return {str(uncut.names[int(row)]): split for split, rows in parts.items() for row in rows}
+
+
+def counts_of(uncut: Uncut, parts: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Images (classes, parts)."""
+    kinds = uncut.classes.max() + 1
+    return np.stack([np.bincount(uncut.classes[rows], minlength=kinds) for rows in parts.values()], 1)
+
+
+def units_of(uncut: Uncut) -> NDArray[np.int64]:
+    """Groups of each class."""
+    pairs = {*zip(uncut.groups or (), uncut.classes.tolist(), strict=True)}
+    return np.bincount([number for _, number in pairs])
+
+
+def usable(uncut: Uncut, fractions: dict[str, float]) -> bool:
+    try:
+        cut(uncut, fractions)
+    except ValueError:  # too small for the fractions
+        return False
+    return True
+
+
+@settings(deadline=None, derandomize=True)
+@given(COUNTS, SIZES, st.integers(0, 5))
+def test_every_class_has_its_fractions_to_one_image_and_is_in_every_split(
+    counts: list[int], fractions: dict[str, float], seed: int
+) -> None:
+    uncut = images(counts, seed)
+    if not usable(uncut, fractions):
+        return
+    parts = cut(uncut, fractions)
+    assert [*parts] == ["val", "test", "train"]
+    for count, found in zip(counts, counts_of(uncut, parts), strict=True):
+        assert found.sum() == count
+        assert min(found[2], count) >= 1
+        assert count < 3 or found.min() >= 1
+        assert count != 2 or found.tolist() == [1, 0, 1]
+        if count >= 3 and count * (1 - sum(fractions.values())) >= 1:
+            wanted = [count * fractions["val"], count * fractions["test"]]
+            assert all(abs(size - exact) <= max(0.5, 1 - exact) for size, exact in zip(found, wanted, strict=False))
+
+
+@settings(deadline=None, derandomize=True)
+@given(COUNTS, SIZES, st.integers(0, 5), st.data())
+def test_an_image_that_comes_or_goes_moves_at_most_one_other_across_each_border(
+    counts: list[int], fractions: dict[str, float], seed: int, data: st.DataObject
+) -> None:
+    more = images(counts, seed)
+    row = data.draw(st.integers(0, len(more.names) - 1))
+    less = more.take(np.delete(np.arange(len(more.names)), row))
+    if not usable(more, fractions) or not usable(less, fractions):
+        return
+    before, after = split_of(less, fractions), split_of(more, fractions)
+    moved = [(before[name], after[name]) for name in before if before[name] != after[name]]
+    # in the order val, train, test: each pair of neighbours has one border
+    assert len(moved) <= 2
+    assert len({frozenset(move) for move in moved}) == len(moved)
+    assert all("train" in move for move in moved)
+    assert {more.classes[more.names.index(name)] for name in before if before[name] != after[name]} <= {
+        more.classes[row]
+    }
+
+
+@pytest.mark.parametrize("has_groups", [False, True])
+@pytest.mark.parametrize("fold", [None, Fold(1, 3)])
+def test_the_cut_does_not_depend_on_the_order_of_the_images(has_groups: bool, fold: Fold | None) -> None:
+    for seed in range(8):
+        random = np.random.default_rng(seed)
+        uncut = grouped(random)
+        uncut = uncut if has_groups else replace(uncut, groups=None)
+        if has_groups and units_of(uncut).min() < 3:
+            continue
+        shuffled = uncut.take(random.permutation(len(uncut.names)))
+        assert split_of(uncut, FRACTIONS, fold) == split_of(shuffled, FRACTIONS, fold)
+        assert split_of(uncut, FRACTIONS, fold) != split_of(replace(uncut, seed=1), FRACTIONS, fold)
+
+
+@pytest.mark.parametrize("num_folds", [3, 5])
+def test_folds_of_groups_are_as_even_as_those_of_scikit_learn(num_folds: int) -> None:
+    ours, oracle = list[Any](), list[Any]()
+
+    def deviations(uncut: Uncut, parts: dict[str, NDArray[np.int64]]) -> tuple[float, float]:
+        counts = counts_of(uncut, parts)
+        totals = counts.sum(1, keepdims=True)
+        return abs(counts / totals - 1 / num_folds).max(), abs(counts.sum(0) / counts.sum() - 1 / num_folds).max()
+
+    for seed in range(120):
+        uncut = grouped(np.random.default_rng(seed))
+        if units_of(uncut).min() < num_folds or uncut.groups is None:
+            continue
+        cuts = [cut(uncut, {}, Fold(number, num_folds)) for number in range(num_folds)]
+        groups = [{uncut.groups[row] for row in each["test"]} for each in cuts]
+        assert sum(map(len, groups)) == len({*uncut.groups})
+        assert all(
+            not found & {uncut.groups[row] for row in each["train"]} for found, each in zip(groups, cuts, strict=True)
+        )
+        tested = {str(number): each["test"] for number, each in enumerate(cuts)}
+        assert sorted(np.concatenate([*tested.values()])) == list(range(len(uncut.names)))
+        assert counts_of(uncut, tested).min() >= 1
+        ours.append(deviations(uncut, tested))
+        split = StratifiedGroupKFold(num_folds, shuffle=True, random_state=0).split
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a class with fewer members than folds
+            theirs = {
+                str(number): rows for number, (_, rows) in enumerate(split(uncut.names, uncut.classes, uncut.groups))
+            }
+        oracle.append(deviations(uncut, theirs))
+    assert len(ours) > 50
+    assert np.mean(ours, 0)[0] <= np.mean(oracle, 0)[0]
+    assert np.mean(ours, 0)[1] <= np.mean(oracle, 0)[1]
+
+
+def test_a_class_with_fewer_groups_than_folds_is_refused_by_name() -> None:
+    uncut = Uncut([f"{row}" for row in range(40)], np.arange(40) % 2, 0, [f"p{row // 10}" for row in range(40)])
+    uncut = replace(uncut, class_names=("ill", "well"))
+    with pytest.raises(
+        ValueError, match=r"data\.folds=5 needs as many groups of each class, and the smallest, ill, has 4"
+    ):
+        cut(uncut, {}, Fold(0, 5))
+    assert len(cut(uncut, {}, Fold(0, 4))["test"]) == 10
+
+
+def test_splits_of_groups_are_whole_and_near_the_best_that_whole_groups_allow() -> None:
+    """Against every way to deal 8 groups to 3 splits, by the sum over splits and classes that the deal lowers."""
+    fractions = np.array([0.2, 0.2, 0.6])
+    deals = np.array([*product(range(3), repeat=8)])
+    ratios = list[float]()
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        counts = random.integers(1, 12, (8, 2))
+        totals = counts.sum(0)
+        held = np.stack([((deals == part)[:, :, None] * counts).sum(1) for part in range(3)], 2)
+        held = held[(held > 0).all((1, 2))]
+
+        def cost(held: NDArray[np.int64], totals: NDArray[np.int64]) -> NDArray[np.float64]:
+            held = np.concatenate([held, held.sum(1, keepdims=True)], 1)
+            every = np.append(totals, totals.sum())[:, None]
+            return ((held - every * fractions) ** 2 / (every * fractions * every)).sum((1, 2))
+
+        groups = np.repeat(np.arange(8), counts.sum(1))
+        classes = np.concatenate([np.repeat([0, 1], row) for row in counts])
+        uncut = Uncut([f"{row}" for row in range(len(groups))], classes, seed, [f"p{group}" for group in groups])
+        parts = cut(uncut, {"val": 0.2, "test": 0.2})
+        splits = [{uncut.groups[row] for row in rows} for rows in parts.values()] if uncut.groups else []
+        assert sum(map(len, splits)) == 8
+        ratios.append(float(np.sqrt(cost(counts_of(uncut, parts)[None], totals)[0] / cost(held, totals).min())))
+    assert np.median(ratios) < 2, ratios
+
+
+def test_every_class_of_three_groups_is_in_every_split_and_two_are_training_and_validation() -> None:
+    sizes = {0: [50, 9, 30, 4], 1: [1, 1, 70], 2: [5, 20], 3: [8]}
+    rows = [
+        (number, f"{number}-{at}")
+        for number, groups in sizes.items()
+        for at, size in enumerate(groups)
+        for _ in range(size)
+    ]
+    uncut = Uncut(
+        [f"{row}" for row in range(len(rows))],
+        np.array([number for number, _ in rows]),
+        0,
+        [group for _, group in rows],
+    )
+    counts = counts_of(uncut, cut(uncut, FRACTIONS))
+    assert counts[:2].min() >= 1
+    assert counts[1].tolist() == [1, 1, 70]
+    assert counts[2:].tolist() == [[5, 0, 20], [0, 0, 8]]
+
+
+def test_too_few_groups_for_the_splits_are_refused() -> None:
+    uncut = images([20, 20], groups=[f"p{row % 2}" for row in range(40)])
+    with pytest.raises(ValueError, match=r"data\.test_fraction=0\.2 of 40 images in 2 groups makes a split of 0"):
+        cut(uncut, FRACTIONS)
+    for whole in (uncut, replace(uncut, groups=None), images([21, 20])):
+        with pytest.raises(
+            ValueError, match=r"val_fraction=0\.5 and data\.test_fraction=0\.5 of 4. images.* leave none"
+        ):
+            cut(whole, {"val": 0.5, "test": 0.5})
+
+
+@pytest.mark.parametrize("has_groups", [False, True])
+@pytest.mark.parametrize("fold", [None, Fold(2, 3)])
+def test_images_of_an_earlier_cut_stay_and_only_new_ones_are_cut(has_groups: bool, fold: Fold | None) -> None:
+    num_moved = 0
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        every = grouped(random)
+        every = every if has_groups else replace(every, groups=None)
+        order = random.permutation(len(every.names))
+        old = every.take(np.sort(order[: len(order) * 2 // 3]))
+        if (units_of(old) if has_groups else np.bincount(old.classes)).min() < 3:
+            continue
+        before = split_of(old, FRACTIONS, fold)
+        after = split_of(replace(every, kept=before), FRACTIONS, fold)
+        assert before.items() <= after.items()
+        assert {after[name] for name in after if name not in before} == {"train", "val", "test"}
+        again = split_of(every, FRACTIONS, fold)
+        num_moved += sum(again[name] != split for name, split in before.items())
+        if every.groups is not None:
+            found = {(group, after[name]) for group, name in zip(every.groups, every.names, strict=True)}
+            assert len(found) == len({*every.groups})
+        elif fold is None:  # the new ones make up for sizes
+            counts = counts_of(every, cut(replace(every, kept=before), FRACTIONS))
+            assert (abs(counts[:, :2] - counts.sum(1, keepdims=True) * [0.1, 0.2]) <= 1).all()
+    assert num_moved > 0
+
+
+def test_what_cannot_be_cut_of_few_new_images_is_trained_on() -> None:
+    old = images([20, 20])
+    before = split_of(old, FRACTIONS)
+    more = images([20, 21])
+    assert split_of(replace(more, kept=before), FRACTIONS)["40.png"] == "train"
+    folds = [split_of(old, FRACTIONS, Fold(number, 10)) for number in range(10)]
+    again = [split_of(replace(more, kept=kept), FRACTIONS, Fold(number, 10)) for number, kept in enumerate(folds)]
+    assert [split["40.png"] for split in again].count("test") == 1
+    rows = [
+        next(row for row, name in enumerate(old.names) if before[name] == split) for split in ("val", "test", "train")
+    ]
+    four = old.take(np.array([*rows, *(row for row in range(40) if row not in rows)][:4]))
+    assert split_of(replace(four, kept=before), FRACTIONS).items() <= before.items()
+    fewer = images([9, 20])
+    assert len(split_of(replace(fewer, kept=before), FRACTIONS, Fold(0, 10))) == 29
+
+
+def test_a_split_that_is_given_is_not_overruled_and_its_old_images_are_trained_on() -> None:
+    uncut = images([30, 30])
+    before = split_of(uncut, FRACTIONS)
+    after = split_of(replace(uncut, kept=before), {"val": 0.1})
+    assert all(after[name] == ("train" if split == "test" else split) for name, split in before.items())
+
+
+def test_an_image_that_a_list_repeats_is_in_one_split() -> None:
+    names = [f"{row % 25}.png" for row in range(60)]
+    for classes in (np.arange(60) % 25 % 2, np.arange(60) % 2):
+        uncut = Uncut(names, classes, 0)
+        found = {(names[row], split) for split, rows in cut(uncut, FRACTIONS).items() for row in rows.tolist()}
+        assert len(found) == 25
+        reversed_rows = uncut.take(np.arange(60)[::-1])
+        assert split_of(reversed_rows, FRACTIONS) == split_of(uncut, FRACTIONS)
