@@ -130,3 +130,13 @@ def test_settings_that_are_gone_are_dropped_from_a_saved_run(tmp_path: Path) -> 
     tree["notify"]["url"], tree["trainer"]["cudnn_search"], tree["compile"] = "https://h/x", True, "reduce-overhead"
     write_atomically(tmp_path / "config.yaml", yaml.safe_dump(tree))
     assert config_file.load(tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize("option", ["image_folder data.root=x", "list data.file=x.csv"])
+def test_a_run_that_was_saved_before_there_were_groups_has_none(tmp_path: Path, option: str) -> None:
+    config = check_config(compose_config(f"data={option}".split()))
+    tree = config_file.to_tree(config)
+    for key in ("group", "group_column", "shared_groups"):
+        tree["data"].pop(key, None)
+    write_atomically(tmp_path / "config.yaml", yaml.safe_dump(tree))
+    assert config_file.load(tmp_path / "config.yaml") == config

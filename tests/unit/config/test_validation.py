@@ -312,6 +312,7 @@ def test_an_error_names_its_key_and_a_fix(text: str) -> None:
         (["augment.random_resized_crop.scale=[0.5,1]", "data.memory=device"], ["crops in host memory: use data.mem"]),
         (["data.has_crops=true"], ["data.has_crops is not a key"]),
         (["+data.has_crops=true"], ["data.has_crops is set by the training itself: remove it"]),
+        (["+data.kept={}"], ["data.kept is set by the training itself: remove it"]),
         (["data.image_size=[224]"], ["data.image_size=[224] must be int >= 8 or [height, width] or null"]),
         (["data.crop_percent=0"], ["data.crop_percent=0 must be auto or 0 < float <= 1"]),
     ],
