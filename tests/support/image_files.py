@@ -17,7 +17,7 @@ VIEW = View.from_keys(8, "auto", "crop", "auto", "white")
 SETTINGS: dict[str, Any] = {
     "image_size": 8, "crop_percent": "auto", "fit": "crop", "interpolation": "auto", "channels": 3,
     "background": "white", "val_fraction": 0.25, "test_fraction": 0.25, "split_seed": 0, "cache": None,
-    "memory": "host", "group": None,
+    "memory": "host", "group": None, "test_after": None,
 }  # fmt: skip
 
 

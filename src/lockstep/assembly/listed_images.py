@@ -25,7 +25,7 @@ def files_of(
     arguments = section.arguments()
     view = View.from_keys(*(arguments.pop(name) for name in VIEW_KEYS))
     settings = {name: arguments.pop(name) for name in ("channels", "cache")}
-    cutting = [arguments.pop(name) for name in ("val_fraction", "test_fraction", "split_seed")]
+    cutting = [arguments.pop(name) for name in ("val_fraction", "test_fraction", "split_seed", "test_after")]
     least = 2 if is_cut else 1
     table = list_classes(**arguments, least=least) if section.target == IMAGE_FOLDER else read_list(**arguments)
     table = complete_splits(table, *cutting, fold=fold_of(section), kept=kept) if is_cut else table

@@ -93,7 +93,7 @@ def literal(value: Any) -> str:
         return json.dumps(value, default=str, separators=(",", ":"))
     try:
         is_plain = yaml.safe_load(value) == value
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # a day that does not exist, 2026-06-31
         is_plain = True
     return value if is_plain else f"'{value}'"
 

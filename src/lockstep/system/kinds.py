@@ -4,10 +4,11 @@
 for the check of a configuration, `--help` and docs/configuration.md.
 """
 
+from datetime import date
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
-from pydantic import AllowInfNan
+from pydantic import AfterValidator, AllowInfNan
 from typing_extensions import Doc
 
 LARGEST = 2**31 - 1  # what SLURM, process groups and kernels count to
@@ -20,6 +21,14 @@ PositiveFraction = Annotated[float, Gt(0), Lt(1)]
 NonNegative = Annotated[float, Ge(0), AllowInfNan(False)]
 PositiveFloat = Annotated[float, Gt(0), AllowInfNan(False)]
 PathText = Annotated[str, MinLen(1), "a path"]  # a plain string is shown instead of the type
+
+
+def _check_day(text: str) -> str:
+    date.fromisoformat(text)
+    return text
+
+
+Day = Annotated[str, AfterValidator(_check_day), "YYYY-MM-DD"]
 # shared by several sources of images
 Channels = Annotated[Literal[1, 3], Doc("1 = grey, 3 = RGB")]
 Side = Annotated[int, Ge(8), Le(LARGEST)]
@@ -45,6 +54,7 @@ Background = Annotated[
 Cache = Annotated[PathText | None, Doc("folder for the decoded images; null = decode in every run")]
 FilesRoot = Annotated[PathText, Doc("folder of the files, or a URL such as s3://bucket/files or zip://::https://...")]
 Group = Annotated[str, MinLen(1), "a regular expression"]
+TestAfter = Annotated[Day | None, Doc("first day of the test images, all others are older; null = a random test split")]
 SplitSeed = Annotated[Seed, Doc("seed of the random split into train, validation and test")]
 # shared by the libraries of networks
 Pretrained = Annotated[bool | PathText, Doc("initial weights: true = those of the library, downloaded once, or a file")]

@@ -64,6 +64,11 @@ def test_a_number_above_the_largest_one_is_an_error(key: str, more: tuple[str, .
     assert error == f"{key}=99999999999999999999 is too large: 2,147,483,647 at most"
 
 
+def test_a_day_that_does_not_exist_is_an_error() -> None:
+    (error,) = errors("data=image_folder", "data.root=x", "data.test_after=2026-06-31")
+    assert error == "data.test_after=2026-06-31 must be YYYY-MM-DD or null, as image_folder has it"
+
+
 def test_a_seed_may_be_any_whole_number() -> None:
     assert errors("seed=99999999999999999999", "data=synthetic", "data.seed=20261122134500") == []
 

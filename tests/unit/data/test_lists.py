@@ -25,6 +25,7 @@ LIST: dict[str, Any] = {
     **SETTINGS,
     **{"root": None, "path_column": "path", "target_columns": ["label"], "targets": "classes", "split_column": None},
     "group_column": None,
+    "date_column": None,
     "image_size": None,
     "has_crops": False,
 }

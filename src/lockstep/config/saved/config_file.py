@@ -17,7 +17,10 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system.trees import at, from_yaml
 
 GONE = (("notify", "url"), ("trainer", "cudnn_search"), ("search", "objectives"))  # keys of earlier versions
-OF_GROUPS = {IMAGE_FOLDER: ("group",), IMAGE_LIST: ("group", "group_column")}  # not in earlier versions
+OF_CUTS = {  # not in earlier versions
+    IMAGE_FOLDER: ("group", "test_after"),
+    IMAGE_LIST: ("group", "group_column", "date_column", "test_after"),
+}
 
 
 def to_tree(config: Config) -> dict[str, Any]:
@@ -73,7 +76,7 @@ def _to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
             tree[section].pop(key, None)
     if isinstance(tree.get("trainer"), dict):
         tree["trainer"].setdefault("virtual_shards", None)  # not in earlier versions
-    for key in OF_GROUPS.get(str(at(tree, ["data", "_target_"])), ()):
+    for key in OF_CUTS.get(str(at(tree, ["data", "_target_"])), ()):
         tree["data"].setdefault(key, None)
     if tree.get("compile") == "reduce-overhead":
         tree["compile"] = True

@@ -36,9 +36,9 @@ class ImageTable:
     """Image files in a fixed order, with their targets and states. `setting` identifies them in messages.
 
     `names` (N) are paths below `folder`, `targets` (N, ...) those of the task, `splits` positions int64 by split,
-    `states` (N, 3) bytes, mtime_ns and ctime_ns of each file, and `groups` (N) as those of `Images`. `digest` changes
-    with every file that is added, removed, renamed or written to. `origin` is the path of the folder or list. A copy
-    has digest and origin of its source, so that both use one cache.
+    `states` (N, 3) bytes, mtime_ns and ctime_ns of each file, `groups` (N) as those of `Images`, and `dates` (N),
+    None for those in EXIF data. `digest` changes with every file that is added, removed, renamed or written to.
+    `origin` is the path of the folder or list. A copy has digest and origin of its source, so that both use one cache.
     """
 
     setting: str
@@ -51,6 +51,7 @@ class ImageTable:
     class_names: tuple[str, ...]
     splits: dict[str, NDArray[np.int64]]
     groups: list[str] | None = None
+    dates: list[str] | None = None
 
 
 def list_classes(root: str, group: str | int | None = None, least: int = 2) -> ImageTable:

@@ -23,6 +23,7 @@ from lockstep.data.images.image_table import (
     states_of,
 )
 from lockstep.data.images.preprocessing import View
+from lockstep.data.sources.dates import cut_newest
 from lockstep.data.splits import Images, Splits
 from lockstep.system.kinds import (
     Background,
@@ -37,6 +38,7 @@ from lockstep.system.kinds import (
     PathText,
     Positive,
     SplitSeed,
+    TestAfter,
 )
 
 
@@ -56,6 +58,7 @@ def image_folder(
     val_fraction: Annotated[Fraction, Doc("fraction of the training images to use for validation")],
     test_fraction: Annotated[Fraction, Doc("fraction of the training images to use for the test")],
     split_seed: SplitSeed,
+    test_after: TestAfter,
     cache: Cache,
     memory: Literal["auto", "device", "host", "stream", "once"],
     has_crops: bool,
@@ -79,7 +82,7 @@ def image_folder(
     whose name is in `kept` stay in that split of an earlier cut. Raises FileNotFoundError for missing folders, and
     ValueError with all images that cannot be decoded or differ in size.
     """
-    table = complete_splits(list_classes(root, group), val_fraction, test_fraction, split_seed, fold, kept)
+    table = complete_splits(list_classes(root, group), val_fraction, test_fraction, split_seed, test_after, fold, kept)
     view = View.from_keys(image_size, crop_percent, fit, interpolation, background)
     decoding = Decoding(table=table, view=view, channels=channels, cache=cache, is_scaled=has_crops)
     return decoding.splits(memory)
@@ -90,14 +93,17 @@ def complete_splits(
     val_fraction: float,
     test_fraction: float,
     split_seed: int,
+    test_after: str | None,
     fold: Fold | None = None,
     kept: Mapping[str, str] | None = None,
 ) -> ImageTable:
-    """Cut missing splits from train by their fraction; with a `fold` of train, that is the test.
+    """Cut missing splits from train by their fraction; with a `fold` of train or `test_after`, that is the test.
 
     `kept` are the splits of images in an earlier cut, by name, where they stay. If targets are classes, each split gets
     images of every class that is large enough.
     """
+    if test_after is not None:
+        table = cut_newest(table, test_after, fold)
     given = table.splits if fold is None else {name: rows for name, rows in table.splits.items() if name != "test"}
     fractions = {"val": val_fraction, "test": test_fraction}
     missing = {name: fraction for name, fraction in fractions.items() if name not in given}

@@ -42,6 +42,7 @@ from lockstep.system.kinds import (
     Interpolation,
     PathText,
     SplitSeed,
+    TestAfter,
 )
 
 Columns = dict[str, list[Any]]
@@ -60,6 +61,7 @@ def image_list(
     split_column: Annotated[str | None, Doc("column with train, val or test; null = random split by the fractions")],
     group: Annotated[Group | None, Doc("images that stay in one split: the first (...) in their path, as listed")],
     group_column: Annotated[str | None, Doc("column with the group of each image, such as its patient")],
+    date_column: Annotated[str | None, Doc("column with the days for test_after; null = the EXIF date of each image")],
     image_size: ImageSize,
     channels: Channels,
     crop_percent: CropPercent,
@@ -69,6 +71,7 @@ def image_list(
     val_fraction: Annotated[Fraction, Doc("fraction of the training images to use for validation")],
     test_fraction: Annotated[Fraction, Doc("fraction of the training images to use for the test")],
     split_seed: SplitSeed,
+    test_after: TestAfter,
     cache: Cache,
     memory: Literal["auto", "device", "host", "stream", "once"],
     has_crops: bool,
@@ -88,8 +91,8 @@ def image_list(
     `kept` stay in that split of an earlier cut. Raises FileNotFoundError, and ValueError with file, row and column of
     each cell that cannot be used.
     """
-    table = read_list(file, root, path_column, target_columns, targets, split_column, group, group_column)
-    table = complete_splits(table, val_fraction, test_fraction, split_seed, fold, kept)
+    table = read_list(file, root, path_column, target_columns, targets, split_column, group, group_column, date_column)
+    table = complete_splits(table, val_fraction, test_fraction, split_seed, test_after, fold, kept)
     view = View.from_keys(image_size, crop_percent, fit, interpolation, background)
     decoding = Decoding(table=table, view=view, channels=channels, cache=cache, is_scaled=has_crops)
     return decoding.splits(memory)
@@ -104,6 +107,7 @@ def read_list(
     split_column: str | None,
     group: str | None,
     group_column: str | None,
+    date_column: str | None,
 ) -> ImageTable:
     """List the image files of `image_list` without opening them, with the splits of `split_column`."""
     path = require_path(file, f"data.file={file}")
@@ -114,6 +118,8 @@ def read_list(
         settings[group_column] = "data.group_column"
         if group is not None:
             raise ValueError(f"data.group={group} and data.group_column={group_column} are both set: set one to null.")
+    if date_column is not None:
+        settings[date_column] = "data.date_column"
     cells = _read(path, f"data.file={file}", settings)
     splits = _splits(cells, split_column)
     if targets == "classes" and len(target_columns) == 1:
@@ -121,6 +127,7 @@ def read_list(
     else:
         convert = _number if targets == "numbers" else _zero_or_one
         values, class_names = _numbers(cells, target_columns, convert), tuple(target_columns)
+    dates = None if date_column is None else list(map(str, cells.columns[date_column]))
     groups = _groups(cells, path_column, group, group_column)
     folder = path.parent if root is None else require_path(root, f"data.root={root}")
     copied = copying.read_record(folder.absolute().parent)
@@ -133,7 +140,7 @@ def read_list(
     copied, origin = copying.record_of(folder, names, states[:, :2].tolist()), str(path.resolve())
     digest = digest_of(names, states) if copied is None else copied.digest
     place = cells.setting, folder.resolve()
-    return ImageTable(*place, names, states, digest, origin, values, class_names, splits, groups)
+    return ImageTable(*place, names, states, digest, origin, values, class_names, splits, groups, dates)
 
 
 def listed_names(file: str, path_column: str) -> list[str]:
