@@ -98,6 +98,7 @@ def _read(root: Path, cache: str | None, memory: Literal["host", "stream"]) -> I
     with contextlib.redirect_stdout(io.StringIO()):
         splits = image_folder(
             root=str(root),
+            group=None,
             image_size=IMAGE_SIZE,
             channels=3,
             crop_percent=1.0,
@@ -107,6 +108,7 @@ def _read(root: Path, cache: str | None, memory: Literal["host", "stream"]) -> I
             val_fraction=0.1,
             test_fraction=0.1,
             split_seed=0,
+            test_after=None,
             cache=cache,
             memory=memory,
             has_crops=False,

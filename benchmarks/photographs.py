@@ -76,6 +76,7 @@ def _read(root: Path, cache: str | None) -> Images:
     with contextlib.redirect_stdout(io.StringIO()):
         splits = image_folder(
             root=str(root),
+            group=None,
             image_size=IMAGE_SIZE,
             crop_percent=1.0,
             fit="crop",
@@ -85,6 +86,7 @@ def _read(root: Path, cache: str | None) -> Images:
             val_fraction=0.01,
             test_fraction=0.01,
             split_seed=0,
+            test_after=None,
             cache=cache,
             memory="host" if cache else "stream",
             has_crops=True,

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from lockstep.assembly.data_cut import fold_of, refuse_shared_groups
-from lockstep.assembly.run_parts import seed_splits, source
+from lockstep.assembly.run_parts import fold_of, seed_splits, source
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, OF_FILES, Data
 from lockstep.data.images.decoded_splits import Decoding
@@ -36,7 +35,7 @@ def open_source(seed: int, has_crops: bool, section: Data) -> tuple[Splits, Deco
     """Return the images of a source; those of files are not decoded, and kept whole with `has_crops`."""
     if section.target in OF_FILES:
         decoding = files_of(section, has_crops=has_crops)
-        return refuse_shared_groups(section, decoding.list_splits()), decoding
+        return decoding.list_splits(), decoding
     return seed_splits(source(section), seed), None
 
 

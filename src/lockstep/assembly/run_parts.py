@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.layer_sync import LayerSync
 
-from lockstep.assembly import data_cut, data_record, networks, try_out
+from lockstep.assembly import data_record, networks, try_out
 from lockstep.assembly.checkpoint_io import AtomicCheckpointIO
 from lockstep.assembly.precision import lightning_precision
 from lockstep.assembly.session import Session
@@ -20,6 +20,7 @@ from lockstep.config import build, features
 from lockstep.config.checks import signatures
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.target_sections import OF_FILES, Data, is_ours
+from lockstep.data.cuts import Fold
 from lockstep.data.module import Batching, ImageData
 from lockstep.data.splits import Images, Splits, identity_statistics, is_streamed
 from lockstep.data.transforms.augment import Augment
@@ -111,7 +112,7 @@ def source(
     does not take: those of an evaluation were not checked before.
     """
     refuse_unfit_arguments(section)
-    given = {"memory": section.memory, "fold": data_cut.fold_of(section), "kept": kept}
+    given = {"memory": section.memory, "fold": fold_of(section), "kept": kept}
     taken = [key for key, value in given.items() if value is not None and signatures.has_parameter(section.target, key)]
     supplied: dict[str, Any] = {key: given[key] for key in taken}
     supplied |= {"has_crops": has_crops} if section.target in OF_FILES else {}
@@ -120,7 +121,11 @@ def source(
         raise ConfigError(Error(f"data.folds={section.folds}", problem, "remove data.folds"))
     if is_once and section.memory == "auto" and is_ours(section.target) and "cache" in section.arguments():
         supplied["memory"] = "once"
-    return data_cut.refuse_shared_groups(section, build.build(section, **supplied))
+    return build.build(section, **supplied)
+
+
+def fold_of(section: Data) -> Fold | None:
+    return None if section.folds is None else Fold(section.fold, section.folds)
 
 
 def refuse_unfit_arguments(section: Data) -> None:

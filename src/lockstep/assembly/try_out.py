@@ -50,6 +50,7 @@ def try_out(here: Session, data: ImageData, module: Classifier) -> None:
 
 def refuse_unfit_images(config: Config, images: Splits) -> None:
     """Raise ConfigError if the images of a source do not fit the settings of data and augment."""
+    refuse_shared_groups(config, images)
     name, pixels, memory = f"data._target_={config.data.target}", images.train.pixels, config.data.memory
     found: list[Error] = []
     if memory not in ("auto", "stream") and is_streamed(pixels):
@@ -80,6 +81,20 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
         found.append(Error(key, f"does not fit inside the images of {name}", hint))
     if found:
         raise ConfigError(*found)
+
+
+def refuse_shared_groups(config: Config, images: Splits) -> None:
+    """Raise ConfigError for a group in two splits, which make an evaluation too good, unless that is accepted."""
+    first, shared = dict[str, tuple[str, str]](), dict[str, str]()
+    for split, part in images.parts.items() if config.data.shared_groups == "refuse" else ():
+        for group, name in zip(part.groups or (), part.names, strict=False):
+            known, other = first.setdefault(group, (split, name))
+            if known != split:
+                shared.setdefault(group, f"{known} ({other}) and {split} ({name})")
+    for group, places in shared.items():
+        problem = f"forbids {plural(len(shared), 'group')} in two splits, such as {group} in {places}"
+        hint = "move their images, or set data.shared_groups=accept"
+        raise ConfigError(Error("data.shared_groups=refuse", problem, hint))
 
 
 def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:

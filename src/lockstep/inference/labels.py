@@ -67,7 +67,7 @@ def judge(
         session.open_session(folder, settings, world) as here,
         contextlib.redirect_stdout(sys.stderr if is_json else out),
     ):
-        images = run_parts.splits(here, is_once=True)
+        images = run_parts.splits(here, RunFolder(Path(run)), is_once=True)
         data_record.compare(here, images, RunFolder(Path(run)))
         paths = [Path(predictions)] if predictions is not None else _predict(here, images, Path(checkpoint))
 

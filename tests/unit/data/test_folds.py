@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from sklearn.model_selection import StratifiedKFold
 from torch.utils.data import Subset
 
-from lockstep.assembly.data_cut import refuse_shared_groups
-from lockstep.assembly.listed_images import open_source
 from lockstep.assembly.run_parts import source
+from lockstep.assembly.try_out import refuse_shared_groups, refuse_unfit_images
 from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
 from lockstep.data.cuts import Fold, Uncut, cut
@@ -164,28 +163,17 @@ def test_samples_of_an_earlier_cut_of_a_dataset_stay_where_they_were(tmp_path: P
 
 
 def test_a_group_in_two_given_splits_is_refused_unless_it_is_accepted(tmp_path: Path) -> None:
-    for name in (
-        "train/a/p1_1",
-        "train/a/p3_1",
-        "train/a/p4_1",
-        "test/a/p1_2",
-        "train/b/p2_1",
-        "train/b/p5_1",
-        "test/b/p2_2",
-    ):
+    trained, tested = ("a/p1_1", "a/p3_1", "a/p4_1", "b/p2_1", "b/p5_1"), ("a/p1_2", "b/p2_2")
+    for name in (*(f"train/{name}" for name in trained), *(f"test/{name}" for name in tested)):
         write_image(tmp_path / f"{name}.png")
     settings = ["data=image_folder", f"data.root={tmp_path}", r"data.group='/(p\d+)_'", "data.val_fraction=0.4"]
     (config,) = plan([*settings, "data.cache=null", "data.image_size=8"]).configs
     both = r"2 groups in two splits, such as p1 in train \(train/a/p1_1.png\) and test \(test/a/p1_2.png\): move"
-    for load in (source, partial(open_source, 0, False)):
-        with pytest.raises(
-            ConfigError, match=rf"data\.shared_groups=refuse forbids {both}.*data\.shared_groups=accept"
-        ):
-            load(config.data)
-        load(config.data.model_copy(update={"shared_groups": "accept"}))
-    visits = Visits(count=300)
-    splits = of_dataset(tmp_path)(train=visits, test=Visits(split="test", count=50))
-    with pytest.raises(
-        ConfigError, match=r"10 groups in two splits, such as \d+ in \w+ \(train/\d+\) and test \(test/\d+\)"
-    ):
-        refuse_shared_groups(config.data, splits)
+    with pytest.raises(ConfigError, match=rf"data\.shared_groups=refuse forbids {both}.*data\.shared_groups=accept"):
+        refuse_unfit_images(config, source(config.data))
+    (accepted,) = plan([*settings, "data.cache=null", "data.image_size=8", "data.shared_groups=accept"]).configs
+    refuse_unfit_images(accepted, source(accepted.data))
+    splits = of_dataset(tmp_path)(train=Visits(count=300), test=Visits(split="test", count=50))
+    both = r"10 groups in two splits, such as \d+ in \w+ \(train/\d+\) and test \(test/\d+\)"
+    with pytest.raises(ConfigError, match=both):
+        refuse_shared_groups(config, splits)
