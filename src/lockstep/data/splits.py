@@ -17,6 +17,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lockstep.distributed.rng import generator
+from lockstep.system.wording import plural
 
 if TYPE_CHECKING:
     from lockstep.data.images.image_table import ImageTable
@@ -148,6 +149,11 @@ class Images:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def num_groups(self) -> int:
+        """Groups that these images are of; 0 if unknown."""
+        return len({*(self.groups or ())})
+
     def head(self, count: int) -> "Images":
         """Return the first images."""
         pixels = self.pixels[:count] if isinstance(self.pixels, Tensor) else self.pixels.head(count)
@@ -211,6 +217,15 @@ def describe_counts(names: Sequence[str], counts: Sequence[int], balance: float 
         ends = [counts.index(end(counts)) for end in (min, max)]
         every = f"{len(names):,} classes: {' to '.join(f'{texts[number]} ({names[number]})' for number in ends)}"
     return every + (f" in an epoch, data.balance={balance:g}" if balance else "")
+
+
+def describe_groups(splits: Splits) -> str:
+    """List images and groups, as in "train 1,204 images of 96 groups, val 150 of 12"; empty without groups."""
+    counts = [(name, len(part), part.num_groups) for name, part in splits.parts.items() if part.num_groups]
+    texts = [f"{name} {images:,} of {groups:,}" for name, images, groups in counts]
+    for name, images, groups in counts[:1]:
+        texts[0] = f"{name} {plural(images, 'image')} of {plural(groups, 'group')}"
+    return ", ".join(texts)
 
 
 def value_counts(pixels: Tensor) -> Tensor:
