@@ -85,9 +85,8 @@ def measure(what: str, images: Sequence[Image.Image]) -> list[Row]:
     torch.set_num_threads(1)
     draws, rows, thumbnails = np.random.default_rng(1), list[Row](), [*map(_thumbnail, images)]
     for name, edit in EDITS.items():
-        pairs = [
-            [one, _thumbnail(edit(image, draws))] for one, image in zip(thumbnails, images[:MOST_EDITED], strict=False)
-        ]
+        edited = [_thumbnail(edit(image, draws)) for image in images[:MOST_EDITED]]
+        pairs = [*zip(thumbnails, edited, strict=False)]
         found = (near_pairs([each for each in pair if each is not None], THRESHOLD) for pair in pairs)
         rows.append(Row(f"{what}: {name}, missed", f"{sum(not each for each in found):,}", "", len(pairs)))
     compared, times = [each for each in thumbnails if each is not None], list[float]()

@@ -51,6 +51,8 @@ def check(typed: Sequence[str], source: compose.Source, *, is_json: bool = False
     With `is_json` standard output is one JSON object. `pictures` is a PNG file for the pairs of copies.
     """
     if pictures is not None:
+        if Path(pictures).suffix != ".png" or Path(pictures).is_dir():
+            raise ValueError(f"--pictures {pictures}: name a file that ends in .png.")
         need_writable("--pictures", pictures)
     with contextlib.redirect_stdout(sys.stderr if is_json else sys.stdout):
         config = build.settle_config(overrides.check(typed, source).configs[0])
@@ -126,7 +128,7 @@ def _check(config: Config, pictures: str | None) -> Found:
     lines = [f"broken: {line}" for line in broken] + [f"targets: {line}" for line in unfit]
     for group in (wrong, twice, near):
         lines += shorten_lines([f"{each.kind}: {each.text}" for each in group]).splitlines()
-    if any(not each.is_equal for each in leaks) and all(part.groups is None for part in images.parts.values()):
+    if any(each.distance for each in leaks) and all(part.groups is None for part in images.parts.values()):
         lines.append(HINT)
     facts = {
         "data": config.data.target,

@@ -17,7 +17,7 @@ from lockstep.system.wording import plural
 
 MOST_PAIRS = 24
 SIDE = 240  # pixels of a picture
-MOST_LETTERS = 21  # of a line below a picture
+MOST_LETTERS = 20  # of a line below a picture
 
 
 def draw_pairs(path: Path, splits: Splits, copies: Sequence[Copies]) -> str:
@@ -31,6 +31,7 @@ def draw_pairs(path: Path, splits: Splits, copies: Sequence[Copies]) -> str:
     count = plural(len(copies), "pair") if len(shown) == len(copies) else f"{len(shown)} of {len(copies):,} pairs"
     with plots.style():
         figure = plots.pair_grid(images, captions, heads, [bool(each.kinds) for each in shown], f"Copies: {count}")
+        path.resolve().parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path.resolve()) as file:
             figure.savefig(file, format="png", dpi=pictures.DPI)
     return f"pictures of {count} in {path}"

@@ -42,7 +42,7 @@ class Copies(NamedTuple):
 
     @property
     def kind(self) -> str:
-        return " and ".join(self.kinds) or ("twice" if self.is_equal else "near")
+        return " and ".join(self.kinds) or ("near" if self.distance else "twice")
 
     @property
     def has_targets(self) -> bool:
@@ -60,7 +60,9 @@ class Copies(NamedTuple):
         texts = [f"{split}: {name}{f' ({target})' if self.has_targets else ''}" for split, name, target, _ in shown]
         more = [f"{len(self.images) - len(shown):,} more"] if len(self.images) > len(shown) else []
         distance = f", distance {self.distance:.4f}" if self.distance else ""
-        return (" = " if self.is_equal else " ~ ").join([*texts, *more]) + distance + self.where
+        signs = [" ~ " if self.distance else " = ", *[" = " if self.is_equal else " ~ "] * len(self.images)]
+        others = "".join(sign + text for sign, text in zip(signs, [*texts[1:], *more], strict=False))
+        return texts[0] + others + distance + self.where
 
 
 class Found(NamedTuple):
@@ -78,7 +80,7 @@ class _Entry(NamedTuple):
 
 
 def find_copies(inspection: Inspection, folds: Sequence[Splits], threshold: float) -> Found:
-    """Find equal images, and with a threshold near ones. They leak if they are in several splits in any of the folds."""
+    """Find equal images, and with a threshold near ones. They leak if they are in several splits of any fold."""
     entries = [*_entries(inspection)]
     firsts, equal = dict[bytes, int](), list[Pair]()
     for number, entry in enumerate(entries):

@@ -1,7 +1,7 @@
 """Pairs of images that are the same picture but for size, quality, brightness, contrast or a crop of up to 10 %.
 
 The distance of two images is 1 - r: r is the correlation of their sharpened grey levels at 16x16, of one whole and of
-the best of several crops of the other. Brightness and contrast drop out of it. Only pairs that are alike at 8x8 get one.
+the best of several crops of the other. Brightness and contrast drop out. Only pairs that are alike at 8x8 get one.
 Hashes of 64 to 256 bits miss most crops (docs/log.md).
 """
 
@@ -48,7 +48,7 @@ def near_pairs(thumbnails: Sequence[Tensor], threshold: float) -> list[Pair]:
     if len(thumbnails) < 2:
         return []
     grey = torch.stack([*thumbnails])
-    found = torch.cat([*_candidates(grey, max(threshold, COARSEST))]).sort(1).values.unique(dim=0)
+    found = torch.cat([*_candidates(grey)]).sort(1).values.unique(dim=0)
     pairs = list[Pair]()
     for rows in found.split(BLOCK):
         # rounded: the last bits are those of the machine
@@ -57,9 +57,10 @@ def near_pairs(thumbnails: Sequence[Tensor], threshold: float) -> list[Pair]:
     return sorted(pair for pair in pairs if pair.distance <= threshold)
 
 
-def _candidates(grey: Tensor, limit: float) -> Iterator[Tensor]:
+def _candidates(grey: Tensor) -> Iterator[Tensor]:
     """Yield positions (n, 2) of the nearest of each image, by the coarse distance."""
-    crops = [torch.cat([*parts]) for parts in zip(*(_vectors(part, COARSE, 8) for part in grey.split(BLOCK)))]
+    parts = [[*_vectors(part, COARSE, 8)] for part in grey.split(BLOCK)]
+    crops = [torch.cat(part) for part in zip(*parts, strict=True)]
     for start in range(0, len(grey), BLOCK):
         whole = crops[0][start : start + BLOCK]
         similar = whole @ crops[0].T
@@ -67,7 +68,7 @@ def _candidates(grey: Tensor, limit: float) -> Iterator[Tensor]:
             torch.maximum(similar, whole @ crop.T, out=similar)
         similar.diagonal(start).fill_(-1)
         values, columns = similar.topk(min(NEAREST, len(grey) - 1))
-        rows, places = (values >= 1 - limit).nonzero(as_tuple=True)
+        rows, places = (values >= 1 - COARSEST).nonzero(as_tuple=True)
         yield torch.stack([rows + start, columns[rows, places]], 1)
 
 
@@ -100,7 +101,7 @@ def _vectors(grey: Tensor, crops: Sequence[tuple[float, int]], side: int, sharpn
 
 
 def _area_means(side: int, fraction: float, place: float) -> Tensor:
-    """Return the matrix (side, SIDE) of means over equal parts of a crop: `place` is 0 for the first, 1 for the last."""
+    """Return the matrix (side, SIDE) of means over parts of a crop: `place` is 0 for the first crop, 1 for the last."""
     length = SIDE * fraction / side
     low = (SIDE - SIDE * fraction) * place + length * torch.arange(side).unsqueeze(1)
     pixels = torch.arange(SIDE)

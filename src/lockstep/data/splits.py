@@ -17,7 +17,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from lockstep.distributed.rng import generator
-from lockstep.system.wording import plural
 
 if TYPE_CHECKING:
     from lockstep.data.images.image_table import ImageTable
@@ -224,7 +223,7 @@ def describe_groups(splits: Splits) -> str:
     counts = [(name, len(part), part.num_groups) for name, part in splits.parts.items() if part.num_groups]
     texts = [f"{name} {images:,} of {groups:,}" for name, images, groups in counts]
     for name, images, groups in counts[:1]:
-        texts[0] = f"{name} {plural(images, 'image')} of {plural(groups, 'group')}"
+        texts[0] = f"{name} {images:,} images of {groups:,} group{'s' if groups > 1 else ''}"
     return ", ".join(texts)
 
 
