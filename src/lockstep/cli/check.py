@@ -134,6 +134,10 @@ def _check(config: Config, pictures: str | None) -> Found:
         "data": config.data.target,
         "splits": {split: _split_facts(inspection, split) for split in inspection.seen},
         **texts,
+        "sizes": {
+            side: {"min": min(pixels), "median": statistics.median(pixels), "max": max(pixels)}
+            for side, pixels in zip(("height", "width"), zip(*sizes, strict=True), strict=False)
+        },
         "special": inspection.special(),
         "broken": broken,
         "wrong_targets": unfit,
@@ -157,17 +161,18 @@ def _copies_facts(copies: "Copies") -> dict[str, Any]:
     return {**kind, "fold": copies.where.strip(" ()") or None, "images": images}
 
 
-def _near(config: Config, inspection: "Inspection", count: int, num_in_bursts: int) -> Text:
+def _near(config: Config, inspection: "Inspection", count: int, num_in_bursts: int) -> str | Text:
     """Count near duplicates, images in bursts, and images that are not compared."""
     threshold, seen = config.data.near_duplicates, [each for seen in inspection.seen.values() for each in seen]
     num_left = sum(each.thumbnail is None and not each.errors for each in seen)
     if not threshold:
-        return Text("not looked for: data.near_duplicates=0")
+        return "not looked for: data.near_duplicates=0"
     if num_left == len(seen):
-        return Text(f"not looked for: images are {UNFIT}")
-    text = _finding(count, f"up to a distance of {threshold:g}", is_wrong=False)
-    text.append(f"; {num_in_bursts:,} images near others of their group" if num_in_bursts else "", "default")
-    return text.append(f"; {num_left:,} not compared: {UNFIT}" if num_left else "", "default")
+        return f"not looked for: images are {UNFIT}"
+    found = _finding(count, f"up to a distance of {threshold:g}", is_wrong=False)
+    notes = f"; {num_in_bursts:,} images near others of their group" if num_in_bursts else ""
+    notes += f"; {num_left:,} not compared: {UNFIT}" if num_left else ""
+    return f"{found.plain}{notes}" if notes else found  # only plain text is wrapped
 
 
 def _counts(config: Config, inspection: "Inspection", split: str) -> str:

@@ -64,8 +64,9 @@ def _candidates(grey: Tensor) -> Iterator[Tensor]:
     for start in range(0, len(grey), BLOCK):
         whole = crops[0][start : start + BLOCK]
         similar = whole @ crops[0].T
+        product = torch.empty_like(similar)  # once a block: its pages cost as much as the product
         for crop in crops[1:]:
-            torch.maximum(similar, whole @ crop.T, out=similar)
+            torch.maximum(similar, torch.mm(whole, crop.T, out=product), out=similar)
         similar.diagonal(start).fill_(-1)
         values, columns = similar.topk(min(NEAREST, len(grey) - 1))
         rows, places = (values >= 1 - COARSEST).nonzero(as_tuple=True)

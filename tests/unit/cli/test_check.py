@@ -232,7 +232,7 @@ def photographs(tmp_path: Path) -> Path:
         ("train/fox/06.png", "half the size", "test/fox/half.png"),
         ("train/hen/07.png", "a crop of 90 % of the sides", "val/fox/crop.png"),
         ("train/hen/09.png", "darker by 40 %", "train/fox/dark.png"),
-        ("test/fox/22.png", "JPEG of quality 30", "test/fox/thin.png"),
+        ("test/fox/22.png", "twice the size", "test/fox/thin.png"),
     ):
         near_copies.EDITS[edit](Image.open(root / source), draws).save(root / copy)
     return root
@@ -258,6 +258,7 @@ def test_near_copies_are_leaks_contradictions_or_near_duplicates(
     assert found[3] == "near: test: test/fox/22.png ~ test: test/fox/thin.png"
     distances = [float(line[-6:]) for line in lines[:4]]
     assert distances[:3] == sorted(distances[:3])  # the worst first
+    assert distances[3] < distances[2]
     assert lines[4:] == ["fix: data.group keeps such images in one split (docs/data.md#is-my-test-set-honest)"]
     rows, lines = said(capsys, *PHOTOGRAPHS, "data.near_duplicates=0")
     assert (rows["leaks"], rows["near duplicates"], lines) == ("none", "not looked for: data.near_duplicates=0", [])
@@ -294,6 +295,7 @@ def test_json_has_all_that_the_table_has_and_nothing_else_is_printed(
     assert check(["strategy=cpu", *PHOTOGRAPHS], compose.DEFAULT, is_json=True) == EXIT_FAILED
     found = json.loads(capsys.readouterr().out)
     assert found["splits"]["val"] == {"images": 13, "classes": {"fox": 7, "hen": 6}, "groups": None}
+    assert found["sizes"]["width"] == {"min": 40, "median": 80, "max": 160}
     assert found["broken"][0].endswith("half.png cannot be read (not an image): replace or delete it.")
     assert [(each["kinds"], each["equal"]) for each in found["copies"]].count(([], True)) == 1
     (leak,) = (each for each in found["copies"] if each["kinds"] == ["leak", "contradiction"])
