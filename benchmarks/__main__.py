@@ -12,7 +12,20 @@ from datetime import date
 
 import torch
 
-from benchmarks import augmentations, checkpoint, dropout, input, page, parts, photographs, processes, step, sweep, talk
+from benchmarks import (
+    augmentations,
+    checkpoint,
+    dropout,
+    input,
+    near_copies,
+    page,
+    parts,
+    photographs,
+    processes,
+    step,
+    sweep,
+    talk,
+)
 from benchmarks.table import Row, device, markdown
 
 SECTIONS = (
@@ -22,6 +35,7 @@ SECTIONS = (
     ("Averaged weights", step.averaging),
     ("Input", input.generated),
     ("Photographs", photographs.photographs),
+    ("Near copies", near_copies.near_copies),
     ("Augmentations", augmentations.augmentations),
     ("Messages", talk.messages),
     ("Batch norm", talk.norms),

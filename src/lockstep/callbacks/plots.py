@@ -7,6 +7,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -30,6 +31,7 @@ MOST_NUMBERS = 20  # classes of a matrix with numbers
 NUM_COLUMNS = 6
 GRID_TOP, PICTURE, CAPTION = 0.42, 1.1, 0.125  # inches of a grid: its title, an image, a line below it
 GAP = 0.04  # inches between two pictures of one image
+PAIR_COLUMNS, PAIR_HEAD, PAIR_HEIGHT = 3, 0.18, 1.85  # of a sheet of pairs: columns, inches of a head and of a pair
 
 
 @contextmanager
@@ -98,30 +100,61 @@ def image_grid(
     """
     stacks = [pixels] if below is None else [pixels, below]
     num_lines = max([2, *(caption.count("\n") + 1 for caption in captions)])
-    num_rows = -(-len(captions) // NUM_COLUMNS)
-    cell = (PICTURE + GAP) * len(stacks) + CAPTION * num_lines + 0.09
-    height = GRID_TOP + cell * num_rows
-    fig = new_figure(height)
-    fig.set_layout_engine("none")
-    ax = fig.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0))
-    ax.set_axis_off()
-    ax.text(0.07, 0.08, title, va="top", fontsize=11, fontweight="bold")
+    num_rows, cell = -(-len(captions) // NUM_COLUMNS), (PICTURE + GAP) * len(stacks) + CAPTION * num_lines + 0.09
+    fig, ax = _sheet(GRID_TOP + cell * num_rows, title)
     wide = WIDTH / NUM_COLUMNS
     for number, (caption, right, *stack) in enumerate(zip(captions, is_right, *stacks, strict=False)):
         row, column = divmod(number, NUM_COLUMNS)
         x, y = (column + 0.5) * wide, GRID_TOP + row * cell
         for image in stack:
-            half_width, tall = (PICTURE * side / max(image.shape[1:]) for side in (image.shape[2] / 2, image.shape[1]))
-            if image.dtype != np.uint8:
-                image = 255 * (image - image.min()) / max(image.max() - image.min(), 1e-12)
-            shown = image[0] if len(image) == 1 else image.transpose(1, 2, 0).astype(np.uint8)
-            extent = (x - half_width, x + half_width, y + PICTURE, y + PICTURE - tall)
-            ax.imshow(shown, cmap="gray", vmin=0, vmax=255, interpolation="nearest", extent=extent, aspect="auto")
+            _draw(ax, image, x, y)
             y += PICTURE + GAP
         y -= PICTURE + GAP
         colour = DARK if right else RED
         ax.text(x, y + PICTURE + 0.04, caption, ha="center", va="top", fontsize=7.5, color=colour)
     return fig
+
+
+def pair_grid(
+    pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]],
+    captions: Sequence[tuple[str, str]],
+    heads: Sequence[str],
+    is_wrong: Sequence[bool],
+    title: str,
+) -> Figure:
+    """Draw pairs of images (C, H, W) side by side, a head above each pair, red if wrong, and captions below."""
+    fig, ax = _sheet(GRID_TOP + PAIR_HEIGHT * -(-len(pairs) // PAIR_COLUMNS), title)
+    wide = WIDTH / PAIR_COLUMNS
+    for number, (images, texts, head, wrong) in enumerate(zip(pairs, captions, heads, is_wrong, strict=True)):
+        row, column = divmod(number, PAIR_COLUMNS)
+        y = GRID_TOP + row * PAIR_HEIGHT
+        middle = (column + 0.5) * wide
+        ax.text(middle, y, head, ha="center", va="top", fontsize=8, fontweight="bold", color=RED if wrong else DARK)
+        for side, image, caption in zip((-1, 1), images, texts, strict=True):
+            x = middle + side * (PICTURE + GAP) / 2
+            _draw(ax, image, x, y + PAIR_HEAD)
+            ax.text(x, y + PAIR_HEAD + PICTURE + 0.04, caption, ha="center", va="top", fontsize=7)
+    return fig
+
+
+def _sheet(height: float, title: str) -> tuple[Figure, Axes]:
+    """Create a figure with a title and one `Axes` whose units are inches, from the top left."""
+    fig = new_figure(height)
+    fig.set_layout_engine("none")
+    ax = fig.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0))
+    ax.set_axis_off()
+    ax.text(0.07, 0.08, title, va="top", fontsize=11, fontweight="bold")
+    return fig, ax
+
+
+def _draw(ax: Axes, image: NDArray[Any], x: float, y: float) -> None:
+    """Draw an image (C, H, W) into the square of PICTURE inches below y, around x, at its lower edge."""
+    if image.dtype != np.uint8:
+        image = 255 * (image - image.min()) / max(image.max() - image.min(), 1e-12)
+    half_width, tall = (PICTURE * side / max(image.shape[1:]) for side in (image.shape[2] / 2, image.shape[1]))
+    shown = image[0] if len(image) == 1 else image.transpose(1, 2, 0).astype(np.uint8)
+    extent = (x - half_width, x + half_width, y + PICTURE, y + PICTURE - tall)
+    ax.imshow(shown, cmap="gray", vmin=0, vmax=255, interpolation="nearest", extent=extent, aspect="auto")
 
 
 def short_name(name: str, most: int = 18) -> str:

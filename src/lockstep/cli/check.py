@@ -2,13 +2,15 @@
 
 import contextlib
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
 
+from lockstep.cli.inference import need_writable
 from lockstep.config import build, overrides
 from lockstep.config.checks import data_presence
 from lockstep.config.composing import compose
@@ -16,24 +18,62 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, Data, is_ours
 from lockstep.data.transfer.file_lock import Progress
+from lockstep.runs.files import to_json
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system.hardware import num_visible_gpus
 from lockstep.system.terminal import say, show_table, terminal
 from lockstep.system.wording import plural, similar_names, size_text
 
+# copies that are no leak and no contradiction
+KINDS = ("", "twice", "near")
+UNFIT = "smaller than 29 pixels, or nearly of one grey"  # as near_copies.py has it, which imports torch
+HINT = "fix: data.group keeps such images in one split (docs/data.md#is-my-test-set-honest)"
+
 if TYPE_CHECKING:
+    from lockstep.data.copies import Copies
     from lockstep.data.images.decoded_splits import Decoding
-    from lockstep.data.inspection import Copies, Inspection
+    from lockstep.data.inspection import Inspection
     from lockstep.data.splits import Splits
 
 
-def check(typed: Sequence[str], source: compose.Source) -> int:
-    """Check and show the data of these overrides. Returns 1 for broken images, leaks or wrong targets."""
-    config = build.settle_config(overrides.check(typed, source).configs[0])
-    data_presence.check(config.data)
+class Found(NamedTuple):
+    """What a check found: rows of a table and lines for people, plain values for programs."""
+
+    rows: list[tuple[str, str | Text]]
+    lines: list[str]
+    facts: dict[str, Any]
+    is_wrong: bool
+
+
+def check(typed: Sequence[str], source: compose.Source, *, is_json: bool = False, pictures: str | None = None) -> int:
+    """Check and show the data of these overrides. Returns 1 for broken images, wrong targets, leaks or contradictions.
+
+    With `is_json` standard output is one JSON object. `pictures` is a PNG file for the pairs of copies.
+    """
+    if pictures is not None:
+        if Path(pictures).suffix != ".png" or Path(pictures).is_dir():
+            raise ValueError(f"--pictures {pictures}: name a file that ends in .png.")
+        need_writable("--pictures", pictures)
+    with contextlib.redirect_stdout(sys.stderr if is_json else sys.stdout):
+        config = build.settle_config(overrides.check(typed, source).configs[0])
+        data_presence.check(config.data)
+        found = _check(config, pictures)
+    if is_json:
+        print(to_json(found.facts))
+    else:
+        show_table(f"Data: {config.data.target.rpartition('.')[2]}", found.rows)
+        out = terminal()
+        for line in found.lines:
+            say(out, line)
+    return EXIT_FAILED if found.is_wrong else 0
+
+
+def _check(config: Config, pictures: str | None) -> Found:
     from lockstep.assembly.listed_images import open_source
     from lockstep.assembly.staging import once_a_node
+    from lockstep.data.copies import find_copies
     from lockstep.data.inspection import inspect
+    from lockstep.data.splits import describe_groups, shorten_lines
 
     progress = Progress("Reading images", "images")
     with contextlib.ExitStack() as held:
@@ -48,36 +88,91 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
         images, decoding, folds = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False, held=held)
         inspection = inspect(images, progress.show)
         progress.end()
-        copies = inspection.copies(folds)
-        leaks, twice = ([each for each in copies if each.is_leak is is_leak] for is_leak in (True, False))
+        copies, num_in_bursts = find_copies(inspection, folds, config.data.near_duplicates)
+        drawn = []
+        if pictures is not None:
+            from lockstep.cli.pairs import draw_pairs
+
+            drawn = [draw_pairs(Path(pictures), images, copies)]
         broken, unfit = inspection.broken, _unfit_targets(config, inspection)
-        wrong_targets = f"{plural(len(unfit), 'split')} with some that cannot be learned" if unfit else ""
-        alike = similar_names(images.class_names)
         sizes = [each.size for seen in inspection.seen.values() for each in seen if each.size is not None]
+        texts = {
+            "sizes": _sizes(sizes),
+            "training": _use(images, decoding, sizes),
+            "memory": _placement(config, images, decoding),
+            "steps": _steps(config, len(inspection.seen["train"])),
+        }
         is_folder = config.data.target == IMAGE_FOLDER
-        rows = [
-            *((split, _counts(config, inspection, split)) for split in inspection.seen),
-            ("sizes", _sizes(sizes)),
-            ("training", _use(images, decoding, sizes)),
-            ("memory", _placement(config, images, decoding)),
-            ("steps", _steps(config, len(inspection.seen["train"]))),
-            *_special(config, inspection),
-            ("not read", _others(decoding.table.folder) if decoding is not None and is_folder else ""),
-            ("broken", _finding(len(broken), "cannot be used", is_wrong=True)),
-            ("targets", Text(wrong_targets, style="red")),
-            ("leaks", _finding(len(leaks), f"in more than one split{' of a fold' if folds else ''}", is_wrong=True)),
-            ("duplicates", _finding(len(twice), "more than once in a split", is_wrong=False)),
-            ("similar", f"classes {alike}: are they one class?" if alike else ""),
-            ("other targets", _first("of one image", [each for each in copies if each.has_targets])),
-            ("other files", _first("equal once decoded", [each for each in copies if each.has_files])),
-        ]
-    show_table(f"Data: {config.data.target.rpartition('.')[2]}", rows)
+        others = _others(decoding.table.folder) if decoding is not None and is_folder else ""
+    leaks, opposed = ([each for each in copies if kind in each.kinds] for kind in ("leak", "contradiction"))
+    wrong, twice, near = ([each for each in copies if (each.kind if not each.kinds else "") == kind] for kind in KINDS)
+    unlearnable = [each for each in copies if each.is_equal and each.has_targets and not each.is_contradiction]
+    wrong_targets = f"{plural(len(unfit), 'split')} with some that cannot be learned" if unfit else ""
+    alike = similar_names(images.class_names)
+    rows: list[tuple[str, str | Text]] = [
+        *((split, _counts(config, inspection, split)) for split in inspection.seen),
+        ("groups", describe_groups(images)),
+        *texts.items(),
+        *_special(config, inspection),
+        ("not read", others),
+        ("broken", _finding(len(broken), "cannot be used", is_wrong=True)),
+        ("targets", Text(wrong_targets, style="red")),
+        ("leaks", _finding(len(leaks), f"in more than one split{' of a fold' if folds else ''}", is_wrong=True)),
+        ("contradictions", _finding(len(opposed), "in more than one class", is_wrong=True)),
+        ("duplicates", _finding(len(twice), "more than once in a split", is_wrong=False)),
+        ("near duplicates", _near(config, inspection, len(near), num_in_bursts)),
+        ("similar", f"classes {alike}: are they one class?" if alike else ""),
+        ("other targets", _first("of one image", unlearnable)),
+        ("other files", _first("equal once decoded", [each for each in copies if each.has_files])),
+    ]
     lines = [f"broken: {line}" for line in broken] + [f"targets: {line}" for line in unfit]
-    lines += (f"{'leak' if each.is_leak else 'twice'}: {each.text}" for each in (*leaks, *twice))
-    out = terminal()
-    for line in lines:
-        say(out, line)
-    return EXIT_FAILED if broken or unfit or leaks else 0
+    for group in (wrong, twice, near):
+        lines += shorten_lines([f"{each.kind}: {each.text}" for each in group]).splitlines()
+    if any(each.distance for each in leaks) and all(part.groups is None for part in images.parts.values()):
+        lines.append(HINT)
+    facts = {
+        "data": config.data.target,
+        "splits": {split: _split_facts(inspection, split) for split in inspection.seen},
+        **texts,
+        "sizes": {
+            side: {"min": min(pixels), "median": statistics.median(pixels), "max": max(pixels)}
+            for side, pixels in zip(("height", "width"), zip(*sizes, strict=True), strict=False)
+        },
+        "special": inspection.special(),
+        "broken": broken,
+        "wrong_targets": unfit,
+        "near_duplicates": config.data.near_duplicates,
+        "num_in_bursts": num_in_bursts,
+        "copies": [_copies_facts(each) for each in copies],
+    }
+    return Found(rows, lines + drawn, facts, bool(broken or unfit or leaks or opposed))
+
+
+def _split_facts(inspection: "Inspection", split: str) -> dict[str, Any]:
+    part, names = inspection.splits.parts[split], inspection.splits.class_names
+    counts = inspection.splits.class_counts(split)
+    classes = None if counts is None else dict(zip(names, counts, strict=True))
+    return {"images": len(part), "classes": classes, "groups": part.num_groups or None}
+
+
+def _copies_facts(copies: "Copies") -> dict[str, Any]:
+    images = [{"split": split, "name": str(name), "target": target} for split, name, target, _ in copies.images]
+    kind = {"kinds": copies.kinds, "equal": copies.is_equal, "distance": copies.distance}
+    return {**kind, "fold": copies.where.strip(" ()") or None, "images": images}
+
+
+def _near(config: Config, inspection: "Inspection", count: int, num_in_bursts: int) -> str | Text:
+    """Count near duplicates, images in bursts, and images that are not compared."""
+    threshold, seen = config.data.near_duplicates, [each for seen in inspection.seen.values() for each in seen]
+    num_left = sum(each.thumbnail is None and not each.errors for each in seen)
+    if not threshold:
+        return "not looked for: data.near_duplicates=0"
+    if num_left == len(seen):
+        return f"not looked for: images are {UNFIT}"
+    found = _finding(count, f"up to a distance of {threshold:g}", is_wrong=False)
+    notes = f"; {num_in_bursts:,} images near others of their group" if num_in_bursts else ""
+    notes += f"; {num_left:,} not compared: {UNFIT}" if num_left else ""
+    return f"{found.plain}{notes}" if notes else found  # only plain text is wrapped
 
 
 def _counts(config: Config, inspection: "Inspection", split: str) -> str:

@@ -25,11 +25,15 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     preparing.add_argument("--channels", metavar="1|3", help="1: grey, 3: RGB")
     preparing.add_argument("--cache", metavar="FOLDER", help="folder for the decoded images")
     for name, text in (
-        ("check", "check all images for errors, duplicates and leaks between splits; exit code 1 if there are any"),
+        ("check", "check all images for errors, near and equal copies, leaks between splits; exit code 1 for errors"),
         ("fetch", "download the data and pretrained weights that a training needs, for jobs without a network"),
     ):
         subparser = commands.add_parser(name, help=text, description=text)
         subparser.add_argument("overrides", nargs="*", help="settings, such as data=image_folder data.root=flowers")
+        if name == "check":
+            subparser.add_argument("--json", action="store_true", help="print one JSON object only")
+            text = "PNG file to write: the worst pairs of copies, leaks and contradictions first"
+            subparser.add_argument("--pictures", metavar="FILE", help=text)
 
 
 def run_data_command(arguments: argparse.Namespace, source: "Source") -> int:
@@ -40,8 +44,9 @@ def run_data_command(arguments: argparse.Namespace, source: "Source") -> int:
         if arguments.data_command == "prepare":
             changes = {name: getattr(arguments, name) for name in ("image_size", "channels", "cache")}
             return prepare(arguments.root, changes, source)
-        command = check.check if arguments.data_command == "check" else fetch.fetch
-        return command(arguments.overrides, source)
+        if arguments.data_command == "check":
+            return check.check(arguments.overrides, source, is_json=arguments.json, pictures=arguments.pictures)
+        return fetch.fetch(arguments.overrides, source)
     except errors.ConfigError as error:
         errors.exit_with(error)
 

@@ -1,12 +1,12 @@
-"""Inspects every image of a data source: broken ones, duplicates, and sizes."""
+"""Inspects every image of a data source: broken ones, sizes, and what copies are found by."""
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,28 +14,23 @@ from torch import Tensor
 from lockstep.data.images.dataset_samples import Samples
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.preprocessing import size_of
+from lockstep.data.near_copies import thumbnail
 from lockstep.data.splits import ImageError, Images, Splits
 from lockstep.system.hardware import num_cores
 
 
 class Seen(NamedTuple):
-    """One image: digests of its pixels and its file, its size (H, W) before it is scaled, errors, and `SPECIAL`."""
+    """One image: digests of its pixels and its file, its size (H, W) before it is scaled, errors, and `SPECIAL`.
+
+    Near copies are found by its thumbnail; None if it is not compared.
+    """
 
     digest: bytes
     size: tuple[int, int] | None
     errors: tuple[str, ...] = ()
     special: tuple[str, ...] = ()
     file: bytes = b""
-
-
-class Copies(NamedTuple):
-    """Images with the same pixels: their names with their splits, and in what they differ."""
-
-    names: list[str]
-    text: str
-    is_leak: bool
-    has_targets: bool
-    has_files: bool
+    thumbnail: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -61,47 +56,6 @@ class Inspection:
                 for kind in each.special:
                     found.setdefault(kind, []).append(name)
         return found
-
-    def copies(self, folds: Sequence[Splits]) -> list[Copies]:
-        """Group readable images with the same pixels. They leak if they are in several splits in any of the `folds`."""
-        groups: dict[bytes, list[tuple[str, bytes]]] = {}
-        for split, images in self.splits.parts.items():
-            for each, name in zip(self.seen[split], images.names, strict=True):
-                if not each.errors:
-                    groups.setdefault(each.digest, []).append((name, each.file))
-        repeated = [group for group in groups.values() if len(group) > 1]
-        wanted = {name for group in repeated for name, _ in group}
-        placed = {"": _places(self.splits, wanted)}
-        placed |= {f" (data.fold={number})": _places(fold, wanted) for number, fold in enumerate(folds)}
-        return [_copies(group, placed) for group in repeated]
-
-
-def _copies(group: Sequence[tuple[str, bytes]], placed: dict[str, dict[str, list[tuple[str, str]]]]) -> Copies:
-    names = list(dict.fromkeys(name for name, _ in group))
-    found = {
-        where: [(split, name, target) for name in names for split, target in places[name]]
-        for where, places in placed.items()
-    }
-    leaks = [where for where, images in found.items() if len({split for split, *_ in images}) > 1]
-    where = leaks[0] if leaks else ""
-    has_targets = len({target for *_, target in found[where]}) > 1
-    texts = [f"{split}: {name}{f' ({target})' if has_targets else ''}" for split, name, target in found[where]]
-    return Copies(names, " = ".join(texts) + where, bool(leaks), has_targets, len({file for _, file in group}) > 1)
-
-
-def _places(splits: Splits, wanted: Collection[str]) -> dict[str, list[tuple[str, str]]]:
-    """Return the split and the target, as text, of each time that an image is listed."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    for split, images in splits.parts.items():
-        targets = images.targets if images.classes is None else images.classes
-        is_class = images.classes is not None
-        for position, name in enumerate(images.names):
-            if name in wanted:
-                # those of a Dataset may be in its samples alone
-                target: Any = targets[position].tolist() if len(targets) else None
-                is_named = is_class and 0 <= target < len(splits.class_names)
-                found.setdefault(name, []).append((split, splits.class_names[target] if is_named else str(target)))
-    return found
 
 
 def inspect(splits: Splits, show: Callable[[int, int], None]) -> Inspection:
@@ -151,7 +105,7 @@ def _inspect_file(images: ImageFiles, position: int) -> Seen:
         pixels, size, special = images.decode(position)
     except ImageError as error:
         return Seen(b"", None, tuple(error.errors))
-    return Seen(_digest(pixels), size, (), special, file)
+    return Seen(_digest(pixels), size, (), special, file, thumbnail(pixels))
 
 
 def _digest(pixels: Tensor) -> bytes:
@@ -169,4 +123,5 @@ def _inspect_pixels(images: Images, position: Tensor) -> tuple[Seen, Tensor]:
             inputs, target = pixels[position], images.targets[position]
     except ImageError as error:
         return Seen(b"", None, tuple(error.errors)), images.targets[:0]
-    return Seen(_digest(inputs), size_of(inputs)), target
+    image = inputs[0]
+    return Seen(_digest(image), size_of(image), thumbnail=thumbnail(image)), target

@@ -1,12 +1,17 @@
 """`lockstep data check` counts and checks images; its exit code reports errors."""
 
+import json
+import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks import near_copies
 from lockstep.assembly.listed_images import files_of
 from lockstep.cli import main
 from lockstep.cli.check import check
@@ -15,8 +20,10 @@ from lockstep.config.composing import compose
 from lockstep.config.composing.compose import compose_config
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema.target_sections import Data
+from lockstep.data.copies import find_copies
+from lockstep.data.inspection import inspect
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED
-from tests.support.image_files import write_image, write_list, write_listed
+from tests.support.image_files import read, write_image, write_list, write_listed
 
 
 @pytest.fixture(autouse=True)
@@ -70,12 +77,13 @@ def test_broken_files_leaks_and_duplicates_are_named_each(root: Path, capsys: py
     rows, lines = said(capsys, *FOLDER, "data.memory=stream", code=EXIT_FAILED)
     assert rows["broken"] == "2 cannot be used"
     assert rows["leaks"] == "1 in more than one split"
+    assert rows["contradictions"] == "1 in more than one class"
     assert rows["duplicates"] == "1 more than once in a split"
     assert rows["memory"].startswith("streamed: decoded when they are needed (data.memory=stream)")
     assert lines == [
         "broken: image images/train/hen/1.png cannot be read (not an image): replace or delete it.",
         "broken: image images/train/hen/2.png cannot be read (not an image): replace or delete it.",
-        "leak: train: train/fox/3.png (fox) = test: test/hen/copy.png (hen)",
+        "leak and contradiction: train: train/fox/3.png (fox) = test: test/hen/copy.png (hen)",
         "twice: train: train/fox/4.png = train: train/fox/5.png",
     ]
 
@@ -151,7 +159,7 @@ def test_files_that_are_equal_once_decoded_are_found(root: Path, capsys: pytest.
     rows, lines = said(capsys, *FOLDER, code=EXIT_FAILED)
     assert (rows["leaks"], rows["duplicates"]) == ("1 in more than one split", "1 more than once in a split")
     assert rows["other files"] == "1 equal once decoded; first train/fox/3.png = test/hen/copy.bmp"
-    assert lines[0] == "leak: train: train/fox/3.png (fox) = test: test/hen/copy.bmp (hen)"
+    assert lines[0] == "leak and contradiction: train: train/fox/3.png (fox) = test: test/hen/copy.bmp (hen)"
     Image.new("RGB", (40_000, 1)).save(root / "val" / "hen" / "wide.png")
     rows, lines = said(capsys, *FOLDER, "data.image_size=224", code=EXIT_FAILED)
     assert rows["broken"] == "1 cannot be used"
@@ -191,10 +199,132 @@ def test_a_file_that_is_listed_under_two_classes_is_named_with_both(
     cells = [(f"deep er/bild ü {i:02d}.png", "ab"[i % 2], ("train", "val", "test")[i // 6]) for i in range(18)]
     cells.append((cells[1][0], "a", "train"))
     write_list(file, [dict(zip(("path", "label", "split"), row, strict=True)) for row in cells])
-    rows, lines = said(capsys, "data=list", "data.file=list.csv", "data.split_column=split", "data.image_size=8")
-    assert rows["duplicates"] == "1 more than once in a split"
+    options = ("data=list", "data.file=list.csv", "data.split_column=split", "data.image_size=8")
+    rows, lines = said(capsys, *options, code=EXIT_FAILED)
+    assert (rows["duplicates"], rows["contradictions"]) == ("none", "1 in more than one class")
+    assert lines == ["contradiction: train: deep er/bild ü 01.png (b) = train: deep er/bild ü 01.png (a)"]
+
+
+def test_numbers_that_differ_for_one_image_are_no_contradiction(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_listed(tmp_path)
+    cells = [(f"deep er/bild ü {i:02d}.png", i, ("train", "val", "test")[i // 6]) for i in range(18)]
+    cells.append((cells[1][0], 7, "train"))
+    write_list(file, [dict(zip(("path", "kg", "split"), map(str, row), strict=True)) for row in cells])
+    options = ("data=list", "data.file=list.csv", "data.split_column=split", "data.image_size=8")
+    rows, lines = said(capsys, *options, "data.target_columns=[kg]", "data.targets=numbers")
+    assert (rows["duplicates"], rows["contradictions"]) == ("1 more than once in a split", "none")
     assert rows["other targets"] == "1 of one image; first deep er/bild ü 01.png"
-    assert lines == ["twice: train: deep er/bild ü 01.png (b) = train: deep er/bild ü 01.png (a)"]
+    assert lines[0].startswith("twice: train: deep er/bild ü 01.png (")
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    """Tiles of the sample photographs of scikit-learn in three splits, with near copies of some."""
+    root, draws = tmp_path / "photographs", np.random.default_rng(0)
+    for number, image in enumerate(near_copies.tiles()[4:64:2]):
+        split, name = ("train", "val", "test")[number // 10], ("fox", "hen")[number % 2]
+        path = root / split / name / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path)
+    for source, edit, copy in (
+        ("train/fox/06.png", "half the size", "test/fox/half.png"),
+        ("train/hen/07.png", "a crop of 90 % of the sides", "val/fox/crop.png"),
+        ("train/hen/09.png", "darker by 40 %", "train/fox/dark.png"),
+        ("test/fox/22.png", "twice the size", "test/fox/thin.png"),
+    ):
+        near_copies.EDITS[edit](Image.open(root / source), draws).save(root / copy)
+    return root
+
+
+PHOTOGRAPHS = ("data=image_folder", "data.root=photographs", "data.image_size=16")
+
+
+def test_near_copies_are_leaks_contradictions_or_near_duplicates(
+    photographs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, lines = said(capsys, *PHOTOGRAPHS, code=EXIT_FAILED)
+    assert (rows["leaks"], rows["contradictions"]) == ("2 in more than one split", "2 in more than one class")
+    assert rows["duplicates"] == "none"
+    flat = "2 not compared: smaller than 29 pixels, or nearly of one grey"  # a sky
+    assert rows["near duplicates"] == f"1 up to a distance of 0.1; {flat}"
+    found = [re.sub(r", distance 0\.\d{4}$", "", line) for line in lines]
+    assert sorted(found[:3]) == [
+        "contradiction: train: train/fox/dark.png (fox) ~ train: train/hen/09.png (hen)",
+        "leak and contradiction: train: train/hen/07.png (hen) ~ val: val/fox/crop.png (fox)",
+        "leak: train: train/fox/06.png ~ test: test/fox/half.png",
+    ]
+    assert found[3] == "near: test: test/fox/22.png ~ test: test/fox/thin.png"
+    distances = [float(line[-6:]) for line in lines[:4]]
+    assert distances[:3] == sorted(distances[:3])  # the worst first
+    assert distances[3] < distances[2]
+    assert lines[4:] == ["fix: data.group keeps such images in one split (docs/data.md#is-my-test-set-honest)"]
+    rows, lines = said(capsys, *PHOTOGRAPHS, "data.near_duplicates=0")
+    assert (rows["leaks"], rows["near duplicates"], lines) == ("none", "not looked for: data.near_duplicates=0", [])
+
+
+def test_many_copies_of_an_image_are_one_line(photographs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Image.open(photographs / "test" / "fox" / "22.png") as image:
+        for number in range(8):
+            image.crop((number, 0, 79, 79)).save(photographs / "test" / "fox" / f"c{number}.png")
+    _, lines = said(capsys, *PHOTOGRAPHS, code=EXIT_FAILED)
+    (line,) = (line for line in lines if line.startswith("near: "))
+    assert line.count("~") == 4
+    assert re.search(r" ~ 6 more, distance 0\.0\d{3}$", line)
+
+
+def test_near_images_of_a_group_are_counted_only(photographs: Path) -> None:
+    splits = read(photographs, image_size=16, memory="stream")
+    burst = ("test/fox/22.png", "test/fox/thin.png", "train/fox/06.png", "test/fox/half.png")
+    parts = {
+        split: replace(images, groups=["burst" if name in burst else name for name in images.names])
+        for split, images in splits.parts.items()
+    }
+    copies, num_in_bursts = find_copies(inspect(replace(splits, **parts), lambda *_: None), (), 0.1)
+    assert num_in_bursts == 2
+    assert [each.kind for each in copies].count("near") == 0
+    assert ["train/fox/06.png", "test/fox/half.png"] in [each.names for each in copies]  # a group in two splits leaks
+
+
+def test_json_has_all_that_the_table_has_and_nothing_else_is_printed(
+    photographs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(photographs / "val" / "fox" / "10.png", photographs / "val" / "fox" / "twice.png")
+    (photographs / "val" / "hen" / "half.png").write_bytes(b"no image")
+    assert check(["strategy=cpu", *PHOTOGRAPHS], compose.DEFAULT, is_json=True) == EXIT_FAILED
+    found = json.loads(capsys.readouterr().out)
+    assert found["splits"]["val"] == {"images": 13, "classes": {"fox": 7, "hen": 6}, "groups": None}
+    assert found["sizes"]["width"] == {"min": 40, "median": 80, "max": 160}
+    assert found["broken"][0].endswith("half.png cannot be read (not an image): replace or delete it.")
+    assert [(each["kinds"], each["equal"]) for each in found["copies"]].count(([], True)) == 1
+    (leak,) = (each for each in found["copies"] if each["kinds"] == ["leak", "contradiction"])
+    assert 0 < leak["distance"] <= found["near_duplicates"] == 0.1
+    assert leak["images"] == [
+        {"split": "train", "name": "train/hen/07.png", "target": "hen"},
+        {"split": "val", "name": "val/fox/crop.png", "target": "fox"},
+    ]
+
+
+def test_pairs_are_drawn_side_by_side(photographs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(["strategy=cpu", *PHOTOGRAPHS], compose.DEFAULT, pictures="pairs.png") == EXIT_FAILED
+    assert capsys.readouterr().out.splitlines()[-1] == "pictures of 4 pairs in pairs.png"
+    with Image.open("pairs.png") as sheet:
+        assert sheet.size == (936, 535)
+    for name, hint in {"pairs.jpg": "name a file that ends in", "pairs.png/2.png": "is not a folder"}.items():
+        with pytest.raises(ValueError, match=rf"--pictures {re.escape(name)}: .*{hint}"):
+            check(PHOTOGRAPHS, compose.DEFAULT, pictures=name)
+
+
+def test_near_copies_in_two_folds_leak(photographs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (photographs / "test").rename(photographs.parent / "unused")
+    (photographs / "val").rename(photographs.parent / "unused too")
+    for number in range(5):
+        with Image.open(photographs / "train" / "fox" / f"{2 * number:02d}.png") as image:
+            image.resize((120, 120)).save(photographs / "train" / "fox" / f"large {number}.png")
+    rows, lines = said(capsys, *PHOTOGRAPHS, "data.folds=3", code=EXIT_FAILED)
+    assert rows["leaks"].endswith("in more than one split of a fold")
+    assert any(re.search(r"large \d\.png, distance 0\.\d{4}( \(data\.fold=\d\))?$", line) for line in lines)
 
 
 def test_classes_that_only_look_different_are_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,6 +109,10 @@ class Data(Target):
         default=0.0,
         description="classes in a training epoch: 0 = as they are, 1 = equally often, between: count ** (1 - balance)",
     )
+    near_duplicates: Annotated[Probability, Scope.PLACE] = Field(
+        default=0.1,
+        description="distance up to which `lockstep data check` reports two images as near copies; 0 = equal ones only",
+    )
     folds: Annotated[int, Ge(2), Le(1000)] | None = Field(
         default=None, description="equal parts of the training images, each the test split of one run; null = none"
     )

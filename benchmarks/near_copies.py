@@ -1,0 +1,117 @@
+"""Copies that `lockstep data check` misses and false ones that it reports, for ten kinds of edits.
+
+    python -m benchmarks.near_copies
+    python -m benchmarks.near_copies --root cifar/train --images 10000
+
+Without --root: the two sample photographs of scikit-learn, cut into tiles that do not overlap. Each edit is made of
+each image, at most 1,000; "missed" are those whose distance from the original is above the default of
+data.near_duplicates. The last rows are the pairs among the images themselves, and the time to find them.
+"""
+
+import argparse
+import io
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageEnhance, ImageFilter
+
+from benchmarks.table import Row, conditions, markdown, row
+from lockstep.config.schema.target_sections import Data
+from lockstep.data.near_copies import near_pairs, thumbnail
+
+THRESHOLD = float(Data.model_fields["near_duplicates"].default)
+TILE, MOST_EDITED, NUM_ROUNDS = 80, 1000, 3
+Edit = Callable[[Image.Image, np.random.Generator], Image.Image]
+
+
+def _scaled(image: Image.Image, factor: float) -> Image.Image:
+    return image.resize((round(image.width * factor), round(image.height * factor)), Image.Resampling.BICUBIC)
+
+
+def _jpeg(image: Image.Image, quality: int) -> Image.Image:
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality)
+    return Image.open(file).convert("RGB")
+
+
+def _cropped(image: Image.Image, cut: float, draws: np.random.Generator) -> Image.Image:
+    """Cut a fraction off both sides, at a random place."""
+    width, height = (round(side * (1 - cut)) for side in image.size)
+    left, top = int(draws.integers(image.width - width + 1)), int(draws.integers(image.height - height + 1))
+    return image.crop((left, top, left + width, top + height))
+
+
+EDITS: dict[str, Edit] = {
+    "half the size": lambda image, _: _scaled(image, 0.5),
+    "twice the size": lambda image, _: _scaled(image, 2),
+    "JPEG of quality 30": lambda image, _: _jpeg(image, 30),
+    "a crop of 95 % of the sides": lambda image, draws: _cropped(image, 0.05, draws),
+    "a crop of 90 % of the sides": lambda image, draws: _cropped(image, 0.10, draws),
+    "brighter by 30 %": lambda image, _: ImageEnhance.Brightness(image).enhance(1.3),
+    "darker by 40 %": lambda image, _: ImageEnhance.Brightness(image).enhance(0.6),
+    "70 % of the contrast": lambda image, _: ImageEnhance.Contrast(image).enhance(0.7),
+    "gamma 1.4": lambda image, _: image.point([round(255 * (value / 255) ** 1.4) for value in range(256)] * 3),
+    "blurred": lambda image, _: image.filter(ImageFilter.GaussianBlur(image.width / 80)),
+}
+
+
+def tiles() -> list[Image.Image]:
+    from sklearn.datasets import load_sample_images
+
+    photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
+    return [
+        photograph.crop((left, top, left + TILE, top + TILE))
+        for photograph in photographs
+        for top in range(0, photograph.height - TILE + 1, TILE)
+        for left in range(0, photograph.width - TILE + 1, TILE)
+    ]
+
+
+def images_below(root: Path, count: int) -> list[Image.Image]:
+    """Read images of a folder, chosen at random."""
+    paths = sorted(path for path in root.rglob("*.jpg"))
+    chosen = np.random.default_rng(0).permutation(len(paths))[:count]
+    return [Image.open(paths[number]).convert("RGB") for number in chosen]
+
+
+def _thumbnail(image: Image.Image) -> torch.Tensor | None:
+    return thumbnail(torch.from_numpy(np.array(image)).permute(2, 0, 1))
+
+
+def measure(what: str, images: Sequence[Image.Image]) -> list[Row]:
+    torch.set_num_threads(1)
+    draws, rows, thumbnails = np.random.default_rng(1), list[Row](), [*map(_thumbnail, images)]
+    for name, edit in EDITS.items():
+        edited = [_thumbnail(edit(image, draws)) for image in images[:MOST_EDITED]]
+        pairs = [*zip(thumbnails, edited, strict=False)]
+        found = (near_pairs([each for each in pair if each is not None], THRESHOLD) for pair in pairs)
+        rows.append(Row(f"{what}: {name}, missed", f"{sum(not each for each in found):,}", "", len(pairs)))
+    compared, times = [each for each in thumbnails if each is not None], list[float]()
+    pairs = near_pairs(compared, THRESHOLD)
+    rows.append(Row(f"{what}: pairs among themselves", f"{len(pairs):,}", "", len(images)))
+    for _ in range(NUM_ROUNDS):
+        begin = time.perf_counter()
+        near_pairs(compared, THRESHOLD)
+        times.append(time.perf_counter() - begin)
+    return [*rows, row(f"{what}: all pairs of {len(images):,}, one thread", times, "{:.2f} s")]
+
+
+def near_copies() -> list[Row]:
+    found = tiles()
+    return measure(f"{len(found)} tiles of two photographs", found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--root", type=Path, help="folder of JPEGs, in place of tiles of sample photographs")
+    parser.add_argument("--images", type=int, default=10_000)
+    given = parser.parse_args()
+    rows = near_copies() if given.root is None else measure(str(given.root), images_below(given.root, given.images))
+    print(markdown("Near copies", rows), conditions(), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

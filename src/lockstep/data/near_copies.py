@@ -1,0 +1,110 @@
+"""Pairs of images that are the same picture but for size, quality, brightness, contrast or a crop of up to 10 %.
+
+The distance of two images is 1 - r: r is the correlation of their sharpened grey levels at 16x16, of one whole and of
+the best of several crops of the other. Brightness and contrast drop out. Only pairs that are alike at 8x8 get one.
+Hashes of 64 to 256 bits miss most crops (docs/log.md).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lockstep.data.images.preprocessing import resize, size_of
+
+SIDE = 40  # pixels of a thumbnail, of which crops are cut
+SMALLEST = 29  # shorter side of an image that is compared, as of a crop of 32; of 28x28 most digits are near others
+FLATTEST = 2.0  # grey levels, the standard deviation of an image that is compared: below it, those of a JPEG decide
+COARSE, FINE = ((1.0, 1), (0.95, 2), (0.9, 2)), ((1.0, 1), (0.975, 3), (0.95, 3), (0.925, 4), (0.9, 5))
+SHARPNESS = 0.8  # fraction of its neighbourhood that is taken off a pixel: all pictures of a horizon are alike
+COARSEST = 0.08  # distance of candidates, whose details are compared then
+NEAREST = 32  # of each image: the work is bounded where all images are alike
+BLOCK = 512  # images, or pairs, that are compared in one go
+
+
+class Pair(NamedTuple):
+    """Positions of two images, first < second, and their distance."""
+
+    distance: float
+    first: int
+    second: int
+
+
+def thumbnail(pixels: Tensor) -> Tensor | None:
+    """Return the grey levels (SIDE, SIDE) of an image (C, H, W); None for one too small or flat to be compared."""
+    if min(size_of(pixels)) < SMALLEST:
+        return None
+    if pixels.is_floating_point():
+        low, high = pixels.aminmax()
+        pixels = (pixels - low) / (high - low).clamp(min=1e-9) * 255
+    grey = resize(pixels, (SIDE, SIDE)).float().mean(0)
+    return grey.half() if grey.std() >= FLATTEST else None
+
+
+def near_pairs(thumbnails: Sequence[Tensor], threshold: float) -> list[Pair]:
+    """Return the pairs up to a distance, nearest first, each image with its `NEAREST` at most."""
+    if len(thumbnails) < 2:
+        return []
+    grey = torch.stack([*thumbnails])
+    found = torch.cat([*_candidates(grey)]).sort(1).values.unique(dim=0)
+    pairs = list[Pair]()
+    for rows in found.split(BLOCK):
+        # rounded: the last bits are those of the machine
+        distances = _distances(grey[rows[:, 0]], grey[rows[:, 1]]).tolist()
+        pairs += [Pair(round(d, 4), *row) for d, row in zip(distances, rows.tolist(), strict=True)]
+    return sorted(pair for pair in pairs if pair.distance <= threshold)
+
+
+def _candidates(grey: Tensor) -> Iterator[Tensor]:
+    """Yield positions (n, 2) of the nearest of each image, by the coarse distance."""
+    parts = [[*_vectors(part, COARSE, 8)] for part in grey.split(BLOCK)]
+    crops = [torch.cat(part) for part in zip(*parts, strict=True)]
+    for start in range(0, len(grey), BLOCK):
+        whole = crops[0][start : start + BLOCK]
+        similar = whole @ crops[0].T
+        product = torch.empty_like(similar)  # once a block: its pages cost as much as the product
+        for crop in crops[1:]:
+            torch.maximum(similar, torch.mm(whole, crop.T, out=product), out=similar)
+        similar.diagonal(start).fill_(-1)
+        values, columns = similar.topk(min(NEAREST, len(grey) - 1))
+        rows, places = (values >= 1 - COARSEST).nonzero(as_tuple=True)
+        yield torch.stack([rows + start, columns[rows, places]], 1)
+
+
+def _distances(first: Tensor, second: Tensor) -> Tensor:
+    """Return the distance (n,) of pairs of thumbnails (n, SIDE, SIDE)."""
+    nearest = torch.full((len(first),), -1.0)
+    for one, other in ((first, second), (second, first)):
+        whole = next(_vectors(one, FINE, 16, SHARPNESS))
+        for crop in _vectors(other, FINE, 16, SHARPNESS):
+            nearest = torch.maximum(nearest, (whole * crop).sum(1))
+    return (1 - nearest).clamp(min=0)
+
+
+def _vectors(grey: Tensor, crops: Sequence[tuple[float, int]], side: int, sharpness: float = 0) -> Iterator[Tensor]:
+    """Yield the whole images, then each crop, scaled to `side`, as vectors (n, side ** 2) of mean 0 and length 1.
+
+    `crops` are fractions of a side, and numbers of positions along it.
+    """
+    images = grey.float()
+    for fraction, number in crops:
+        places = [_area_means(side, fraction, place / max(number - 1, 1)) for place in range(number)]
+        for vertical in places:
+            lines = vertical @ images
+            for horizontal in places:
+                pixels = (lines @ horizontal.T).unsqueeze(1)
+                if sharpness:
+                    pixels = pixels - sharpness * F.avg_pool2d(F.pad(pixels, (1, 1, 1, 1), mode="replicate"), 3, 1)
+                vectors = pixels.flatten(1)
+                yield F.normalize(vectors - vectors.mean(1, keepdim=True), dim=1)
+
+
+def _area_means(side: int, fraction: float, place: float) -> Tensor:
+    """Return the matrix (side, SIDE) of means over parts of a crop: `place` is 0 for the first crop, 1 for the last."""
+    length = SIDE * fraction / side
+    low = (SIDE - SIDE * fraction) * place + length * torch.arange(side).unsqueeze(1)
+    pixels = torch.arange(SIDE)
+    overlaps = torch.minimum(low + length, pixels + 1) - torch.maximum(low, pixels)
+    return overlaps.clamp(min=0) / length
