@@ -258,7 +258,6 @@ def test_near_copies_are_leaks_contradictions_or_near_duplicates(
     assert found[3] == "near: test: test/fox/22.png ~ test: test/fox/thin.png"
     distances = [float(line[-6:]) for line in lines[:4]]
     assert distances[:3] == sorted(distances[:3])  # the worst first
-    assert distances[3] < distances[2]
     assert lines[4:] == ["fix: data.group keeps such images in one split (docs/data.md#is-my-test-set-honest)"]
     rows, lines = said(capsys, *PHOTOGRAPHS, "data.near_duplicates=0")
     assert (rows["leaks"], rows["near duplicates"], lines) == ("none", "not looked for: data.near_duplicates=0", [])
@@ -298,6 +297,7 @@ def test_json_has_all_that_the_table_has_and_nothing_else_is_printed(
     assert found["sizes"]["width"] == {"min": 40, "median": 80, "max": 160}
     assert found["broken"][0].endswith("half.png cannot be read (not an image): replace or delete it.")
     assert [(each["kinds"], each["equal"]) for each in found["copies"]].count(([], True)) == 1
+    assert [bool(each["kinds"]) for each in found["copies"]] == [True, True, True, False, False]  # though one is equal
     (leak,) = (each for each in found["copies"] if each["kinds"] == ["leak", "contradiction"])
     assert 0 < leak["distance"] <= found["near_duplicates"] == 0.1
     assert leak["images"] == [
