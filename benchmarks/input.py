@@ -98,6 +98,7 @@ def _read(root: Path, cache: str | None, memory: Literal["host", "stream"]) -> I
     with contextlib.redirect_stdout(io.StringIO()):
         splits = image_folder(
             root=str(root),
+            group=None,
             image_size=IMAGE_SIZE,
             channels=3,
             crop_percent=1.0,

@@ -76,6 +76,7 @@ def _read(root: Path, cache: str | None) -> Images:
     with contextlib.redirect_stdout(io.StringIO()):
         splits = image_folder(
             root=str(root),
+            group=None,
             image_size=IMAGE_SIZE,
             crop_percent=1.0,
             fit="crop",

@@ -87,7 +87,7 @@ def test_a_folder_with_other_pictures_or_classes_or_more_and_a_run_without_a_rec
     assert_refused(folder, tmp_path, capfd, "1 image added, such as cat/new.png")
     (root / "cat" / "new.png").unlink()
     (root / "cat").rename(root / "zcat")
-    assert_refused(folder, tmp_path, capfd, "cat is now dog, dog is now zcat", "12 images added, such as zcat/0.png")
+    assert_refused(folder, tmp_path, capfd, "cat is now dog, dog is now zcat", "12 images added, such as zcat/")
     (root / "emu").mkdir()
     write_image(root / "emu" / "0.png")
     assert evaluated(folder, tmp_path, "changed_data=accept") == EXIT_CONFIG
