@@ -71,6 +71,7 @@ def check(typed: Sequence[str], source: compose.Source, *, is_json: bool = False
 def _check(config: Config, pictures: str | None) -> Found:
     from lockstep.assembly.listed_images import open_source
     from lockstep.assembly.staging import once_a_node
+    from lockstep.assembly.try_out import refuse_shared_groups
     from lockstep.data.copies import find_copies
     from lockstep.data.inspection import inspect
     from lockstep.data.splits import describe_groups, shorten_lines
@@ -86,6 +87,7 @@ def _check(config: Config, pictures: str | None) -> Found:
             return *found, [images for images, _ in others]
 
         images, decoding, folds = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False, held=held)
+        refuse_shared_groups(config, images)
         inspection = inspect(images, progress.show)
         progress.end()
         copies, num_in_bursts = find_copies(inspection, folds, config.data.near_duplicates)
