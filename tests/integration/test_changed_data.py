@@ -192,6 +192,7 @@ def test_no_image_of_a_folder_that_was_trained_on_is_ever_tested(
     assert evaluated(folder, tmp_path) == EXIT_CONFIG
     assert evaluated(folder, tmp_path, "changed_data=accept") == 0
     words = ["eval", str(folder.path), f"data.root={root}", "--split", "test", "--output", str(tmp_path / "rows.csv")]
+    words.append("data.test_fraction=0.5")  # of new images
     assert commands.run([sys.executable, "-m", "lockstep", *words], ROOT).returncode == 0
     with (tmp_path / "rows.csv").open() as file:
         tested = [row["file"] for row in csv.DictReader(file)]
