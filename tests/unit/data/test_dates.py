@@ -81,7 +81,9 @@ def test_dates_that_make_no_test_and_other_tests_are_refused(tmp_path: Path) -> 
     with pytest.raises(ValueError, match=re.escape("data.test_after=2026-06-01: cat/scan.png has no date")):
         cut(tmp_path)
     size, head = 40_000, 54  # of a bitmap with too many pixels
-    bitmap = struct.pack("<2sIHHI", b"BM", head, 0, 0, head) + struct.pack("<IiiHHIIiiII", 40, size, size, 1, 24, *[0] * 6)
+    bitmap = struct.pack("<2sIHHI", b"BM", head, 0, 0, head) + struct.pack(
+        "<IiiHHIIiiII", 40, size, size, 1, 24, *[0] * 6
+    )
     (tmp_path / "cat" / "scan.png").write_bytes(bitmap)
     with pytest.raises(ValueError, match=re.escape("data.test_after=2026-06-01: cat/scan.png has no date")):
         cut(tmp_path)

@@ -1,7 +1,6 @@
 """A test on the newest images: by a column of a list, or by the EXIF date of photographs."""
 
 import contextlib
-import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 
