@@ -166,7 +166,7 @@ def find_images(here: Session, run: RunFolder, form: ImageFormat, split: str | N
             notes["other contents"] = f"than the images of the run with the same names: {names}"
         if absent := images.absent_classes("test"):
             notes["no image"] = f"of {join_names(absent, 10)}"
-        if again:
+        if again := sorted({*again}.intersection(images.test.names)):
             notes["same name"] = f"as a training image: {join_names(again, 1)}; are they other images?"
         return replace(images, statistics=identity_statistics(shape[0])), chosen, notes
 
