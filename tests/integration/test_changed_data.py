@@ -24,7 +24,7 @@ from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support import commands
 from tests.support.exact import train
 from tests.support.harness import ROOT, write_run
-from tests.support.image_files import write_image
+from tests.support.image_files import write_image, write_list
 
 pytestmark = pytest.mark.full
 
@@ -146,9 +146,7 @@ def resume(folder: RunFolder, *typed: str) -> None:
 
 def splits_in(folder: RunFolder) -> dict[str, str]:
     """The splits of all images, by name, in the record of a run."""
-    record = data_changes.read(folder)
-    assert record is not None
-    return data_changes.splits_of(record)
+    return data_changes.known_splits(folder) or {}
 
 
 def test_known_images_stay_in_their_splits_when_a_source_of_their_own_grows(
@@ -158,7 +156,8 @@ def test_known_images_stay_in_their_splits_when_a_source_of_their_own_grows(
     without = [f"~data.{key}" for key in ("val_fraction", "test_fraction", "split_seed")]
     source = ["data=digits", *without, "data._target_=tests.support.sources.growing", f"+data.listed={listed}"]
     folder = trained(tmp_path, *source, "silent=false")
-    assert " groups train 16 images of 16 groups, val 8 of 8, test 8 of 8 " in " ".join(capfd.readouterr().out.split())
+    said = " ".join(capfd.readouterr().out.split())
+    assert " groups train 16 images of 16 groups, val 8 images of 8 groups, test 8 images of 8 groups " in said
     assert folder.read_summary()["groups"] == {"train": 16, "val": 8, "test": 8}
     before = splits_in(folder)
     listed.write_text("64")  # a cut of them would test on 8 of those trained on
@@ -192,7 +191,9 @@ def test_no_image_of_a_folder_that_was_trained_on_is_ever_tested(
     assert evaluated(folder, tmp_path) == EXIT_CONFIG
     assert evaluated(folder, tmp_path, "changed_data=accept") == 0
     words = ["eval", str(folder.path), f"data.root={root}", "--split", "test", "--output", str(tmp_path / "rows.csv")]
-    assert commands.run([sys.executable, "-m", "lockstep", *words], ROOT).returncode == 0
+    words.append("data.test_fraction=0.5")  # of new images
+    done = commands.run([sys.executable, "-m", "lockstep", *words], ROOT)
+    assert (done.returncode, "same name" in done.stdout) == (0, False)
     with (tmp_path / "rows.csv").open() as file:
         tested = [row["file"] for row in csv.DictReader(file)]
     assert {before.get(name) for name in tested} == {"test", None}
@@ -204,6 +205,31 @@ def test_no_image_of_a_folder_that_was_trained_on_is_ever_tested(
     assert len(after) == 104
     assert f" on {list(after.values()).count('test')} test images" in capfd.readouterr().out
     assert {"train", "val", "test"} == {after[name] for name in after.keys() - before.keys()}
+
+
+def test_groups_that_changed_can_be_accepted_and_other_images_need_no_groups(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"path": f"{row}.png", "label": "ab"[row % 2], "patient": f"p{row // 2}"} for row in range(24)]
+    for number in range(24):
+        write_image(tmp_path / f"{number}.png", seed=number)
+    file = write_list(tmp_path / "list.csv", rows)
+    recipe = ("data=list", *FOLDER[1:], f"data.file={file}", "data.group_column=patient")
+    folder = trained(tmp_path, *recipe)
+    splits = splits_in(folder)
+    for row in rows:
+        if splits[row["path"]] == "test":
+            row["patient"] = next(other["patient"] for other in rows if splits[other["path"]] == "train")
+    write_list(file, rows)
+    assert evaluated(folder, tmp_path, "changed_data=accept") == EXIT_CONFIG
+    assert "or set data.shared_groups=accept" in capfd.readouterr().err
+    assert evaluated(folder, tmp_path, "changed_data=accept", "data.shared_groups=accept") == 0
+    assert re.search(r"\d images? with another group, such as \d+\.png", capfd.readouterr().err)
+    other = write_list(tmp_path / "other.csv", [{"path": "0.png", "label": "a"}, {"path": "1.png", "label": "b"}])
+    words = [sys.executable, "-m", "lockstep", "eval", str(folder.path), f"data.file={other}", "--split", "all"]
+    assert commands.run(words, ROOT).returncode == EXIT_CONFIG
+    done = commands.run([*words, "data.group_column=null", "data.root=null"], ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_run_of_a_version_that_cut_otherwise_keeps_its_splits(

@@ -50,7 +50,7 @@ def overlap(run: RunFolder, table: "ImageTable") -> Overlap | None:
     replaced = _replaced_names(known, now)
     if 2 * len(replaced & compared) > len(compared):
         trained &= compared  # of the others only the sizes are the same
-    elif names == _named_targets(before).keys():
+    elif names == _named_rows(before).keys():
         contents = "most contents" if replaced else "contents"
         basis = f"names and {contents}" if compared else "names (their contents were not recorded)"
         print(f"{table.setting} is taken for the data of the run: its images have the same {basis}", flush=True)
@@ -69,16 +69,15 @@ def differences(before: Record, now: Record) -> list[str]:
         pairs = [f"{old} is now {new}" for old, new in zip(old_classes, classes, strict=False) if old != new]
         counts = f"{plural(len(old_classes), 'class', 'classes')}, now {len(classes)}"
         found.append(f"classes in their order: {join_names(pairs) or counts}")
-    old_rows, rows = _named_targets(before), _named_targets(now)
+    old_rows, rows = _named_rows(before), _named_rows(now)
     both = [name for name in old_rows if name in rows]
     replaced = _replaced_names(_contents(before), _contents(now))
-    old_groups, groups = _groups(before), _groups(now)
     kinds = {
         "added": [name for name in rows if name not in old_rows],
         "removed": [name for name in old_rows if name not in rows],
         "moved to another split": [name for name in both if old_rows[name][0] != rows[name][0]],
         "with another target": [name for name in both if old_rows[name][1] != rows[name][1]],
-        "with another group": [name for name in groups if old_groups.get(name, groups[name]) != groups[name]],
+        "with another group": [name for name in both if old_rows[name][2] not in (None, rows[name][2])],
         "with other contents": [name for name in both if name in replaced],
     }
     found += [f"{plural(len(names), 'image')} {kind}, such as {names[0]}" for kind, names in kinds.items() if names]
@@ -92,26 +91,22 @@ def _agree(before: Any, now: Any) -> bool:
     return before == now
 
 
-def splits_of(record: Record) -> dict[str, str]:
-    """Return the split of each image."""
-    return {name: split for name, (split, _) in _named_targets(record).items()}
+def known_splits(run: RunFolder) -> dict[str, str] | None:
+    """Return the split of each image in the record of a run, by name; None without a record. Raises ValueError."""
+    record = read(run)
+    return record and {name: split for name, (split, *_) in _named_rows(record).items()}
 
 
-def _groups(record: Record) -> dict[str, str]:
-    """Return the group of each image that has one."""
-    parts = [record[split] for split in SPLITS if "groups" in record[split]]
-    return {name: group for part in parts for name, group in zip(part["names"], part["groups"], strict=True)}
-
-
-def _named_targets(record: Record) -> dict[str, tuple[str, Any]]:
-    """Return split and target, a class by its name, of each image."""
+def _named_rows(record: Record) -> dict[str, tuple[str, Any, str | None]]:
+    """Return split, target, a class by its name, and known group of each image."""
     classes: Any = list(record["class_names"])
-    rows: dict[str, tuple[str, Any]] = {}
+    rows: dict[str, tuple[str, Any, str | None]] = {}
     for split in SPLITS:
         names, targets = record[split]["names"], record[split]["targets"]
-        for name, target in zip(names, targets or [None] * len(names), strict=True):  # a Dataset has no targets here
+        every = [None] * len(names)  # a Dataset has no targets here, and a record of an earlier version no groups
+        for name, target, group in zip(names, targets or every, record[split].get("groups", every), strict=True):
             is_class = isinstance(target, int) and 0 <= target < len(classes)
-            rows[name] = (split, classes[target] if is_class else target)
+            rows[name] = (split, classes[target] if is_class else target, group)
     return rows
 
 
@@ -150,9 +145,8 @@ def read(run: RunFolder) -> Record | None:
         if not run.images.exists():
             return None
         record = read_json(run.images)
-        _named_targets(record)  # JSON of another kind
+        _named_rows(record)  # JSON of another kind
         _replaced_names(_contents(record), ({}, {}))
-        _groups(record)
         return record
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         hint = "delete it, and add changed_data=accept"

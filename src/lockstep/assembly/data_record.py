@@ -7,34 +7,15 @@ from typing import Any
 
 from lockstep.assembly.session import Session
 from lockstep.assembly.staging import together
-from lockstep.config.saved import config_file
-from lockstep.config.schema.target_sections import Data
 from lockstep.data.splits import Splits
 from lockstep.runs.files import atomic_file
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
 
-CUTTING = ("val_fraction", "test_fraction", "split_seed")  # that an evaluation may select by
-
 
 def keep(here: Session, images: Splits, run: RunFolder) -> None:
     """Write the record of a run. Every rank must call it."""
     together(lambda: _write(run, record_of(images)) if here.rank == 0 else None)
-
-
-def known_splits(run: RunFolder, section: Data) -> dict[str, str] | None:
-    """Return the split of each image in the record of a run, by name. Raises ValueError.
-
-    Returns None without a record, and for an evaluation that cuts in another way, which `compare` refuses.
-    """
-    both = config_file.load(run.config).data, section
-    before, now = ([data.arguments().get(key) for key in CUTTING] for data in both)
-    if before != now or not run.images.exists():
-        return None
-    from lockstep.assembly import data_changes
-
-    record = data_changes.read(run)
-    return record and data_changes.splits_of(record)
 
 
 def compare(here: Session, images: Splits, run: RunFolder, *, is_new: bool = False) -> None:

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.layer_sync import LayerSync
 
-from lockstep.assembly import data_record, networks, try_out
+from lockstep.assembly import data_changes, data_record, networks, try_out
 from lockstep.assembly.checkpoint_io import AtomicCheckpointIO
 from lockstep.assembly.precision import lightning_precision
 from lockstep.assembly.session import Session
@@ -89,7 +89,7 @@ def splits(session: Session, run: RunFolder, *, is_once: bool = False) -> Splits
 
     For an evaluation (`is_once`) each rank reads only images that it uses, and the checkpoint has the statistics.
     """
-    kept = together(lambda: data_record.known_splits(run, session.config.data))
+    kept = together(lambda: data_changes.known_splits(run))
     loaded = once_a_node(
         session.config.data,
         partial(source, is_once=is_once, has_crops=session.config.augment.has_crops, kept=kept),

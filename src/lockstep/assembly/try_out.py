@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 
@@ -85,16 +86,14 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
 
 def refuse_shared_groups(config: Config, images: Splits) -> None:
     """Raise ConfigError for a group in two splits, which make an evaluation too good, unless that is accepted."""
-    first, shared = dict[str, tuple[str, str]](), dict[str, str]()
-    for split, part in images.parts.items() if config.data.shared_groups == "refuse" else ():
-        for group, name in zip(part.groups or (), part.names, strict=False):
-            known, other = first.setdefault(group, (split, name))
-            if known != split:
-                shared.setdefault(group, f"{known} ({other}) and {split} ({name})")
-    for group, places in shared.items():
-        problem = f"forbids {plural(len(shared), 'group')} in two splits, such as {group} in {places}"
-        hint = "move their images, or set data.shared_groups=accept"
-        raise ConfigError(Error("data.shared_groups=refuse", problem, hint))
+    named = {split: dict(zip(part.groups or (), part.names, strict=False)) for split, part in images.parts.items()}
+    for (one, first), (other, second) in itertools.combinations(named.items(), 2):
+        shared = [group for group in first if group in second]
+        if shared and config.data.shared_groups == "refuse":
+            example = f"{shared[0]} ({first[shared[0]]}, {second[shared[0]]})"
+            problem = f"forbids {plural(len(shared), 'group')} in both {one} and {other}, such as {example}"
+            hint = "move their images, or set data.shared_groups=accept"
+            raise ConfigError(Error("data.shared_groups=refuse", problem, hint))
 
 
 def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:

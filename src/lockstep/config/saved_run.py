@@ -24,6 +24,7 @@ from lockstep.system.launcher import World
 # keys of data by which an evaluation selects other images; not those by which the network sees them
 SELECTING = (
     *("root", "file", "path_column", "target_columns", "split_column", "val_fraction", "test_fraction", "split_seed"),
+    *("group", "group_column", "date_column", "test_after"),
 )
 
 

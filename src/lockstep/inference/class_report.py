@@ -29,7 +29,7 @@ NUM_RESAMPLES = 10_000
 def scores_of(findings: Findings, names: Sequence[str], groups: Sequence[str] | None = None) -> dict[str, Any]:
     """Return images, precision, recall and F1 of each class, their means, and the confusion matrix without its zeros.
 
-    With the `groups` of the images, also the interval of the accuracy.
+    With two or more `groups` of the images, also the interval of the accuracy.
 
     As scikit-learn's classification_report with zero_division=0: a class without images that was never predicted is
     left out, and each other one counts equally in the mean "classes", as its images in the mean "images".
@@ -49,7 +49,7 @@ def scores_of(findings: Findings, names: Sequence[str], groups: Sequence[str] | 
         return dict(zip(SCORES, (count, *values.tolist()), strict=True))
 
     return {
-        **({} if groups is None else {"accuracy_interval": accuracy_interval(findings, groups)}),
+        **({"accuracy_interval": accuracy_interval(findings, groups)} if groups and len({*groups}) > 1 else {}),
         "classes": {names[c]: row(int(true[c]), scores[:, i]) for i, c in enumerate(present.tolist())},
         "means": {
             "classes": row(len(labels), scores.mean(1)),
@@ -60,21 +60,17 @@ def scores_of(findings: Findings, names: Sequence[str], groups: Sequence[str] | 
 
 
 def accuracy_interval(findings: Findings, groups: Sequence[str]) -> dict[str, Any]:
-    """Return the 95 % interval of the accuracy, by resampling whole groups with replacement; no ends for one group.
+    """Return the 95 % interval of the accuracy, by resampling whole groups with replacement.
 
     The percentile interval of the cluster bootstrap (Field and Welsh 2007, doi.org/10.1111/j.1467-9868.2007.00593.x).
     `groups` are those of the images of the split, by position.
     """
-    known: dict[str, int] = {}
-    numbers = [known.setdefault(groups[index], len(known)) for index in map(int, findings.indices)]
+    names, numbers = np.unique([groups[index] for index in findings.indices.tolist()], return_inverse=True)
     sums = np.stack([np.bincount(numbers, findings.labels == findings.predictions), np.bincount(numbers)])
     kinds, counts = np.unique(sums, axis=1, return_counts=True)  # groups with the same sums are drawn as one kind
-    ends: list[float | None] = [None, None]
-    if len(known) > 1:
-        drawn = np.random.default_rng(0).multinomial(len(known), counts / len(known), NUM_RESAMPLES)
-        right, images = kinds @ drawn.T
-        ends = np.percentile(right / images, [2.5, 97.5]).tolist()
-    return {"low": ends[0], "high": ends[1], "num_groups": len(known)}
+    right, images = kinds @ np.random.default_rng(0).multinomial(len(names), counts / len(names), NUM_RESAMPLES).T
+    low, high = np.percentile(right / images, [2.5, 97.5]).tolist()
+    return {"low": low, "high": high, "num_groups": len(names)}
 
 
 def show_report(result: dict[str, Any]) -> None:
@@ -83,9 +79,8 @@ def show_report(result: dict[str, Any]) -> None:
         return
     out = terminal()
     if (found := result.get("accuracy_interval")) is not None:
-        groups = plural(found["num_groups"], "group")
-        interval = f"{found['low']:.4f} to {found['high']:.4f}, resampling" if found["low"] is not None else "none from"
-        out.print(f"95 % interval of the accuracy: {interval} {groups}")
+        interval = f"{found['low']:.4f} to {found['high']:.4f}, resampling {plural(found['num_groups'], 'group')}"
+        out.print(f"95 % interval of the accuracy: {interval}")
     classes = list(result["classes"].items())
     if len(classes) > MOST_CLASSES:
         classes = sorted(classes, key=lambda item: item[1]["f1"])[:MOST_CLASSES]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lockstep.assembly import data_changes, data_record, run_parts, session
+from lockstep.assembly import data_changes, run_parts, session
 from lockstep.assembly.listed_images import files_of
 from lockstep.assembly.session import Session
 from lockstep.assembly.staging import once_a_node, together
@@ -151,7 +151,7 @@ def find_images(here: Session, run: RunFolder, form: ImageFormat, split: str | N
             hint = "if it is the run's, add changed_data=accept, else --split all or test"
             raise ValueError(f"{text}: {hint}")
         if split in ("val", "test") and split not in files.table.splits:
-            files = files_of(section, kept=data_record.known_splits(run, section))
+            files = files_of(section, kept=data_changes.known_splits(run))
         table = _match_classes(files.table, form.class_names)
         chosen = split or ("test" if "test" in table.splits else "all")
         rows = np.arange(len(table.names)) if chosen == "all" else table.splits[chosen]
@@ -166,7 +166,7 @@ def find_images(here: Session, run: RunFolder, form: ImageFormat, split: str | N
             notes["other contents"] = f"than the images of the run with the same names: {names}"
         if absent := images.absent_classes("test"):
             notes["no image"] = f"of {join_names(absent, 10)}"
-        if again:
+        if again := sorted({*again}.intersection(images.test.names)):
             notes["same name"] = f"as a training image: {join_names(again, 1)}; are they other images?"
         return replace(images, statistics=identity_statistics(shape[0])), chosen, notes
 

@@ -53,10 +53,8 @@ def compare_sweeps(names: Sequence[str], *, is_json: bool) -> int:
     settings = comparison.differences([next(iter(side.trials.values())) for side in sides])
     settings = [(key, values) for key, values in settings if key not in REPEATS]
     if is_json:
-        listed = [
-            {"name": side.name, "num_trials": side.num_trials, "num_groups": side.num_groups, "results": side.results}
-            for side in known
-        ]
+        keys = "name", "num_trials", "num_groups", "results"
+        listed = [{key: getattr(side, key) for key in keys} for side in known]
         between = [{"metric": metric, "second": sides[at].name, **each._asdict()} for metric, at, each in found]
         print(to_json({"settings": dict(settings), "num_tests": num_tests, "sides": listed, "differences": between}))
         return 0

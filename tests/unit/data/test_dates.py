@@ -1,6 +1,7 @@
 """Tests on the newest images, by EXIF data and by a column of a list."""
 
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,17 @@ def test_a_group_with_a_new_image_is_tested_as_a_whole(tmp_path: Path) -> None:
     assert found["test"] == [f"{name}/{number}.jpg" for name in ("cat", "dog") for number in ("07", "17")]
 
 
+def test_known_images_and_groups_stay_when_newer_images_come(tmp_path: Path) -> None:
+    write_photographs(tmp_path)
+    before = {name: split for split, names in cut(tmp_path, "2026-05-15").items() for name in names}
+    # 17 is the only new image of the group 7, which was trained on
+    del before["cat/17.jpg"]
+    before |= dict.fromkeys(("cat/07.jpg", "dog/07.jpg", "dog/17.jpg"), "train")
+    found = cut(tmp_path, "2026-05-15", r"(\d)\.jpg", kept=before)
+    after = {name: split for split, names in found.items() for name in names}
+    assert after == {**before, "cat/17.jpg": "train"}
+
+
 def test_a_list_has_a_column_of_days(tmp_path: Path) -> None:
     rows = [{"path": f"{number}.png", "label": number % 2, "day": day} for number, day in enumerate(DAYS)]
     for row in rows:
@@ -66,6 +78,13 @@ def test_dates_that_make_no_test_and_other_tests_are_refused(tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"makes a test split, and so does data\.folds: use one of them"):
         cut(tmp_path, fold=Fold(0, 5))
     write_image(tmp_path / "cat" / "scan.png")
+    with pytest.raises(ValueError, match=re.escape("data.test_after=2026-06-01: cat/scan.png has no date")):
+        cut(tmp_path)
+    size, head = 40_000, 54  # of a bitmap with too many pixels
+    bitmap = struct.pack("<2sIHHI", b"BM", head, 0, 0, head) + struct.pack(
+        "<IiiHHIIiiII", 40, size, size, 1, 24, *[0] * 6
+    )
+    (tmp_path / "cat" / "scan.png").write_bytes(bitmap)
     with pytest.raises(ValueError, match=re.escape("data.test_after=2026-06-01: cat/scan.png has no date")):
         cut(tmp_path)
     for name in ("train", "test"):

@@ -117,7 +117,7 @@ class Data(Target):
         default=None, description="equal parts of the training images, each the test split of one run; null = none"
     )
     fold: Count = Field(default=0, description="the part to test on, from 0; -m data.fold=0,1,2,3,4 takes each in turn")
-    shared_groups: Literal["refuse", "accept"] = Field(
+    shared_groups: Annotated[Literal["refuse", "accept"], Scope.PLACE] = Field(
         default="refuse", description="groups with images in two splits that are given: an error, or used as they are"
     )
     check: Dotted | None = Field(

@@ -104,18 +104,17 @@ def group_names(setting: str, group: str | int | None, paths: Sequence[str]) -> 
     """
     if group is None:
         return None
-    called, example = f"data.group={group}", r"such as '^[^/]+/(\w+?)_'"
     try:
         pattern = re.compile(rf"^[^/]+/((?:[^/]+/){{{group - 1}}}[^/]+)/" if isinstance(group, int) else group)
-    except re.error as error:
-        raise ValueError(f"{called} is not a regular expression ({error}): correct it, {example}.") from error
-    if not pattern.groups:
-        raise ValueError(f"{called} has no bracket (...) around the group: add one, {example}.")
-    found = [(match := pattern.search(path)) and match[1] for path in paths]
-    if lacking := [path for path, each in zip(paths, found, strict=True) if not each]:
-        count = f"{len(lacking):,} of {len(paths):,} images of {setting}, such as {lacking[0]}"
-        raise ValueError(f"{called} finds no group for {count}: correct it, rename the files, or set it to null.")
-    return [str(each) for each in found]
+        found = [match[1] or "" if (match := pattern.search(path)) else "" for path in paths]
+    except (re.error, IndexError) as error:
+        problem = f"is not a regular expression with a bracket (...) around the group ({error})"
+        raise ValueError(rf"data.group={group} {problem}: correct it, such as '^[^/]+/(\w+?)_'.") from error
+    if "" in found:
+        count = f"{found.count(''):,} of {len(paths):,} images of {setting}, such as {paths[found.index('')]}"
+        hint = "correct it, rename the files, or set it to null"
+        raise ValueError(f"data.group={group} finds no group for {count}: {hint}.")
+    return found
 
 
 def states_of(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], list[int]]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
@@ -123,11 +124,10 @@ def _groups(part: Any, setting: str) -> list[str] | None:
     listed = getattr(part, "groups", None)
     if listed is None:
         return None
-    found = listed.tolist() if hasattr(listed, "tolist") else list(listed)
-    if len(found) != len(part):
-        counts = f"{plural(len(found), 'group')} for {plural(len(part), 'sample')}"
+    if len(listed) != len(part):
+        counts = f"{plural(len(listed), 'group')} for {plural(len(part), 'sample')}"
         raise ValueError(f"{setting}.groups ({type(part).__name__}) has {counts}: give one for each.")
-    return list(map(str, found))
+    return list(map(str, np.asarray(listed).tolist()))
 
 
 def _check_same(name: str, first: tuple[Tensor, Tensor], train: tuple[Tensor, Tensor]) -> None:

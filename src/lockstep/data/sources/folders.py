@@ -23,7 +23,7 @@ from lockstep.data.images.image_table import (
     states_of,
 )
 from lockstep.data.images.preprocessing import View
-from lockstep.data.sources.dates import cut_newest
+from lockstep.data.sources.dates import newest
 from lockstep.data.splits import Images, Splits
 from lockstep.system.kinds import (
     Background,
@@ -102,20 +102,21 @@ def complete_splits(
     `kept` are the splits of images in an earlier cut, by name, where they stay. If targets are classes, each split gets
     images of every class that is large enough.
     """
-    if test_after is not None:
-        table = cut_newest(table, test_after, fold)
-    given = table.splits if fold is None else {name: rows for name, rows in table.splits.items() if name != "test"}
+    given = {name: rows for name, rows in table.splits.items() if name != "test" or fold is None}
+    train = table.splits["train"]
+    if test_after is not None and (fold is not None or "test" in given):
+        other = "data.folds" if fold is not None else f'the split "test" of {table.setting}'
+        raise ValueError(f"data.test_after={test_after} makes a test split, and so does {other}: use one of them.")
+    tested = fold if test_after is None else newest(table, train, test_after)
     fractions = {"val": val_fraction, "test": test_fraction}
     missing = {name: fraction for name, fraction in fractions.items() if name not in given}
     for name, fraction in missing.items():
-        if fraction == 0 and (fold is None or name == "val"):
+        if fraction == 0 and (tested is None or name == "val"):
             hint = f"add images of it, or set data.{name}_fraction=0.1 to cut it off train"
             raise ValueError(f'{table.setting} has no split "{name}" and data.{name}_fraction=0: {hint}.')
-    has_classes, train = table.targets.ndim == 1, table.splits["train"]
-    classes = table.targets if has_classes else np.zeros(len(table.names), np.int64)
-    class_names = table.class_names if has_classes else ()
-    images = Uncut(table.names, classes, split_seed, table.groups, kept, class_names).take(train)
-    parts = given | {name: train[rows] for name, rows in cut(images, missing, fold).items()}
+    classes = table.targets if table.targets.ndim == 1 else np.zeros(len(table.names), np.int64)
+    images = Uncut(table.names, classes, split_seed, table.groups, kept).take(train)
+    parts = given | {name: train[rows] for name, rows in cut(images, missing, tested).items()}
     return replace(table, splits={name: parts[name] for name in SPLIT_FOLDERS})
 
 

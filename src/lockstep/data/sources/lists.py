@@ -111,15 +111,11 @@ def read_list(
 ) -> ImageTable:
     """List the image files of `image_list` without opening them, with the splits of `split_column`."""
     path = require_path(file, f"data.file={file}")
+    if None not in (group, group_column):
+        raise ValueError(f"data.group={group} and data.group_column={group_column} are both set: set one to null.")
     settings = {path_column: "data.path_column", **dict.fromkeys(target_columns, "data.target_columns")}
-    if split_column is not None:
-        settings[split_column] = "data.split_column"
-    if group_column is not None:
-        settings[group_column] = "data.group_column"
-        if group is not None:
-            raise ValueError(f"data.group={group} and data.group_column={group_column} are both set: set one to null.")
-    if date_column is not None:
-        settings[date_column] = "data.date_column"
+    others = {"split_column": split_column, "group_column": group_column, "date_column": date_column}
+    settings |= {column: f"data.{key}" for key, column in others.items() if column is not None}
     cells = _read(path, f"data.file={file}", settings)
     splits = _splits(cells, split_column)
     if targets == "classes" and len(target_columns) == 1:
@@ -127,7 +123,7 @@ def read_list(
     else:
         convert = _number if targets == "numbers" else _zero_or_one
         values, class_names = _numbers(cells, target_columns, convert), tuple(target_columns)
-    dates = None if date_column is None else list(map(str, cells.columns[date_column]))
+    dates = date_column and list(map(str, cells.columns[date_column]))
     groups = _groups(cells, path_column, group, group_column)
     folder = path.parent if root is None else require_path(root, f"data.root={root}")
     copied = copying.read_record(folder.absolute().parent)
@@ -139,8 +135,8 @@ def read_list(
     _refuse([cells.line(row, path_column, f"{folder / names[row]} does not exist") for row in missing])
     copied, origin = copying.record_of(folder, names, states[:, :2].tolist()), str(path.resolve())
     digest = digest_of(names, states) if copied is None else copied.digest
-    place = cells.setting, folder.resolve()
-    return ImageTable(*place, names, states, digest, origin, values, class_names, splits, groups, dates)
+    files = cells.setting, folder.resolve(), names, states, digest, origin
+    return ImageTable(*files, values, class_names, splits, groups, dates or None)
 
 
 def listed_names(file: str, path_column: str) -> list[str]:
