@@ -283,7 +283,9 @@ def test_near_images_of_a_group_are_counted_only(photographs: Path) -> None:
     copies, num_in_bursts = find_copies(inspect(replace(splits, **parts), lambda *_: None), (), 0.1)
     assert num_in_bursts == 2
     assert [each.kind for each in copies].count("near") == 0
-    assert ["train/fox/06.png", "test/fox/half.png"] in [[image.name for image in each.images] for each in copies]  # a group in two splits leaks
+    assert ["train/fox/06.png", "test/fox/half.png"] in [
+        [image.name for image in each.images] for each in copies
+    ]  # a group in two splits leaks
 
 
 def test_json_has_all_that_the_table_has_and_nothing_else_is_printed(
