@@ -22,7 +22,7 @@ from lockstep.inference import confident_learning, predict
 from lockstep.inference.confident_learning import Labels, Probabilities
 from lockstep.runs.files import LARGEST_UNPACKED, atomic_file, csv_text, read_bytes, to_json, uncell, write_json
 from lockstep.runs.folder import RunFolder
-from lockstep.runs.naming import display_path
+from lockstep.runs.naming import display_path, quote_path
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.system.terminal import new_table, print_table, say, terminal
@@ -130,7 +130,7 @@ def _read(paths: Sequence[Path]) -> tuple[list[list[str]], list[str], Labels, Pr
         is_whole = len(classes) > 1 and probabilities.shape == (len(lines), len(classes))
         if not is_whole or not ((probabilities >= 0) & (probabilities <= 1)).all():
             raise ValueError(head)
-    except (csv.Error, IndexError, KeyError, ValueError) as error:
+    except (OSError, csv.Error, IndexError, KeyError, ValueError) as error:
         what = "does not have the probability of each class in each row"
         raise ValueError(f"{display_path(paths[-1])} {what}: the command of the sweep writes it again.") from error
     return lines, classes, labels, probabilities
@@ -164,8 +164,8 @@ def _show(facts: dict[str, Any], config: Config) -> None:
     if facts["predictions"] is None:
         what = "A sweep over data.folds=5 data.fold=0,1,2,3,4 judges all."
         say(out, f"Only the validation and test images are judged: the network has learned the others. {what}")
-    files = [display_path(Path(path)) for path in (facts["output"], facts["pictures"])]
-    say(out, f"All images, the most suspicious first: {', '.join(files)}")
+    output, pictures = (quote_path(Path(facts[key])) for key in ("output", "pictures"))
+    say(out, f"All images, the most suspicious first: {output}; pictures of the first: {pictures}")
     if config.data.target in OF_FILES:
         say(out, "Correct its column label, and train on it: docs/data.md, Wrong labels.")
 

@@ -16,6 +16,13 @@ def test_cells_that_are_safe_in_a_spreadsheet_are_read_as_they_were(tmp_path: Pa
     assert (labels.tolist(), probabilities[:, 1].tolist()) == ([0, 1] * 2, [0.75, 0.9] * 2)
 
 
+def test_a_link_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.csv").write_text(GOOD)
+    (tmp_path / "all.csv").symlink_to("elsewhere.csv")
+    with pytest.raises(ValueError, match=r"all\.csv does not have the probability of each class"):
+        _read([tmp_path / "all.csv"])
+
+
 @pytest.mark.parametrize(
     "text",
     [
