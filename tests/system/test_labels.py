@@ -5,6 +5,7 @@ import gzip
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +67,7 @@ def test_a_run_judges_what_it_was_not_trained_on_and_several_workers_write_the_s
     said = lockstep(tmp_path, "labels", run.path, "--strategy", "cpu").stdout
     assert re.search(r"^\d+ of 54 labels are suspicious; \d+\.\d would be if all labels were right\.$", said, re.M)
     assert "Only the validation and test images are judged" in said
-    assert "To judge all: a sweep over data.folds=5 data.fold=0,1,2,3,4" in said
+    assert "A sweep over data.folds=5 data.fold=0,1,2,3,4 judges all." in said
 
 
 @pytest.mark.full
@@ -89,6 +90,8 @@ def test_four_of_five_wrong_labels_are_in_the_first_twentieth_of_the_list(tmp_pa
     data = ("data=digits", *(f"~data.{key}" for key in keys), f"{SOURCES}.mislabelled", f"+data.flip_seed={seed}")
     small = ("model.width=4", "trainer.max_epochs=4", *FAST)
     sweep = sweep_of(tmp_path, "train", "-m", *data, *small, "data.folds=5", "data.fold=0,1,2,3,4")
+    for checkpoints in sweep.glob("*/checkpoints"):
+        shutil.rmtree(checkpoints)  # the predictions are there
     done = lockstep(tmp_path, "labels", sweep, "--json", "--trust")
     assert done.returncode == 0, done.stderr
     facts, rows, wrong = json.loads(done.stdout), rows_of(tmp_path / "labels.csv"), wrong_labels(seed)
@@ -147,7 +150,7 @@ def test_the_page_corrects_labels_and_trains_on_them(tmp_path: Path) -> None:
     assert {name: label for name, label in labels.items() if label != name.partition("/")[0]} == wrong
     # the list of one fold, with all images, keeps its splits
     done = lockstep(tmp_path, "labels", sweep / "0", "--output", "one.csv")
-    assert f"To judge all: lockstep labels {sweep.relative_to(tmp_path)}" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
     again[again.index("data.file=labels.csv")] = "data.file=one.csv"
     done = lockstep(tmp_path, "train", *again[2:], *small, "trainer.max_epochs=1", "data.split_column=split")
     assert done.returncode == 0, done.stderr

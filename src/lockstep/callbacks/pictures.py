@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from lockstep.models.outcomes import Findings, Outcomes
 
-DPI = 130
-
 
 class Collector(L.Callback):
     """Collects the predictions of a classification in validations and tests while it has `outcomes`."""
@@ -127,7 +125,7 @@ class Pictures(Collector):
             for name, figure in figures(images.pixels, names, findings, self._num_images, f"{split}, step {step:,}"):
                 path = folder.pictures / f"{split}_{name}.png"
                 with atomic_file(path) as file:
-                    figure.savefig(file, format="png", dpi=DPI)
+                    figure.savefig(file, format="png", dpi=plots.DPI)
                 for writer in writers:
                     pixels = np.asarray(Image.open(path).convert("RGB"))
                     writer.add_image(f"{split}/{name}", pixels, step, dataformats="HWC")
@@ -176,4 +174,4 @@ def _grid(
         prediction = f"{plots.short_name(predicted)} {findings.probabilities[row]:.2f}"
         captions.append(prediction if right else f"{prediction}\nis {plots.short_name(true)}")
     shown = pixels[torch.from_numpy(findings.indices[rows])].numpy()
-    return plots.image_grid(shown, captions, is_right, title, below)
+    return plots.image_grid(list(shown), captions, is_right, title, below)

@@ -3,14 +3,22 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from lockstep.data.images.image_files import ImageFiles
+from lockstep.data.splits import Pixels
+from lockstep.runs.files import atomic_file
+
+Image = NDArray[Any]  # (C, H, W)
 WIDTH = 7.2  # inches: A4 less margins
 BLUE, RED, DARK, FAINT, LINE = "#1a73e8", "#d93025", "#202124", "#5f6368", "#dadce0"
 STYLE: dict[Any, Any] = {
@@ -31,7 +39,8 @@ MOST_NUMBERS = 20  # classes of a matrix with numbers
 NUM_COLUMNS = 6
 GRID_TOP, PICTURE, CAPTION = 0.42, 1.1, 0.125  # inches of a grid: its title, an image, a line below it
 GAP = 0.04  # inches between two pictures of one image
-PAIR_COLUMNS, PAIR_HEAD, PAIR_HEIGHT = 3, 0.18, 1.85  # of a sheet of pairs: columns, inches of a head and of a pair
+DPI = 130
+SIDE = 240  # pixels of a file in a sheet
 
 
 @contextmanager
@@ -87,21 +96,26 @@ def displayed_classes(counts: NDArray[np.int64]) -> list[int]:
 
 
 def image_grid(
-    pixels: NDArray[Any],
+    images: Sequence[Image],
     captions: Sequence[str],
     is_right: Sequence[bool],
     title: str,
-    below: NDArray[np.uint8] | None = None,
+    below: Sequence[Image] | None = None,
 ) -> Figure:
-    """Draw images (N, C, H, W) with a caption below each, red for a mistake.
+    """Draw images (C, H, W) with a caption below each, red for a mistake.
 
-    Floats are of any range: each image is drawn from its darkest to its brightest value. Pictures (N, 3, H, W) of the
-    same images are drawn `below` them. All are in one `Axes` whose units are inches, which is faster than one for each.
+    Floats are of any range: each image is drawn from its darkest to its brightest value. Other pictures are drawn
+    `below` the images. All are in one `Axes` whose units are inches, which is faster than one for each.
     """
-    stacks = [pixels] if below is None else [pixels, below]
+    stacks = [images] if below is None else [images, below]
     num_lines = max([2, *(caption.count("\n") + 1 for caption in captions)])
     num_rows, cell = -(-len(captions) // NUM_COLUMNS), (PICTURE + GAP) * len(stacks) + CAPTION * num_lines + 0.09
-    fig, ax = _sheet(GRID_TOP + cell * num_rows, title)
+    height = GRID_TOP + cell * num_rows
+    fig = new_figure(height)
+    fig.set_layout_engine("none")
+    ax = fig.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0))
+    ax.set_axis_off()
+    ax.text(0.07, 0.08, title, va="top", fontsize=11, fontweight="bold")
     wide = WIDTH / NUM_COLUMNS
     for number, (caption, right, *stack) in enumerate(zip(captions, is_right, *stacks, strict=False)):
         row, column = divmod(number, NUM_COLUMNS)
@@ -115,40 +129,25 @@ def image_grid(
     return fig
 
 
-def pair_grid(
-    pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]],
-    captions: Sequence[tuple[str, str]],
-    heads: Sequence[str],
-    is_wrong: Sequence[bool],
-    title: str,
-) -> Figure:
-    """Draw pairs of images (C, H, W) side by side, a head above each pair, red if wrong, and captions below."""
-    fig, ax = _sheet(GRID_TOP + PAIR_HEIGHT * -(-len(pairs) // PAIR_COLUMNS), title)
-    wide = WIDTH / PAIR_COLUMNS
-    for number, (images, texts, head, wrong) in enumerate(zip(pairs, captions, heads, is_wrong, strict=True)):
-        row, column = divmod(number, PAIR_COLUMNS)
-        y = GRID_TOP + row * PAIR_HEIGHT
-        middle = (column + 0.5) * wide
-        ax.text(middle, y, head, ha="center", va="top", fontsize=8, fontweight="bold", color=RED if wrong else DARK)
-        for side, image, caption in zip((-1, 1), images, texts, strict=True):
-            x = middle + side * (PICTURE + GAP) / 2
-            _draw(ax, image, x, y + PAIR_HEAD)
-            ax.text(x, y + PAIR_HEAD + PICTURE + 0.04, caption, ha="center", va="top", fontsize=7)
-    return fig
+def write_sheet(
+    path: Path, stacks: Sequence[Sequence[Image]], captions: Sequence[str], is_right: Sequence[bool], title: str
+) -> None:
+    """Write a grid of images, or of pairs one below the other, to a PNG file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with style(), atomic_file(path) as file:
+        image_grid(stacks[0], captions, is_right, title, *stacks[1:]).savefig(file, format="png", dpi=DPI)
 
 
-def _sheet(height: float, title: str) -> tuple[Figure, Axes]:
-    """Create a figure with a title and one `Axes` whose units are inches, from the top left."""
-    fig = new_figure(height)
-    fig.set_layout_engine("none")
-    ax = fig.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0))
-    ax.set_axis_off()
-    ax.text(0.07, 0.08, title, va="top", fontsize=11, fontweight="bold")
-    return fig, ax
+def picture(pixels: Pixels, position: int) -> Image:
+    """Return an image (C, H, W) for a person: of a file all of it, scaled to SIDE."""
+    if isinstance(pixels, ImageFiles):
+        pixels = replace(pixels, view=replace(pixels.view, size=(SIDE, SIDE), fit="letterbox", crop_percent=1.0))
+    return pixels[torch.tensor([position])][0].numpy()
 
 
-def _draw(ax: Axes, image: NDArray[Any], x: float, y: float) -> None:
+def _draw(ax: Axes, image: Image, x: float, y: float) -> None:
     """Draw an image (C, H, W) into the square of PICTURE inches below y, around x, at its lower edge."""
+    image = image[: 3 if len(image) >= 3 else 1]
     if image.dtype != np.uint8:
         image = 255 * (image - image.min()) / max(image.max() - image.min(), 1e-12)
     half_width, tall = (PICTURE * side / max(image.shape[1:]) for side in (image.shape[2] / 2, image.shape[1]))
@@ -157,7 +156,9 @@ def _draw(ax: Axes, image: NDArray[Any], x: float, y: float) -> None:
     ax.imshow(shown, cmap="gray", vmin=0, vmax=255, interpolation="nearest", extent=extent, aspect="auto")
 
 
-def short_name(name: str, most: int = 18) -> str:
-    """Cut a name to at most `most` letters."""
+def short_name(name: str, most: int = 18, *, is_end: bool = False) -> str:
+    """Cut a name to at most `most` letters: its first ones, or its last ones."""
     text = " ".join(name.split())
-    return text if len(text) <= most else text[: most - 1].rstrip(" _-") + "…"
+    if len(text) <= most:
+        return text
+    return f"…{text[1 - most :]}" if is_end else text[: most - 1].rstrip(" _-") + "…"

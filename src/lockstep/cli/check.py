@@ -4,9 +4,9 @@ import contextlib
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
@@ -24,25 +24,13 @@ from lockstep.system.hardware import num_visible_gpus
 from lockstep.system.terminal import say, show_table, terminal
 from lockstep.system.wording import plural, similar_names, size_text
 
-# copies that are no leak and no contradiction
-KINDS = ("", "twice", "near")
-UNFIT = "smaller than 29 pixels, or nearly of one grey"  # as near_copies.py has it, which imports torch
-HINT = "fix: data.group keeps such images in one split (docs/data.md#is-my-test-set-honest)"
+KINDS = (False, "twice", "near")  # of copies: errors, and others
 
 if TYPE_CHECKING:
     from lockstep.data.copies import Copies
     from lockstep.data.images.decoded_splits import Decoding
-    from lockstep.data.inspection import Inspection
+    from lockstep.data.inspection import Inspection, Seen
     from lockstep.data.splits import Splits
-
-
-class Found(NamedTuple):
-    """What a check found: rows of a table and lines for people, plain values for programs."""
-
-    rows: list[tuple[str, str | Text]]
-    lines: list[str]
-    facts: dict[str, Any]
-    is_wrong: bool
 
 
 def check(typed: Sequence[str], source: compose.Source, *, is_json: bool = False, pictures: str | None = None) -> int:
@@ -57,18 +45,21 @@ def check(typed: Sequence[str], source: compose.Source, *, is_json: bool = False
     with contextlib.redirect_stdout(sys.stderr if is_json else sys.stdout):
         config = build.settle_config(overrides.check(typed, source).configs[0])
         data_presence.check(config.data)
-        found = _check(config, pictures)
+        rows, lines, facts, is_wrong = _check(config, pictures)
     if is_json:
-        print(to_json(found.facts))
+        print(to_json(facts))
     else:
-        show_table(f"Data: {config.data.target.rpartition('.')[2]}", found.rows)
+        show_table(f"Data: {config.data.target.rpartition('.')[2]}", rows)
         out = terminal()
-        for line in found.lines:
+        for line in lines:
             say(out, line)
-    return EXIT_FAILED if found.is_wrong else 0
+    return EXIT_FAILED if is_wrong else 0
 
 
-def _check(config: Config, pictures: str | None) -> Found:
+def _check(
+    config: Config, pictures: str | None
+) -> tuple[list[tuple[str, str | Text]], list[str], dict[str, Any], bool]:
+    """Return rows of a table and lines below it, the same as plain values, and whether there are errors."""
     from lockstep.assembly.listed_images import open_source
     from lockstep.assembly.staging import once_a_node
     from lockstep.assembly.try_out import refuse_shared_groups
@@ -76,7 +67,7 @@ def _check(config: Config, pictures: str | None) -> Found:
     from lockstep.data.inspection import inspect
     from lockstep.data.splits import describe_groups, shorten_lines
 
-    progress = Progress("Reading images", "images")
+    progress, drawn = Progress("Reading images", "images"), list[str]()
     with contextlib.ExitStack() as held:
 
         def load(section: Data) -> tuple["Splits", "Decoding | None", list["Splits"]]:
@@ -91,29 +82,33 @@ def _check(config: Config, pictures: str | None) -> Found:
         inspection = inspect(images, progress.show)
         progress.end()
         copies, num_in_bursts = find_copies(inspection, folds, config.data.near_duplicates)
-        drawn = []
         if pictures is not None:
             from lockstep.cli.pairs import draw_pairs
 
-            drawn = [draw_pairs(Path(pictures), images, copies)]
-        broken, unfit = inspection.broken, _unfit_targets(config, inspection)
-        sizes = [each.size for seen in inspection.seen.values() for each in seen if each.size is not None]
+            drawn.append(draw_pairs(Path(pictures), images, copies))
+        seen = [each for part in inspection.seen.values() for each in part]
+        sizes = [each.size for each in seen if each.size is not None]
         texts = {
-            "sizes": _sizes(sizes),
             "training": _use(images, decoding, sizes),
             "memory": _placement(config, images, decoding),
             "steps": _steps(config, len(inspection.seen["train"])),
         }
         is_folder = config.data.target == IMAGE_FOLDER
         others = _others(decoding.table.folder) if decoding is not None and is_folder else ""
+    broken, unfit, alike = inspection.broken, _unfit_targets(config, inspection), similar_names(images.class_names)
+    sides = {
+        side: {"min": min(pixels), "median": statistics.median(pixels), "max": max(pixels)}
+        for side, pixels in zip(("height", "width"), zip(*sizes, strict=True), strict=False)
+    }
     leaks, opposed = ([each for each in copies if kind in each.kinds] for kind in ("leak", "contradiction"))
-    wrong, twice, near = ([each for each in copies if (each.kind if not each.kinds else "") == kind] for kind in KINDS)
-    unlearnable = [each for each in copies if each.is_equal and each.has_targets and not each.is_contradiction]
+    wrong, twice, near = ([each for each in copies if (not each.kinds and each.kind) == kind] for kind in KINDS)
+    unlearnable = [each for each in copies if each.is_equal and each.has_targets and "contradiction" not in each.kinds]
+    converted = [each for each in copies if each.is_equal and len({image.seen.file for image in each.images}) > 1]
     wrong_targets = f"{plural(len(unfit), 'split')} with some that cannot be learned" if unfit else ""
-    alike = similar_names(images.class_names)
     rows: list[tuple[str, str | Text]] = [
         *((split, _counts(config, inspection, split)) for split in inspection.seen),
         ("groups", describe_groups(images)),
+        ("sizes", _sizes(sides)),
         *texts.items(),
         *_special(config, inspection),
         ("not read", others),
@@ -122,58 +117,49 @@ def _check(config: Config, pictures: str | None) -> Found:
         ("leaks", _finding(len(leaks), f"in more than one split{' of a fold' if folds else ''}", is_wrong=True)),
         ("contradictions", _finding(len(opposed), "in more than one class", is_wrong=True)),
         ("duplicates", _finding(len(twice), "more than once in a split", is_wrong=False)),
-        ("near duplicates", _near(config, inspection, len(near), num_in_bursts)),
+        ("near duplicates", _near(config.data.near_duplicates, seen, len(near), num_in_bursts)),
         ("similar", f"classes {alike}: are they one class?" if alike else ""),
         ("other targets", _first("of one image", unlearnable)),
-        ("other files", _first("equal once decoded", [each for each in copies if each.has_files])),
+        ("other files", _first("equal once decoded", converted)),
     ]
     lines = [f"broken: {line}" for line in broken] + [f"targets: {line}" for line in unfit]
     for group in (wrong, twice, near):
         lines += shorten_lines([f"{each.kind}: {each.text}" for each in group]).splitlines()
-    if any(each.distance for each in leaks) and all(part.groups is None for part in images.parts.values()):
-        lines.append(HINT)
     facts = {
-        "data": config.data.target,
-        "splits": {split: _split_facts(inspection, split) for split in inspection.seen},
+        "splits": {split: _split_facts(images, split) for split in inspection.seen},
         **texts,
-        "sizes": {
-            side: {"min": min(pixels), "median": statistics.median(pixels), "max": max(pixels)}
-            for side, pixels in zip(("height", "width"), zip(*sizes, strict=True), strict=False)
-        },
+        "sizes": sides,
         "special": inspection.special(),
         "broken": broken,
         "wrong_targets": unfit,
-        "near_duplicates": config.data.near_duplicates,
         "num_in_bursts": num_in_bursts,
         "copies": [_copies_facts(each) for each in copies],
     }
-    return Found(rows, lines + drawn, facts, bool(broken or unfit or leaks or opposed))
+    return rows, lines + drawn, facts, bool(broken or unfit or leaks or opposed)
 
 
-def _split_facts(inspection: "Inspection", split: str) -> dict[str, Any]:
-    part, names = inspection.splits.parts[split], inspection.splits.class_names
-    counts = inspection.splits.class_counts(split)
-    classes = None if counts is None else dict(zip(names, counts, strict=True))
+def _split_facts(images: "Splits", split: str) -> dict[str, Any]:
+    part, counts = images.parts[split], images.class_counts(split)
+    classes = None if counts is None else dict(zip(images.class_names, counts, strict=True))
     return {"images": len(part), "classes": classes, "groups": part.num_groups or None}
 
 
 def _copies_facts(copies: "Copies") -> dict[str, Any]:
-    images = [{"split": split, "name": str(name), "target": target} for split, name, target, _ in copies.images]
-    kind = {"kinds": copies.kinds, "equal": copies.is_equal, "distance": copies.distance}
-    return {**kind, "fold": copies.where.strip(" ()") or None, "images": images}
+    images = [{"split": each.split, "name": each.name, "target": each.target} for each in copies.images]
+    return {"kind": copies.kind, "distance": copies.distance, "fold": copies.fold, "images": images}
 
 
-def _near(config: Config, inspection: "Inspection", count: int, num_in_bursts: int) -> str | Text:
+def _near(threshold: float, seen: Sequence["Seen"], count: int, num_in_bursts: int) -> str | Text:
     """Count near duplicates, images in bursts, and images that are not compared."""
-    threshold, seen = config.data.near_duplicates, [each for seen in inspection.seen.values() for each in seen]
+    unfit = "smaller than 29 pixels, or nearly of one grey"
     num_left = sum(each.thumbnail is None and not each.errors for each in seen)
     if not threshold:
         return "not looked for: data.near_duplicates=0"
     if num_left == len(seen):
-        return f"not looked for: images are {UNFIT}"
+        return f"not looked for: images are {unfit}"
     found = _finding(count, f"up to a distance of {threshold:g}", is_wrong=False)
     notes = f"; {num_in_bursts:,} images near others of their group" if num_in_bursts else ""
-    notes += f"; {num_left:,} not compared: {UNFIT}" if num_left else ""
+    notes += f"; {num_left:,} not compared: {unfit}" if num_left else ""
     return f"{found.plain}{notes}" if notes else found  # only plain text is wrapped
 
 
@@ -221,14 +207,12 @@ def _unfit_targets(config: Config, inspection: "Inspection") -> list[str]:
     return found
 
 
-def _sizes(sizes: Sequence[tuple[int, int]]) -> str:
-    if not sizes:
+def _sizes(sides: Mapping[str, Mapping[str, float]]) -> str:
+    if not sides:
         return "unknown: no image can be used"
-    if len(set(sizes)) == 1:
-        return f"all {sizes[0][0]}x{sizes[0][1]} pixels (HxW)"
-    sides = zip(("height", "width"), zip(*sizes, strict=True), strict=True)
-    ranges = [(name, min(side), max(side), statistics.median(side)) for name, side in sides]
-    return ", ".join(f"{name} {low:,} to {high:,}, median {middle:,.0f}" for name, low, high, middle in ranges)
+    if all(side["min"] == side["max"] for side in sides.values()):
+        return f"all {sides['height']['min']}x{sides['width']['min']} pixels (HxW)"
+    return ", ".join("{} {min:,} to {max:,}, median {median:,.0f}".format(name, **side) for name, side in sides.items())
 
 
 def _special(config: Config, inspection: "Inspection") -> Iterator[tuple[str, str]]:
@@ -306,7 +290,11 @@ def _steps(config: Config, num_images: int) -> str:
 
 def _first(what: str, copies: Sequence["Copies"]) -> str:
     """Count copies, and name the images of the first; empty without any."""
-    return f"{len(copies):,} {what}; first {' = '.join(copies[0].names[:3])}" if copies else ""
+    return (
+        f"{len(copies):,} {what}; first {' = '.join(dict.fromkeys(each.name for each in copies[0].images[:3]))}"
+        if copies
+        else ""
+    )
 
 
 def _finding(count: int, what: str, *, is_wrong: bool) -> Text:

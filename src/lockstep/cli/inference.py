@@ -68,7 +68,10 @@ def open_run(
     folder = naming.find(arguments.run)
     if not arguments.trust:
         gate.need_readable(folder)
-    checkpoint = checkpoints.requested_checkpoint(folder, arguments.checkpoint, option="--checkpoint {}")
+    if arguments.checkpoint is None:
+        checkpoint = folder.path  # nothing is loaded
+    else:
+        checkpoint = checkpoints.requested_checkpoint(folder, arguments.checkpoint, option="--checkpoint {}")
     saved = config_file.load(folder.config)
     project.enter(current, None if arguments.trust else folder)
     source = compose.source_of(current)
@@ -110,7 +113,8 @@ def _judgement(arguments: argparse.Namespace) -> dict[str, Any]:
         from lockstep.sweeps import out_of_fold
 
         path, run = out_of_fold.of_best(Path(arguments.run).resolve())
-        given["predictions"], arguments.run, arguments.devices = str(path), str(run.path), "1"  # which only draws
+        given["predictions"], arguments.run = str(path), str(run.path)
+        arguments.devices, arguments.checkpoint = "1", None  # which only draws
     return given
 
 

@@ -21,7 +21,7 @@ COARSE, FINE = ((1.0, 1), (0.95, 2), (0.9, 2)), ((1.0, 1), (0.975, 3), (0.95, 3)
 SHARPNESS = 0.8  # fraction of its neighbourhood that is taken off a pixel: all pictures of a horizon are alike
 COARSEST = 0.08  # distance of candidates, whose details are compared then
 NEAREST = 32  # of each image: the work is bounded where all images are alike
-BLOCK = 512  # images, or pairs, that are compared in one go
+BLOCK = 512  # images that are compared in one go
 
 
 class Pair(NamedTuple):
@@ -49,12 +49,11 @@ def near_pairs(thumbnails: Sequence[Tensor], threshold: float) -> list[Pair]:
         return []
     grey = torch.stack([*thumbnails])
     found = torch.cat([*_candidates(grey)]).sort(1).values.unique(dim=0)
-    pairs = list[Pair]()
-    for rows in found.split(BLOCK):
-        # rounded: the last bits are those of the machine
-        distances = _distances(grey[rows[:, 0]], grey[rows[:, 1]]).tolist()
-        pairs += [Pair(round(d, 4), *row) for d, row in zip(distances, rows.tolist(), strict=True)]
-    return sorted(pair for pair in pairs if pair.distance <= threshold)
+    used, rows = found.unique(return_inverse=True)
+    # rounded: the last bits are those of the machine
+    distances = [round(distance, 4) for distance in _distances(grey[used], rows).tolist()]
+    pairs = zip(distances, found.tolist(), strict=True)
+    return sorted(Pair(distance, *row) for distance, row in pairs if distance <= threshold)
 
 
 def _candidates(grey: Tensor) -> Iterator[Tensor]:
@@ -73,13 +72,16 @@ def _candidates(grey: Tensor) -> Iterator[Tensor]:
         yield torch.stack([rows + start, columns[rows, places]], 1)
 
 
-def _distances(first: Tensor, second: Tensor) -> Tensor:
-    """Return the distance (n,) of pairs of thumbnails (n, SIDE, SIDE)."""
-    nearest = torch.full((len(first),), -1.0)
-    for one, other in ((first, second), (second, first)):
-        whole = next(_vectors(one, FINE, 16, SHARPNESS))
-        for crop in _vectors(other, FINE, 16, SHARPNESS):
-            nearest = torch.maximum(nearest, (whole * crop).sum(1))
+def _distances(grey: Tensor, pairs: Tensor) -> Tensor:
+    """Return the distance (n,) of pairs (n, 2) of positions in `grey`, whose crops are made once."""
+    parts = grey.split(BLOCK)
+    whole = torch.cat([next(_vectors(part, FINE, 16, SHARPNESS)) for part in parts])
+    nearest = torch.full((len(pairs),), -1.0)
+    for number, part in enumerate(parts):
+        rows, sides = (pairs // BLOCK == number).nonzero(as_tuple=True)
+        cropped, others = pairs[rows, sides] % BLOCK, whole[pairs[rows, 1 - sides]]
+        for crop in _vectors(part, FINE, 16, SHARPNESS):
+            nearest.scatter_reduce_(0, rows, (others * crop[cropped]).sum(1), "amax")
     return (1 - nearest).clamp(min=0)
 
 

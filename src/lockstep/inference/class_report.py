@@ -112,7 +112,7 @@ def draw(folder: Path, module: Classifier, images: Images, findings: Findings, r
     with tempfile.TemporaryDirectory(prefix=".lockstep-", dir=folder.parent) as hidden, plots.style():
         (written := Path(hidden, folder.name)).mkdir()
         for name, figure in pictures.figures(images.pixels, names, findings, NUM_IMAGES, what, explain_rows):
-            figure.savefig(written / f"{name}.png", dpi=pictures.DPI)
+            figure.savefig(written / f"{name}.png", dpi=plots.DPI)
         write_json(written / "report.json", result)
         move(written, folder)
     print(f"pictures and report.json in {folder}{remark}", flush=True)

@@ -47,7 +47,8 @@ def calibrate(labels: Labels, probabilities: Probabilities) -> tuple[Probabiliti
     """Return the probabilities at the temperature that fits the labels best, and the fraction of wrong labels.
 
     A label is wrong with one probability for all images, and is then any other class. The likelihood of both is maximal
-    (by the EM algorithm at each of TEMPERATURES), so that wrong labels do not make the probabilities doubtful.
+    (by the EM algorithm at each of TEMPERATURES), so that wrong labels do not make the probabilities doubtful. The
+    fraction is 0.5 at most: of two classes, labels that are mostly wrong are names that are exchanged.
     """
     others = probabilities.shape[1] - 1
     logits = np.log(np.maximum(probabilities, CLOSE / 2))  # a file has six decimals
@@ -58,7 +59,7 @@ def calibrate(labels: Labels, probabilities: Probabilities) -> tuple[Probabiliti
         right = _of_labels(labels, powers) / powers.sum(1)
         for _ in range(100):
             wrong = fraction * (1 - right) / others
-            fraction = float(np.mean(wrong / (wrong + (1 - fraction) * right)))
+            fraction = min(float(np.mean(wrong / (wrong + (1 - fraction) * right))), 0.5)
         return float(np.log((1 - fraction) * right + fraction * (1 - right) / others).mean()), temperature, fraction
 
     _, temperature, fraction = max(map(fit, TEMPERATURES))

@@ -6,10 +6,9 @@ import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 
 from lockstep.assembly import data_record, run_parts, session
 from lockstep.assembly.session import Session
@@ -22,7 +21,7 @@ from lockstep.data.splits import Splits
 from lockstep.inference import confident_learning, predict
 from lockstep.inference.confident_learning import Labels, Probabilities
 from lockstep.runs.files import LARGEST_UNPACKED, atomic_file, csv_text, read_bytes, to_json, uncell, write_json
-from lockstep.runs.folder import SWEEP, RunFolder
+from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path, quote_path
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
@@ -32,16 +31,6 @@ from lockstep.system.wording import plural
 HEAD = ("file", "label", "suggested", "score", "suspicious", "split")
 JUDGED = ("val", "test")  # splits of a run
 MOST_ROWS, NUM_IMAGES = 20, 24  # in the terminal, and in the picture
-
-
-class Judged(NamedTuple):
-    """Images with their labels, and with probabilities of networks that were not trained on them."""
-
-    files: list[str]
-    parts: list[str]  # folds of a sweep, or splits of a run
-    classes: list[str]
-    labels: Labels
-    probabilities: Probabilities
 
 
 def judge(
@@ -72,15 +61,12 @@ def judge(
         paths = [Path(predictions)] if predictions is not None else _predict(here, images, Path(checkpoint))
 
         def write() -> None:
-            judged = _read(paths)
-            facts = {"run": run, "predictions": predictions, **_facts(judged), "output": output, "pictures": None}
-            rows = _rows(judged, images, is_run=predictions is None)
-            if images.train.pixels.shape[1] in (1, 3):
-                facts["pictures"] = str(Path(output).with_suffix(".png"))
-                _draw(rows[:NUM_IMAGES], images, Path(facts["pictures"]), _summary(facts))
-            with atomic_file(Path(output)) as file:
+            facts, rows = _judge(paths, images, is_run=predictions is None)
+            pictures = Path(output).with_suffix(".png")
+            facts |= {"run": run, "predictions": predictions, "output": output, "pictures": str(pictures)}
+            with atomic_file(Path(output)) as file:  # which is there once the pictures are
                 file.write(csv_text([HEAD, *rows]).encode(errors="surrogateescape"))
-            facts["labels"] = [dict(zip(HEAD, row, strict=True)) for row in rows[: facts["suspicious"]]]
+                _draw(rows[:NUM_IMAGES], images, pictures, _summary(facts))
             write_json(folder.scores, facts)
             if is_json:
                 print(to_json(facts), file=out, flush=True)
@@ -103,8 +89,34 @@ def _predict(here: Session, images: Splits, checkpoint: Path) -> list[Path]:
     return paths
 
 
-def _read(paths: Sequence[Path]) -> Judged:
-    """Read files of `predict.write_probabilities`. Raises ValueError for others."""
+def _judge(paths: Sequence[Path], images: Splits, *, is_run: bool) -> tuple[dict[str, Any], list[list[Any]]]:
+    """Return facts and the rows of the list; the training images of a run, which it cannot judge, are at its end."""
+    lines, classes, labels, probabilities = _read(paths)
+    is_suspicious, best = confident_learning.suspicious(labels, probabilities), probabilities.argmax(1)
+    calibrated, fraction = confident_learning.calibrate(labels, probabilities)
+    rows: list[list[Any]] = []
+    for row in confident_learning.order(labels, probabilities).tolist():
+        file, label, *_, part = lines[row]
+        cells = [file, label, classes[best[row]], float(probabilities[row, labels[row]]), int(is_suspicious[row])]
+        rows.append([*cells, part if is_run else "train"])
+    facts = {
+        "images": len(labels),
+        "suspicious": int(is_suspicious.sum()),
+        "suspicious_by_chance": confident_learning.expected(probabilities, calibrated),
+        "wrong_fraction": fraction,
+        "labels": [dict(zip(HEAD, row, strict=True)) for row in rows if row[4]],
+    }
+    if is_run and images.train.classes is not None:
+        for name, label in zip(images.train.names, images.train.classes.tolist(), strict=True):
+            rows.append([str(name), classes[label], "", "", 0, "train"])
+    return facts, rows
+
+
+def _read(paths: Sequence[Path]) -> tuple[list[list[str]], list[str], Labels, Probabilities]:
+    """Return rows, classes, labels and probabilities of files of `predict.write_probabilities`; ValueError for others.
+
+    The last cell of a row is the fold of a sweep, or the split of a run.
+    """
     head, lines = list[str](), list[list[str]]()
     try:
         for path in paths:
@@ -118,62 +130,30 @@ def _read(paths: Sequence[Path]) -> Judged:
         is_whole = len(classes) > 1 and probabilities.shape == (len(lines), len(classes))
         if not is_whole or not ((probabilities >= 0) & (probabilities <= 1)).all():
             raise ValueError(head)
-    except (csv.Error, IndexError, KeyError, ValueError) as error:
+    except (OSError, csv.Error, IndexError, KeyError, ValueError) as error:
         what = "does not have the probability of each class in each row"
         raise ValueError(f"{display_path(paths[-1])} {what}: the command of the sweep writes it again.") from error
-    return Judged([line[0] for line in lines], [line[-1] for line in lines], classes, labels, probabilities)
-
-
-def _facts(judged: Judged) -> dict[str, Any]:
-    labels, probabilities = judged.labels, judged.probabilities
-    calibrated, fraction = confident_learning.calibrate(labels, probabilities)
-    return {
-        "images": len(labels),
-        "suspicious": int(confident_learning.suspicious(labels, probabilities).sum()),
-        "suspicious_by_chance": confident_learning.expected(probabilities, calibrated),
-        "wrong_fraction": fraction,
-    }
-
-
-def _rows(judged: Judged, images: Splits, *, is_run: bool) -> list[list[Any]]:
-    """Return the rows of the list; the training images of a run, which it cannot judge, are at its end."""
-    rows: list[list[Any]] = []
-    is_suspicious = confident_learning.suspicious(judged.labels, judged.probabilities)
-    best = judged.probabilities.argmax(1)
-    for row in confident_learning.order(judged.labels, judged.probabilities).tolist():
-        label, score = judged.labels[row], float(judged.probabilities[row, judged.labels[row]])
-        names = [judged.files[row], judged.classes[label], judged.classes[best[row]]]
-        rows.append([*names, score, int(is_suspicious[row]), judged.parts[row] if is_run else "train"])
-    if is_run and images.train.classes is not None:
-        for name, label in zip(images.train.names, images.train.classes.tolist(), strict=True):
-            rows.append([str(name), judged.classes[label], "", "", 0, "train"])
-    return rows
+    return lines, classes, labels, probabilities
 
 
 def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, title: str) -> None:
     """Draw the images of the first rows."""
-    from lockstep.callbacks import pictures, plots
+    from lockstep.callbacks import plots
 
-    parts = images.parts
-    at = {str(name): (part, row) for part in parts for row, name in enumerate(parts[part].names)}
+    at = {str(name): (part.pixels, row) for part in images.parts.values() for row, name in enumerate(part.names)}
     rows = [row for row in rows if row[0] in at]  # others were removed, with changed_data=accept
-    shown = np.concatenate(
-        [parts[part].pixels[torch.tensor([row])].numpy() for part, row in (at[row[0]] for row in rows)]
-    )
     captions = []
     for name, label, suggested, score, *_ in rows:
-        end = name if len(name) <= 16 else f"…{name[-15:]}"
         better = [f"→ {plots.short_name(suggested, 15)}"] if suggested != label else []
-        captions.append("\n".join([end, plots.short_name(label, 16), *better, f"score {score:.4f}"]))
-    with plots.style(), atomic_file(path) as file:
-        figure = plots.image_grid(shown, captions, [not row[4] for row in rows], title)
-        figure.savefig(file, format="png", dpi=pictures.DPI)
+        lines = [plots.short_name(name, 16, is_end=True), plots.short_name(label, 16), *better, f"score {score:.4f}"]
+        captions.append("\n".join(lines))
+    shown = [plots.picture(*at[row[0]]) for row in rows]
+    plots.write_sheet(path, [shown], captions, [not row[4] for row in rows], title)
 
 
 def _show(facts: dict[str, Any], config: Config) -> None:
-    out, run = terminal(), Path(facts["run"])
-    count = facts["suspicious"]
-    if facts["labels"]:
+    out, count = terminal(), facts["suspicious"]
+    if count:
         cells = [[row["file"], row["label"], row["suggested"], f"{row['score']:.4f}"] for row in facts["labels"]]
         print_table(new_table(HEAD[:4], cells[:MOST_ROWS], out, right=HEAD[3:4], wraps=HEAD[:3]), out)
         if count > MOST_ROWS:
@@ -182,13 +162,10 @@ def _show(facts: dict[str, Any], config: Config) -> None:
     say(out, f"{_summary(facts)}; {facts['suspicious_by_chance']:.1f} would be if all labels were right.")
     say(out, f"Estimated fraction of wrong labels: {100 * facts['wrong_fraction']:.1f} %.")
     if facts["predictions"] is None:
-        what = "a sweep over data.folds=5 data.fold=0,1,2,3,4"
-        if config.data.folds is not None and (run.parent / SWEEP).is_file():
-            what = f"lockstep labels {quote_path(run.parent)}"
-        say(out, "Only the validation and test images are judged: the network has learned the labels of the others.")
-        say(out, f"To judge all: {what}")
-    files = [display_path(Path(path)) for path in (facts["output"], facts["pictures"]) if path is not None]
-    say(out, f"All images, the most suspicious first: {', '.join(files)}")
+        what = "A sweep over data.folds=5 data.fold=0,1,2,3,4 judges all."
+        say(out, f"Only the validation and test images are judged: the network has learned the others. {what}")
+    output, pictures = (quote_path(Path(facts[key])) for key in ("output", "pictures"))
+    say(out, f"All images, the most suspicious first: {output}; pictures of the first: {pictures}")
     if config.data.target in OF_FILES:
         say(out, "Correct its column label, and train on it: docs/data.md, Wrong labels.")
 

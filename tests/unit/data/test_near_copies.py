@@ -1,5 +1,8 @@
 """Near copies are the same picture at another size, quality, brightness or crop, and few others."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -51,17 +54,18 @@ def test_the_distance_depends_neither_on_the_order_nor_on_the_blocks(
 def test_an_image_in_a_crowd_is_compared_with_its_nearest_alone(
     images: list[Image.Image], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compared = list[int]()
-    distances = near_copies._distances
+    cut, vectors = list[int](), near_copies._vectors
 
-    def count(first: Tensor, second: Tensor) -> Tensor:
-        compared.append(len(first))
-        return distances(first, second)
+    def count(grey: Tensor, *settings: Any) -> Iterator[Tensor]:
+        for each in vectors(grey, *settings):
+            cut.append(len(each))
+            yield each
 
-    monkeypatch.setattr(near_copies, "_distances", count)
+    monkeypatch.setattr(near_copies, "_vectors", count)
     crowd = thumbnails([images[0]]) * 200
     pairs = near_pairs(crowd, THRESHOLD)
-    assert sum(compared) <= len(crowd) * near_copies.NEAREST
+    assert len(pairs) <= len(crowd) * near_copies.NEAREST
+    assert sum(cut) <= 100 * len(crowd), "the crops of an image are made once, not for each pair"
     assert {number for _, *numbers in pairs for number in numbers} == {*range(200)}
 
 

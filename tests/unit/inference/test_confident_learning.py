@@ -89,3 +89,8 @@ def test_wrong_labels_are_counted_and_doubt_is_not_taken_for_them(temperature: f
     assert np.abs(calibrated - true).mean() < 0.02
     by_chance, of_right = expected(stated, calibrated), int(suspicious(right, stated).sum())
     assert by_chance == pytest.approx(of_right, abs=4 * np.sqrt(of_right) + 5)
+
+
+def test_a_network_that_is_worse_than_chance_does_not_make_most_labels_wrong() -> None:
+    labels, probabilities = drawn(0, 400, 2, wrong=0.9)
+    assert calibrate(labels, probabilities)[1] <= 0.5

@@ -11,9 +11,16 @@ GOOD = "file,truth,prediction,'=a,b,fold\n'-1.png,'=a,b,0.25,0.75,0\n2.png,b,b,0
 
 def test_cells_that_are_safe_in_a_spreadsheet_are_read_as_they_were(tmp_path: Path) -> None:
     (tmp_path / "all.csv").write_text(GOOD)
-    found = _read([tmp_path / "all.csv", tmp_path / "all.csv"])
-    assert (found.files, found.classes) == (["-1.png", "2.png"] * 2, ["=a", "b"])
-    assert (found.labels.tolist(), found.probabilities[:, 1].tolist()) == ([0, 1] * 2, [0.75, 0.9] * 2)
+    lines, classes, labels, probabilities = _read([tmp_path / "all.csv", tmp_path / "all.csv"])
+    assert ([line[0] for line in lines], classes) == (["-1.png", "2.png"] * 2, ["=a", "b"])
+    assert (labels.tolist(), probabilities[:, 1].tolist()) == ([0, 1] * 2, [0.75, 0.9] * 2)
+
+
+def test_a_link_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.csv").write_text(GOOD)
+    (tmp_path / "all.csv").symlink_to("elsewhere.csv")
+    with pytest.raises(ValueError, match=r"all\.csv does not have the probability of each class"):
+        _read([tmp_path / "all.csv"])
 
 
 @pytest.mark.parametrize(
