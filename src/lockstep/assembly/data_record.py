@@ -7,6 +7,7 @@ from typing import Any
 
 from lockstep.assembly.session import Session
 from lockstep.assembly.staging import together
+from lockstep.data.cuts import Kept
 from lockstep.data.splits import Splits
 from lockstep.runs.files import atomic_file
 from lockstep.runs.folder import RunFolder
@@ -16,6 +17,15 @@ from lockstep.runs.naming import display_path
 def keep(here: Session, images: Splits, run: RunFolder) -> None:
     """Write the record of a run. Every rank must call it."""
     together(lambda: _write(run, record_of(images)) if here.rank == 0 else None)
+
+
+def known_splits(run: RunFolder) -> Kept | None:
+    """Return the split of each image that a run knows; None without a record. Raises ValueError."""
+    if not run.images.exists():
+        return None
+    from lockstep.assembly import data_changes
+
+    return data_changes.known_splits(run)
 
 
 def compare(here: Session, images: Splits, run: RunFolder, *, is_new: bool = False) -> None:

@@ -1,6 +1,6 @@
 """Data, module and Lightning's Trainer of a run, built from its configuration."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.layer_sync import LayerSync
 
-from lockstep.assembly import data_changes, data_record, networks, try_out
+from lockstep.assembly import data_record, networks, try_out
 from lockstep.assembly.checkpoint_io import AtomicCheckpointIO
 from lockstep.assembly.precision import lightning_precision
 from lockstep.assembly.session import Session
@@ -20,7 +20,7 @@ from lockstep.config import build, features
 from lockstep.config.checks import signatures
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.target_sections import OF_FILES, Data, is_ours
-from lockstep.data.cuts import Fold
+from lockstep.data.cuts import Fold, Kept
 from lockstep.data.module import Batching, ImageData
 from lockstep.data.splits import Images, Splits, identity_statistics, is_streamed
 from lockstep.data.transforms.augment import Augment
@@ -89,7 +89,7 @@ def splits(session: Session, run: RunFolder, *, is_once: bool = False) -> Splits
 
     For an evaluation (`is_once`) each rank reads only images that it uses, and the checkpoint has the statistics.
     """
-    kept = together(lambda: data_changes.known_splits(run))
+    kept = together(lambda: data_record.known_splits(run))
     loaded = once_a_node(
         session.config.data,
         partial(source, is_once=is_once, has_crops=session.config.augment.has_crops, kept=kept),
@@ -103,20 +103,17 @@ def splits(session: Session, run: RunFolder, *, is_once: bool = False) -> Splits
     return seed_splits(loaded, session.config.seed)
 
 
-def source(
-    section: Data, *, is_once: bool = False, has_crops: bool = False, kept: Mapping[str, str] | None = None
-) -> Splits:
-    """Load the images of a source; those of files whole with `has_crops`, for random crops.
+def source(section: Data, *, is_once: bool = False, has_crops: bool = False, kept: Kept | None = None) -> Splits:
+    """Load the images of a source, those of files whole with `has_crops`; known ones stay in the splits `kept`.
 
-    Sources that cut splits get those of known images, `kept` by name. Raises ConfigError for parameters that the source
-    does not take: those of an evaluation were not checked before.
+    Raises ConfigError for parameters it does not take: those of an evaluation were not checked before.
     """
     refuse_unfit_arguments(section)
     given = {"memory": section.memory, "fold": fold_of(section), "kept": kept}
-    taken = [key for key, value in given.items() if value is not None and signatures.has_parameter(section.target, key)]
-    supplied: dict[str, Any] = {key: given[key] for key in taken}
-    supplied |= {"has_crops": has_crops} if section.target in OF_FILES else {}
-    if given["fold"] is not None and "fold" not in taken:
+    given |= {"has_crops": has_crops} if section.target in OF_FILES else {}
+    has, fold = partial(signatures.has_parameter, section.target), given["fold"]
+    supplied: dict[str, Any] = {name: value for name, value in given.items() if value is not None and has(name)}
+    if fold is not None and "fold" not in supplied:
         problem = f", but data._target_={section.target} has no parameter `fold`"
         raise ConfigError(Error(f"data.folds={section.folds}", problem, "remove data.folds"))
     if is_once and section.memory == "auto" and is_ours(section.target) and "cache" in section.arguments():

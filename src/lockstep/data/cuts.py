@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Rows = NDArray[np.int64]
+Kept = Mapping[str, str]  # splits of an earlier cut, by the names of images
 Mask = NDArray[np.bool_]
 
 
@@ -33,7 +34,7 @@ class Uncut:
     classes: Rows
     seed: int
     groups: Sequence[str] | None = None
-    kept: Mapping[str, str] | None = None
+    kept: Kept | None = None
 
     def take(self, rows: Rows) -> "Uncut":
         groups = None if self.groups is None else [self.groups[row] for row in rows]

@@ -14,7 +14,6 @@ from typing_extensions import override
 
 from lockstep.data.cuts import Fold, Uncut, cut, rounded_sizes
 from lockstep.distributed.rng import generator
-from lockstep.system.wording import plural
 
 if TYPE_CHECKING:
     from lockstep.data.images.image_table import ImageTable
@@ -218,8 +217,11 @@ def describe_counts(names: Sequence[str], counts: Sequence[int], balance: float 
 
 def describe_groups(splits: Splits) -> str:
     """List images and groups, as in "train 1,204 images of 96 groups, val ..."; empty without groups."""
-    known = {f"{name} {plural(len(part), 'image')}": part.num_groups for name, part in splits.parts.items()}
-    return ", ".join([f"{images} of {plural(groups, 'group')}" for images, groups in known.items() if groups])
+    counts = [(name, len(part), part.num_groups) for name, part in splits.parts.items() if part.num_groups]
+    return ", ".join(
+        f"{name} {images:,} image{'s' * (images > 1)} of {groups:,} group{'s' * (groups > 1)}"
+        for name, images, groups in counts
+    )
 
 
 def value_counts(pixels: Tensor) -> Tensor:
