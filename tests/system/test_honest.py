@@ -48,7 +48,7 @@ def check(cwd: Path, *words: str) -> tuple[int, str, list[dict[str, Any]]]:
     return (
         shown.returncode,
         " ".join(shown.stdout.split()),
-        [copies for copies in json.loads(facts.stdout)["copies"] if "leak" in copies["kinds"]],
+        [copies for copies in json.loads(facts.stdout)["copies"] if "leak" in copies["kind"]],
     )
 
 
@@ -65,7 +65,7 @@ def test_groups_near_duplicates_and_the_newest_images_as_typed(tmp_path: Path) -
     grouped, newest, pairs, *_ = guides.guides(PAGE)["Is my test set honest?"].commands[-6:]
     code, shown, leaks = check(tmp_path, *pairs)
     assert (code, bool(leaks)) == (1, True)
-    assert "fix: data.group keeps such images in one split" in shown
+    assert "leak: train: china/p02c_0.jpg ~ val: china/p02c_2.jpg" in shown
     with Image.open(tmp_path / "pairs.png") as picture:
         assert picture.size[0] > 900
     code, shown, leaks = check(tmp_path, *grouped)

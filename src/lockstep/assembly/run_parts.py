@@ -109,11 +109,10 @@ def source(section: Data, *, is_once: bool = False, has_crops: bool = False, kep
     Raises ConfigError for parameters it does not take: those of an evaluation were not checked before.
     """
     refuse_unfit_arguments(section)
-    given = {"memory": section.memory, "fold": fold_of(section), "kept": kept}
+    given: dict[str, Any] = {"memory": section.memory, "fold": fold_of(section), "kept": kept}
     given |= {"has_crops": has_crops} if section.target in OF_FILES else {}
-    has, fold = partial(signatures.has_parameter, section.target), given["fold"]
-    supplied: dict[str, Any] = {name: value for name, value in given.items() if value is not None and has(name)}
-    if fold is not None and "fold" not in supplied:
+    supplied = {k: v for k, v in given.items() if v is not None and signatures.has_parameter(section.target, k)}
+    if section.folds and "fold" not in supplied:
         problem = f", but data._target_={section.target} has no parameter `fold`"
         raise ConfigError(Error(f"data.folds={section.folds}", problem, "remove data.folds"))
     if is_once and section.memory == "auto" and is_ours(section.target) and "cache" in section.arguments():
@@ -126,7 +125,6 @@ def fold_of(section: Data) -> Fold | None:
 
 
 def refuse_unfit_arguments(section: Data) -> None:
-    """Raise ConfigError for arguments that a source does not take."""
     if found := signatures.errors([{"data": section.model_dump(by_alias=True)}]):
         raise ConfigError(*found)
 
