@@ -81,7 +81,9 @@ def _check(
         refuse_shared_groups(config, images)
         inspection = inspect(images, progress.show)
         progress.end()
-        copies, num_in_bursts = find_copies(inspection, folds, config.data.near_duplicates)
+        progress = Progress("Comparing images", "images")
+        copies, num_in_bursts = find_copies(inspection, folds, config.data.near_duplicates, progress.show)
+        progress.end()
         if pictures is not None:
             from lockstep.cli.pairs import draw_pairs
 
