@@ -64,6 +64,7 @@ def judge(
             facts, rows = _judge(paths, images, is_run=predictions is None)
             pictures = Path(output).with_suffix(".png")
             facts |= {"run": run, "predictions": predictions, "output": output, "pictures": str(pictures)}
+            pictures.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(Path(output)) as file:  # which is there once the pictures are
                 file.write(csv_text([HEAD, *rows]).encode(errors="surrogateescape"))
                 _draw(rows[:NUM_IMAGES], images, pictures, _summary(facts))
@@ -141,7 +142,8 @@ def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, title: str)
     from lockstep.callbacks import plots
 
     at = {str(name): (part.pixels, row) for part in images.parts.values() for row, name in enumerate(part.names)}
-    rows = [row for row in rows if row[0] in at]  # others were removed, with changed_data=accept
+    # without those that are not judged, or were removed, with changed_data=accept
+    rows = [row for row in rows if row[2] and row[0] in at]
     captions = []
     for name, label, suggested, score, *_ in rows:
         better = [f"→ {plots.short_name(suggested, 15)}"] if suggested != label else []
