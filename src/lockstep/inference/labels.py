@@ -15,8 +15,6 @@ from lockstep.assembly.session import Session
 from lockstep.assembly.staging import together
 from lockstep.config.checks import validation
 from lockstep.config.errors import ConfigError, Error
-from lockstep.config.schema.configuration import Config
-from lockstep.config.schema.target_sections import OF_FILES
 from lockstep.data.splits import Splits
 from lockstep.inference import confident_learning, predict
 from lockstep.inference.confident_learning import Labels, Probabilities
@@ -72,7 +70,7 @@ def judge(
             if is_json:
                 print(to_json(facts), file=out, flush=True)
             else:
-                _show(facts, here.config)
+                _show(facts)
 
         together(lambda: write() if here.rank == 0 else None)
     return 0
@@ -153,7 +151,7 @@ def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, title: str)
     plots.write_sheet(path, [shown], captions, [not row[4] for row in rows], title)
 
 
-def _show(facts: dict[str, Any], config: Config) -> None:
+def _show(facts: dict[str, Any]) -> None:
     out, count = terminal(), facts["suspicious"]
     if count:
         cells = [[row["file"], row["label"], row["suggested"], f"{row['score']:.4f}"] for row in facts["labels"]]
@@ -168,8 +166,7 @@ def _show(facts: dict[str, Any], config: Config) -> None:
         say(out, f"Only the validation and test images are judged: the network has learned the others. {what}")
     output, pictures = (quote_path(Path(facts[key])) for key in ("output", "pictures"))
     say(out, f"All images, the most suspicious first: {output}; pictures of the first: {pictures}")
-    if config.data.target in OF_FILES:
-        say(out, "Correct its column label, and train on it: docs/data.md, Wrong labels.")
+    say(out, "To correct the list and train on it: docs/data.md, Wrong labels")
 
 
 def _summary(facts: dict[str, Any]) -> str:
