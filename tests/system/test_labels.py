@@ -149,9 +149,9 @@ def test_the_page_corrects_labels_and_trains_on_them(tmp_path: Path) -> None:
     assert len(labels) == 120
     assert {name: label for name, label in labels.items() if label != name.partition("/")[0]} == wrong
     # the list of one fold, with all images, keeps its splits
-    done = lockstep(tmp_path, "labels", sweep / "0", "--output", "one.csv")
+    done = lockstep(tmp_path, "labels", sweep / "0", "--output", "new/one.csv")
     assert done.returncode == 0, done.stderr
-    again[again.index("data.file=labels.csv")] = "data.file=one.csv"
+    again[again.index("data.file=labels.csv")] = "data.file=new/one.csv"
     done = lockstep(tmp_path, "train", *again[2:], *small, "trainer.max_epochs=1", "data.split_column=split")
     assert done.returncode == 0, done.stderr
     kept, before = (

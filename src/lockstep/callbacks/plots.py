@@ -10,7 +10,6 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -121,11 +120,15 @@ def image_grid(
         row, column = divmod(number, NUM_COLUMNS)
         x, y = (column + 0.5) * wide, GRID_TOP + row * cell
         for image in stack:
-            _draw(ax, image, x, y)
+            shown = image[: 3 if len(image) >= 3 else 1].transpose(1, 2, 0)
+            if shown.dtype != np.uint8:
+                shown = (255 * (shown - shown.min()) / max(shown.max() - shown.min(), 1e-12)).round().astype(np.uint8)
+            tall, half_width = (PICTURE * side / max(shown.shape[:2]) for side in (shown.shape[0], shown.shape[1] / 2))
+            extent = (x - half_width, x + half_width, y + PICTURE, y + PICTURE - tall)
+            ax.imshow(shown, "gray", vmin=0, vmax=255, interpolation="nearest", extent=extent, aspect="auto")
             y += PICTURE + GAP
-        y -= PICTURE + GAP
         colour = DARK if right else RED
-        ax.text(x, y + PICTURE + 0.04, caption, ha="center", va="top", fontsize=7.5, color=colour)
+        ax.text(x, y, caption, ha="center", va="top", fontsize=7.5, color=colour)
     return fig
 
 
@@ -143,17 +146,6 @@ def picture(pixels: Pixels, position: int) -> Image:
     if isinstance(pixels, ImageFiles):
         pixels = replace(pixels, view=replace(pixels.view, size=(SIDE, SIDE), fit="letterbox", crop_percent=1.0))
     return pixels[torch.tensor([position])][0].numpy()
-
-
-def _draw(ax: Axes, image: Image, x: float, y: float) -> None:
-    """Draw an image (C, H, W) into the square of PICTURE inches below y, around x, at its lower edge."""
-    image = image[: 3 if len(image) >= 3 else 1]
-    if image.dtype != np.uint8:
-        image = 255 * (image - image.min()) / max(image.max() - image.min(), 1e-12)
-    half_width, tall = (PICTURE * side / max(image.shape[1:]) for side in (image.shape[2] / 2, image.shape[1]))
-    shown = image[0] if len(image) == 1 else image.transpose(1, 2, 0).astype(np.uint8)
-    extent = (x - half_width, x + half_width, y + PICTURE, y + PICTURE - tall)
-    ax.imshow(shown, cmap="gray", vmin=0, vmax=255, interpolation="nearest", extent=extent, aspect="auto")
 
 
 def short_name(name: str, most: int = 18, *, is_end: bool = False) -> str:

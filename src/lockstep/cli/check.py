@@ -25,11 +25,12 @@ from lockstep.system.terminal import say, show_table, terminal
 from lockstep.system.wording import plural, similar_names, size_text
 
 KINDS = (False, "twice", "near")  # of copies: errors, and others
+MOST_PAIRS = 24  # in a picture
 
 if TYPE_CHECKING:
     from lockstep.data.copies import Copies
     from lockstep.data.images.decoded_splits import Decoding
-    from lockstep.data.inspection import Inspection, Seen
+    from lockstep.data.inspection import Inspection
     from lockstep.data.splits import Splits
 
 
@@ -81,11 +82,11 @@ def _check(
         refuse_shared_groups(config, images)
         inspection = inspect(images, progress.show)
         progress.end()
-        copies, num_in_bursts = find_copies(inspection, folds, config.data.near_duplicates)
+        progress = Progress("Comparing images", "images")
+        copies, num_in_bursts = find_copies(inspection, folds, config.data.near_duplicates, progress.show)
+        progress.end()
         if pictures is not None:
-            from lockstep.cli.pairs import draw_pairs
-
-            drawn.append(draw_pairs(Path(pictures), images, copies))
+            drawn.append(_draw_pairs(Path(pictures), images, copies))
         seen = [each for part in inspection.seen.values() for each in part]
         sizes = [each.size for each in seen if each.size is not None]
         texts = {
@@ -104,6 +105,10 @@ def _check(
     wrong, twice, near = ([each for each in copies if (not each.kinds and each.kind) == kind] for kind in KINDS)
     unlearnable = [each for each in copies if each.is_equal and each.has_targets and "contradiction" not in each.kinds]
     converted = [each for each in copies if each.is_equal and len({image.seen.file for image in each.images}) > 1]
+    threshold, near_text = config.data.near_duplicates, "not looked for: data.near_duplicates=0"
+    num_left = sum(each.thumbnail is None and not each.errors for each in seen) if threshold else 0
+    if threshold:
+        near_text = _finding(len(near), f"up to a distance of {threshold:g}", is_wrong=False)
     wrong_targets = f"{plural(len(unfit), 'split')} with some that cannot be learned" if unfit else ""
     rows: list[tuple[str, str | Text]] = [
         *((split, _counts(config, inspection, split)) for split in inspection.seen),
@@ -117,7 +122,9 @@ def _check(
         ("leaks", _finding(len(leaks), f"in more than one split{' of a fold' if folds else ''}", is_wrong=True)),
         ("contradictions", _finding(len(opposed), "in more than one class", is_wrong=True)),
         ("duplicates", _finding(len(twice), "more than once in a split", is_wrong=False)),
-        ("near duplicates", _near(config.data.near_duplicates, seen, len(near), num_in_bursts)),
+        ("near duplicates", near_text),
+        ("bursts", f"{num_in_bursts:,} images near others of their group only" if num_in_bursts else ""),
+        ("not compared", f"{num_left:,} smaller than 29 pixels, or nearly of one grey" if num_left else ""),
         ("similar", f"classes {alike}: are they one class?" if alike else ""),
         ("other targets", _first("of one image", unlearnable)),
         ("other files", _first("equal once decoded", converted)),
@@ -125,42 +132,46 @@ def _check(
     lines = [f"broken: {line}" for line in broken] + [f"targets: {line}" for line in unfit]
     for group in (wrong, twice, near):
         lines += shorten_lines([f"{each.kind}: {each.text}" for each in group]).splitlines()
+    counts = {
+        split: dict(zip(images.class_names, images.class_counts(split) or (), strict=False)) for split in images.parts
+    }
+    keys = ("split", "name", "target")
+    listed = [[dict(zip(keys, image, strict=False)) for image in each.images] for each in copies]
     facts = {
-        "splits": {split: _split_facts(images, split) for split in inspection.seen},
+        "splits": {
+            split: {"images": len(part), "classes": counts[split], "groups": part.num_groups}
+            for split, part in images.parts.items()
+        },
         **texts,
         "sizes": sides,
         "special": inspection.special(),
         "broken": broken,
         "wrong_targets": unfit,
         "num_in_bursts": num_in_bursts,
-        "copies": [_copies_facts(each) for each in copies],
+        "copies": [
+            {"kind": each.kind, "distance": each.distance, "fold": each.fold, "images": shown}
+            for each, shown in zip(copies, listed, strict=True)
+        ],
     }
     return rows, lines + drawn, facts, bool(broken or unfit or leaks or opposed)
 
 
-def _split_facts(images: "Splits", split: str) -> dict[str, Any]:
-    part, counts = images.parts[split], images.class_counts(split)
-    classes = None if counts is None else dict(zip(images.class_names, counts, strict=True))
-    return {"images": len(part), "classes": classes, "groups": part.num_groups or None}
+def _draw_pairs(path: Path, images: "Splits", copies: Sequence["Copies"]) -> str:
+    """Draw the first two images of each of the worst copies into a PNG file. Returns what was written, for people."""
+    if not copies:
+        return "no pictures: there are no copies"
+    from lockstep.callbacks import plots
 
-
-def _copies_facts(copies: "Copies") -> dict[str, Any]:
-    images = [{"split": each.split, "name": each.name, "target": each.target} for each in copies.images]
-    return {"kind": copies.kind, "distance": copies.distance, "fold": copies.fold, "images": images}
-
-
-def _near(threshold: float, seen: Sequence["Seen"], count: int, num_in_bursts: int) -> str | Text:
-    """Count near duplicates, images in bursts, and images that are not compared."""
-    unfit = "smaller than 29 pixels, or nearly of one grey"
-    num_left = sum(each.thumbnail is None and not each.errors for each in seen)
-    if not threshold:
-        return "not looked for: data.near_duplicates=0"
-    if num_left == len(seen):
-        return f"not looked for: images are {unfit}"
-    found = _finding(count, f"up to a distance of {threshold:g}", is_wrong=False)
-    notes = f"; {num_in_bursts:,} images near others of their group" if num_in_bursts else ""
-    notes += f"; {num_left:,} not compared: {unfit}" if num_left else ""
-    return f"{found.plain}{notes}" if notes else found  # only plain text is wrapped
+    stacks, captions = list[list[plots.Image]]([[], []]), list[str]()
+    for each in copies[:MOST_PAIRS]:
+        lines = [*each.kind.split(" and "), f"distance {each.distance:.4f}" if each.distance else "equal"]
+        for stack, (split, name, target, (part, position), *_) in zip(stacks, each.images, strict=False):
+            stack.append(plots.picture(images.parts[part].pixels, position))
+            lines += [plots.short_name(name, 20, is_end=True), plots.short_name(f"{split}, {target}", 20)]
+        captions.append("\n".join(lines))
+    count = plural(len(copies), "pair") if len(captions) == len(copies) else f"{MOST_PAIRS} of {len(copies):,} pairs"
+    plots.write_sheet(path, stacks, captions, [not each.kinds for each in copies], f"Copies: {count}")
+    return f"pictures of {count} in {path}"
 
 
 def _counts(config: Config, inspection: "Inspection", split: str) -> str:

@@ -1,8 +1,8 @@
 """Copies among the images of an inspection: leaks between splits or folds, contradictions of classes, duplicates."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -10,7 +10,7 @@ from scipy.sparse.csgraph import connected_components
 
 from lockstep.data.inspection import Inspection, Seen
 from lockstep.data.near_copies import Pair, near_pairs
-from lockstep.data.splits import Splits
+from lockstep.data.splits import Splits, makes_targets
 
 MOST_NAMED = 4  # images of a text
 LEAST = 0.0001  # distance of near copies, rounded: 0 is that of equal pixels
@@ -65,36 +65,40 @@ class Copies(NamedTuple):
         return text + f", distance {self.distance:.4f}" * bool(self.distance) + f" ({self.fold})" * bool(self.fold)
 
 
-def find_copies(inspection: Inspection, folds: Sequence[Splits], threshold: float) -> tuple[list[Copies], int]:
+def find_copies(
+    inspection: Inspection, folds: Sequence[Splits], threshold: float, show: Callable[[int, int], None]
+) -> tuple[list[Copies], int]:
     """Find equal images, and with a threshold near ones. They leak if they are in several splits of any fold.
 
-    Returns the copies, the worst first, and the number of images that are near others of their burst only.
+    `show` gets the number of images that are compared, and of all. Returns the copies, the worst first, and the number
+    of images that are near others of their burst only.
     """
-    images = [*_readable(inspection)]
+    is_class = all(targets.dim() == 1 and not targets.is_floating_point() for targets in inspection.targets.values())
+    images = [*_readable(inspection, is_class=is_class)]
     firsts, equal = dict[bytes, int](), list[Pair]()
     for number, image in enumerate(images):
         if (first := firsts.setdefault(image.seen.digest, number)) != number:
             equal.append(Pair(0.0, first, number))
     thumbnails = {n: found for n in firsts.values() if (found := images[n].seen.thumbnail) is not None}
-    numbers, near = [*thumbnails], near_pairs([*thumbnails.values()], threshold) if threshold else []
+    numbers, near = [*thumbnails], near_pairs([*thumbnails.values()], threshold, show) if threshold else []
     near = [Pair(max(distance, LEAST), numbers[first], numbers[second]) for distance, first, second in near]
     bursts = [(pair, images[pair.first].burst, images[pair.second].burst) for pair in near]
     pairs = [*equal, *(pair for pair, one, other in bursts if one is None or one != other)]
-    is_class = all(part.classes is not None for part in inspection.splits.parts.values())
     views = {f"data.fold={number}": _splits_of(fold) for number, fold in enumerate(folds)}
     copies = [_copies(chain, images, views, is_class=is_class) for chain in _chains(pairs, len(images))]
     shown, close = ({number for pair in each for number in pair[1:]} for each in (pairs, near))
     return sorted(copies, key=lambda each: (not each.kinds, each.distance)), len(close - shown)
 
 
-def _readable(inspection: Inspection) -> Iterator[Copy]:
+def _readable(inspection: Inspection, *, is_class: bool) -> Iterator[Copy]:
+    names = inspection.splits.class_names
     for split, part in inspection.splits.parts.items():
-        classes, names = part.classes, inspection.splits.class_names
-        targets = part.targets if classes is None else classes
+        targets = iter(inspection.targets[split].tolist())
         for position, (name, seen) in enumerate(zip(part.names, inspection.seen[split], strict=True)):
-            # those of a Dataset may be in its samples alone
-            value: Any = targets[position].tolist() if len(targets) else None
-            target = names[value] if classes is not None and 0 <= value < len(names) else str(value)
+            if seen.errors and makes_targets(part.pixels):
+                continue  # without a target
+            value = next(targets)
+            target = names[value] if is_class and 0 <= value < len(names) else str(value)
             burst = None if part.groups is None else (str(part.groups[position]), split, target)
             if not seen.errors:
                 yield Copy(split, str(name), target, (split, position), seen, burst)

@@ -5,7 +5,7 @@ the best of several crops of the other. Brightness and contrast drop out. Only p
 Hashes of 64 to 256 bits miss most crops (docs/log.md).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -43,12 +43,14 @@ def thumbnail(pixels: Tensor) -> Tensor | None:
     return grey.half() if grey.std() >= FLATTEST else None
 
 
-def near_pairs(thumbnails: Sequence[Tensor], threshold: float) -> list[Pair]:
-    """Return the pairs up to a distance, nearest first, each image with its `NEAREST` at most."""
+def near_pairs(
+    thumbnails: Sequence[Tensor], threshold: float, show: Callable[[int, int], None] = lambda *_: None
+) -> list[Pair]:
+    """Return the pairs up to a distance, nearest first, each image with its `NEAREST` at most; `show` the progress."""
     if len(thumbnails) < 2:
         return []
     grey = torch.stack([*thumbnails])
-    found = torch.cat([*_candidates(grey)]).sort(1).values.unique(dim=0)
+    found = torch.cat([*_candidates(grey, show)]).sort(1).values.unique(dim=0)
     used, rows = found.unique(return_inverse=True)
     # rounded: the last bits are those of the machine
     distances = [round(distance, 4) for distance in _distances(grey[used], rows).tolist()]
@@ -56,11 +58,12 @@ def near_pairs(thumbnails: Sequence[Tensor], threshold: float) -> list[Pair]:
     return sorted(Pair(distance, *row) for distance, row in pairs if distance <= threshold)
 
 
-def _candidates(grey: Tensor) -> Iterator[Tensor]:
+def _candidates(grey: Tensor, show: Callable[[int, int], None]) -> Iterator[Tensor]:
     """Yield positions (n, 2) of the nearest of each image, by the coarse distance."""
     parts = [[*_vectors(part, COARSE, 8)] for part in grey.split(BLOCK)]
     crops = [torch.cat(part) for part in zip(*parts, strict=True)]
     for start in range(0, len(grey), BLOCK):
+        show(start, len(grey))
         whole = crops[0][start : start + BLOCK]
         similar = whole @ crops[0].T
         product = torch.empty_like(similar)  # once a block: its pages cost as much as the product

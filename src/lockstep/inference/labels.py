@@ -15,8 +15,6 @@ from lockstep.assembly.session import Session
 from lockstep.assembly.staging import together
 from lockstep.config.checks import validation
 from lockstep.config.errors import ConfigError, Error
-from lockstep.config.schema.configuration import Config
-from lockstep.config.schema.target_sections import OF_FILES
 from lockstep.data.splits import Splits
 from lockstep.inference import confident_learning, predict
 from lockstep.inference.confident_learning import Labels, Probabilities
@@ -64,6 +62,7 @@ def judge(
             facts, rows = _judge(paths, images, is_run=predictions is None)
             pictures = Path(output).with_suffix(".png")
             facts |= {"run": run, "predictions": predictions, "output": output, "pictures": str(pictures)}
+            pictures.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(Path(output)) as file:  # which is there once the pictures are
                 file.write(csv_text([HEAD, *rows]).encode(errors="surrogateescape"))
                 _draw(rows[:NUM_IMAGES], images, pictures, _summary(facts))
@@ -71,7 +70,7 @@ def judge(
             if is_json:
                 print(to_json(facts), file=out, flush=True)
             else:
-                _show(facts, here.config)
+                _show(facts)
 
         together(lambda: write() if here.rank == 0 else None)
     return 0
@@ -141,7 +140,8 @@ def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, title: str)
     from lockstep.callbacks import plots
 
     at = {str(name): (part.pixels, row) for part in images.parts.values() for row, name in enumerate(part.names)}
-    rows = [row for row in rows if row[0] in at]  # others were removed, with changed_data=accept
+    # without those that are not judged, or were removed, with changed_data=accept
+    rows = [row for row in rows if row[2] and row[0] in at]
     captions = []
     for name, label, suggested, score, *_ in rows:
         better = [f"→ {plots.short_name(suggested, 15)}"] if suggested != label else []
@@ -151,7 +151,7 @@ def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, title: str)
     plots.write_sheet(path, [shown], captions, [not row[4] for row in rows], title)
 
 
-def _show(facts: dict[str, Any], config: Config) -> None:
+def _show(facts: dict[str, Any]) -> None:
     out, count = terminal(), facts["suspicious"]
     if count:
         cells = [[row["file"], row["label"], row["suggested"], f"{row['score']:.4f}"] for row in facts["labels"]]
@@ -166,8 +166,7 @@ def _show(facts: dict[str, Any], config: Config) -> None:
         say(out, f"Only the validation and test images are judged: the network has learned the others. {what}")
     output, pictures = (quote_path(Path(facts[key])) for key in ("output", "pictures"))
     say(out, f"All images, the most suspicious first: {output}; pictures of the first: {pictures}")
-    if config.data.target in OF_FILES:
-        say(out, "Correct its column label, and train on it: docs/data.md, Wrong labels.")
+    say(out, "To correct the list and train on it: docs/data.md, Wrong labels")
 
 
 def _summary(facts: dict[str, Any]) -> str:

@@ -33,12 +33,9 @@ def of_best(sweep: Path) -> tuple[Path, RunFolder]:
     """Return the file of the best setting of a sweep, and one of its trials. Raises ValueError if there is none."""
     ledger = Ledger.open(sweep, None, ())
     path, rows = next(_files(ledger, present_table(ledger)), (None, []))
-    if path is None:
-        what = f"{display_path(sweep)} is a sweep without folds"
-        raise ValueError(f"{what}: give a run, or a sweep over data.folds=5 data.fold=0,1,2,3,4.")
-    if not path.exists():
-        what = "is written when all folds of a classification are tested"
-        raise ValueError(f"{display_path(path)} does not exist: it {what}. The command of the sweep continues it.")
+    if path is None or not path.exists():
+        what = f"{display_path(sweep)} has no predictions of all folds"
+        raise ValueError(f"{what}: finish a classification over data.folds=5 data.fold=0,1,2,3,4, or give a run.")
     return path, rows[0].trial.folder
 
 

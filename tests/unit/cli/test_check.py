@@ -247,8 +247,8 @@ def test_near_copies_are_leaks_contradictions_or_near_duplicates(
     rows, lines = said(capsys, *PHOTOGRAPHS, code=EXIT_FAILED)
     assert (rows["leaks"], rows["contradictions"]) == ("2 in more than one split", "2 in more than one class")
     assert rows["duplicates"] == "none"
-    flat = "2 not compared: smaller than 29 pixels, or nearly of one grey"  # a sky
-    assert rows["near duplicates"] == f"1 up to a distance of 0.1; {flat}"
+    assert rows["near duplicates"] == "1 up to a distance of 0.1"
+    assert rows["not compared"] == "2 smaller than 29 pixels, or nearly of one grey"  # a sky
     found = [re.sub(r", distance 0\.\d{4}$", "", line) for line in lines]
     assert sorted(found[:3]) == [
         "contradiction: train: train/fox/dark.png (fox) ~ train: train/hen/09.png (hen)",
@@ -280,7 +280,7 @@ def test_near_images_of_a_group_are_counted_only(photographs: Path) -> None:
         split: replace(images, groups=["burst" if name in burst else name for name in images.names])
         for split, images in splits.parts.items()
     }
-    copies, num_in_bursts = find_copies(inspect(replace(splits, **parts), lambda *_: None), (), 0.1)
+    copies, num_in_bursts = find_copies(inspect(replace(splits, **parts), lambda *_: None), (), 0.1, lambda *_: None)
     assert num_in_bursts == 2
     assert [each.kind for each in copies].count("near") == 0
     assert ["train/fox/06.png", "test/fox/half.png"] in [
@@ -295,7 +295,7 @@ def test_json_has_all_that_the_table_has_and_nothing_else_is_printed(
     (photographs / "val" / "hen" / "half.png").write_bytes(b"no image")
     assert check(["strategy=cpu", *PHOTOGRAPHS], compose.DEFAULT, is_json=True) == EXIT_FAILED
     found = json.loads(capsys.readouterr().out)
-    assert found["splits"]["val"] == {"images": 13, "classes": {"fox": 7, "hen": 6}, "groups": None}
+    assert found["splits"]["val"] == {"images": 13, "classes": {"fox": 7, "hen": 6}, "groups": 0}
     assert found["sizes"]["width"] == {"min": 40, "median": 80, "max": 160}
     assert found["broken"][0].endswith("half.png cannot be read (not an image): replace or delete it.")
     kinds = [each["kind"] for each in found["copies"]]
@@ -365,6 +365,15 @@ def test_samples_of_a_dataset_are_made_and_the_broken_ones_named(capsys: pytest.
     rows, (line,) = said(capsys, *options, code=EXIT_FAILED)
     assert line.startswith("broken: data.train: sample 4 cannot be made (OSError: half a file, in ")
     assert rows["memory"] == "streamed: made when they are needed (samples of Turned)"
+
+
+def test_samples_of_two_datasets_leak_with_their_own_targets(capsys: pytest.CaptureFixture[str]) -> None:
+    same = "{_target_: tests.support.sources.Still, count: 20}"
+    options = ["data=dataset", f"data.train={same}", f"data.test={same}", "data.mean=[0.5]", "data.std=[0.5]"]
+    rows, lines = said(capsys, *options, code=EXIT_FAILED)
+    assert (rows["leaks"], rows["contradictions"]) == ("20 in more than one split", "none")
+    assert "other targets" not in rows
+    assert lines[0] == "leak: train: train/0 = test: test/0"
 
 
 def test_an_error_of_the_configuration_or_missing_data_has_its_own_exit_code(

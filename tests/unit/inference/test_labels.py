@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from lockstep.inference.labels import _read  # pyright: ignore[reportPrivateUsage]
+from lockstep.inference.labels import _draw, _read  # pyright: ignore[reportPrivateUsage]
+from tests.support.sources import few_digits
 
 GOOD = "file,truth,prediction,'=a,b,fold\n'-1.png,'=a,b,0.25,0.75,0\n2.png,b,b,0.1,0.9,1\n"
 
@@ -14,6 +16,19 @@ def test_cells_that_are_safe_in_a_spreadsheet_are_read_as_they_were(tmp_path: Pa
     lines, classes, labels, probabilities = _read([tmp_path / "all.csv", tmp_path / "all.csv"])
     assert ([line[0] for line in lines], classes) == (["-1.png", "2.png"] * 2, ["=a", "b"])
     assert (labels.tolist(), probabilities[:, 1].tolist()) == ([0, 1] * 2, [0.75, 0.9] * 2)
+
+
+def test_pictures_are_of_judged_images_that_are_there(tmp_path: Path) -> None:
+    images = few_digits(count=5)
+    names = [str(name) for name in images.train.names]
+    rows = [
+        [names[0], "0", "1", 0.1, 1, "test"],
+        ["gone.png", "0", "1", 0.2, 0, "test"],
+        [names[1], "0", "", "", 0, "train"],
+    ]
+    _draw(rows, images, tmp_path / "labels.png", "title")
+    with Image.open(tmp_path / "labels.png") as sheet:
+        assert sheet.size == (936, 279)
 
 
 def test_a_link_is_refused_in_one_line(tmp_path: Path) -> None:

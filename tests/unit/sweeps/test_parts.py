@@ -623,14 +623,16 @@ def test_labels_are_judged_by_the_folds_of_the_best_setting(tmp_path: Path) -> N
     ledger = book(tmp_path / "seeds", "seed=0", "seed=1")
     for trial in ledger.trials:
         config_file.save(config_of(), trial.folder.config)
-    with pytest.raises(ValueError, match=r"seeds is a sweep without folds: give a run, or a sweep over data.folds=5"):
+    with pytest.raises(
+        ValueError, match=r"seeds has no predictions of all folds: finish a classification over data.folds"
+    ):
         out_of_fold.of_best(ledger.path)
     ledger = book(tmp_path / "sweep", "data.fold=1 lr=1", "data.fold=0 lr=1", "data.fold=0 lr=2", "data.fold=1 lr=2")
     for trial, accuracy in zip(ledger.trials, (0.7, 0.7, 0.8, 0.8), strict=True):
         config_file.save(config_of("data.folds=2", f"data.fold={trial.settings['data.fold']}"), trial.folder.config)
         finish(trial, accuracy, test_accuracy=0.8)
     (ledger.path / "out_of_fold_1.csv").touch()
-    with pytest.raises(ValueError, match=r"out_of_fold_2\.csv does not exist: it is written when all folds of a class"):
+    with pytest.raises(ValueError, match=r"has no predictions of all folds: finish a classification over data.folds"):
         out_of_fold.of_best(ledger.path)
     (ledger.path / "out_of_fold_2.csv").touch()
     assert out_of_fold.of_best(ledger.path) == (ledger.path / "out_of_fold_2.csv", ledger.trials[2].folder)
