@@ -51,7 +51,8 @@ def record_of(images: Splits) -> dict[str, Any]:
     parts, record = images.parts, dict[str, Any](class_names=list(images.class_names))
     for split, part in parts.items():
         record[split] = {"names": list(part.names), "targets": part.targets.tolist()}
-        record[split] |= {"groups": list(map(str, part.groups))} if part.groups is not None else {}
+    if any(part.groups is not None for part in parts.values()):
+        record["groups"] = {split: list(map(str, part.groups or ())) for split, part in parts.items()}
     if images.files is not None:
         from lockstep.assembly.data_changes import contents_of
 
