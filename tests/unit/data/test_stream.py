@@ -172,7 +172,7 @@ def test_processes_do_not_run_the_script_that_trains_again(tmp_path: Path) -> No
     done = subprocess.run(
         [sys.executable, str(path)], env=variables, capture_output=True, text=True, timeout=PATIENCE_S
     )
-    assert done.stdout == "4 batches\n", done.stderr
+    assert done.stdout == "3 batches\n", done.stderr
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
@@ -265,6 +265,6 @@ def test_workers_ignore_signals_and_exit_with_the_training(
     else:
         process.stdin.write("\n\n")
         process.stdin.flush()
-        assert process.stdout.readline() == "4\n"
+        assert process.stdout.readline() == "3\n"
         assert process.wait(PATIENCE_S) == 0
     wait_until(lambda: not any(map(is_alive, pids)), "end of the workers")
