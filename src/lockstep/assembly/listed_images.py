@@ -1,10 +1,9 @@
 """The image files of a folder or list, not decoded, for copies, other images and commands that look at them."""
 
-from collections.abc import Mapping
-
 from lockstep.assembly.run_parts import fold_of, seed_splits, source
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, OF_FILES, Data
+from lockstep.data.cuts import Kept
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_table import list_classes
 from lockstep.data.images.preprocessing import VIEW_KEYS, View
@@ -13,9 +12,7 @@ from lockstep.data.sources.lists import read_list
 from lockstep.data.splits import Splits
 
 
-def files_of(
-    section: Data, *, has_crops: bool = False, is_cut: bool = True, kept: Mapping[str, str] | None = None
-) -> Decoding:
+def files_of(section: Data, *, has_crops: bool = False, is_cut: bool = True, kept: Kept = None) -> Decoding:
     """Return the image files of a folder or list, not decoded; to be kept scaled with `has_crops`.
 
     Unless `is_cut`, they have only the splits of their own, and a folder may have one class. Images whose name is in

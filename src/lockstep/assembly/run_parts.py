@@ -1,6 +1,6 @@
 """Data, module and Lightning's Trainer of a run, built from its configuration."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from lockstep.config import build, features
 from lockstep.config.checks import signatures
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.target_sections import OF_FILES, Data, is_ours
-from lockstep.data.cuts import Fold
+from lockstep.data.cuts import Fold, Kept
 from lockstep.data.module import Batching, ImageData
 from lockstep.data.splits import Images, Splits, identity_statistics, is_streamed
 from lockstep.data.transforms.augment import Augment
@@ -76,9 +76,8 @@ def serve_images(session: Session, images: Splits) -> ImageData:
 
 def _num_workers(session: Session, images: Splits) -> int:
     """Return the number of processes that make images for this rank."""
-    given = session.config.data.num_workers
-    if given != "auto":
-        return given
+    if session.config.data.num_workers != "auto":
+        return session.config.data.num_workers
     # to crop images that are kept costs little next to a training on the CPU
     has_spare_cores = session.device.type == "cuda" or is_streamed(images.train.pixels)
     return max(1, num_cores() // session.num_local) if has_spare_cores else 1
@@ -103,20 +102,17 @@ def splits(session: Session, run: RunFolder, *, is_once: bool = False) -> Splits
     return seed_splits(loaded, session.config.seed)
 
 
-def source(
-    section: Data, *, is_once: bool = False, has_crops: bool = False, kept: Mapping[str, str] | None = None
-) -> Splits:
+def source(section: Data, *, is_once: bool = False, has_crops: bool = False, kept: Kept = None) -> Splits:
     """Load the images of a source; those of files whole with `has_crops`, for random crops.
 
-    Sources that cut splits get those of known images, `kept` by name. Raises ConfigError for parameters that the source
-    does not take: those of an evaluation were not checked before.
+    Raises ConfigError for parameters it does not take: those of an evaluation were not checked before.
     """
     refuse_unfit_arguments(section)
     given = {"memory": section.memory, "fold": fold_of(section), "kept": kept}
-    taken = [key for key, value in given.items() if value is not None and signatures.has_parameter(section.target, key)]
-    supplied: dict[str, Any] = {key: given[key] for key in taken}
+    given = {key: value for key, value in given.items() if value is not None}
+    supplied: dict[str, Any] = {key: given[key] for key in given if signatures.has_parameter(section.target, key)}
     supplied |= {"has_crops": has_crops} if section.target in OF_FILES else {}
-    if given["fold"] is not None and "fold" not in taken:
+    if "fold" in given and "fold" not in supplied:
         problem = f", but data._target_={section.target} has no parameter `fold`"
         raise ConfigError(Error(f"data.folds={section.folds}", problem, "remove data.folds"))
     if is_once and section.memory == "auto" and is_ours(section.target) and "cache" in section.arguments():
@@ -210,6 +206,5 @@ def _checkpoint_io(session: Session) -> AtomicCheckpointIO:
     """
     folder, loggers = session.folder, session.config.logger.values()
     is_read = any(section is not None and section.arguments().get("log_model") for section in loggers)
-    is_behind = session.device.type == "cuda" and not is_read
-    thread = session.held.enter_context(ThreadPoolExecutor(1, "checkpoints"))
-    return AtomicCheckpointIO(thread, (folder.best_checkpoint, folder.last_checkpoint) if is_behind else ())
+    behind = (folder.best_checkpoint, folder.last_checkpoint) if session.device.type == "cuda" and not is_read else ()
+    return AtomicCheckpointIO(session.held.enter_context(ThreadPoolExecutor(1, "checkpoints")), behind)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Kept = Mapping[str, str] | None  # splits of an earlier cut, by name
 
 
 class Fold(NamedTuple):
@@ -33,7 +34,7 @@ class Uncut:
     classes: Rows
     seed: int
     groups: Sequence[str] | None = None
-    kept: Mapping[str, str] | None = None
+    kept: Kept = None
 
     def take(self, rows: Rows) -> "Uncut":
         groups = None if self.groups is None else [self.groups[row] for row in rows]

@@ -14,7 +14,6 @@ from typing_extensions import override
 
 from lockstep.data.cuts import Fold, Uncut, cut, rounded_sizes
 from lockstep.distributed.rng import generator
-from lockstep.system.wording import plural
 
 if TYPE_CHECKING:
     from lockstep.data.images.image_table import ImageTable
@@ -217,9 +216,9 @@ def describe_counts(names: Sequence[str], counts: Sequence[int], balance: float 
 
 
 def describe_groups(splits: Splits) -> str:
-    """List images and groups, as in "train 1,204 images of 96 groups, val ..."; empty without groups."""
-    known = {f"{name} {plural(len(part), 'image')}": part.num_groups for name, part in splits.parts.items()}
-    return ", ".join([f"{images} of {plural(groups, 'group')}" for images, groups in known.items() if groups])
+    """List groups and images, as in "train 96 (images: 1,204), val 12 (images: 150)"; empty without groups."""
+    counts = {name: (part.num_groups, len(part)) for name, part in splits.parts.items()}
+    return ", ".join([f"{name} {of:,} (images: {images:,})" for name, (of, images) in counts.items() if of])
 
 
 def value_counts(pixels: Tensor) -> Tensor:

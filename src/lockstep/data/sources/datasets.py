@@ -1,7 +1,7 @@
 """Custom torch Datasets, with any transforms."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import Doc
 
-from lockstep.data.cuts import Fold, Uncut, cut
+from lockstep.data.cuts import Fold, Kept, Uncut, cut
 from lockstep.data.images.dataset_samples import Samples, pair, shape_text
 from lockstep.data.images.image_files import NUM_PER_RUN, sampled_positions
 from lockstep.data.splits import (
@@ -45,7 +45,7 @@ def dataset(
     test_fraction: Annotated[PositiveFraction, Doc("fraction of the training samples to use for the test")],
     split_seed: Annotated[Seed, Doc("seed of the random split")],
     fold: Fold | None = None,
-    kept: Mapping[str, str] | None = None,
+    kept: Kept = None,
 ) -> Splits:
     """Map-style torch Datasets, whose samples are pairs of an input and a target.
 

@@ -1,7 +1,6 @@
 """Folders of images, with one folder per class."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -9,7 +8,7 @@ import numpy as np
 import torch
 from typing_extensions import Doc
 
-from lockstep.data.cuts import Fold, Uncut, cut
+from lockstep.data.cuts import Fold, Kept, Uncut, cut
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.image_table import (
@@ -63,7 +62,7 @@ def image_folder(
     memory: Literal["auto", "device", "host", "stream", "once"],
     has_crops: bool,
     fold: Fold | None = None,
-    kept: Mapping[str, str] | None = None,
+    kept: Kept = None,
 ) -> Splits:
     """Image files in folders named after their classes, as uint8 (channels, height, width).
 
@@ -95,7 +94,7 @@ def complete_splits(
     split_seed: int,
     test_after: str | None,
     fold: Fold | None = None,
-    kept: Mapping[str, str] | None = None,
+    kept: Kept = None,
 ) -> ImageTable:
     """Cut missing splits from train by their fraction; with a `fold` of train or `test_after`, that is the test.
 

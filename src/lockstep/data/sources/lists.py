@@ -3,7 +3,7 @@
 import csv
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +13,7 @@ from annotated_types import MinLen
 from numpy.typing import NDArray
 from typing_extensions import Doc
 
-from lockstep.data.cuts import Fold
+from lockstep.data.cuts import Fold, Kept
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_table import (
     SPLIT_FOLDERS,
@@ -76,7 +76,7 @@ def image_list(
     memory: Literal["auto", "device", "host", "stream", "once"],
     has_crops: bool,
     fold: Fold | None = None,
-    kept: Mapping[str, str] | None = None,
+    kept: Kept = None,
 ) -> Splits:
     """Image files listed in a CSV or Parquet `file`, one per row, as uint8 (channels, height, width).
 
