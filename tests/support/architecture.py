@@ -43,7 +43,7 @@ RINGS = {
             "data.images.image_files",
         ),
         *("data.images.image_table", "data.images.ragged_table", "data.inspection", "data.sources.datasets"),
-        *("data.copies", "data.near_copies"),
+        *("data.copies", "data.near_copies", "data.sources.dates"),
         *("data.sources.downloads", "data.sources.folders", "data.sources.lists", "data.transfer"),
         *(
             "launch.notification",
