@@ -157,7 +157,7 @@ def test_known_images_stay_in_their_splits_when_a_source_of_their_own_grows(
     source = ["data=digits", *without, "data._target_=tests.support.sources.growing", f"+data.listed={listed}"]
     folder = trained(tmp_path, *source, "silent=false")
     said = " ".join(capfd.readouterr().out.split())
-    assert " groups train 16 images of 16 groups, val 8 images of 8 groups, test 8 images of 8 groups " in said
+    assert " groups train 16 (images: 16), val 8 (images: 8), test 8 (images: 8) " in said
     assert folder.read_summary()["groups"] == {"train": 16, "val": 8, "test": 8}
     before = splits_in(folder)
     listed.write_text("64")  # a cut of them would test on 8 of those trained on

@@ -20,7 +20,7 @@ def section(root: Path | str | None, scratch: Path | None, **changes: Any) -> Da
 def listed(file: Path, scratch: Path | None, root: str | None = None, **changes: Any) -> Data:
     """The images of a list, which has their columns path and label."""
     columns = {"path_column": "path", "target_columns": ["label"], "targets": "classes", "split_column": None}
-    columns |= {"group_column": None, "date_column": None}
+    columns |= dict.fromkeys(("group_column", "date_column"))
     settings = {"_target_": "lockstep.data.image_list", "file": str(file), **columns}
     return section(root, scratch, **settings, **changes)
 

@@ -78,6 +78,8 @@ def test_other_images_have_splits_of_their_own_or_one_class_or_a_list(
     moved = lockstep(tmp_path, *evaluate, f"data.root={folder / 'images'}")
     taken = "is taken for the data of the run: its images have the same names and contents\n"
     assert moved.stdout.partition(taken)[2] == lockstep(tmp_path, *evaluate).stdout
+    smaller = lockstep(tmp_path, *evaluate, "data.test_fraction=0.05")  # of new images, and there are none
+    assert smaller.stdout.endswith(lockstep(tmp_path, *evaluate).stdout)
     cut = lockstep(tmp_path, *evaluate, f"data.root={folder / 'other'}", "--split", "test", "data.test_fraction=0.4")
     assert "its test images\n" in cut.stdout, cut.stderr
 
@@ -117,7 +119,6 @@ def test_what_cannot_be_evaluated_is_refused_by_name(project: tuple[Path, RunFol
         (["data.root=[a"], "'data.root=[a' cannot be read"),
         (["data.root=none"], "data.root=none does not exist"),
         ([other, "data.image_size=8"], "data.image_size=8 cannot change"),
-        (["data.test_fraction=0.5"], "moved to another split"),
         (["--split", "all"], "--split all is for images that are not those of the run: use test or val"),
         (["--pictures", "full"], "--pictures full is not empty: name a new folder"),
         (["--top-k", "2"], "--top-k 2 has no rows to be written to: add --output rows.csv"),

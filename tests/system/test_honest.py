@@ -70,7 +70,7 @@ def test_groups_near_duplicates_and_the_newest_images_as_typed(tmp_path: Path) -
         assert picture.size[0] > 900
     code, shown, leaks = check(tmp_path, *grouped)
     assert (code, leaks) == (0, [])
-    assert "train 60 images of 20 groups, val 6 images of 2 groups, test 6 images of 2 groups" in shown
+    assert "groups train 20 (images: 60), val 2 (images: 6), test 2 (images: 6)" in shown
     group = grouped[-1]
     splits = trained(tmp_path, "python", "train.py", *grouped[3:])
     plants = [{name.split("_")[0] for name in names} for names in splits.values()]

@@ -20,7 +20,7 @@ from lockstep.system.wording import plural
 if TYPE_CHECKING:
     from lockstep.data.images.image_table import ImageTable
 
-Record = dict[str, Any]  # class_names; names, targets and known groups of each split; contents, if images are files
+Record = dict[str, Any]  # class_names; names and targets of each split; groups, if known; contents, if images are files
 Contents = tuple[dict[str, int], dict[str, str]]  # bytes of files, and hashes of some, by name
 NUM_HASHED = 1000  # files: of other images, each differs; sizes show the single ones that were replaced
 SPLITS = ("train", "val", "test")
@@ -61,7 +61,7 @@ def overlap(run: RunFolder, table: "ImageTable") -> Overlap | None:
 
 def differences(before: Record, now: Record) -> list[str]:
     """Describe each kind of change from one record to another, with a count and an example; empty without changes."""
-    if _agree(before, now):
+    if all(before[key] == now[key] for key in before.keys() & now.keys()):  # of old runs contents and groups lack
         return []
     found: list[str] = []
     old_classes, classes = before["class_names"], now["class_names"]
@@ -84,13 +84,6 @@ def differences(before: Record, now: Record) -> list[str]:
     return found or ["the order of its images, or how often one is listed"]
 
 
-def _agree(before: Any, now: Any) -> bool:
-    """Compare what both records have: those of old runs lack contents and groups."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        return all(_agree(before[key], now[key]) for key in before.keys() & now.keys())
-    return before == now
-
-
 def known_splits(run: RunFolder) -> dict[str, str] | None:
     """Return the split of each image in the record of a run, by name; None without a record. Raises ValueError."""
     record = read(run)
@@ -103,8 +96,9 @@ def _named_rows(record: Record) -> dict[str, tuple[str, Any, str | None]]:
     rows: dict[str, tuple[str, Any, str | None]] = {}
     for split in SPLITS:
         names, targets = record[split]["names"], record[split]["targets"]
-        every = [None] * len(names)  # a Dataset has no targets here, and a record of an earlier version no groups
-        for name, target, group in zip(names, targets or every, record[split].get("groups", every), strict=True):
+        every = [None] * len(names)  # a Dataset has no targets here
+        groups = record.get("groups", {}).get(split) or every
+        for name, target, group in zip(names, targets or every, groups, strict=True):
             is_class = isinstance(target, int) and 0 <= target < len(classes)
             rows[name] = (split, classes[target] if is_class else target, group)
     return rows

@@ -19,7 +19,7 @@ def keep(here: Session, images: Splits, run: RunFolder) -> None:
     together(lambda: _write(run, record_of(images)) if here.rank == 0 else None)
 
 
-def known_splits(run: RunFolder) -> Kept | None:
+def known_splits(run: RunFolder) -> Kept:
     """Return the split of each image that a run knows; None without a record. Raises ValueError."""
     if not run.images.exists():
         return None
@@ -61,7 +61,8 @@ def record_of(images: Splits) -> dict[str, Any]:
     parts, record = images.parts, dict[str, Any](class_names=list(images.class_names))
     for split, part in parts.items():
         record[split] = {"names": list(part.names), "targets": part.targets.tolist()}
-        record[split] |= {"groups": list(map(str, part.groups))} if part.groups is not None else {}
+    if any(part.groups is not None for part in parts.values()):
+        record["groups"] = {split: list(map(str, part.groups or ())) for split, part in parts.items()}
     if images.files is not None:
         from lockstep.assembly.data_changes import contents_of
 

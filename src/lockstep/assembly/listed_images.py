@@ -12,7 +12,7 @@ from lockstep.data.sources.lists import read_list
 from lockstep.data.splits import Splits
 
 
-def files_of(section: Data, *, has_crops: bool = False, is_cut: bool = True, kept: Kept | None = None) -> Decoding:
+def files_of(section: Data, *, has_crops: bool = False, is_cut: bool = True, kept: Kept = None) -> Decoding:
     """Return the image files of a folder or list, not decoded; to be kept scaled with `has_crops`.
 
     Unless `is_cut`, they have only the splits of their own, and a folder may have one class. Images whose name is in

@@ -76,9 +76,8 @@ def serve_images(session: Session, images: Splits) -> ImageData:
 
 def _num_workers(session: Session, images: Splits) -> int:
     """Return the number of processes that make images for this rank."""
-    given = session.config.data.num_workers
-    if given != "auto":
-        return given
+    if session.config.data.num_workers != "auto":
+        return session.config.data.num_workers
     # to crop images that are kept costs little next to a training on the CPU
     has_spare_cores = session.device.type == "cuda" or is_streamed(images.train.pixels)
     return max(1, num_cores() // session.num_local) if has_spare_cores else 1
@@ -103,16 +102,17 @@ def splits(session: Session, run: RunFolder, *, is_once: bool = False) -> Splits
     return seed_splits(loaded, session.config.seed)
 
 
-def source(section: Data, *, is_once: bool = False, has_crops: bool = False, kept: Kept | None = None) -> Splits:
-    """Load the images of a source, those of files whole with `has_crops`; known ones stay in the splits `kept`.
+def source(section: Data, *, is_once: bool = False, has_crops: bool = False, kept: Kept = None) -> Splits:
+    """Load the images of a source; those of files whole with `has_crops`, for random crops.
 
     Raises ConfigError for parameters it does not take: those of an evaluation were not checked before.
     """
     refuse_unfit_arguments(section)
-    given: dict[str, Any] = {"memory": section.memory, "fold": fold_of(section), "kept": kept}
-    given |= {"has_crops": has_crops} if section.target in OF_FILES else {}
-    supplied = {k: v for k, v in given.items() if v is not None and signatures.has_parameter(section.target, k)}
-    if section.folds and "fold" not in supplied:
+    given = {"memory": section.memory, "fold": fold_of(section), "kept": kept}
+    given = {key: value for key, value in given.items() if value is not None}
+    supplied: dict[str, Any] = {key: given[key] for key in given if signatures.has_parameter(section.target, key)}
+    supplied |= {"has_crops": has_crops} if section.target in OF_FILES else {}
+    if "fold" in given and "fold" not in supplied:
         problem = f", but data._target_={section.target} has no parameter `fold`"
         raise ConfigError(Error(f"data.folds={section.folds}", problem, "remove data.folds"))
     if is_once and section.memory == "auto" and is_ours(section.target) and "cache" in section.arguments():
@@ -125,6 +125,7 @@ def fold_of(section: Data) -> Fold | None:
 
 
 def refuse_unfit_arguments(section: Data) -> None:
+    """Raise ConfigError for arguments that a source does not take."""
     if found := signatures.errors([{"data": section.model_dump(by_alias=True)}]):
         raise ConfigError(*found)
 
@@ -205,6 +206,5 @@ def _checkpoint_io(session: Session) -> AtomicCheckpointIO:
     """
     folder, loggers = session.folder, session.config.logger.values()
     is_read = any(section is not None and section.arguments().get("log_model") for section in loggers)
-    is_behind = session.device.type == "cuda" and not is_read
-    thread = session.held.enter_context(ThreadPoolExecutor(1, "checkpoints"))
-    return AtomicCheckpointIO(thread, (folder.best_checkpoint, folder.last_checkpoint) if is_behind else ())
+    behind = (folder.best_checkpoint, folder.last_checkpoint) if session.device.type == "cuda" and not is_read else ()
+    return AtomicCheckpointIO(session.held.enter_context(ThreadPoolExecutor(1, "checkpoints")), behind)

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Rows = NDArray[np.int64]
-Kept = Mapping[str, str]  # splits of an earlier cut, by the names of images
 Mask = NDArray[np.bool_]
+Kept = Mapping[str, str] | None  # splits of an earlier cut, by name
 
 
 class Fold(NamedTuple):
@@ -34,7 +34,7 @@ class Uncut:
     classes: Rows
     seed: int
     groups: Sequence[str] | None = None
-    kept: Kept | None = None
+    kept: Kept = None
 
     def take(self, rows: Rows) -> "Uncut":
         groups = None if self.groups is None else [self.groups[row] for row in rows]
@@ -76,8 +76,6 @@ def cut(images: Uncut, fractions: Mapping[str, float], tested: Fold | Mask | Non
         images = images.take(rest)
     if not fractions:
         return parts | {"train": rest}
-    if images.kept is None:
-        rounded_sizes(len(rest), fractions)
     every = np.array([*fractions.values(), 1 - sum(fractions.values())])
     known = images.known_parts([*fractions, "train"])
     found = (_cut_by_rank if images.groups is None else _deal_groups)(images, every, known)
@@ -102,13 +100,13 @@ def rounded_sizes(count: int, fractions: Mapping[str, float]) -> list[int]:
 
 
 def refuse_empty(images: str, fractions: Mapping[str, float], sizes: Sequence[int]) -> None:
-    for (name, fraction), size in zip(fractions.items(), sizes, strict=False):
-        if not 0 < size < sum(sizes):
-            problem = f"makes a split of {size}: leave at least one image in every split."
-            raise ValueError(f"data.{name}_fraction={fraction} of {images} {problem}")
     if sizes[-1] < 1 or sum(fractions.values()) >= 1:
         settings = " and ".join(f"data.{name}_fraction={fraction}" for name, fraction in fractions.items())
         raise ValueError(f"{settings} of {images} leave none for training: use smaller fractions.")
+    for (name, fraction), size in zip(fractions.items(), sizes, strict=False):
+        if size < 1:
+            problem = f"makes a split of {size}: leave at least one image in every split."
+            raise ValueError(f"data.{name}_fraction={fraction} of {images} {problem}")
 
 
 def class_sizes(count: int, fractions: Sequence[float]) -> list[int]:

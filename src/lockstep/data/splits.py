@@ -216,12 +216,9 @@ def describe_counts(names: Sequence[str], counts: Sequence[int], balance: float 
 
 
 def describe_groups(splits: Splits) -> str:
-    """List images and groups, as in "train 1,204 images of 96 groups, val ..."; empty without groups."""
-    counts = [(name, len(part), part.num_groups) for name, part in splits.parts.items() if part.num_groups]
-    return ", ".join(
-        f"{name} {images:,} image{'s' * (images > 1)} of {groups:,} group{'s' * (groups > 1)}"
-        for name, images, groups in counts
-    )
+    """List groups and images, as in "train 96 (images: 1,204), val 12 (images: 150)"; empty without groups."""
+    counts = {name: (part.num_groups, len(part)) for name, part in splits.parts.items()}
+    return ", ".join([f"{name} {of:,} (images: {images:,})" for name, (of, images) in counts.items() if of])
 
 
 def value_counts(pixels: Tensor) -> Tensor:

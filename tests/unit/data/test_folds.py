@@ -119,11 +119,9 @@ def test_images_and_groups_of_each_split_are_described() -> None:
         return Images(torch.zeros(count, 1, 2, 2), torch.zeros(count).long(), ["a"] * count, groups)
 
     splits = Splits(images(["x", "y"] * 602, 1204), images(["z"], 1), images(["v", "w"], 2), ("cat",))
-    assert (
-        describe_groups(splits) == "train 1,204 images of 2 groups, val 1 image of 1 group, test 2 images of 2 groups"
-    )
+    assert describe_groups(splits) == "train 2 (images: 1,204), val 1 (images: 1), test 2 (images: 2)"
     one = replace(splits, train=images(None, 3), test=images(None, 3))
-    assert describe_groups(one) == "val 1 image of 1 group"
+    assert describe_groups(one) == "val 1 (images: 1)"
     assert describe_groups(replace(one, val=images(None, 1))) == ""
 
 

@@ -91,9 +91,8 @@ def list_classes(root: str, group: str | int | None = None, least: int = 2) -> I
         digest, origin = copied.digest, copied.source
     # a name that is no UTF-8 becomes text that fonts, JSON and ONNX take: caf\xe9
     classes = tuple(os.fsencode(name).decode(errors="backslashreplace") for name in numbers)
-    targets, setting = np.array(labels), f"data.root={root}"
-    groups = group_names(setting, group, paths)
-    return ImageTable(setting, folder, names, states, digest, origin, targets, classes, splits, groups)
+    place = f"data.root={root}", folder, names, states, digest, origin
+    return ImageTable(*place, np.array(labels), classes, splits, group_names(place[0], group, paths))
 
 
 def group_names(setting: str, group: str | int | None, paths: Sequence[str]) -> list[str] | None:

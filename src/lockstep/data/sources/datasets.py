@@ -45,7 +45,7 @@ def dataset(
     test_fraction: Annotated[PositiveFraction, Doc("fraction of the training samples to use for the test")],
     split_seed: Annotated[Seed, Doc("seed of the random split")],
     fold: Fold | None = None,
-    kept: Kept | None = None,
+    kept: Kept = None,
 ) -> Splits:
     """Map-style torch Datasets, whose samples are pairs of an input and a target.
 

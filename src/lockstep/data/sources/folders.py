@@ -62,7 +62,7 @@ def image_folder(
     memory: Literal["auto", "device", "host", "stream", "once"],
     has_crops: bool,
     fold: Fold | None = None,
-    kept: Kept | None = None,
+    kept: Kept = None,
 ) -> Splits:
     """Image files in folders named after their classes, as uint8 (channels, height, width).
 
@@ -94,7 +94,7 @@ def complete_splits(
     split_seed: int,
     test_after: str | None,
     fold: Fold | None = None,
-    kept: Kept | None = None,
+    kept: Kept = None,
 ) -> ImageTable:
     """Cut missing splits from train by their fraction; with a `fold` of train or `test_after`, that is the test.
 

@@ -76,7 +76,7 @@ def image_list(
     memory: Literal["auto", "device", "host", "stream", "once"],
     has_crops: bool,
     fold: Fold | None = None,
-    kept: Kept | None = None,
+    kept: Kept = None,
 ) -> Splits:
     """Image files listed in a CSV or Parquet `file`, one per row, as uint8 (channels, height, width).
 
@@ -232,11 +232,12 @@ def _groups(cells: _Cells, path_column: str, group: str | None, group_column: st
     paths = list(map(str, cells.columns[path_column]))
     if group_column is None:
         return group_names(cells.setting, group, paths)
-    groups, first, lines = list(map(str, cells.columns[group_column])), dict[str, str](), list[str]()
-    for row, (path, group_name) in enumerate(zip(paths, groups, strict=True)):
-        if (known := first.setdefault(path, group_name)) != group_name:
-            lines.append(cells.line(row, group_column, f"{group_name!r}, but another row of the image has {known!r}"))
-    _refuse(lines)
+    groups = list(map(str, cells.columns[group_column]))
+    rows = list(zip(paths, groups, strict=True))
+    first = dict(rows[::-1])
+    others = [(row, name, first[path]) for row, (path, name) in enumerate(rows) if first[path] != name]
+    problem = "{!r}, but another row of the image has {!r}"
+    _refuse([cells.line(row, group_column, problem.format(*both)) for row, *both in others])
     return groups
 
 
