@@ -63,7 +63,7 @@ def test_a_run_judges_what_it_was_not_trained_on_and_several_workers_write_the_s
         assert picture.size[0] > 900
     again = lockstep(tmp_path, "labels", run.path, "--output", "one.csv")
     assert again.returncode == 2
-    assert "one.csv exists, and may have corrections: remove it, or name another file." in again.stderr
+    assert "one.csv exists: remove it, or name another file." in again.stderr
     said = lockstep(tmp_path, "labels", run.path, "--strategy", "cpu").stdout
     assert re.search(r"^\d+ of 54 labels are suspicious; \d+\.\d would be if all labels were right\.$", said, re.M)
     assert "Only the validation and test images are judged" in said

@@ -174,4 +174,4 @@ def _grid(
         prediction = f"{plots.short_name(predicted)} {findings.probabilities[row]:.2f}"
         captions.append(prediction if right else f"{prediction}\nis {plots.short_name(true)}")
     shown = pixels[torch.from_numpy(findings.indices[rows])].numpy()
-    return plots.image_grid(list(shown), captions, is_right, title, below)
+    return plots.image_grid([list(shown), *([] if below is None else [below])], captions, is_right, title)

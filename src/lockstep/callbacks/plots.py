@@ -95,18 +95,13 @@ def displayed_classes(counts: NDArray[np.int64]) -> list[int]:
 
 
 def image_grid(
-    images: Sequence[Image],
-    captions: Sequence[str],
-    is_right: Sequence[bool],
-    title: str,
-    below: Sequence[Image] | None = None,
+    stacks: Sequence[Sequence[Image]], captions: Sequence[str], is_right: Sequence[bool], title: str
 ) -> Figure:
-    """Draw images (C, H, W) with a caption below each, red for a mistake.
+    """Draw images (C, H, W), or stacks of them one below the other, with a caption below each, red for a mistake.
 
-    Floats are of any range: each image is drawn from its darkest to its brightest value. Other pictures are drawn
-    `below` the images. All are in one `Axes` whose units are inches, which is faster than one for each.
+    Floats are of any range: each image is drawn from its darkest to its brightest value. All are in one `Axes` whose
+    units are inches, which is faster than one for each.
     """
-    stacks = [images] if below is None else [images, below]
     num_lines = max([2, *(caption.count("\n") + 1 for caption in captions)])
     num_rows, cell = -(-len(captions) // NUM_COLUMNS), (PICTURE + GAP) * len(stacks) + CAPTION * num_lines + 0.09
     height = GRID_TOP + cell * num_rows
@@ -135,10 +130,10 @@ def image_grid(
 def write_sheet(
     path: Path, stacks: Sequence[Sequence[Image]], captions: Sequence[str], is_right: Sequence[bool], title: str
 ) -> None:
-    """Write a grid of images, or of pairs one below the other, to a PNG file."""
+    """Write a grid of images to a PNG file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with style(), atomic_file(path) as file:
-        image_grid(stacks[0], captions, is_right, title, *stacks[1:]).savefig(file, format="png", dpi=DPI)
+        image_grid(stacks, captions, is_right, title).savefig(file, format="png", dpi=DPI)
 
 
 def picture(pixels: Pixels, position: int) -> Image:

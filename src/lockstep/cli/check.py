@@ -68,7 +68,7 @@ def _check(
     from lockstep.data.inspection import inspect
     from lockstep.data.splits import describe_groups, shorten_lines
 
-    progress, drawn = Progress("Reading images", "images"), list[str]()
+    progress = Progress("Reading images", "images")
     with contextlib.ExitStack() as held:
 
         def load(section: Data) -> tuple["Splits", "Decoding | None", list["Splits"]]:
@@ -80,13 +80,13 @@ def _check(
 
         images, decoding, folds = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False, held=held)
         refuse_shared_groups(config, images)
-        inspection = inspect(images, progress.show)
+        threshold = config.data.near_duplicates
+        inspection = inspect(images, progress.show, is_near=threshold > 0)
         progress.end()
         progress = Progress("Comparing images", "images")
-        copies, num_in_bursts = find_copies(inspection, folds, config.data.near_duplicates, progress.show)
+        copies, num_in_bursts = find_copies(inspection, folds, threshold, progress.show)
         progress.end()
-        if pictures is not None:
-            drawn.append(_draw_pairs(Path(pictures), images, copies))
+        drawn = [] if pictures is None else [_draw_pairs(Path(pictures), images, copies)]
         seen = [each for part in inspection.seen.values() for each in part]
         sizes = [each.size for each in seen if each.size is not None]
         texts = {
@@ -105,10 +105,8 @@ def _check(
     wrong, twice, near = ([each for each in copies if (not each.kinds and each.kind) == kind] for kind in KINDS)
     unlearnable = [each for each in copies if each.is_equal and each.has_targets and "contradiction" not in each.kinds]
     converted = [each for each in copies if each.is_equal and len({image.seen.file for image in each.images}) > 1]
-    threshold, near_text = config.data.near_duplicates, "not looked for: data.near_duplicates=0"
+    near_text = _finding(len(near), f"up to a distance of {threshold:g}", is_wrong=False)
     num_left = sum(each.thumbnail is None and not each.errors for each in seen) if threshold else 0
-    if threshold:
-        near_text = _finding(len(near), f"up to a distance of {threshold:g}", is_wrong=False)
     wrong_targets = f"{plural(len(unfit), 'split')} with some that cannot be learned" if unfit else ""
     rows: list[tuple[str, str | Text]] = [
         *((split, _counts(config, inspection, split)) for split in inspection.seen),
@@ -122,7 +120,7 @@ def _check(
         ("leaks", _finding(len(leaks), f"in more than one split{' of a fold' if folds else ''}", is_wrong=True)),
         ("contradictions", _finding(len(opposed), "in more than one class", is_wrong=True)),
         ("duplicates", _finding(len(twice), "more than once in a split", is_wrong=False)),
-        ("near duplicates", near_text),
+        ("near duplicates", near_text if threshold else "not looked for: data.near_duplicates=0"),
         ("bursts", f"{num_in_bursts:,} images near others of their group only" if num_in_bursts else ""),
         ("not compared", f"{num_left:,} smaller than 29 pixels, or nearly of one grey" if num_left else ""),
         ("similar", f"classes {alike}: are they one class?" if alike else ""),

@@ -103,10 +103,8 @@ def _judgement(arguments: argparse.Namespace) -> dict[str, Any]:
     output = Path(arguments.output).resolve()
     if output.suffix != ".csv":
         raise ValueError(f"--output {arguments.output} is not named as a CSV file: use labels.csv.")
-    for path in (output, output.with_suffix(".png")):
-        if path.exists():
-            what = "exists, and may have corrections"
-            raise ValueError(f"--output: {naming.display_path(path)} {what}: remove it, or name another file.")
+    for path in filter(Path.exists, (output, output.with_suffix(".png"))):
+        raise ValueError(f"--output: {naming.display_path(path)} exists: remove it, or name another file.")
     need_writable("--output", arguments.output)
     given: dict[str, Any] = {"output": str(output), "is_json": arguments.json, "predictions": None}
     if (Path(arguments.run) / SWEEP).is_file():

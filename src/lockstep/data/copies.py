@@ -80,7 +80,7 @@ def find_copies(
         if (first := firsts.setdefault(image.seen.digest, number)) != number:
             equal.append(Pair(0.0, first, number))
     thumbnails = {n: found for n in firsts.values() if (found := images[n].seen.thumbnail) is not None}
-    numbers, near = [*thumbnails], near_pairs([*thumbnails.values()], threshold, show) if threshold else []
+    numbers, near = [*thumbnails], near_pairs([*thumbnails.values()], threshold, show)
     near = [Pair(max(distance, LEAST), numbers[first], numbers[second]) for distance, first, second in near]
     bursts = [(pair, images[pair.first].burst, images[pair.second].burst) for pair in near]
     pairs = [*equal, *(pair for pair, one, other in bursts if one is None or one != other)]

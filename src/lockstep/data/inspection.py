@@ -58,10 +58,10 @@ class Inspection:
         return found
 
 
-def inspect(splits: Splits, show: Callable[[int, int], None]) -> Inspection:
+def inspect(splits: Splits, show: Callable[[int, int], None], *, is_near: bool) -> Inspection:
     """Decode every file in threads, read every image in memory, or make every sample of a Dataset.
 
-    `show` gets the number of images done, and of all.
+    `show` gets the number of images done, and of all. With `is_near` there are thumbnails, for near copies.
     """
     total = sum(map(len, splits.parts.values()))
     inspection = Inspection(splits, {}, {}, {})
@@ -69,7 +69,7 @@ def inspect(splits: Splits, show: Callable[[int, int], None]) -> Inspection:
     for split, images in splits.parts.items():
         seen, targets = inspection.seen.setdefault(split, []), [images.targets[:0]]
         labelled = inspection.labelled.setdefault(split, [])
-        for name, (each, target) in zip(images.names, _inspect_images(images), strict=True):
+        for name, (each, target) in zip(images.names, _inspect_images(images, is_near=is_near), strict=True):
             seen.append(each)
             labelled += [str(name)] * len(target)
             targets.append(target)
@@ -79,7 +79,7 @@ def inspect(splits: Splits, show: Callable[[int, int], None]) -> Inspection:
     return inspection
 
 
-def _inspect_images(images: Images) -> Iterator[tuple[Seen, Tensor]]:
+def _inspect_images(images: Images, *, is_near: bool) -> Iterator[tuple[Seen, Tensor]]:
     """Yield each image and its target (1, ...), which is empty (0, ...) for a sample that cannot be made."""
     files = images.pixels
     if isinstance(files, ImageFiles):
@@ -88,14 +88,14 @@ def _inspect_images(images: Images) -> Iterator[tuple[Seen, Tensor]]:
         except ImageError:  # the first file, whose size all must have, is broken: any size is accepted
             files = replace(files, view=replace(files.view, size=(1, 1)))
         with files.threads(num_cores()) as threads:
-            seen = threads.map(partial(_inspect_file, files), range(len(images)))
+            seen = threads.map(partial(_inspect_file, files, is_near), range(len(images)))
             yield from zip(seen, images.targets.split(1), strict=True)
         return
     for position in torch.arange(len(images)).split(1):
-        yield _inspect_pixels(images, position)
+        yield _inspect_pixels(images, is_near, position)
 
 
-def _inspect_file(images: ImageFiles, position: int) -> Seen:
+def _inspect_file(images: ImageFiles, is_near: bool, position: int) -> Seen:
     path = os.fsdecode(images.files[position])
     try:
         file = hashlib.blake2b(Path(path).read_bytes(), digest_size=16).digest()
@@ -105,7 +105,7 @@ def _inspect_file(images: ImageFiles, position: int) -> Seen:
         pixels, size, special = images.decode(position)
     except ImageError as error:
         return Seen(b"", None, tuple(error.errors))
-    return Seen(_digest(pixels), size, (), special, file, thumbnail(pixels))
+    return Seen(_digest(pixels), size, (), special, file, thumbnail(pixels) if is_near else None)
 
 
 def _digest(pixels: Tensor) -> bytes:
@@ -114,7 +114,7 @@ def _digest(pixels: Tensor) -> bytes:
     return code.digest()
 
 
-def _inspect_pixels(images: Images, position: Tensor) -> tuple[Seen, Tensor]:
+def _inspect_pixels(images: Images, is_near: bool, position: Tensor) -> tuple[Seen, Tensor]:
     pixels = images.pixels
     try:
         if isinstance(pixels, Samples):
@@ -124,4 +124,4 @@ def _inspect_pixels(images: Images, position: Tensor) -> tuple[Seen, Tensor]:
     except ImageError as error:
         return Seen(b"", None, tuple(error.errors)), images.targets[:0]
     image = inputs[0]
-    return Seen(_digest(image), size_of(image), thumbnail=thumbnail(image)), target
+    return Seen(_digest(image), size_of(image), thumbnail=thumbnail(image) if is_near else None), target

@@ -25,6 +25,7 @@ from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.system.terminal import new_table, print_table, say, terminal
 from lockstep.system.wording import plural
+from lockstep.tasks.classification import Classification
 
 HEAD = ("file", "label", "suggested", "score", "suspicious", "split")
 JUDGED = ("val", "test")  # splits of a run
@@ -80,7 +81,7 @@ def _predict(here: Session, images: Splits, checkpoint: Path) -> list[Path]:
     """Write the probabilities of the images that the run was not trained on. Every rank must call it."""
     module, paths = predict.load_network(here, checkpoint), []
     for split in JUDGED:
-        if not predict.has_classes(module, images.parts[split]):
+        if not isinstance(module.task, Classification) or images.parts[split].classes is None:
             problem = f"needs one class for each image, and task._target_={here.config.task.target}"
             raise ConfigError(Error("lockstep labels", problem, "use lockstep eval with --output"))
         paths.append(here.folder.path / f"{split}.csv")

@@ -291,14 +291,9 @@ def write_fold(here: Session, data: ImageData, module: L.LightningModule) -> Non
 
     Runs of other tasks than classification write none.
     """
-    if isinstance(module, Classifier) and has_classes(module, data.splits.test):
-        fold = str(here.config.data.fold)
-        write_probabilities(here, module.to(here.device).eval(), data.splits.test, here.folder.fold_rows, fold)
-
-
-def has_classes(module: Classifier, images: Images) -> bool:
-    """Return whether images have one known class each, for which the module has a probability."""
-    return isinstance(module.task, Classification) and images.classes is not None
+    images, fold = data.splits.test, str(here.config.data.fold)
+    if isinstance(module, Classifier) and isinstance(module.task, Classification) and images.classes is not None:
+        write_probabilities(here, module.to(here.device).eval(), images, here.folder.fold_rows, fold)
 
 
 def write_probabilities(here: Session, module: Classifier, images: Images, output: Path, fold: str) -> None:

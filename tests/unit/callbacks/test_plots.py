@@ -69,7 +69,7 @@ def test_a_matrix_shows_its_counts_and_of_many_classes_the_least_accurate() -> N
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_grid_shows_the_pixels_with_mistakes_in_red(channels: int) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (7, channels, 8, 8)).astype(np.uint8)
-    figure = plots.image_grid(pixels, [f"no. {n}" for n in range(7)], [n != 6 for n in range(7)], "title")
+    figure = plots.image_grid([[*pixels]], [f"no. {n}" for n in range(7)], [n != 6 for n in range(7)], "title")
     (ax,) = figure.axes
     shown = ax.images[6].get_array()
     assert shown is not None
@@ -82,7 +82,7 @@ def test_a_grid_shows_the_pixels_with_mistakes_in_red(channels: int) -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_floats_are_shown_from_the_darkest_to_the_brightest(channels: int) -> None:
     pixels = np.linspace(-2, 0.5, 2 * channels * 16, dtype=np.float32).reshape(2, channels, 4, 4)
-    figure = plots.image_grid(pixels, ["a\nb\nc\nd", "e"], [True, True], "title")
+    figure = plots.image_grid([[*pixels]], ["a\nb\nc\nd", "e"], [True, True], "title")
     for image in figure.axes[0].images:
         shown = np.asarray(image.get_array())
         assert (shown.min(), shown.max()) == pytest.approx((0, 255), abs=0.01)
@@ -93,7 +93,7 @@ def test_floats_are_shown_from_the_darkest_to_the_brightest(channels: int) -> No
 
 @pytest.mark.parametrize(("height", "width"), [(4, 8), (8, 4)])
 def test_an_image_of_a_grid_keeps_its_shape_above_its_caption(height: int, width: int) -> None:
-    figure = plots.image_grid(np.zeros((9, 3, height, width), np.uint8), ["caption"] * 9, [True] * 9, "title")
+    figure = plots.image_grid([[*np.zeros((9, 3, height, width), np.uint8)]], ["caption"] * 9, [True] * 9, "title")
     (ax,) = figure.axes
     assert (ax.get_xlim(), ax.get_ylim()) == ((0, figure.get_figwidth()), (figure.get_figheight(), 0)), "in inches"
     boxes = [image.get_extent() for image in ax.images]

@@ -280,12 +280,19 @@ def test_near_images_of_a_group_are_counted_only(photographs: Path) -> None:
         split: replace(images, groups=["burst" if name in burst else name for name in images.names])
         for split, images in splits.parts.items()
     }
-    copies, num_in_bursts = find_copies(inspect(replace(splits, **parts), lambda *_: None), (), 0.1, lambda *_: None)
+    copies, num_in_bursts = find_copies(
+        inspect(replace(splits, **parts), lambda *_: None, is_near=True), (), 0.1, lambda *_: None
+    )
     assert num_in_bursts == 2
     assert [each.kind for each in copies].count("near") == 0
     assert ["train/fox/06.png", "test/fox/half.png"] in [
         [image.name for image in each.images] for each in copies
     ]  # a group in two splits leaks
+
+
+def test_nothing_is_kept_for_near_copies_that_are_not_looked_for(photographs: Path) -> None:
+    seen = inspect(read(photographs, image_size=16, memory="stream"), lambda *_: None, is_near=False).seen
+    assert all(image.thumbnail is None for images in seen.values() for image in images)
 
 
 def test_json_has_all_that_the_table_has_and_nothing_else_is_printed(

@@ -12,8 +12,8 @@ from lockstep.cli import inference
     ("output", "reason"),
     [
         ("list.txt", r"--output list\.txt is not named as a CSV file: use labels\.csv\."),
-        ("done.csv", r"--output: done\.csv exists, and may have corrections: remove it, or name another file\."),
-        ("drawn.csv", r"--output: drawn\.png exists, and may have corrections: remove it, or name another file\."),
+        ("done.csv", r"--output: done\.csv exists: remove it, or name another file\."),
+        ("drawn.csv", r"--output: drawn\.png exists: remove it, or name another file\."),
     ],
 )
 def test_no_list_of_a_person_is_replaced(
