@@ -23,7 +23,7 @@ RINGS = {
     "promise": (
         *("distributed", "tasks", "callbacks.own_module", "callbacks.stop"),
         *("data.balance", "data.loader", "data.sampler", "data.transforms"),
-        *("data.images.dataset_samples", "data.cuts", "data.splits"),
+        *("data.images.dataset_samples", "data.cuts", "data.group_cuts", "data.splits"),
         *("models.classifier", "models.counts", "models.loss_scale", "models.parameter_groups", "models.passes"),
         *("models.schedules", "models.step", "models.virtual", "models.weights_hash"),
         *("system.internals", "system.kinds", "system.signals"),
