@@ -35,7 +35,7 @@ def test_every_command_of_the_page_works(typed: tuple[Path, dict[str, str]]) -> 
     assert project.name == "flowers"
     assert "Finished 20 epochs" in said["make train"]
     assert "1 passed" in said["make test"], "of the digits at first, of what is the user's at the end"
-    assert "1,471 images (even: 721, odd: 750)" in said["lockstep data check data=photos"]
+    assert "1,437 images (even: 713, odd: 724)" in said["lockstep data check data=photos"]
     assert "Finished 10 epochs" in said["python train.py"]
     assert "val sure" in said["python train.py"]
     assert "\nsure      0." in said["lockstep eval latest"]
