@@ -7,8 +7,7 @@ from typing import Any
 
 from lockstep.assembly.session import Session
 from lockstep.assembly.staging import together
-from lockstep.data.cuts import Kept
-from lockstep.data.splits import Splits
+from lockstep.data.splits import Kept, Splits
 from lockstep.runs.files import atomic_file
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path

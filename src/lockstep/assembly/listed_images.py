@@ -3,13 +3,12 @@
 from lockstep.assembly.run_parts import fold_of, seed_splits, source
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, OF_FILES, Data
-from lockstep.data.cuts import Kept
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_table import list_classes
 from lockstep.data.images.preprocessing import VIEW_KEYS, View
 from lockstep.data.sources.folders import complete_splits
 from lockstep.data.sources.lists import read_list
-from lockstep.data.splits import Splits
+from lockstep.data.splits import Kept, Splits
 
 
 def files_of(section: Data, *, has_crops: bool = False, is_cut: bool = True, kept: Kept = None) -> Decoding:

@@ -20,9 +20,8 @@ from lockstep.config import build, features
 from lockstep.config.checks import signatures
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.target_sections import OF_FILES, Data, is_ours
-from lockstep.data.cuts import Fold, Kept
 from lockstep.data.module import Batching, ImageData
-from lockstep.data.splits import Images, Splits, identity_statistics, is_streamed
+from lockstep.data.splits import Fold, Images, Kept, Splits, identity_statistics, is_streamed
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.models.classifier import ImageFormat

@@ -1,25 +1,18 @@
-"""Cuts images into splits and folds by hashes of their names, and keeps groups of them whole. No torch."""
+"""Cuts images into splits and folds by hashes of their names, and keeps groups of them whole."""
 
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.data.splits import Fold, Kept, refuse_empty
+
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-Kept = Mapping[str, str] | None  # splits of an earlier cut, by name
-
-
-class Fold(NamedTuple):
-    """Part `number` of `num_folds` equal parts of the training images: the test split of a run."""
-
-    number: int
-    num_folds: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,24 +87,6 @@ def name_draws(names: Sequence[str], seed: int) -> NDArray[np.float64]:
     key = str(seed).encode()
     digests = b"".join([hashlib.blake2b(os.fsencode(name), digest_size=8, key=key).digest() for name in names])
     return np.frombuffer(digests, ">u8") / 2.0**64
-
-
-def rounded_sizes(count: int, fractions: Mapping[str, float]) -> list[int]:
-    """Return the size of a split for each of `fractions`, and of the rest. Raises ValueError if one is empty."""
-    sizes = [round(count * fraction) for fraction in fractions.values()]
-    sizes.append(count - sum(sizes))
-    refuse_empty(f"{count} images", fractions, sizes)
-    return sizes
-
-
-def refuse_empty(images: str, fractions: Mapping[str, float], sizes: Sequence[int]) -> None:
-    if sizes[-1] < 1 or sum(fractions.values()) >= 1:
-        settings = " and ".join(f"data.{name}_fraction={fraction}" for name, fraction in fractions.items())
-        raise ValueError(f"{settings} of {images} leave none for training: use smaller fractions.")
-    for (name, fraction), size in zip(fractions.items(), sizes, strict=False):
-        if size < 1:
-            problem = f"makes a split of {size}: leave at least one image in every split."
-            raise ValueError(f"data.{name}_fraction={fraction} of {images} {problem}")
 
 
 def class_sizes(count: int, fractions: Sequence[float]) -> list[int]:

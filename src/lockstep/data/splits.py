@@ -4,7 +4,7 @@ Pixels are a tensor (N, C, H, W), or an object that reads or makes them.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.data.cuts import Fold, Uncut, cut, rounded_sizes
-from lockstep.distributed.rng import generator
-
 if TYPE_CHECKING:
     from lockstep.data.images.image_table import ImageTable
 
 CHUNK = 4096  # images copied in one go
 MOST_SHOWN = 130  # letters of a list of all classes
+Kept = Mapping[str, str] | None  # splits of an earlier cut, by name
 
 
 class LazyPixels(Protocol):
@@ -247,16 +245,26 @@ def identity_statistics(num_channels: int) -> Statistics:
     return Statistics((0.0,) * num_channels, (1.0,) * num_channels)
 
 
-def cut_splits(classes: Tensor, seed: int, fractions: dict[str, float], fold: Fold | None = None) -> dict[str, Tensor]:
-    """Cut positions at random into round(n * fraction) for each of `fractions`, and the rest, "train"; each sorted.
+class Fold(NamedTuple):
+    """Part `number` of `num_folds` equal parts of the training images: the test split of a run."""
 
-    A `fold` is "test", and the others are cut. Raises ValueError if a split is empty.
-    """
-    parts, rest = dict[str, Tensor](), torch.arange(len(classes))
-    if fold is not None:
-        cuts = cut(Uncut([*map(str, rest.tolist())], classes.numpy(), seed), {}, fold)
-        rest, parts["test"] = torch.from_numpy(cuts["train"]), torch.from_numpy(cuts["test"])
-        fractions = {name: fraction for name, fraction in fractions.items() if name != "test"}
-    order = torch.randperm(len(rest), generator=generator(seed, "split"))
-    cuts = zip([*fractions, "train"], order.split(rounded_sizes(len(rest), fractions)), strict=True)
-    return parts | {name: rest[part.sort().values] for name, part in cuts}
+    number: int
+    num_folds: int
+
+
+def rounded_sizes(count: int, fractions: Mapping[str, float]) -> list[int]:
+    """Return the size of a split for each of `fractions`, and of the rest. Raises ValueError if one is empty."""
+    sizes = [round(count * fraction) for fraction in fractions.values()]
+    sizes.append(count - sum(sizes))
+    refuse_empty(f"{count} images", fractions, sizes)
+    return sizes
+
+
+def refuse_empty(images: str, fractions: Mapping[str, float], sizes: Sequence[int]) -> None:
+    if sizes[-1] < 1 or sum(fractions.values()) >= 1:
+        settings = " and ".join(f"data.{name}_fraction={fraction}" for name, fraction in fractions.items())
+        raise ValueError(f"{settings} of {images} leave none for training: use smaller fractions.")
+    for (name, fraction), size in zip(fractions.items(), sizes, strict=False):
+        if size < 1:
+            problem = f"makes a split of {size}: leave at least one image in every split."
+            raise ValueError(f"data.{name}_fraction={fraction} of {images} {problem}")

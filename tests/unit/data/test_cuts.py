@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedGroupKFold
 
-from lockstep.data.cuts import Fold, Uncut, cut
+from lockstep.data.cuts import Uncut, cut
+from lockstep.data.splits import Fold
 
 FRACTIONS = {"val": 0.1, "test": 0.2}
 COUNTS = st.lists(st.integers(1, 40), min_size=1, max_size=4)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from PIL import ExifTags, Image
 
-from lockstep.data.cuts import Fold
 from lockstep.data.images.image_table import list_classes
 from lockstep.data.sources.folders import complete_splits
 from lockstep.data.sources.lists import read_list
+from lockstep.data.splits import Fold
 from tests.support.image_files import write_image, write_list
 
 DAYS = [*(f"2026-05-{day:02}" for day in range(1, 16)), "2026-06-01", "2026-06-02", "2026-06-03"]  # of each class

@@ -18,10 +18,10 @@ from lockstep.assembly.run_parts import source
 from lockstep.assembly.try_out import refuse_shared_groups, refuse_unfit_images
 from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
-from lockstep.data.cuts import Fold, Uncut, cut
+from lockstep.data.cuts import Uncut, cut
 from lockstep.data.sources.builtin import digits
 from lockstep.data.sources.datasets import dataset
-from lockstep.data.splits import Images, Splits, describe_groups
+from lockstep.data.splits import Fold, Images, Splits, describe_groups
 from tests.support.image_files import read, write_folder, write_image
 from tests.support.sources import SETTINGS, Turned
 

@@ -15,7 +15,6 @@ from PIL.PngImagePlugin import PngImageFile
 from torchvision.datasets import cifar
 from torchvision.datasets import utils as downloads
 
-from lockstep.data.cuts import Fold
 from lockstep.data.images import decoded_splits
 from lockstep.data.images.decoded_image import DecodedImage, decode
 from lockstep.data.images.image_files import read_runs
@@ -25,7 +24,7 @@ from lockstep.data.sources.builtin import digits, synthetic
 from lockstep.data.sources.downloads import cifar10, fashion_mnist
 from lockstep.data.sources.folders import image_folder, unlabelled_folder
 from lockstep.data.sources.lists import image_list
-from lockstep.data.splits import ImageError, Images, Splits, whole
+from lockstep.data.splits import Fold, ImageError, Images, Splits, whole
 from lockstep.system.wording import similar_names
 from tests.support.image_files import SETTINGS, write_image, write_list
 

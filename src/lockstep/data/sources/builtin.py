@@ -10,8 +10,7 @@ from annotated_types import Ge
 from torch import Tensor
 from typing_extensions import Doc
 
-from lockstep.data.cuts import Fold
-from lockstep.data.splits import Images, Splits, cut_splits
+from lockstep.data.splits import Fold, Images, Splits, rounded_sizes
 from lockstep.distributed.rng import generator
 from lockstep.system.kinds import Channels, Positive, PositiveFraction, Seed, SplitSeed
 
@@ -75,3 +74,20 @@ def synthetic(
 
 def take_images(pixels: Tensor, labels: Tensor, prefix: str, positions: Tensor) -> Images:
     return Images(pixels[positions], labels[positions], tuple(f"{prefix}/{i}" for i in positions.tolist()))
+
+
+def cut_splits(classes: Tensor, seed: int, fractions: dict[str, float], fold: Fold | None = None) -> dict[str, Tensor]:
+    """Cut positions at random into round(n * fraction) for each of `fractions`, and the rest, "train"; each sorted.
+
+    A `fold` is "test", and the others are cut. Raises ValueError if a split is empty.
+    """
+    parts, rest = dict[str, Tensor](), torch.arange(len(classes))
+    if fold is not None:
+        from lockstep.data.cuts import Uncut, cut
+
+        cuts = cut(Uncut([*map(str, rest.tolist())], classes.numpy(), seed), {}, fold)
+        rest, parts["test"] = torch.from_numpy(cuts["train"]), torch.from_numpy(cuts["test"])
+        fractions = {name: fraction for name, fraction in fractions.items() if name != "test"}
+    order = torch.randperm(len(rest), generator=generator(seed, "split"))
+    cuts = zip([*fractions, "train"], order.split(rounded_sizes(len(rest), fractions)), strict=True)
+    return parts | {name: rest[part.sort().values] for name, part in cuts}

@@ -11,15 +11,17 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import Doc
 
-from lockstep.data.cuts import Fold, Kept, Uncut, cut
+from lockstep.data.cuts import Uncut, cut
 from lockstep.data.images.dataset_samples import Samples, pair, shape_text
 from lockstep.data.images.image_files import NUM_PER_RUN, sampled_positions
+from lockstep.data.sources.builtin import cut_splits
 from lockstep.data.splits import (
+    Fold,
     Images,
+    Kept,
     Splits,
     Statistics,
     channel_statistics,
-    cut_splits,
     identity_statistics,
     value_counts,
 )

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 import torch
 from typing_extensions import Doc
 
-from lockstep.data.cuts import Fold
 from lockstep.data.sources import FOLDERS
-from lockstep.data.sources.builtin import take_images
-from lockstep.data.splits import Splits, cut_splits
+from lockstep.data.sources.builtin import cut_splits, take_images
+from lockstep.data.splits import Fold, Splits
 from lockstep.system.kinds import FilesRoot, PositiveFraction, SplitSeed
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from typing_extensions import Doc
 
-from lockstep.data.cuts import Fold, Kept, Uncut, cut
+from lockstep.data.cuts import Uncut, cut
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.image_table import (
@@ -23,7 +23,7 @@ from lockstep.data.images.image_table import (
 )
 from lockstep.data.images.preprocessing import View
 from lockstep.data.sources.dates import newest
-from lockstep.data.splits import Images, Splits
+from lockstep.data.splits import Fold, Images, Kept, Splits
 from lockstep.system.kinds import (
     Background,
     Cache,

@@ -13,7 +13,6 @@ from annotated_types import MinLen
 from numpy.typing import NDArray
 from typing_extensions import Doc
 
-from lockstep.data.cuts import Fold, Kept
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_table import (
     SPLIT_FOLDERS,
@@ -27,7 +26,7 @@ from lockstep.data.images.image_table import (
 )
 from lockstep.data.images.preprocessing import View
 from lockstep.data.sources.folders import complete_splits
-from lockstep.data.splits import Splits, shorten_lines
+from lockstep.data.splits import Fold, Kept, Splits, shorten_lines
 from lockstep.data.transfer import copying
 from lockstep.runs.files import uncell
 from lockstep.system.kinds import (
