@@ -49,6 +49,7 @@ RINGS = {
             "launch.notification",
             "models.graphs",
             "models.layers",
+            "models.frozen",
             "models.libraries",
             "models.outcomes",
             "runs.verified",

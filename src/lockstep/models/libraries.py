@@ -38,7 +38,8 @@ def torchvision(
 ) -> nn.Module:
     """Make a classification network of torchvision.models by its name.
 
-    `pretrained`: start with torchvision's weights, or those of a file. `head_only` freezes all but the last layer.
+    `pretrained`: start with torchvision's weights, or those of a file. `head_only` freezes all but the last layer; with
+    true the network also takes the features (B, D) of that layer.
     `dropout` and `drop_path` (stochastic depth) are the network's defaults if None. Raises the library's TypeError for
     one that the network does not take.
     """
@@ -187,16 +188,15 @@ def repeat_channels(values: Sequence[float], num_channels: int) -> tuple[float, 
 
 
 def _prepare_network(
-    net: nn.Module, origin: Origin, pretrained: bool | str, download: Callable[[], State], *, head_only: bool
+    net: nn.Module, origin: Origin, pretrained: bool | str, download: Callable[[], State], *, head_only: bool | str
 ) -> nn.Module:
     """Attach its origin to a network, and freeze all but its head if `head_only`."""
     if head_only:
-        for name, layer in net.named_modules():
-            if name not in origin.head:
-                for parameter in layer.parameters(recurse=False):
-                    parameter.requires_grad_(False)
-                if isinstance(layer, internals.BatchNorm):
-                    layer.eval()  # keeps its statistics
+        from lockstep.models import frozen
+
+        frozen.freeze_below(net, origin.head)
+        if head_only is True:
+            frozen.take_features(net, origin.head)
 
     def load() -> None:
         state = _read(pretrained) if isinstance(pretrained, str) else download()

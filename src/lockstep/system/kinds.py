@@ -58,6 +58,9 @@ TestAfter = Annotated[Day | None, Doc("first day of the test images, all others 
 SplitSeed = Annotated[Seed, Doc("seed of the random split into train, validation and test")]
 # shared by the libraries of networks
 Pretrained = Annotated[bool | PathText, Doc("initial weights: true = those of the library, downloaded once, or a file")]
-HeadOnly = Annotated[bool, Doc("train only the last layer")]
+HeadOnly = Annotated[
+    bool | Literal["each_epoch"],
+    Doc("train only the last layer: true = on features computed once, each_epoch = on augmented images"),
+]
 Dropout = Annotated[Fraction | None, Doc("dropout of the network; null = its default")]
 DropPath = Annotated[Fraction | None, Doc("stochastic depth of the network; null = its default")]

@@ -1,0 +1,43 @@
+"""The features that the head of a network takes, and networks that take them in place of images."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+from typing_extensions import override
+
+
+class TakesFeatures(nn.Module):
+    """A network that is frozen below its last layer, `head`, and takes images (B, C, H, W) or features (B, D) of it."""
+
+    feature_head: str
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.get_submodule(self.feature_head)(x) if x.dim() == 2 else super().forward(x)
+
+
+def freeze_below(net: nn.Module, head: tuple[str, ...]) -> None:
+    """Freeze all layers but `head`, in evaluation mode: statistics stay, and no dropout draws."""
+    net.eval()
+    net.requires_grad_(False)
+    for name in head:
+        net.get_submodule(name).train().requires_grad_(True)
+
+
+def take_features(net: nn.Module, head: tuple[str, ...]) -> None:
+    """Let a frozen network take features, too. Raises ValueError unless `head` is one linear layer."""
+    if len(head) != 1 or not isinstance(net.get_submodule(head[0]), nn.Linear):
+        raise ValueError("model.head_only=true needs a linear last layer: use model.head_only=each_epoch")
+    net.__class__ = type(type(net).__name__, (TakesFeatures, type(net)), {"feature_head": head[0]})
+
+
+@contextmanager
+def head_inputs(net: nn.Module, head: str) -> Iterator[list[Tensor]]:
+    """Collect what the layer `head` takes, (B, ...) in each call of the network."""
+    found: list[Tensor] = []
+    handle = net.get_submodule(head).register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    try:
+        yield found
+    finally:
+        handle.remove()
