@@ -220,6 +220,17 @@ def test_fine_tuning_trains_the_head_at_ten_times_the_rate(make: Any, name: str,
     assert fast == {f"{head}.weight", f"{head}.bias"}
 
 
+@pytest.mark.parametrize(
+    ("make", "name", "head"),
+    [(of_torchvision, "efficientnet_b0", "classifier.1"), (of_timm, "test_efficientnet", "classifier")],
+)
+def test_a_new_last_layer_on_pretrained_weights_starts_with_equal_outputs(make: Any, name: str, head: str) -> None:
+    """That of an EfficientNet for few classes, as its libraries draw it, begins at a loss of several times log(5)."""
+    net = make(3, 5, name=name, **{**PLAIN, "pretrained": True}).eval()
+    assert not net(torch.randn(4, 3, 64, 64)).any()
+    assert make(3, 5, name=name, **PLAIN).get_submodule(head).weight.std() > 0.2
+
+
 def test_the_recipe_of_fine_tuning_trains_on_a_folder(files: dict[str, Path], tmp_path: Path) -> None:
     folder = [f"data.root={write_folder(tmp_path / 'images')}", f"data.cache={tmp_path / 'cache'}", "strategy=cpu"]
     model = ["model=timm", "model.name=test_resnet", f"model.pretrained={files['timm']}"]

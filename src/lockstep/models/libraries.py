@@ -190,7 +190,16 @@ def repeat_channels(values: Sequence[float], num_channels: int) -> tuple[float, 
 def _prepare_network(
     net: nn.Module, origin: Origin, pretrained: bool | str, download: Callable[[], State], *, head_only: bool | str
 ) -> nn.Module:
-    """Attach its origin to a network, and freeze all but its head if `head_only`."""
+    """Attach its origin to a network, and freeze all but its head if `head_only`.
+
+    With pretrained weights a new linear head starts at zero. Its library may have drawn it for its own number of
+    classes: that of an EfficientNet begins a training on 5 classes at a loss of 5, which ruins the other weights.
+    """
+    if pretrained:
+        for layer in (net.get_submodule(name) for name in origin.head):
+            if isinstance(layer, nn.Linear):
+                for parameter in layer.parameters():
+                    nn.init.zeros_(parameter)
     if head_only:
         from lockstep.models import frozen
 
