@@ -11,8 +11,8 @@ from lockstep.config.schema.target_sections import IMAGE_LIST, LIBRARIES, OF_FIL
 
 # fmt: off
 Moment = Literal[
-    "rules", "files", "new files", "view", "stage", "killed", "crop", "module", "grapher", "data row", "module row",
-    "weights", "pretrained", "shards", "tested", "end",
+    "rules", "files", "new files", "view", "stage", "killed", "crop", "module", "first", "grapher", "data row",
+    "module row", "weights", "pretrained", "shards", "tested", "end",
 ]
 # fmt: on
 
@@ -40,6 +40,14 @@ def _net(module: Any) -> Any:
     return getattr(module, "net", None)
 
 
+def _has_head_only(config: Any) -> Any:
+    return config.model.arguments().get("head_only") and not config.has_own_module
+
+
+def _has_frozen_features(config: Any) -> bool:
+    return _has_head_only(config) and config.model.arguments()["head_only"] is True
+
+
 def _has_known_weights(config: Any) -> bool:
     return config.model.target in LIBRARIES and _has_pretrained(config) and not config.has_own_module
 
@@ -59,6 +67,7 @@ FEATURES = (
         lambda config: config.data.copy_to or config.data.is_remote or config.data.copy_remove,
     ),
     Feature("rules", "lockstep.config.checks.virtual_rules:errors", lambda config: config.trainer.virtual_shards),
+    Feature("rules", "lockstep.config.checks.frozen_rules:errors", _has_head_only),
     # files that must exist before a run starts or resumes: (config), raises ConfigError
     Feature("files", "lockstep.config.checks.data_presence:check_data", lambda config: _has_files(config.data)),
     # and before a new one starts
@@ -77,6 +86,8 @@ FEATURES = (
     Feature("crop", "lockstep.data.images.random_crop:RandomCrop", lambda config: config.augment.has_crops),
     # a custom module in place of ours: (session, image format, total steps) -> module, its companion callback
     Feature("module", "lockstep.assembly.custom_module:build_module", _has_own_module),
+    # callbacks of our module that come first: (session) -> callback
+    Feature("first", "lockstep.assembly.frozen_features:FrozenFeatures", _has_frozen_features),
     # what replays training passes, if the workers can and the network allows it: (module, dropouts)
     Feature("grapher", "lockstep.models.graphs:GraphedModule", lambda config: config.trainer.graph),
     # rows of the header of a run: (config) -> name, text; and of its module: (config, module)
