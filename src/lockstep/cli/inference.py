@@ -41,22 +41,21 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
     read = {"eval": _evaluation, "predict": _prediction, "embed": _embedding, "labels": _judgement}
     given = read[arguments.command](arguments)
     try:
+        if of_hydra := [text for text in arguments.overrides if text.lstrip("+~").startswith("hydra.")]:
+            raise ConfigError(Error(of_hydra[0], "is for a run folder, which this command does not make", "remove it"))
         if arguments.run is None:
             return _embed_pretrained(arguments, given, current)
         reads_data = given.get("source", "test") in ("val", "test")
         folder, checkpoint, saved, source = open_run(arguments, current, reads_data=reads_data)
-        if of_hydra := [text for text in arguments.overrides if text.lstrip("+~").startswith("hydra.")]:
-            raise ConfigError(Error(of_hydra[0], "is for a run folder, which this command does not make", "remove it"))
         devices, world = _devices(arguments.devices), outer_world(os.environ)
         here = saved_run.adapt_to_machine(saved, devices=devices, strategy=arguments.strategy, world=world)
         if is_evaluation:
             here, given["may_differ"] = saved_run.replace_images(here, arguments.overrides)
         config = saved_run.change_config(folder, here, arguments.overrides, source)
-        run = Path(given.get("predictions") or folder.config).parent
         if config.cluster.name != "none":
             if given.get("is_json"):
                 raise ConfigError(Error("--json", "prints what is computed here", "use `lockstep jobs result`"))
-            return _submit(arguments, [str(run)], config)
+            return _submit(arguments, [str(Path(given.get("predictions") or folder.config).parent)], config)
         given |= {"may_differ": given["may_differ"] and config.changed_data == "refuse"} if is_evaluation else {}
         if reads_data and not given.get("may_differ"):
             data_presence.check(config.data)

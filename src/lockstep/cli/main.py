@@ -86,10 +86,8 @@ def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments; overrides may also follow options, where argparse does not accept them."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(words)
-    is_open = arguments.command == "embed"  # whose paths may also follow options
-    if wrong := [
-        word for word in rest if "overrides" not in arguments or word.startswith("-") or not (is_open or "=" in word)
-    ]:
+    sign = "" if arguments.command == "embed" else "="  # its paths may follow options, too
+    if wrong := [word for word in rest if "overrides" not in arguments or word.startswith("-") or sign not in word]:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")
     if rest:
         arguments.overrides += rest
@@ -169,8 +167,8 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = command("eval", "evaluate a trained network, on any number of workers")
     predict = command("predict", "write predictions for images to a CSV file")
     embed = command("embed", "write the features of images, which the last layer takes, to a NumPy array")
-    text = "run folder, or latest; or settings of a pretrained network, such as model.name=resnet18"
-    embed.add_argument("overrides", nargs="+", metavar="RUN|model.name=... FOLDER", help=f"{text}; and images")
+    text = "run folder or latest, or settings of a pretrained network; and images, as of predict"
+    embed.add_argument("overrides", nargs="+", metavar="RUN|model.name=... FOLDER", help=text)
     embed.add_argument("--output", required=True, help="array to write, NAME.npy; names of its rows: NAME.npy.csv")
     export = command("export", "write a trained network to a file for other programs, and check it")
     for subparser in (stop, evaluate, predict, export):
