@@ -105,11 +105,12 @@ def _pretrained(here: Session) -> Classifier:
     height, width = (size, size) if isinstance(size, int) else size
     # the classes are of no use, and the normalization is that of the weights, if they have one
     form = ImageFormat(("0", "1"), (channels, height, width), mean=(0.0,) * channels, std=(1.0,) * channels)
-    module = networks.classifier(here, form, total_steps=1).to(here.device).eval()
+    module = networks.classifier(here, form, total_steps=1).eval()
     if origin_of(module.net).load is None:
         problem = "has no pretrained weights, and random ones have no useful features"
         raise ConfigError(Error(f"model._target_={here.config.model.target}", problem, "set model.pretrained=true"))
     pretrained_weights.load_pretrained(here, module.net)
+    module.to(here.device)
     if here.is_distributed:
         for parameter in module.net.parameters():
             whole = parameter.detach().contiguous()
@@ -153,7 +154,8 @@ def write_array(output: Path, names: Sequence[object], dtype: str, rows: Iterabl
 
     The names of the positions are in a CSV file next to it, which appears first.
     """
-    with atomic_file(output) as array, atomic_file(names_of(output)) as listed:
+    names_file = Path(f"{output}.csv")  # features.csv may be a prediction
+    with atomic_file(output) as array, atomic_file(names_file) as listed:
         listed.write(csv_text([["file"]]).encode())
         count = width = 0
         for line in itertools.chain.from_iterable(text.splitlines() for text in rows):
@@ -166,11 +168,6 @@ def write_array(output: Path, names: Sequence[object], dtype: str, rows: Iterabl
             count += 1
         array.seek(0)
         _write_header(array, np.dtype(dtype), count, width)
-
-
-def names_of(output: Path) -> Path:
-    """Return the file of the names of an array; not features.csv, which may be a prediction."""
-    return Path(f"{output}.csv")
 
 
 def _write_header(file: BinaryIO, dtype: np.dtype[Any], count: int, width: int) -> None:
