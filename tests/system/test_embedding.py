@@ -149,7 +149,7 @@ def test_a_command_that_was_killed_continues_on_other_workers(photos: Path, tmp_
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["photos"], "embed photos does not name a network and its images: use lockstep embed RUN FOLDER"),
+        (["photos"], "embed photos does not name a network and its images: use RUN FOLDER, or model.name="),
         (["latest", "photos", "more"], "embed latest photos more does not name a network and its images"),
         (["model.name=resnet18"], "embed model.name=resnet18 does not name a network and its images"),
         (["model.name=resnet18", "nowhere"], "nowhere does not exist: give a folder or file of images"),

@@ -110,8 +110,8 @@ def _embedding(arguments: argparse.Namespace) -> dict[str, Any]:
     arguments.overrides = [word for word in words if word not in names]
     is_new = len(names) == 1 and any(word.startswith("model") for word in arguments.overrides)
     if not is_new and len(names) != 2:
-        form = "lockstep embed RUN FOLDER, or lockstep embed model.name=resnet18 FOLDER"
-        raise ValueError(f"embed {' '.join(words)} does not name a network and its images: use {form}.")
+        hint = "use RUN FOLDER, or model.name=resnet18 FOLDER"
+        raise ValueError(f"embed {' '.join(words)} does not name a network and its images: {hint}.")
     arguments.run, arguments.source = (None, *names)[-2:]
     if not arguments.output.endswith(".npy"):
         raise ValueError(f"--output {arguments.output} is not named as an array: use features.npy.")
