@@ -154,7 +154,7 @@ def _name(target: str, definition: Any) -> Iterator[str]:
 
 
 def _parts(definition: Any) -> Iterator[str]:
-    """A table of the properties of a class, and the docstring of its __call__."""
+    """A table of the properties of a class, and the docstrings of its __call__ and then of its methods."""
     if not inspect.isclass(definition) or Protocol in definition.__bases__:
         return
     own = {name: part for name, part in vars(definition).items() if not name.startswith("_")}
@@ -168,6 +168,9 @@ def _parts(definition: Any) -> Iterator[str]:
     call = vars(definition).get("__call__")
     if rows and call is not None:
         yield f"A call of it:\n\n{inspect.getdoc(call)}\n"
+        for name, part in own.items():
+            if inspect.isfunction(part):
+                yield f"`{_signature(name, part).replace('self, ', '')}`:\n\n{inspect.getdoc(part)}\n"
 
 
 def _returned(function: Any) -> str:

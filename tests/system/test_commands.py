@@ -152,6 +152,7 @@ COMMANDS: dict[str, list[str]] = {
     "train": ["--cfg", "job"], "new": ["flowers"], "benchmark": ["--help"], "verify": ["--help"],
     "model": ["--depth", "1"], "runs": ["RUNS"], "compare": ["RUN", "RUN"], "jobs": ["list", "--folder", "RUNS"],
     "board": ["--help"], "data": ["check"], "machine": [], "labels": ["RUN"],
+    "embed": ["RUN", "test", "--output", "digits.npy"],
 }  # fmt: skip
 
 

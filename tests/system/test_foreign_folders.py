@@ -163,15 +163,16 @@ def test_a_sweep_writes_through_no_link_to_its_journal(work: Path, outside: Path
         refused(done, sweep.name, *STRANGE)
 
 
-@pytest.mark.parametrize("command", ["eval", "predict", "export"])
+@pytest.mark.parametrize("command", ["eval", "predict", "embed", "export"])
 def test_no_command_uses_the_weights_of_a_strangers_run_with_a_link(
     theirs: RunFolder, work: Path, outside: Path, command: str
 ) -> None:
     """Other kinds of entries: tests/unit/runs/test_gate.py."""
     (theirs.path / "odd").symlink_to(outside / "rows.csv")
-    more = {"eval": (), "predict": ("test", "--output", "out.csv"), "export": ("--output", "net.pt2")}[command]
+    more = {"eval": (), "predict": ("test", "--output", "out.csv"), "export": ("--output", "net.pt2")}
+    more |= {"embed": ("test", "--output", "out.npy")}
     before = digest(outside, theirs.path)
-    refused(typed(work, command, "theirs", *more), "odd")
+    refused(typed(work, command, "theirs", *more[command]), "odd")
     assert not changes(before, digest(outside, theirs.path))
     assert [path.name for path in work.iterdir()] == ["theirs"]
 

@@ -20,6 +20,7 @@ from lockstep.data.images.preprocessing import View
 from lockstep.data.splits import whole
 from lockstep.inference import predict
 from lockstep.runs.folder import RunFolder
+from tests.support import commands
 from tests.support.commands import run
 from tests.support.harness import ROOT, SMALL, command, environ, train_all, write_run
 from tests.support.image_files import write_image
@@ -94,6 +95,25 @@ def test_a_folder_is_predicted_as_the_command_does(
     assert [Path(str(one.file)).relative_to(photos).as_posix() for one in predictions] == [
         path.relative_to(photos).as_posix() for path in sorted(photos.rglob("*.png"))
     ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_features_are_those_that_the_command_writes(
+    trained: dict[str, RunFolder], photos: Path, tmp_path: Path, kind: str
+) -> None:
+    network = lockstep.load(trained[kind].path, trust=True)
+    found = network.features(photos)
+    done = commands.lockstep(tmp_path, "embed", trained[kind].path, photos, "--output", "out.npy", "--trust")
+    assert done.returncode == 0, done.stderr
+    written = np.load(tmp_path / "out.npy")
+    assert (str(written.dtype), written.shape) == (str(found.dtype).removeprefix("torch."), found.shape)
+    assert found.dtype == (torch.float64 if kind == "float64" else torch.float32)
+    bound = 0.02 if kind == "bfloat16" else 1e-5  # of the sum in another order, in batches of another size
+    np.testing.assert_allclose(found.numpy(), written, rtol=bound, atol=bound)
+    paths = sorted(photos.rglob("*.png"))
+    torch.testing.assert_close(network.features(paths[3]), found[3:4], rtol=bound, atol=bound)
+    assert network.features([]).shape == (0, found.shape[1])
+    assert not found.is_inference()
 
 
 def test_a_broken_photo_costs_no_other_one(trained: dict[str, RunFolder], photos: Path, tmp_path: Path) -> None:

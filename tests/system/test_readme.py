@@ -152,6 +152,8 @@ def test_stop_watch_and_go_on_then_use_the_network(tmp_path: Path, monkeypatch: 
     images(tmp_path / "photos", 3)
     for words in commands("lockstep eval") + commands("lockstep predict") + commands("lockstep labels"):
         run(tmp_path, *words)
+    (embed,) = commands("lockstep embed")
+    assert run(tmp_path, *embed) == f"3 images in {tmp_path}/features.npy\n"
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 4
     (export,) = commands("lockstep export")
     assert "differences up to" in run(tmp_path, *export)

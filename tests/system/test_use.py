@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from sklearn.metrics import classification_report, confusion_matrix
+from sklearn.metrics.pairwise import cosine_similarity
 
 from tests.support import guides
 from tests.support.harness import ROOT, SMALL
@@ -85,6 +86,21 @@ def test_each_photograph_is_tested_by_one_fold_and_the_report_counts_it(typed: t
     (line,) = [line.split() for line in said["python report.py"].splitlines() if line.strip().startswith("flower")]
     hits = sum(row["truth"] == row["prediction"] == "flower" for row in rows)
     assert (line[2], line[4]) == (f"{hits / 30:.2f}", "30")
+
+
+def test_each_photograph_has_features_and_a_neighbour(typed: tuple[Path, dict[str, str]]) -> None:
+    folder, said = typed
+    features = np.load(folder / "features.npy")
+    names = [row["file"] for row in rows_of(folder / "features.npy.csv")]
+    photos = sorted(path.relative_to(folder / "holiday").as_posix() for path in (folder / "holiday").rglob("*.jpg"))
+    assert names == photos
+    assert features.shape[0] == 60
+    found = [line.split() for line in said["python neighbours.py"].splitlines()]
+    nearest = cosine_similarity(features.astype(np.float64)) - 2 * np.eye(60)
+    assert [image for _, image, _ in found] == names
+    for (value, _, other), row in zip(found, nearest, strict=True):
+        assert float(value) == pytest.approx(row.max(), abs=1e-3)
+        assert row[names.index(other)] == pytest.approx(row.max(), abs=1e-5)
 
 
 def test_pictures_are_drawn_and_the_network_is_explained(typed: tuple[Path, dict[str, str]]) -> None:

@@ -1,4 +1,4 @@
-"""`lockstep eval`, `predict` and `labels`: by workers of this machine, by the processes of a launcher, or as a job."""
+"""`lockstep eval`, `predict`, `embed` and `labels`: by workers of this machine, a launcher's processes, or as a job."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.assembly import checkpoints, refusals
-from lockstep.config import saved_run
+from lockstep.config import build, overrides, saved_run
 from lockstep.config.checks import data_presence
 from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.composing import compose
@@ -28,6 +28,7 @@ from lockstep.system.launcher import outer_world
 TASKS = {
     "eval": "lockstep.inference.evaluate:evaluate",
     "predict": "lockstep.inference.predict:predict",
+    "embed": "lockstep.inference.embed:embed",
     "labels": "lockstep.inference.labels:judge",
 }
 # options that the command of a job repeats
@@ -35,14 +36,17 @@ VALUES = ("split", "output", "pictures", "explain", "top_k", "checkpoint", "devi
 
 
 def infer(arguments: argparse.Namespace, current: Path) -> int:
-    """Evaluate a run, predict with it or judge labels by it, in the project `current`. Returns the exit code."""
+    """Evaluate a run, predict, embed or judge labels with it, in the project `current`. Returns the exit code."""
     is_evaluation = arguments.command == "eval"
-    given = {"eval": _evaluation, "predict": _prediction, "labels": _judgement}[arguments.command](arguments)
+    read = {"eval": _evaluation, "predict": _prediction, "embed": _embedding, "labels": _judgement}
+    given = read[arguments.command](arguments)
     try:
-        reads_data = given.get("source", "test") in ("val", "test")
-        folder, checkpoint, saved, source = open_run(arguments, current, reads_data=reads_data)
         if of_hydra := [text for text in arguments.overrides if text.lstrip("+~").startswith("hydra.")]:
             raise ConfigError(Error(of_hydra[0], "is for a run folder, which this command does not make", "remove it"))
+        if arguments.run is None:
+            return _embed_pretrained(arguments, given, current)
+        reads_data = given.get("source", "test") in ("val", "test")
+        folder, checkpoint, saved, source = open_run(arguments, current, reads_data=reads_data)
         devices, world = _devices(arguments.devices), outer_world(os.environ)
         here = saved_run.adapt_to_machine(saved, devices=devices, strategy=arguments.strategy, world=world)
         if is_evaluation:
@@ -51,7 +55,7 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
         if config.cluster.name != "none":
             if given.get("is_json"):
                 raise ConfigError(Error("--json", "prints what is computed here", "use `lockstep jobs result`"))
-            return _submit(arguments, Path(given.get("predictions") or folder.config).parent, config)
+            return _submit(arguments, [str(Path(given.get("predictions") or folder.config).parent)], config)
         given |= {"may_differ": given["may_differ"] and config.changed_data == "refuse"} if is_evaluation else {}
         if reads_data and not given.get("may_differ"):
             data_presence.check(config.data)
@@ -59,6 +63,20 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
         return _compute(TASKS[arguments.command], given, config, arguments.job)
     except ConfigError as error:
         exit_with(error)
+
+
+def _embed_pretrained(arguments: argparse.Namespace, given: dict[str, Any], current: Path) -> int:
+    """Compute the features of the pretrained network of overrides, with the view of experiment=finetune."""
+    project.enter(current)
+    typed = ["experiment=finetune", "data.root=.", *arguments.overrides]  # no image of this folder is read
+    new = build.settle_config(overrides.check(typed, compose.source_of(current)).configs[0])
+    data_presence.check_weights(new)
+    devices, world = _devices(arguments.devices), outer_world(os.environ)
+    config = saved_run.adapt_to_machine(new, devices=devices, strategy=arguments.strategy, world=world)
+    if config.cluster.name != "none":
+        return _submit(arguments, [], config)
+    given |= {"config": config_file.to_tree(config), "checkpoint": None, "run": ""}
+    return _compute(TASKS["embed"], given, config, arguments.job)
 
 
 def open_run(
@@ -81,19 +99,39 @@ def open_run(
 
 
 def _prediction(arguments: argparse.Namespace) -> dict[str, Any]:
-    given = {"output": _output(arguments), "is_strict": arguments.strict, "top_k": arguments.top_k}
-    if arguments.source not in ("val", "test"):
+    given = {"output": _output(arguments.output), "is_strict": arguments.strict, "top_k": _top_k(arguments)}
+    return given | {"source": _source(arguments), "explained": _new_folder("--explain", arguments.explain)}
+
+
+def _embedding(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what embeds; a run and a source are arguments without =, or names of files. Without a run it is None."""
+    words = arguments.overrides
+    names = [word for word in words if "=" not in word or Path(word).exists()]
+    arguments.overrides = [word for word in words if word not in names]
+    is_new = len(names) == 1 and any(word.startswith("model") for word in arguments.overrides)
+    if not is_new and len(names) != 2:
+        hint = "use RUN FOLDER, or model.name=resnet18 FOLDER"
+        raise ValueError(f"embed {' '.join(words)} does not name a network and its images: {hint}.")
+    arguments.run, arguments.source = (None, *names)[-2:]
+    if not arguments.output.endswith(".npy"):
+        raise ValueError(f"--output {arguments.output} is not named as an array: use features.npy.")
+    return {"output": _output(arguments.output), "is_strict": arguments.strict, "source": _source(arguments)}
+
+
+def _source(arguments: argparse.Namespace) -> str:
+    """Return a split of the run, or the absolute path of images."""
+    if arguments.source not in ("val", "test") or arguments.run is None:
         if not Path(arguments.source).exists():
             raise FileNotFoundError(f"{arguments.source} does not exist: give a folder or file of images, val or test.")
         arguments.source = str(Path(arguments.source).resolve())
-    return given | {"source": arguments.source, "explained": _new_folder("--explain", arguments.explain)}
+    return arguments.source
 
 
 def _evaluation(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.output is None and arguments.top_k != 1:
         raise ValueError(f"--top-k {arguments.top_k} has no rows to be written to: add --output rows.csv.")
-    given = {name: getattr(arguments, name) for name in ("split", "top_k")}
-    given["output"] = _output(arguments) if arguments.output is not None else None
+    given = {"split": arguments.split, "top_k": _top_k(arguments)}
+    given["output"] = _output(arguments.output) if arguments.output is not None else None
     given["pictures"] = _new_folder("--pictures", arguments.pictures)
     return given | {"is_json": arguments.json, "may_differ": False}
 
@@ -116,13 +154,17 @@ def _judgement(arguments: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
-def _output(arguments: argparse.Namespace) -> str:
-    output = Path(arguments.output).resolve()
+def _top_k(arguments: argparse.Namespace) -> int:
     if arguments.top_k < 1:
         raise ValueError(f"--top-k {arguments.top_k} is no number of classes: use 1 or more.")
+    return arguments.top_k
+
+
+def _output(name: str) -> str:
+    output = Path(name).resolve()
     if output.is_dir():
-        raise ValueError(f"--output {arguments.output} is a folder: name a file in it.")
-    need_writable("--output", arguments.output)
+        raise ValueError(f"--output {name} is a folder: name a file in it.")
+    need_writable("--output", name)
     return str(output)
 
 
@@ -181,8 +223,11 @@ def _compute(task: str, given: dict[str, Any], config: Config, job: Path | None)
     return code
 
 
-def _submit(arguments: argparse.Namespace, run: Path, config: Config) -> int:
-    """Submit the command for a run or sweep as a job in a new folder below outputs/. Returns the exit code."""
+def _submit(arguments: argparse.Namespace, names: list[str], config: Config) -> int:
+    """Submit the command for `names`, a run or sweep if it has one, as a job in a new folder below outputs/.
+
+    Returns the exit code.
+    """
     from lockstep.cluster import submission
 
     command = arguments.command
@@ -193,7 +238,7 @@ def _submit(arguments: argparse.Namespace, run: Path, config: Config) -> int:
             chosen["devices"] = resolve_workers(config).num_local
         keys = [(text, compose.parse_override(text).key_or_group) for text in arguments.overrides]
         return [
-            *(command, str(run), *([arguments.source] if command == "predict" else [])),
+            *(command, *names, *([arguments.source] if command in ("predict", "embed") else [])),
             *(f"--{key.replace('_', '-')}={chosen[key]}" for key in VALUES if chosen.get(key) is not None),
             *(f"--{key}" for key in ("strict", "trust") if chosen.get(key)),
             *(text for text, key in keys if scope(key) is not Scope.SUBMISSION),

@@ -57,7 +57,7 @@ def _command() -> int:
 
             return run(sys.argv[2:])
         arguments = _parse_arguments(_join_sort(sys.argv[1:]))
-        if arguments.command in ("eval", "predict", "labels"):
+        if arguments.command in ("eval", "predict", "embed", "labels"):
             launcher.shared_world(os.environ)
             entry.start_training()
         elif arguments.command in ("benchmark", "verify"):
@@ -86,7 +86,8 @@ def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments; overrides may also follow options, where argparse does not accept them."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(words)
-    if wrong := [word for word in rest if "overrides" not in arguments or word.startswith("-") or "=" not in word]:
+    sign = "" if arguments.command == "embed" else "="  # its paths may follow options, too
+    if wrong := [word for word in rest if "overrides" not in arguments or word.startswith("-") or sign not in word]:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")
     if rest:
         arguments.overrides += rest
@@ -165,6 +166,10 @@ def _parser() -> argparse.ArgumentParser:
     stop = command("stop", "stop a run, or all trials of a sweep, with a checkpoint")
     evaluate = command("eval", "evaluate a trained network, on any number of workers")
     predict = command("predict", "write predictions for images to a CSV file")
+    embed = command("embed", "write the features of images, which the last layer takes, to a NumPy array")
+    text = "run folder or latest, or settings of a pretrained network; and images, as of predict"
+    embed.add_argument("overrides", nargs="+", metavar="RUN|model.name=... FOLDER", help=text)
+    embed.add_argument("--output", required=True, help="array to write, NAME.npy; names of its rows: NAME.npy.csv")
     export = command("export", "write a trained network to a file for other programs, and check it")
     for subparser in (stop, evaluate, predict, export):
         subparser.add_argument("run", help="run folder, or latest")
@@ -177,17 +182,19 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--json", action="store_true", help="print one JSON object only")
     predict.add_argument("source", help="image file, folder of images, or split of the run's data: val or test")
     predict.add_argument("--output", required=True, help="CSV file to write, one row per image")
-    predict.add_argument("--strict", action="store_true", help="write nothing if an image cannot be read")
     text = "new folder for a picture of each image: what the network looked at (Grad-CAM)"
     predict.add_argument("--explain", metavar="FOLDER", help=text)
     export.add_argument("--output", required=True, help="file to write: NAME.onnx, or NAME.pt2 for torch.export")
     for subparser in (evaluate, predict, export, labels):
         subparser.add_argument("overrides", nargs="*", help="settings to change, such as data.root=elsewhere")
+    for subparser in (predict, embed):
+        subparser.add_argument("--strict", action="store_true", help="write nothing if an image cannot be read")
+    for subparser in (evaluate, predict, embed, export, labels):
         subparser.add_argument("--trust", action="store_true", help=naming.TRUSTING)
         subparser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
     for subparser in (evaluate, predict):
         subparser.add_argument("--top-k", type=int, default=1, metavar="K", help="most probable classes in each row")
-    for subparser in (evaluate, predict, labels):
+    for subparser in (evaluate, predict, embed, labels):
         text = "number of workers, or GPUs such as 0,2; default: as in training, on one machine"
         subparser.add_argument("--devices", metavar="N", help=text)
         subparser.add_argument("--strategy", choices=("auto", "cpu"), help="cpu: do not use GPUs")
@@ -260,7 +267,7 @@ def _run(arguments: argparse.Namespace) -> int:
             from lockstep.cluster.stopping import stop
 
             return stop(arguments.run, arguments.reason)
-        case "eval" | "predict" | "labels":
+        case "eval" | "predict" | "embed" | "labels":
             from lockstep.cli.inference import infer
 
             return infer(arguments, _current_folder())

@@ -6,6 +6,7 @@ import math
 import time
 from bisect import bisect
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from lockstep.distributed.batch import Batch
 from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.partition import Shard
 from lockstep.inference import grad_cam, row_chunks
-from lockstep.inference.row_chunks import Chunk
+from lockstep.inference.row_chunks import Chunk, RowWriter
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.runs.files import csv_text, move, write_json
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
@@ -72,16 +73,21 @@ def predict(
     refuse_own_module(settings, "lockstep predict")
     with session.open_session(folder, settings, world) as here:
         module = load_network(here, Path(checkpoint))
-        images, digest = _images(here, RunFolder(Path(run)), source, module.image_format)
+        images, digest = images_of(here, run, source, module.image_format)
         options: dict[str, Any] = {"top_k": top_k, "explained": explained, "is_strict": is_strict}
         broken = write_rows(here, module, images, Path(output), checkpoint=Path(checkpoint), digest=digest, **options)
-        if here.rank == 0:
-            count = len(images) - len(broken)
-            print(f"{plural(count, 'prediction')} in {output}", flush=True)
-            write_json(folder.scores, {"output": output, "predictions": count, "unreadable": len(broken)})
-        if broken:  # the command prints a recorded failure
-            count = f"{len(broken)} of {plural(len(images), 'image')} cannot be read and are left out"
-            folder.record_failure("\n".join([*broken, f"{count}; --strict writes nothing then\n"]))
+        return report(here, len(images), broken, "prediction", output)
+
+
+def report(here: Session, num_images: int, broken: list[str], noun: str, output: str) -> int:
+    """Print and record how many rows were written, and the errors of `broken` images. Returns the exit code."""
+    if here.rank == 0:
+        count = num_images - len(broken)
+        print(f"{plural(count, noun)} in {output}", flush=True)
+        write_json(here.folder.scores, {"output": output, f"{noun}s": count, "unreadable": len(broken)})
+    if broken:  # the command prints a recorded failure
+        count = f"{len(broken)} of {plural(num_images, 'image')} cannot be read and are left out"
+        here.folder.record_failure("\n".join([*broken, f"{count}; --strict writes nothing then\n"]))
     return EXIT_FAILED if broken else 0
 
 
@@ -114,11 +120,12 @@ def predictions(module: Classifier, inputs: Tensor) -> Tensor:
         return module.task.predictions(module(inputs.to(module.device)))
 
 
-def _images(here: Session, run: RunFolder, source: str, image_format: ImageFormat) -> tuple[Images, str]:
+def images_of(here: Session, run: str, source: str, image_format: ImageFormat) -> tuple[Images, str]:
     """Return the images, and a digest of their names with targets, or with the states of their files."""
     if source in ("val", "test"):
-        splits = run_parts.splits(here, run, is_once=True)
-        data_record.compare(here, splits, run)
+        folder = RunFolder(Path(run))
+        splits = run_parts.splits(here, folder, is_once=True)
+        data_record.compare(here, splits, folder)
         images = splits.parts[source]
         return images, digest_of(images.names, images.targets.numpy())
     view, channels = view_of(here.config, image_format), image_format.image_shape[0]
@@ -171,9 +178,11 @@ def write_rows(
             grad_cam.write(row_chunks.pictures_of(output), files, pixels, heat)
         return [list(itertools.chain(*parts)) for parts in zip(*columns, strict=True)]
 
-    inputs = inputs_of(here, checkpoint)
-    inputs |= {"images": digest, "columns": csv_text([head]), "explanations": str(explained is not None)}
-    broken = write(here, images, rows_of, head=head, inputs=inputs, output=output, is_strict=is_strict)
+    state = checkpoint.stat()
+    inputs = {"checkpoint": f"{state.st_size} {state.st_mtime_ns}", "settings": settings_of(here), "images": digest}
+    inputs |= {"columns": csv_text([head]), "explanations": str(explained is not None)}
+    table = partial(row_chunks.write_table, output, csv_text([head]))
+    broken = write(here, images, rows_of, table, inputs=inputs, output=output, is_strict=is_strict)
     if explained is not None:
         together(lambda: move(row_chunks.pictures_of(output), Path(explained)) if here.rank == 0 else None)
     return broken
@@ -183,13 +192,13 @@ def write(
     here: Session,
     images: Images,
     rows_of: RowsOf,
+    write_file: RowWriter,
     *,
-    head: list[str],
     inputs: dict[str, str],
     output: Path,
     is_strict: bool = True,
 ) -> list[str]:
-    """Write the rows of all images, which depend on `inputs`, to a CSV file. Every rank must call it.
+    """Let rank 0 write the rows of all images, which depend on `inputs`, to `output`. Every rank must call it.
 
     Returns the errors of images that cannot be read. With `is_strict`, nothing is written if there are any.
 
@@ -206,20 +215,16 @@ def write(
 
     def join() -> list[str]:
         rows = found | row_chunks.index(paths)
-        return row_chunks.join(part, rows, num_chunks, output, header=csv_text([head]), is_strict=is_strict)
+        return row_chunks.join(part, rows, num_chunks, write_file, is_strict=is_strict)
 
     return together(lambda: join() if here.rank == 0 else [])
 
 
-def inputs_of(here: Session, checkpoint: Path) -> dict[str, str]:
-    """Return what predictions of images depend on: not the number of workers."""
+def settings_of(here: Session) -> str:
+    """Return the settings that predictions of images depend on: not the number of workers."""
     any_workers = here.config.trainer.model_copy(update={"devices": "auto", "loads": None, "num_nodes": 1})
     settings = config_file.fingerprint(here.config.model_copy(update={"trainer": any_workers}))
-    state = checkpoint.stat()
-    return {
-        "checkpoint": f"{state.st_size} {state.st_mtime_ns}",
-        "settings": f"{__version__} {here.precision} {here.device.type} {settings}",
-    }
+    return f"{__version__} {here.precision} {here.device.type} {settings}"
 
 
 def _compute_chunks(
@@ -314,4 +319,5 @@ def write_probabilities(here: Session, module: Classifier, images: Images, outpu
 
     head = ["file", "truth", "prediction", *names, "fold"]
     inputs = {"time": str(time.time_ns())}  # rows of a test that was killed are not kept
-    write(here, images, rows_of, head=head, inputs=inputs, output=output)
+    table = partial(row_chunks.write_table, output, csv_text([head]))
+    write(here, images, rows_of, table, inputs=inputs, output=output)

@@ -5,10 +5,11 @@ with the chunks that are there; a damaged line is computed again.
 """
 
 import contextlib
+import itertools
 import json
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ FILES = "*.jsonl"
 PICTURES = "pictures"  # folder of the pictures of its images
 
 Index = dict[int, tuple[Path, int]]  # file and offset of each chunk
+RowWriter = Callable[[Iterator[str]], None]  # of the rows of each chunk
 
 
 class Chunk(NamedTuple):
@@ -123,27 +125,37 @@ def _chunk(line: bytes) -> Chunk:
     return chunk
 
 
-def join(folder: Path, found: Index, num_chunks: int, output: Path, *, header: str, is_strict: bool) -> list[str]:
-    """Write all rows in order to `output`, in one step, and remove the chunks. Returns the errors of their images.
+def join(folder: Path, found: Index, num_chunks: int, write: RowWriter, *, is_strict: bool) -> list[str]:
+    """Let `write` write the rows of all chunks in order, and remove the chunks. Returns the errors of their images.
 
-    Raises ImageError, and writes nothing, if there are no rows, or errors and `is_strict`.
+    Raises ImageError, inside `write`, if there are no rows, or errors and `is_strict`.
     """
     if missing := [number for number in range(num_chunks) if number not in found]:
         raise RuntimeError(f"{len(missing)} of {num_chunks} chunks of {folder} are missing, such as {missing[0]}.")
     errors: list[str] = []
-    has_rows = False
-    with contextlib.ExitStack() as held, files.atomic_file(output) as written:
-        sources = {path: held.enter_context(open(path, "rb", opener=files.no_link)) for path, _ in found.values()}
-        written.write(header.encode())
+
+    def rows() -> Iterator[str]:
+        has_rows = False
         for number in range(num_chunks):
             path, offset = found[number]
             sources[path].seek(offset)
             chunk = _chunk(sources[path].readline())
-            written.write(chunk.rows.encode(errors="surrogateescape"))  # a file name need not be UTF-8
-            errors += chunk.errors
+            yield chunk.rows
+            errors.extend(chunk.errors)
             has_rows = has_rows or bool(chunk.rows)
         if errors and (is_strict or not has_rows):
             _remove_rows(folder)
             raise ImageError(errors)
+
+    with contextlib.ExitStack() as held:
+        sources = {path: held.enter_context(open(path, "rb", opener=files.no_link)) for path, _ in found.values()}
+        write(rows())
     _remove_rows(folder)
     return errors
+
+
+def write_table(output: Path, header: str, rows: Iterable[str]) -> None:
+    """Write a header and rows to a CSV file, in one step."""
+    with files.atomic_file(output) as file:
+        for text in itertools.chain([header], rows):
+            file.write(text.encode(errors="surrogateescape"))  # a file name need not be UTF-8

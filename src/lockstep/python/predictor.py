@@ -6,7 +6,7 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -23,10 +23,10 @@ from lockstep.assembly.session import Session
 from lockstep.config import saved_run
 from lockstep.config.checks import validation
 from lockstep.config.saved import config_file
-from lockstep.inference import predict
+from lockstep.inference import embed, predict
 from lockstep.models.classifier import Classifier
 from lockstep.python import configuration
-from lockstep.python.images import ImageLike, inputs_of
+from lockstep.python.images import ImageLike, Inputs, inputs_of
 from lockstep.python.prediction import Prediction, Predictions
 from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
@@ -97,6 +97,10 @@ def _trainer_settings(device: str | torch.device | None) -> tuple[int | list[int
     return [number], "auto"
 
 
+def _is_many(images: object) -> bool:
+    return isinstance(images, Sequence) and not isinstance(images, str)
+
+
 class Predictor:
     """A trained network that is called with images; made by `lockstep.load`.
 
@@ -146,22 +150,35 @@ class Predictor:
 
         Raises ValueError for anything else, and FileNotFoundError for a path that does not exist.
         """
-        is_many = isinstance(images, Sequence) and not isinstance(images, str)
-        given: Sequence[Any] = images if is_many else [images]  # pyright: ignore[reportAssignmentType]
-        found = [inputs_of(image, self._module.image_format, self._view) for image in given]
+        found = self._inputs(images)
+        files = tuple(file for inputs in found for file in inputs.files)
+        values = self._values(found, predict.predictions)
+        predictions = Predictions(values, self.class_names, self._module.task.named, files)
+        return predictions[0] if not _is_many(images) and found[0].is_one else predictions
+
+    def features(self, images: ImageLike | Sequence[ImageLike]) -> Tensor:
+        """Return the features (n, D) of one image or several, given as in a call: what the last layer takes.
+
+        They are in host memory, in float32, or float64 for a run in float64. Of maps and tokens it is the mean over
+        positions. `lockstep embed` writes the same, up to rounding. Raises what a call raises, and ConfigError, a
+        ValueError, for a network without such a layer.
+        """
+        return self._values(self._inputs(images), embed.features)
+
+    def _inputs(self, images: ImageLike | Sequence[ImageLike]) -> list[Inputs]:
+        given: Any = images if _is_many(images) else [images]
+        return [inputs_of(image, self._module.image_format, self._view) for image in given]
+
+    def _values(self, found: Sequence[Inputs], compute: Callable[[Classifier, Tensor], Tensor]) -> Tensor:
+        """Compute the values (n, ...) of all images, in host memory."""
         values: list[Tensor] = []
         tensors = [inputs.images for inputs in found] or [torch.empty(0, *self.image_shape, dtype=torch.uint8)]
-        for _, alike in itertools.groupby(tensors, lambda images: images.dtype):
-            values += [self._values(batch) for batch in torch.cat(list(alike)).split(self._batch_size)]
-        files = tuple(file for inputs in found for file in inputs.files)
-        predictions = Predictions(torch.cat(values), self.class_names, self._module.task.named, files)
-        return predictions[0] if not is_many and found[0].is_one else predictions
-
-    def _values(self, images: Tensor) -> Tensor:
-        """Compute the predictions (n, ...) of a batch, in host memory."""
         with keep_float32():
             set_tf32(self.precision == "tf32")
-            return predict.predictions(self._module, images).cpu()  # a GPU may reuse the memory for the next batch
+            for _, alike in itertools.groupby(tensors, lambda images: images.dtype):
+                for batch in torch.cat(list(alike)).split(self._batch_size):
+                    values.append(compute(self._module, batch).cpu())  # a GPU may reuse the memory for the next batch
+        return torch.cat(values)
 
     @override
     def __repr__(self) -> str:

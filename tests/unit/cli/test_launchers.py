@@ -14,6 +14,7 @@ from lockstep.system.launcher import outer_world
 
 COMMANDS = {
     "predict": ["predict", "latest", "photos", "--output", "out.csv"],
+    "embed": ["embed", "latest", "photos", "--output", "out.npy"],
     "benchmark": ["benchmark"],
     "verify": ["verify"],
 }

@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,8 @@ def write(folder: Path, *found: Chunk) -> Path:
 
 def join(folder: Path, num_chunks: int, *, is_strict: bool = False) -> list[str]:
     found = row_chunks.index(folder.glob(row_chunks.FILES))
-    return row_chunks.join(folder, found, num_chunks, folder.with_suffix(""), header="h\n", is_strict=is_strict)
+    write_file = partial(row_chunks.write_table, folder.with_suffix(""), "h\n")
+    return row_chunks.join(folder, found, num_chunks, write_file, is_strict=is_strict)
 
 
 def test_chunks_of_several_workers_are_joined_in_order_and_the_folder_goes(folder: Path) -> None:

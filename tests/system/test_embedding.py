@@ -1,0 +1,169 @@
+"""`lockstep embed`: the features of a pretrained network, or of a run, in files of the same bytes by any workers."""
+
+import csv
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torchvision import models
+from torchvision.transforms import v2
+
+from lockstep.runs import files
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED
+from tests.support.commands import Command, lockstep
+from tests.support.harness import PATIENCE_S, ROOT, environ, own_network, train_all, wait_until, write_run
+from tests.support.image_files import write_image
+
+pytestmark = pytest.mark.processes
+NUM_PHOTOS = 45
+ODD = ("0/=a.png", '1/b,"c\nd.png', os.fsdecode(b"2/caf\xe9.png"))
+NETWORK = ("model.name=efficientnet_b0", "data.image_size=64", "trainer.precision=float32")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "efficientnet.pth"
+    net = models.efficientnet_b0()
+    for norm in [layer for layer in net.modules() if isinstance(layer, nn.BatchNorm2d)]:
+        norm.momentum = None  # with the statistics of a new network its features hardly depend on the image
+    with torch.no_grad():
+        net.train()(torch.randn(16, 3, 64, 64))
+    torch.save(net.state_dict(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    for number in range(NUM_PHOTOS):
+        name = ODD[number] if number < len(ODD) else f"{number % 3}/{number}.png"
+        write_image(folder / name, seed=number, height=60 + number, width=70)
+    return folder
+
+
+def embed(cwd: Path, weights: Path, photos: Path, *more: str, code: int = 0) -> str:
+    """Type the command in `cwd`, where nothing else is. Returns what it printed as an error."""
+    words = ["embed", *NETWORK, f"model.pretrained={weights}", photos, "--output", "features.npy", *more]
+    done = lockstep(cwd, *words)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stderr
+
+
+def read(cwd: Path) -> tuple[bytes, bytes]:
+    return (cwd / "features.npy").read_bytes(), (cwd / "features.npy.csv").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def alone(weights: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which one worker wrote."""
+    cwd = tmp_path_factory.mktemp("alone")
+    assert embed(cwd, weights, photos, "--devices", "1") == ""
+    assert sorted(path.name for path in cwd.iterdir()) == ["features.npy", "features.npy.csv"]
+    return cwd
+
+
+def test_features_are_those_of_the_library_without_its_last_layer(alone: Path, weights: Path, photos: Path) -> None:
+    with open(alone / "features.npy.csv", newline="", errors="surrogateescape") as file:
+        (head, *names) = [row[0] for row in csv.reader(file)]
+    assert head == "file"
+    expected = sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.png"))
+    assert names == expected
+    assert {*ODD} < {*names}
+    net = models.efficientnet_b0()
+    net.load_state_dict(torch.load(weights, weights_only=True))
+    net.classifier = nn.Sequential()
+    view = models.EfficientNet_B0_Weights.DEFAULT.transforms()
+    covering = int(64 / (view.crop_size[0] / view.resize_size[0]) + 1e-9)
+    see = v2.Compose(
+        [
+            v2.PILToTensor(),
+            v2.Resize(covering, view.interpolation, antialias=True),
+            v2.CenterCrop(64),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(view.mean, view.std),
+        ]
+    )
+    with torch.no_grad():
+        by_hand = net.eval()(torch.stack([see(Image.open(photos / name)) for name in names]))
+    found = np.load(alone / "features.npy")
+    assert (found.dtype, found.shape) == (np.float32, (NUM_PHOTOS, 1280))
+    assert found.std(0).mean() > 0.1 * np.abs(found).mean()
+    np.testing.assert_allclose(found, by_hand.numpy(), rtol=1e-4, atol=1e-5 * np.abs(found).max())
+
+
+@pytest.mark.parametrize("devices", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_several_workers_write_the_bytes_of_one(
+    alone: Path, weights: Path, photos: Path, tmp_path: Path, devices: int
+) -> None:
+    embed(tmp_path, weights, photos, "--devices", str(devices))
+    assert read(tmp_path) == read(alone)
+
+
+def test_an_unreadable_photo_is_left_out_and_named(alone: Path, weights: Path, photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos, tmp_path / "photos")
+    broken = tmp_path / "photos" / "1" / "4.png"
+    broken.write_bytes(b"no image")
+    line = f"image {broken} cannot be read (not an image): replace or delete it."
+    assert line in embed(tmp_path, weights, tmp_path / "photos", "--strict", code=EXIT_CONFIG)
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+    assert embed(tmp_path, weights, tmp_path / "photos", code=EXIT_FAILED).splitlines()[0] == line
+    listed = (alone / "features.npy.csv").read_bytes().replace(b"1/4.png\n", b"")
+    assert read(tmp_path)[1] == listed
+    found, whole = (np.load(folder / "features.npy") for folder in (tmp_path, alone))
+    place = sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.png")).index("1/4.png")
+    np.testing.assert_allclose(found, np.delete(whole, place, 0), rtol=1e-4, atol=1e-5 * np.abs(whole).max())
+
+
+@pytest.mark.full
+def test_a_command_that_was_killed_continues_on_other_workers(photos: Path, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [*own_network("WaitsInTheThirdBatch"), "trainer.max_epochs=1"])
+    train_all([folder], 1)
+    cwd = tmp_path / "cwd"
+    cwd.mkdir()
+    words = ["embed", folder.path, photos, "--trust", "eval_batch_size=1", "--devices"]
+    assert lockstep(cwd, *words, "1", "--output", "alone.npy").returncode == 0
+    (cwd / "hold").touch()
+    variables = {**environ(), "PYTHONPATH": str(ROOT)}
+    process = Command([sys.executable, "-m", "lockstep", *words, "2", "--output", "a.npy"], cwd, variables)
+    part = cwd / "a.npy.part"
+    wait_until(lambda: sum(path.read_text().count("\n") for path in part.glob("*.jsonl")) == 4, "both workers wait")
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(PATIENCE_S) == -signal.SIGKILL
+    wait_until(lambda: not files.is_held(part / ".lock"), "the workers end, too")
+    (cwd / "hold").unlink()
+    done = lockstep(cwd, *words, "3", "--output", "a.npy")
+    assert done.stdout.startswith(f"4 of {NUM_PHOTOS} chunks are in a.npy.part: continuing\n"), done.stderr
+    for end in ("npy", "npy.csv"):
+        assert (cwd / f"a.{end}").read_bytes() == (cwd / f"alone.{end}").read_bytes()
+    assert not part.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["photos"], "embed photos does not name a network and its images: use RUN FOLDER, or model.name="),
+        (["latest", "photos", "more"], "embed latest photos more does not name a network and its images"),
+        (["model.name=resnet18"], "embed model.name=resnet18 does not name a network and its images"),
+        (["model.name=resnet18", "nowhere"], "nowhere does not exist: give a folder or file of images"),
+        (["model.name=resnet18", "model.pretrained=no.pth", "."], "model.pretrained=no.pth is not a file"),
+        (["model.name=resnet81", "."], "model.name=resnet81"),
+        (["model.pretrained=false", "."], "lockstep.models.torchvision has no pretrained weights, and random ones"),
+        (["model.pretrained=WEIGHTS", "data.image_size=null", "."], "data.image_size=null leaves images of several"),
+        (["model.name=resnet18", ".", "--output", "out.csv"], "--output out.csv is not named as an array"),
+    ],
+)
+def test_a_wrong_command_gets_one_line(weights: Path, tmp_path: Path, words: list[str], text: str) -> None:
+    write_image(tmp_path / "photo.png")
+    found = [word.replace("WEIGHTS", str(weights)) for word in words]
+    done = lockstep(tmp_path, "embed", "--output", "out.npy", *found)
+    assert (done.returncode, text in done.stderr) == (EXIT_CONFIG, True), done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]
