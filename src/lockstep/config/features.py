@@ -11,8 +11,8 @@ from lockstep.config.schema.target_sections import IMAGE_LIST, LIBRARIES, OF_FIL
 
 # fmt: off
 Moment = Literal[
-    "rules", "files", "new files", "view", "stage", "killed", "crop", "module", "grapher", "data row", "module row",
-    "weights", "pretrained", "shards", "tested", "end",
+    "rules", "files", "new files", "view", "stage", "killed", "crop", "module", "classifier", "grapher", "data row",
+    "module row", "weights", "pretrained", "shards", "tested", "end",
 ]
 # fmt: on
 
@@ -53,12 +53,9 @@ FEATURES = (
     Feature("rules", "lockstep.config.checks.module_rules:errors", _has_own_module),
     Feature("rules", "lockstep.config.checks.benchmark_rules:errors", lambda config: hasattr(config, "benchmark")),
     Feature("rules", "lockstep.launch.notification:errors", lambda config: config.notify.command is not None),
-    Feature(
-        "rules",
-        "lockstep.assembly.data_copies:errors",
-        lambda config: config.data.copy_to or config.data.is_remote or config.data.copy_remove,
-    ),
+    Feature("rules", "lockstep.assembly.data_copies:errors", lambda config: config.data.names_copy),
     Feature("rules", "lockstep.config.checks.virtual_rules:errors", lambda config: config.trainer.virtual_shards),
+    Feature("rules", "lockstep.config.checks.newton_rules:errors", lambda config: config.optimizer.is_newton),
     # files that must exist before a run starts or resumes: (config), raises ConfigError
     Feature("files", "lockstep.config.checks.data_presence:check_data", lambda config: _has_files(config.data)),
     # and before a new one starts
@@ -77,6 +74,8 @@ FEATURES = (
     Feature("crop", "lockstep.data.images.random_crop:RandomCrop", lambda config: config.augment.has_crops),
     # a custom module in place of ours: (session, image format, total steps) -> module, its companion callback
     Feature("module", "lockstep.assembly.custom_module:build_module", _has_own_module),
+    # a classifier that is trained in another way: its class, which takes max_epochs, too
+    Feature("classifier", "lockstep.models.probe:Probe", lambda config: config.optimizer.is_newton),
     # what replays training passes, if the workers can and the network allows it: (module, dropouts)
     Feature("grapher", "lockstep.models.graphs:GraphedModule", lambda config: config.trainer.graph),
     # rows of the header of a run: (config) -> name, text; and of its module: (config, module)
