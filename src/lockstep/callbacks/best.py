@@ -35,6 +35,17 @@ class _WithLoss(L.Callback):
 class ModelCheckpoint(_WithLoss, callbacks.ModelCheckpoint):
     """Keeps the best epoch, of equal ones the last; without any usable value the last one of all."""
 
+    best_epoch: int | None = None  # counted from 0
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "best_epoch": self.best_epoch}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.best_epoch = state_dict.get("best_epoch")
+
     @override
     def check_monitor_top_k(self, trainer: L.Trainer, current: Tensor | None = None) -> bool:
         loss = _loss_of(trainer)
@@ -49,7 +60,7 @@ class ModelCheckpoint(_WithLoss, callbacks.ModelCheckpoint):
             is_validated = (trainer.current_epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0
             is_better = trainer.strategy.reduce_boolean_decision(new < best or (new == best and is_validated))
         if is_better:
-            self._best_loss = loss
+            self._best_loss, self.best_epoch = loss, trainer.current_epoch
         return is_better
 
 

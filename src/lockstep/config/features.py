@@ -81,6 +81,7 @@ FEATURES = (
     # rows of the header of a run: (config) -> name, text; and of its module: (config, module)
     Feature("data row", "lockstep.assembly.listed_images:header_row", lambda config: config.data.target in OF_FILES),
     Feature("module row", "lockstep.assembly.custom_module:header_row", _has_own_module),
+    Feature("module row", "lockstep.models.probe:l2_row", lambda config: config.optimizer.is_newton),
     # the weights of a new run: (session, module, image format)
     Feature("weights", "lockstep.training.initial_weights:load", lambda config: config.init_from is not None),
     # or else those that its network has from elsewhere: the same, used by a module

@@ -64,6 +64,7 @@ class Newton(Optimizer):
     def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         self.solve()
 
+    @torch.no_grad()
     def minimize(self, loss: Callable[[Tensor], Tensor], features: Tensor, num_outputs: int, l2: float) -> Solution:
         """Minimize the sum over ranks of loss(features @ W.T + b), plus l2 / 2 * |W|^2, from W = 0 and b = 0.
 
@@ -76,8 +77,9 @@ class Newton(Optimizer):
         weights, outputs = features.new_zeros(num_outputs, len(decay)), features.new_zeros(len(features), num_outputs)
         value, first_norm, num_left = sum_over_ranks(loss(outputs)), None, self._max_iterations
         while True:
-            outputs.requires_grad_()
-            (slopes,) = torch.autograd.grad(loss(outputs), outputs, create_graph=True)
+            with torch.enable_grad():
+                outputs.requires_grad_()
+                (slopes,) = torch.autograd.grad(loss(outputs), outputs, create_graph=True)
             gradient = sum_over_ranks(slopes.detach().T @ features) + decay * weights
             norm = gradient.norm()
             first_norm = norm if first_norm is None else first_norm
@@ -91,13 +93,12 @@ class Newton(Optimizer):
             num_left -= num_used
             outputs, change, slope = outputs.detach(), features @ direction.T, (gradient * direction).sum()
             length = 2.0
-            with torch.no_grad():
-                while True:
-                    length /= 2
-                    moved = weights + length * direction
-                    new = sum_over_ranks(loss(outputs + length * change)) + (decay * moved.square()).sum() / 2
-                    if _any(new <= value + DECREASE * length * slope + ROUNDING * value.abs()) or length < ROUNDING:
-                        break
+            while True:
+                length /= 2
+                moved = weights + length * direction
+                new = sum_over_ranks(loss(outputs + length * change)) + (decay * moved.square()).sum() / 2
+                if _any(new <= value + DECREASE * length * slope + ROUNDING * value.abs()) or length < ROUNDING:
+                    break
             weights, outputs, value = moved, outputs + length * change, new
 
 
@@ -148,7 +149,7 @@ class Probe(Classifier):
     def __init__(self, net: nn.Module, task: Task, *, max_epochs: int, total_steps: int, **settings: Any) -> None:
         super().__init__(net, task, total_steps=total_steps, **{**settings, "grapher": None})
         if total_steps > max_epochs:
-            raise ValueError("optimizer=newton needs all training images in a batch: use a larger global_batch_size")
+            raise ValueError("optimizer=newton needs all training images in one batch: raise global_batch_size")
         self._has_warned = False
         self._head_name = str(net.feature_head)
         head = net.get_submodule(self._head_name)
@@ -157,7 +158,7 @@ class Probe(Classifier):
         if head.bias is None or {id(p) for p in self.parameters() if p.requires_grad} != set(
             map(id, head.parameters())
         ):
-            raise ValueError(f"optimizer=newton solves weight and bias of {self._head_name}, and nothing else")
+            raise ValueError(f"optimizer=newton trains weight and bias of {self._head_name} alone")
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> None:
@@ -175,6 +176,12 @@ class Probe(Classifier):
         self.metrics["l2"] = l2
         self._send_to_loggers({"l2": l2})
 
+    @override
+    def on_fit_end(self) -> None:
+        epoch = getattr(self.trainer.checkpoint_callback, "best_epoch", None)
+        optimizer: Any = self.trainer.optimizers[0]
+        self.chosen_l2 = optimizer.l2_of(self.trainer.current_epoch - 1 if epoch is None else epoch)
+
     @torch.no_grad()
     def _features(self, inputs: Tensor) -> Tensor:
         """Return the features (B, D) of a batch that has images."""
@@ -185,26 +192,47 @@ class Probe(Classifier):
                 self(part)
         return torch.cat(found)
 
-    def _solve(self, optimizer: Newton, batch: Batch, l2: float) -> None:
-        features = batch.inputs.double()
-        total, count = features.sum(0), features.new_tensor([len(features)])
-        mean = sum_over_ranks(total) / sum_over_ranks(count)
-        std = (sum_over_ranks((features - mean).square().sum(0)) / sum_over_ranks(count)).sqrt()
-        std = torch.where(std > NEARLY_CONSTANT * mean.abs(), std, 1.0)
-        weights = checked_losses(self.task, features.new_zeros(len(features), self._head.out_features), batch).weights
-        weight_sum = sum_over_ranks(count if weights is None else weights.double().sum()[None])[0]
-
-        def loss(outputs: Tensor) -> Tensor:
-            return checked_losses(self.task, outputs, batch).values.sum() / weight_sum
-
-        found = optimizer.minimize(loss, (features - mean) / std, self._head.out_features, l2)
-        weight = found.weight / std
-        with torch.no_grad():
-            self._head.weight.copy_(weight)
-            self._head.bias.copy_(found.bias - weight @ mean)
+    def _solve(self, newton: Newton, batch: Batch, l2: float) -> None:
         assert self._step is not None
+        found = fit_head(self._head, self.task, batch, newton, l2)
         self._step.gradient_norm = found.gradient_norm
-        if not (found.is_converged or self._has_warned) and self.global_rank == 0:
+        if not found.is_converged and not self._has_warned and self.global_rank == 0:
             self._has_warned = True
             text = f"The head has not converged for an L2 of {l2:g}: raise optimizer.max_iterations"
             print(f"{text} or optimizer.tolerance, or train fewer epochs.", file=sys.stderr, flush=True)
+
+
+@torch.no_grad()
+def fit_head(head: nn.Linear, task: Task, batch: Batch, newton: Newton, l2: float) -> Solution:
+    """Solve `head` for features (B, D) and targets of this rank. Every rank must call it.
+
+    The L2 value is of the weights of features that are standardized over all ranks; `head` takes them as they are.
+    """
+    features = batch.inputs.double()
+    count = features.new_tensor(len(features))
+    num_samples = sum_over_ranks(count)
+    mean = sum_over_ranks(features.sum(0)) / num_samples
+    std = (sum_over_ranks((features - mean).square().sum(0)) / num_samples).sqrt()
+    std = torch.where(std > NEARLY_CONSTANT * mean.abs(), std, 1.0)
+    weights = checked_losses(task, features.new_zeros(len(features), head.out_features), batch).weights
+    weight_sum = sum_over_ranks(count if weights is None else weights.sum(dtype=torch.float64))
+
+    def loss(outputs: Tensor) -> Tensor:
+        return checked_losses(task, outputs, batch).values.sum() / weight_sum
+
+    found = newton.minimize(loss, (features - mean) / std, head.out_features, l2)
+    weight = found.weight / std
+    head.weight.copy_(weight)
+    head.bias.copy_(found.bias - weight @ mean)
+    return found
+
+
+def l2_row(config: Any, module: Probe) -> tuple[str, Any]:
+    """Return the L2 of the best epoch for the summary of a run; for its header, those of all epochs as text."""
+    if module.chosen_l2 is not None:
+        return "l2", module.chosen_l2
+    settings = config.optimizer.arguments()
+    return (
+        "l2",
+        f"{settings['first_l2']:g} in the first epoch, in each other one {settings['l2_factor']:g} of that before",
+    )
