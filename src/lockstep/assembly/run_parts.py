@@ -151,7 +151,8 @@ def build_module(
     for custom in features.used_features("module", session.config):
         made, companion = custom(session, images, total_steps)
         return made, [companion]
-    return networks.classifier(session, images, total_steps=total_steps, is_trained=is_trained), []
+    first = [made(session) for made in features.used_features("first", session.config)]
+    return networks.classifier(session, images, total_steps=total_steps, is_trained=is_trained), first
 
 
 class _LayerSync(ExactBatchNorm, LayerSync):

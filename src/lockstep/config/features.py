@@ -11,8 +11,8 @@ from lockstep.config.schema.target_sections import IMAGE_LIST, LIBRARIES, OF_FIL
 
 # fmt: off
 Moment = Literal[
-    "rules", "files", "new files", "view", "stage", "killed", "crop", "module", "classifier", "grapher", "data row",
-    "module row", "weights", "pretrained", "shards", "tested", "end",
+    "rules", "files", "new files", "view", "stage", "killed", "crop", "module", "classifier", "first", "grapher",
+    "data row", "module row", "weights", "pretrained", "shards", "tested", "end",
 ]
 # fmt: on
 
@@ -40,6 +40,14 @@ def _net(module: Any) -> Any:
     return getattr(module, "net", None)
 
 
+def _has_head_only(config: Any) -> Any:
+    return config.model.arguments().get("head_only") and not config.has_own_module
+
+
+def _has_frozen_features(config: Any) -> bool:
+    return _has_head_only(config) and config.model.arguments()["head_only"] is True
+
+
 def _has_known_weights(config: Any) -> bool:
     return config.model.target in LIBRARIES and _has_pretrained(config) and not config.has_own_module
 
@@ -56,6 +64,7 @@ FEATURES = (
     Feature("rules", "lockstep.assembly.data_copies:errors", lambda config: config.data.names_copy),
     Feature("rules", "lockstep.config.checks.virtual_rules:errors", lambda config: config.trainer.virtual_shards),
     Feature("rules", "lockstep.config.checks.newton_rules:errors", lambda config: config.optimizer.is_newton),
+    Feature("rules", "lockstep.config.checks.frozen_rules:errors", _has_head_only),
     # files that must exist before a run starts or resumes: (config), raises ConfigError
     Feature("files", "lockstep.config.checks.data_presence:check_data", lambda config: _has_files(config.data)),
     # and before a new one starts
@@ -76,6 +85,8 @@ FEATURES = (
     Feature("module", "lockstep.assembly.custom_module:build_module", _has_own_module),
     # a classifier that is trained in another way: its class, which takes max_epochs, too
     Feature("classifier", "lockstep.models.probe:Probe", lambda config: config.optimizer.is_newton),
+    # callbacks of our module that come first: (session) -> callback
+    Feature("first", "lockstep.assembly.frozen_features:FrozenFeatures", _has_frozen_features),
     # what replays training passes, if the workers can and the network allows it: (module, dropouts)
     Feature("grapher", "lockstep.models.graphs:GraphedModule", lambda config: config.trainer.graph),
     # rows of the header of a run: (config) -> name, text; and of its module: (config, module)

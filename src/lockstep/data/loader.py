@@ -15,6 +15,7 @@ from lockstep.data.splits import ImageError, Pixels, makes_targets
 from lockstep.distributed.batch import Batch
 
 T = TypeVar("T")
+S = TypeVar("S")
 # of pixels, positions (n,), epoch, and the positions on which draws depend if that is not these: images (n, C, H, W)
 Crop = Callable[[Pixels, Tensor, int, Tensor | None], Tensor]
 
@@ -120,7 +121,7 @@ class ShardLoader(DataLoader[Batch]):
         self.batch_sampler.seek(epoch, start)
 
 
-def read_ahead(items: Iterable[T], depth: int, prepare: Callable[[T], T]) -> Iterator[T]:
+def read_ahead(items: Iterable[S], depth: int, prepare: Callable[[S], T]) -> Iterator[T]:
     """Yield `prepare(item)` of every item, in order, while a thread prepares up to `depth` further items.
 
     An exception of an item is raised in its place. The thread ends with the iteration, even if it is stopped early.

@@ -1,7 +1,7 @@
 """The LightningDataModule of a run: the three splits, the device of their pixels, and the shards of this rank."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import lightning as L
@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lockstep.data.loader import Crop, ShardDataset, ShardLoader, copy_to_device, fits_on, pin_batch
 from lockstep.data.sampler import GlobalBatches, ShardIndices, positions
-from lockstep.data.splits import Splits, is_streamed, makes_targets, num_bytes, statistics_of, whole
+from lockstep.data.splits import Pixels, Splits, is_streamed, makes_targets, num_bytes, statistics_of, whole
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Shard
@@ -134,6 +134,11 @@ class ImageData(L.LightningDataModule):
     def share(self, loads: Sequence[int]) -> None:
         """Cut batches by these loads from now on."""
         self._batching = replace(self._batching, loads=loads)
+
+    def serve(self, pixels: Mapping[str, Pixels]) -> None:
+        """Serve these in place of the pixels of each split from now on; on a GPU they must be there."""
+        self._images = {name: ShardDataset(pixels[name], images.targets) for name, images in self._images.items()}
+        self.is_on_device, self._num_workers = self._device.type == "cuda", 0
 
     def _loader(self, split: str) -> ShardLoader:
         prepare = None

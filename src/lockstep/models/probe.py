@@ -13,11 +13,9 @@ from typing_extensions import Doc, override
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.collectives import sum_over_ranks
 from lockstep.models.classifier import Classifier
-from lockstep.models.frozen import head_inputs
 from lockstep.system.kinds import Positive, PositiveFloat, PositiveFraction
 from lockstep.tasks.task import Task, checked_losses
 
-CHUNK = 256  # images in a pass of the frozen part
 NEARLY_CONSTANT = 1e-7  # standard deviation by mean of a feature whose values differ by rounding to float32 only
 DECREASE, ROUNDING = 1e-4, 1e-13  # of a loss: the part of the expected decrease that a step must reach, and its noise
 
@@ -151,14 +149,15 @@ class Probe(Classifier):
         if total_steps > max_epochs:
             raise ValueError("optimizer=newton needs all training images in one batch: raise global_batch_size")
         self._has_warned = False
-        self._head_name = str(net.feature_head)
-        head = net.get_submodule(self._head_name)
+        trained = {id(parameter) for parameter in self.parameters() if parameter.requires_grad}
+        if self._head.bias is None or trained != set(map(id, self._head.parameters())):
+            raise ValueError(f"optimizer=newton trains weight and bias of {net.feature_head} alone")
+
+    @property
+    def _head(self) -> nn.Linear:
+        head = self.net.get_submodule(str(self.net.feature_head))
         assert isinstance(head, nn.Linear), "checked by the network"
-        self._head = head
-        if head.bias is None or {id(p) for p in self.parameters() if p.requires_grad} != set(
-            map(id, head.parameters())
-        ):
-            raise ValueError(f"optimizer=newton trains weight and bias of {self._head_name} alone")
+        return head
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> None:
@@ -168,7 +167,6 @@ class Probe(Classifier):
         optimizer: Any = self.trainer.optimizers[0]
         assert isinstance(optimizer, Newton)
         l2 = optimizer.l2_of(batch.shard.epoch)
-        batch = batch._replace(inputs=self._features(batch.inputs))
         optimizer.solve = partial(self._solve, optimizer, batch, l2)
         self._step.step(is_measured=False)
         with torch.no_grad():
@@ -181,16 +179,6 @@ class Probe(Classifier):
         epoch = getattr(self.trainer.checkpoint_callback, "best_epoch", None)
         optimizer: Any = self.trainer.optimizers[0]
         self.chosen_l2 = optimizer.l2_of(self.trainer.current_epoch - 1 if epoch is None else epoch)
-
-    @torch.no_grad()
-    def _features(self, inputs: Tensor) -> Tensor:
-        """Return the features (B, D) of a batch that has images."""
-        if inputs.dim() == 2:
-            return inputs
-        with head_inputs(self.net, self._head_name) as found:
-            for part in inputs.split(CHUNK):
-                self(part)
-        return torch.cat(found)
 
     def _solve(self, newton: Newton, batch: Batch, l2: float) -> None:
         assert self._step is not None

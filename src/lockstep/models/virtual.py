@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.batch_norm import ExactBatchNorm
+from lockstep.distributed.collectives import broadcast
 from lockstep.distributed.virtual_shards import VirtualShards
 from lockstep.models.classifier import Classifier
 from lockstep.models.step import OptimizerStep
@@ -41,11 +42,7 @@ class VirtualClassifier(Classifier):
     def on_fit_start(self) -> None:
         self._norms.apply(self)
         if dist.is_initialized():
-            with torch.no_grad():
-                for value in (*self.parameters(), *self.buffers()):  # as DDP does
-                    whole = value.contiguous()
-                    dist.broadcast(whole, 0)
-                    value.copy_(whole)
+            broadcast([*self.parameters(), *self.buffers()])  # as DDP does
         self._copy()
         if self._counts is not None:
             for module, number in zip(self.parts, self.shards.own, strict=False):

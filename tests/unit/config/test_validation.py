@@ -321,7 +321,6 @@ def test_an_error_names_its_key_and_a_fix(text: str) -> None:
         ("trainer.graph=true", "trainer.graph=true"),
         ("trainer.loads=auto", "trainer.loads=auto"),
         ("trainer.virtual_shards=2", "trainer.virtual_shards=2"),
-        ("augment.mixup=0.2", "augment.mixup=0.2"),
         ("module._target_=tests.support.own_modules.Plain", "module"),
     ],
 )

@@ -8,7 +8,7 @@ from lockstep.config.schema.configuration import Config
 
 def errors(config: Config) -> Iterator[Error]:
     """Yield what a solver of the last layer, with a step for each epoch, has no use for."""
-    trainer, augment, schedule = config.trainer, config.augment, config.scheduler.target
+    trainer, schedule = config.trainer, config.scheduler.target
     if config.model.arguments().get("head_only") is not True:
         yield Error("optimizer=newton", "solves the last layer of a frozen network", "set model.head_only=true")
     if schedule != "lockstep.models.constant":
@@ -21,8 +21,6 @@ def errors(config: Config) -> Iterator[Error]:
         "trainer.graph=true": trainer.graph is True,
         "trainer.loads=auto": trainer.loads == "auto",
         f"trainer.virtual_shards={trainer.virtual_shards}": trainer.virtual_shards is not None,
-        f"augment.mixup={augment.mixup}": augment.mixup > 0,
-        f"augment.cutmix={augment.cutmix}": augment.cutmix > 0,
     }
     settings |= {f"callbacks.{name}": bool(each and "Averag" in each.target) for name, each in config.callbacks.items()}
     for key, is_used in settings.items():

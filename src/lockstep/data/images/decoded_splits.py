@@ -167,7 +167,7 @@ class Decoding:
         rows = self.table.splits["train"][sample.numpy()]
         key = f"statistics {hashlib.blake2b(rows.tobytes(), digest_size=8).hexdigest()}"
         path = self.path.with_suffix(".json") if self.cache is not None else None
-        known = read_json(path) if path is not None and _is_trusted(path) else {}
+        known = read_json(path) if path is not None and is_trusted(path) else {}
         if key in known:
             mean, std = known[key]
             return Statistics(tuple(mean), tuple(std))
@@ -186,7 +186,7 @@ class Decoding:
         """Map the images of the cache, read-only; None if it has no complete file of them."""
         with self._explain_disk_errors():
             try:
-                if not _is_trusted(self.path):
+                if not is_trusted(self.path):
                     return None
                 if self.is_scaled:
                     return RaggedTable.open(open(self.path, "rb"), self.channels)
@@ -278,7 +278,7 @@ def store_in(table: Tensor, view: View) -> Store:
     return lambda position, scaled: table[position].copy_(view.crop(scaled))
 
 
-def _is_trusted(path: Path) -> bool:
+def is_trusted(path: Path) -> bool:
     """Return whether a file belongs to this user or to root: other users may change theirs."""
     try:
         return path.lstat().st_uid in (os.geteuid(), 0)

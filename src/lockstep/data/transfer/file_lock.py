@@ -11,11 +11,11 @@ LINE_S = 10.0  # between two lines if the output is not a terminal
 def wait_for_lock(path: Path, what: str) -> AbstractContextManager[object]:
     """Hold the lock of a file. While another process holds it, wait, and print that it does `what`.
 
-    The kernel releases the lock when its process exits. The file is not deleted.
+    The kernel releases the lock when its process exits. The file is not deleted. Any thread may release it.
     """
     from filelock import FileLock, Timeout  # importing takes 0.03 s: not at the start of every command
 
-    lock = FileLock(path)
+    lock = FileLock(path, thread_local=False)
     try:
         return lock.acquire(blocking=False)
     except Timeout:
