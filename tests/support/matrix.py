@@ -20,6 +20,7 @@ from tests.support.image_files import write_folder, write_listed
 from tests.support.recipes import (
     CROPPED,
     DIGITS,
+    FEATURES,
     FOLDER,
     GAN,
     IN_MEMORY,
@@ -114,7 +115,10 @@ ROWS = {
         (*INITIAL, f"init_from={FILES}/source", "data.num_classes=3", "data.channels=3", "seed=5"), EMPTY
     ),
     "a pretrained network of which the head is trained": Row(
-        of_library("timm test_resnet", f"model.pretrained={FILES}/weights.pth", "model.head_only=true"), EMPTY
+        of_library("timm test_resnet", f"model.pretrained={FILES}/weights.pth", "model.head_only=each_epoch"), EMPTY
+    ),
+    "features that are computed once": Row(
+        of_library("timm test_resnet", f"model.pretrained={FILES}/weights.pth", *FEATURES), EMPTY
     ),
     # -- networks: batch norm with activation, stochastic depth and dropout, squeeze and excitation, attention
     "own network": Row(own_network("Plain")),

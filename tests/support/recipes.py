@@ -98,6 +98,8 @@ def of_library(network: str, *more: str) -> list[str]:
     return [*TINY, f"model={library}", f"model.name={name}", *more]
 
 
+FEATURES = ("model.head_only=true", "augment.crop_padding=0", "augment.flip=false", "augment.cutout=0")
+
 MODULES = "tests.support.own_modules"
 OF_MODULE = (
     *("data=synthetic", "data.image_size=8", "data.train_size=70", "data.val_size=23", "data.test_size=31"),

@@ -139,7 +139,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run that was stopped in its second epoch, after step 6: best.ckpt is of step 4."""
     folder = write_run(tmp_path_factory.mktemp("stopped") / "run", [*RECIPE, WITH_CURVES])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StopTogether, "_request", lambda self, trainer: 15 * (trainer.global_step == 5))
+        patch.setattr(StopTogether, "request", lambda self, trainer: 15 * (trainer.global_step == 5))
         assert train(folder) == EXIT_STOPPED
     await_next_second()
     return folder

@@ -11,11 +11,10 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lockstep.config.errors import join_names
 from lockstep.runs.files import read_json
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
-from lockstep.system.wording import plural
+from lockstep.system.wording import join_names, plural
 
 if TYPE_CHECKING:
     from lockstep.data.images.image_table import ImageTable

@@ -7,9 +7,8 @@ the digest of its pixels as the network sees them, and the input of the head. Im
 import contextlib
 import hashlib
 import itertools
-import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from typing_extensions import override
 
 from lockstep.assembly.session import Session
 from lockstep.assembly.staging import together
+from lockstep.callbacks.stop import StopTogether
 from lockstep.config.errors import ConfigError, Error
 from lockstep.data.images.decoded_splits import is_trusted
 from lockstep.data.images.ragged_table import Rows
@@ -62,14 +62,21 @@ class FrozenFeatures(L.Callback):
             problem = f"computes features once, and {self._here.config.data.target} may draw each sample at random"
             raise ConfigError(Error("model.head_only=true", problem, EACH_EPOCH))
         pixels = {name: images.pixels for name, images in data.splits.parts.items()}
+        stop = next(each for each in trainer.callbacks if isinstance(each, StopTogether))  # pyright: ignore[reportAttributeAccessIssue]
         with torch.no_grad():
-            data.serve(features(self._here, pl_module, pixels))
+            served, request = features(self._here, pl_module, pixels, lambda: stop.request(trainer))
+        if request:  # without a checkpoint: that of a resumed run is not loaded completely
+            raise stop.stopped(request)
+        data.serve(served)
 
 
-def features(here: Session, module: Classifier, pixels: Mapping[str, Pixels]) -> dict[str, Pixels]:
-    """Return the features (N, D) of the N images of each split. Every rank must call it.
+def features(
+    here: Session, module: Classifier, pixels: Mapping[str, Pixels], requested: Callable[[], int]
+) -> tuple[dict[str, Pixels], int]:
+    """Return the features (N, D) of the N images of each split, and a request to stop if one came first.
 
-    Raises ConfigError on all ranks for a network whose outputs are not those of its head, and if the disk is too small.
+    Those that were computed before are then in the cache. Every rank must call it. Raises ConfigError on all ranks for
+    a network whose outputs are not those of its head, and if the disk is too small.
     """
     if here.is_distributed:
         collectives.broadcast([*module.parameters(), *module.buffers()])
@@ -84,15 +91,16 @@ def features(here: Session, module: Classifier, pixels: Mapping[str, Pixels]) ->
         missing = sorted(set().union(*gather_objects(lacking)))
         if missing:
             together(lambda: store.refuse_full_disk(len(missing)))
-            fresh = _compute(here, module, pixels, digests, missing, store)
-            table = np.concatenate([table, fresh])
-            together(lambda: store.write(table) if here.local_rank == 0 else None)
-            table = together(store.read) if store.path is not None else table
+            fresh, request = _compute(here, module, pixels, digests, missing, store, requested)
+            together(lambda: store.write(np.concatenate([table, fresh])) if here.local_rank == 0 else None)
+            if request:
+                return {}, request
+            table = fresh if store.path is None else together(store.read)
     known, values = _rows(table), torch.from_numpy(table["values"])
     rows = {name: torch.tensor([known[digest] for digest in part]) for name, part in digests.items()}
     if here.device.type == "cuda":
-        return {name: values[part].to(here.device) for name, part in rows.items()}
-    return {name: Rows(values, part, "features") for name, part in rows.items()}
+        return {name: values[part].to(here.device) for name, part in rows.items()}, 0
+    return {name: Rows(values, part, "features") for name, part in rows.items()}, 0
 
 
 @dataclass(frozen=True)
@@ -193,37 +201,43 @@ def _compute(
     digests: Digests,
     missing: list[bytes],
     store: _Store,
-) -> NDArray[Any]:
-    """Compute the records of the `missing` images, of which every rank takes each so many-th chunk.
+    requested: Callable[[], int],
+) -> tuple[NDArray[Any], int]:
+    """Compute the records of the `missing` images up to a request to stop, and return it. Every rank must call it.
 
-    A rank that does not need them, next to one that writes them to the cache, keeps none.
+    In a round each rank computes a chunk. A rank that neither writes the records nor serves them from memory has none.
     """
     places = {digest: (name, row) for name, part in digests.items() for row, digest in enumerate(part)}
     chunks = [missing[start : start + CHUNK] for start in range(0, len(missing), CHUNK)]
-    num_rounds, is_kept = math.ceil(len(chunks) / here.world_size), store.path is None or here.local_rank == 0
+    size = CHUNK * here.world_size
+    is_kept, is_shown = store.path is None or here.local_rank == 0, here.rank == 0 and not here.config.silent
     table = np.empty(len(missing) if is_kept else 0, store.record)
     table["digest"] = np.frombuffer(b"".join(missing), "V16")[: len(table)]
-    width, is_shown = store.width, here.rank == 0 and not here.config.silent
     if is_shown:
-        text = f"{plural(len(missing), 'image')} by {here.config.model.arguments().get('name')}, {width:,} numbers each"
-        where = f"{store.path} ({size_text(len(missing) * store.record.itemsize)})" if store.path else "memory"
-        say(terminal(), f"Computing the features of {text}, into {where}")
-    progress = Progress("Computing features", "images")
+        text = (
+            f"{plural(len(missing), 'image')} by {here.config.model.arguments()['name']}: {store.width:,} numbers each"
+        )
+        where = (
+            f"memory ({size_text(table.nbytes)})" if store.path is None else f"{store.path} ({size_text(table.nbytes)})"
+        )
+        say(terminal(), f"Features of {text}, into {where}")
 
     def read(chunk: list[bytes]) -> Tensor:
-        found = (places[digest] for digest in chunk)
-        return torch.cat([pixels[name][torch.tensor([row])] for name, row in found])
+        return torch.cat([pixels[name][torch.tensor([row])] for name, row in map(places.__getitem__, chunk)])
 
+    progress, request, start = Progress("Computing features", "images"), 0, 0
     own = read_ahead(chunks[here.rank :: here.world_size], NUM_AHEAD, read)
-    for number, images in itertools.zip_longest(range(num_rounds), own):
-        block = module.mean.new_zeros(CHUNK, width)
+    for start, images in itertools.zip_longest(range(0, len(missing), size), own):
+        block = module.mean.new_zeros(CHUNK, store.width)
         if images is not None:
             block[: len(images)] = _head_inputs(module, images.to(module.device))[0]
-        every = collectives.all_gather(block.flatten()) if here.is_distributed else block
-        if is_kept:
-            kept = table["values"][number * CHUNK * here.world_size :][: CHUNK * here.world_size]
-            kept[:] = every.view(-1, width)[: len(kept)].cpu().numpy()
+        row = torch.cat([block.flatten(), block.new_tensor([requested()])])
+        every = collectives.all_gather(row) if here.is_distributed else row[None]
+        rows, request = table["values"][start : start + size], int(every[:, -1].max())
+        rows[:] = every[:, :-1].reshape(-1, store.width)[: len(rows)].cpu().numpy()
         if is_shown:
-            progress.show(min((number + 1) * CHUNK * here.world_size, len(missing)), len(missing))
+            progress.show(min(start + size, len(missing)), len(missing))
+        if request:
+            break
     progress.end()
-    return table
+    return table[: start + size], request

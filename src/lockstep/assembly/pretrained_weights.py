@@ -31,9 +31,10 @@ def load_pretrained(session: Session, net: nn.Module) -> None:
     """
     load_weights = origin_of(net).load
     if load_weights is not None:
-        together(lambda: _load_weights(session.config, load_weights) if session.rank == 0 else None)
-        if session.rank == 0 and not session.config.silent:
-            _print_view(session.config)
+        report = together(lambda: _load_weights(session.config, load_weights) if session.rank == 0 else None)
+        texts = [text for text in (report, _view(session.config)) if isinstance(text, str)]
+        if session.rank == 0 and texts and not session.config.silent:
+            say(terminal(), f"model.{_setting(session.config)}: {'; '.join(texts)}")
         statistics = gather_objects(dict(net.named_buffers()) if session.rank == 0 else {})[0]
         net.load_state_dict(statistics, strict=False)  # those of batch norm: DDP broadcasts no buffers here
 
@@ -47,23 +48,27 @@ def fetch_weights(config: Config, in_channels: int, num_classes: int) -> bool:
     return load is not None
 
 
-def _load_weights(config: Config, load: Callable[[], None]) -> None:
+def _load_weights(config: Config, load: Callable[[], str | None]) -> str | None:
     try:
         with torch.random.fork_rng(devices=[]):
-            load()
+            return load()
     except Exception as error:  # of a library or of custom code
-        pretrained = config.model.arguments().get("pretrained")
-        key = f"_target_={config.model.target}" if pretrained is None else f"pretrained={literal(pretrained)}"
         text = f"{type(error).__name__}: {one_line(error)}"
         hint = "use a file for this network, model.pretrained=weights.pth, or false"
-        raise ValueError(f"model.{key}: cannot load the weights ({text}): {hint}") from error
+        fix = "; ".join(getattr(error, "__notes__", [hint]))
+        raise ValueError(f"model.{_setting(config)}: cannot load the weights ({text}): {fix}") from error
 
 
-def _print_view(config: Config) -> None:
-    """Print how images are prepared for weights of a file, which may have been trained on others."""
+def _setting(config: Config) -> str:
+    pretrained = config.model.arguments().get("pretrained")
+    return f"_target_={config.model.target}" if pretrained is None else f"pretrained={literal(pretrained)}"
+
+
+def _view(config: Config) -> str | None:
+    """Return how images are prepared for weights of a file, which may have been trained on others."""
     model, data = config.model.arguments(), config.data.arguments()
-    if is_ours(config.model.target) and isinstance(model.get("pretrained"), str):
-        view = [f"data.{key}={literal(data[key])}" for key in ("crop_percent", "interpolation") if key in data]
-        library = f"{config.model.target.rpartition('.')[2]}'s own weights of {model['name']}"
-        text = " ".join(["images are normalized as for", library, *(["and seen with", *view] if view else [])])
-        say(terminal(), f"model.pretrained={model['pretrained']}: {text}")
+    if not (is_ours(config.model.target) and isinstance(model.get("pretrained"), str)):
+        return None
+    view = [f"data.{key}={literal(data[key])}" for key in ("crop_percent", "interpolation") if key in data]
+    library = f"{config.model.target.rpartition('.')[2]}'s own weights of {model['name']}"
+    return " ".join(["images are normalized as for", library, *(["and seen with", *view] if view else [])])

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from lockstep.assembly.session import Session
-from lockstep.config.errors import ConfigError, Error, join_names, literal, one_line
+from lockstep.config.errors import ConfigError, Error, literal, one_line
 from lockstep.config.schema.configuration import Config
 from lockstep.data.module import ImageData
 from lockstep.data.splits import Splits, is_streamed
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
-from lockstep.system.wording import plural
+from lockstep.system.wording import join_names, plural
 from lockstep.tasks.scores import MetricError, Scores
 from lockstep.tasks.task import Task, checked_losses
 

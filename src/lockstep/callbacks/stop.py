@@ -81,16 +81,16 @@ class StopTogether(Checkpoint):
         agreed = self._channel.receive()
         if agreed:
             self._stop(trainer, agreed)
-        self._channel.send(self._request(trainer))
+        self._channel.send(self.request(trainer))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Decide after validation; a run that is finished anyway is not stopped."""
-        agreed = self._channel.agree(self._request(trainer))
+        agreed = self._channel.agree(self.request(trainer))
         is_finished = trainer.should_stop or trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
         if agreed and not is_finished:
             self._stop(trainer, agreed)
 
-    def _request(self, trainer: L.Trainer) -> int:
+    def request(self, trainer: L.Trainer) -> int:
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + LOOK_EVERY_S
@@ -101,16 +101,15 @@ class StopTogether(Checkpoint):
         return self._seen or self._flag.received
 
     def _stop(self, trainer: L.Trainer, request: int) -> None:
-        reason = self._reason(request)  # before another rank can finish and remove the request
-        self._stopping(trainer, trainer.lightning_module, reason)
+        stopped = self.stopped(request)  # before another rank can finish and remove the request
+        self._stopping(trainer, trainer.lightning_module, stopped.reason)
         trainer.save_checkpoint(self._checkpoint)
-        name = signal.Signals(request).name if request < REQUESTED else None
-        raise Stopped(reason, name, is_out_of_time=request == TIME_LIMIT)
+        raise stopped
 
-    def _reason(self, request: int) -> str:
+    def stopped(self, request: int) -> Stopped:
         if request == REQUESTED:
-            return self._requested() or "requested"  # if it was removed meanwhile
+            return Stopped(self._requested() or "requested", None)  # if it was removed meanwhile
         if request == TIME_LIMIT:
             limit = "" if self._max_time_s is None else f", trainer.max_time_s={self._max_time_s:g}"  # of another rank
-            return f"time limit{limit}"
-        return f"signal {signal.Signals(request).name}"
+            return Stopped(f"time limit{limit}", None, is_out_of_time=True)
+        return Stopped(f"signal {signal.Signals(request).name}", signal.Signals(request).name)

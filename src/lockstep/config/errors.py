@@ -106,12 +106,6 @@ def mismatch(key: str, value: Any, expected: str, *, as_text: bool) -> Error:
     return Error(f"{key}={text}", f"must be {expected}", f"write \"{key}='{text}'\"" if as_text else "")
 
 
-def join_names(names: Sequence[str], most: int = 3) -> str:
-    """Return the first names, and the number of the others."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
 def near_names(name: str, names: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
     """Return the most similar names; if there are none, those that are similar in lower case."""
     from difflib import get_close_matches  # 10 ms that a good configuration does not need

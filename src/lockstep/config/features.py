@@ -5,6 +5,7 @@ Its module is imported then. Only this table names them; the core calls what `us
 
 import importlib
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from lockstep.config.schema.target_sections import IMAGE_LIST, LIBRARIES, OF_FILES
@@ -32,30 +33,23 @@ def _has_files(data: Any) -> bool:
     return bool(data.check or data.root or data.target == IMAGE_LIST or "$" in str(data.arguments()))
 
 
-def _has_own_module(config: Any) -> bool:
-    return config.has_own_module
-
-
 def _net(module: Any) -> Any:
     return getattr(module, "net", None)
 
 
-def _has_head_only(config: Any) -> Any:
-    return config.model.arguments().get("head_only") and not config.has_own_module
+def _of_library(config: Any) -> bool:
+    return config.model.target in LIBRARIES and not config.has_own_module
 
 
-def _has_frozen_features(config: Any) -> bool:
-    return _has_head_only(config) and config.model.arguments()["head_only"] is True
-
-
-def _has_known_weights(config: Any) -> bool:
-    return config.model.target in LIBRARIES and _has_pretrained(config) and not config.has_own_module
+def _has_features(config: Any) -> bool:
+    return _of_library(config) and config.model.arguments()["head_only"] is True
 
 
 def _has_pretrained(config: Any) -> Any:
     return config.model.arguments().get("pretrained")
 
 
+_has_own_module = attrgetter("has_own_module")
 FEATURES = (
     # errors of a configuration, without reading a file: (config) -> errors
     Feature("rules", "lockstep.config.checks.module_rules:errors", _has_own_module),
@@ -64,17 +58,17 @@ FEATURES = (
     Feature("rules", "lockstep.assembly.data_copies:errors", lambda config: config.data.names_copy),
     Feature("rules", "lockstep.config.checks.virtual_rules:errors", lambda config: config.trainer.virtual_shards),
     Feature("rules", "lockstep.config.checks.newton_rules:errors", lambda config: config.optimizer.is_newton),
-    Feature("rules", "lockstep.config.checks.frozen_rules:errors", _has_head_only),
+    Feature("rules", "lockstep.config.checks.frozen_rules:errors", _of_library),
     # files that must exist before a run starts or resumes: (config), raises ConfigError
     Feature("files", "lockstep.config.checks.data_presence:check_data", lambda config: _has_files(config.data)),
     # and before a new one starts
-    Feature(
-        "new files",
-        "lockstep.config.checks.data_presence:check_weights",
-        lambda config: _has_pretrained(config) is not None,
-    ),
+    Feature("new files", "lockstep.config.checks.data_presence:check_weights", _has_pretrained),
     # the view of images that a new run keeps in its configuration: (config) -> keys of data
-    Feature("view", "lockstep.config.checks.pretrained_view:view", _has_known_weights),
+    Feature(
+        "view",
+        "lockstep.config.checks.pretrained_view:view",
+        lambda config: _of_library(config) and _has_pretrained(config),
+    ),
     # the files of data, brought to this machine: (data, is_first, held) -> data there, and a remark for errors
     Feature("stage", "lockstep.assembly.data_copies:stage", lambda data: data.is_copied),
     # what killed workers leave: (data)
@@ -86,7 +80,7 @@ FEATURES = (
     # a classifier that is trained in another way: its class, which takes max_epochs, too
     Feature("classifier", "lockstep.models.probe:Probe", lambda config: config.optimizer.is_newton),
     # callbacks of our module that come first: (session) -> callback
-    Feature("first", "lockstep.assembly.frozen_features:FrozenFeatures", _has_frozen_features),
+    Feature("first", "lockstep.assembly.frozen_features:FrozenFeatures", _has_features),
     # what replays training passes, if the workers can and the network allows it: (module, dropouts)
     Feature("grapher", "lockstep.models.graphs:GraphedModule", lambda config: config.trainer.graph),
     # rows of the header of a run: (config) -> name, text; and of its module: (config, module)

@@ -21,7 +21,7 @@ from lockstep.assembly.staging import once_a_node, together
 from lockstep.callbacks.own_module import metrics_of
 from lockstep.callbacks.pictures import Collector
 from lockstep.config.checks import validation
-from lockstep.config.errors import ConfigError, Error, join_names
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.target_sections import Data
 from lockstep.data.images.image_table import SPLIT_FOLDERS, ImageTable, digest_of
 from lockstep.data.splits import Splits, identity_statistics
@@ -34,7 +34,7 @@ from lockstep.system.launcher import World
 from lockstep.system.redaction import redact
 from lockstep.system.signals import SignalFlag
 from lockstep.system.terminal import show_table
-from lockstep.system.wording import plural
+from lockstep.system.wording import join_names, plural
 from lockstep.tasks.classification import Classification
 
 Found = tuple[Splits, str, dict[str, str]]  # images, the name of the part to evaluate, and remarks

@@ -141,8 +141,7 @@ def run_workers(
 
     The processes of srun meet in the folder `known`, if it exists before.
     """
-    assigned_workers = resolve_workers(config)
-    num_workers = assigned_workers.world_size
+    num_workers = resolve_workers(config).world_size
     is_parallel = num_workers > 1 or config.strategy.name == "ddp"
     if is_parallel and (errors := workers.interface_errors(config)):
         raise ConfigError(*errors)

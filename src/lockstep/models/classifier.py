@@ -254,8 +254,7 @@ class Classifier(L.LightningModule):
         outputs = self._evaluate("test", batch)
         if "test_flip" in self.scores and outputs is not None:
             outputs = outputs.clone()  # a CUDA graph computes the next ones in their place
-            mirrored = self(batch.inputs.flip(3))
-            self._scores("test_flip").update(self.task, (outputs + mirrored) / 2, batch)
+            self._scores("test_flip").update(self.task, (outputs + self(batch.inputs.flip(3))) / 2, batch)
         return outputs
 
     @override
@@ -284,8 +283,7 @@ class Classifier(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self._scheduler.interval}}
 
     def _optimizer_and_schedule(self) -> tuple[Optimizer, LRScheduler]:
-        weight_decay = self._optimizer.keywords.get("weight_decay", 0.0)
-        optimizer = self._optimizer(self._groups.optimizer_groups(weight_decay))
+        optimizer = self._optimizer(self._groups.optimizer_groups(self._optimizer.keywords.get("weight_decay", 0.0)))
         # not trainer.estimated_stepping_batches: it builds the loader before a resume has restored its position
         return optimizer, self._scheduler.build(optimizer, self._total_steps)
 
@@ -309,8 +307,7 @@ class Classifier(L.LightningModule):
         self.counts.load_state_dict(checkpoint["train_counts"], self.global_rank, self.trainer.world_size)
         if self.loss_scale is not None:
             self.loss_scale.load_state_dict(checkpoint["loss_scale"])
-        slots = [slots for saved in checkpoint.get("optimizer_states", ()) for slots in saved["state"].values()]
-        for slot in slots:
+        for slot in (slots for saved in checkpoint.get("optimizer_states", ()) for slots in saved["state"].values()):
             for name, value in slot.items():
                 if isinstance(value, Tensor) and value.dim() == 4:
                     slot[name] = value.contiguous(memory_format=self.layout.memory_format)

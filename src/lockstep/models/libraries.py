@@ -1,13 +1,11 @@
 """Networks of torchvision and timm, adapted to the images and classes of a run, with or without their weights."""
 
 import contextlib
-import re
+import importlib
 import ssl
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Annotated, Any
 from urllib import request
 from urllib.error import HTTPError
@@ -16,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Doc, override
 
+from lockstep.models import weight_files
 from lockstep.models.origin import Origin, attach_ends
+from lockstep.models.weight_files import State, adapt_channels
 from lockstep.system import internals
 from lockstep.system.kinds import Dropout, DropPath, HeadOnly, Pretrained
 
-State = Mapping[str, Tensor]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation of its channels
 ANSWER_S = 15.0
 AUXILIARY = ("googlenet", "inception_v3")  # have several outputs in training
@@ -67,9 +66,12 @@ def torchvision(
     )
 
     def download() -> State:
-        return models.get_model(name, weights="DEFAULT", progress=False).state_dict()  # with the names of today
+        url = known.DEFAULT.url
+        file = Path(torch.hub.get_dir(), "checkpoints", Path(url).name)
+        with _fix(f"copy {url} to {file}, or use it as model.pretrained=FILE"):
+            return models.get_model(name, weights="DEFAULT", progress=False).state_dict()  # with the names of today
 
-    return _prepare_network(net, origin, pretrained, download, head_only=head_only)
+    return _prepare_network(net, origin, pretrained, download, dict, head_only=head_only)
 
 
 def timm(
@@ -101,10 +103,28 @@ def timm(
     origin = Origin(settings["input_size"][-1], mean, std, first=first, head=head)
 
     def download() -> State:
-        with _offline_without_network():
+        from huggingface_hub import hf_hub_url
+
+        repository, file = settings.get("hf_hub_id"), settings.get("hf_hub_filename") or "model.safetensors"
+        url = hf_hub_url(repository, file) if repository else settings.get("url")
+        with _fix(f"copy {url} to a file, and use model.pretrained=FILE"), _offline_without_network():
             return library.create_model(name, pretrained=True).state_dict()
 
-    return _prepare_network(net, origin, pretrained, download, head_only=head_only)
+    def convert(state: State) -> State:
+        module = importlib.import_module(library.models.model_entrypoint(name).__module__)
+        return module.checkpoint_filter_fn(dict(state), net)
+
+    return _prepare_network(net, origin, pretrained, download, convert, head_only=head_only)
+
+
+@contextlib.contextmanager
+def _fix(text: str) -> Iterator[None]:
+    """Add a fix to the error of a download."""
+    try:
+        yield
+    except OSError as error:
+        error.add_note(text)
+        raise
 
 
 @contextlib.contextmanager
@@ -188,7 +208,13 @@ def repeat_channels(values: Sequence[float], num_channels: int) -> tuple[float, 
 
 
 def _prepare_network(
-    net: nn.Module, origin: Origin, pretrained: bool | str, download: Callable[[], State], *, head_only: bool | str
+    net: nn.Module,
+    origin: Origin,
+    pretrained: bool | str,
+    download: Callable[[], State],
+    convert: Callable[[State], State],
+    *,
+    head_only: bool | str,
 ) -> nn.Module:
     """Attach its origin to a network, and freeze all but its head if `head_only`."""
     if head_only:
@@ -198,71 +224,12 @@ def _prepare_network(
         if head_only is True:
             frozen.take_features(net, origin.head)
 
-    def load() -> None:
-        state = _read(pretrained) if isinstance(pretrained, str) else download()
-        net.load_state_dict(fit_weights(state, net, origin), strict=False)
+    def load() -> str | None:
+        if isinstance(pretrained, str):
+            return weight_files.load_weights(pretrained, net, origin, convert)
+        net.load_state_dict(weight_files.fit_weights(download(), net, origin), strict=False)
+        return None
 
     attributed: Any = net
     attributed.origin = replace(origin, load=load) if pretrained else replace(origin, mean=None, std=None)
     return net
-
-
-def fit_weights(state: State, net: nn.Module, origin: Origin) -> dict[str, Tensor]:
-    """Return the weights of `state` for a network, adapted to its channels; without a head that does not fit.
-
-    Raises ValueError with the first of the others that do not fit.
-    """
-    own, found, wrong = net.state_dict(), {}, []
-    for name, value in own.items():
-        layer, other = name.rpartition(".")[0], state.get(name)
-        if other is not None and layer in origin.first and name.endswith(".weight") and other.ndim == 4:
-            other = adapt_channels(other, value.shape[1])
-        if other is not None and other.shape == value.shape:
-            found[name] = other
-        elif layer not in origin.head and (other is not None or not name.endswith("num_batches_tracked")):
-            shape = list(other.shape) if other is not None else "missing"
-            wrong.append(f"{name} is {shape}, expected {list(value.shape)}")
-    wrong += [
-        f"{name} is not expected" for name in state if name not in own and name.rpartition(".")[0] not in origin.head
-    ]
-    if wrong:
-        more = f" (and {len(wrong) - 1:,} more)" if len(wrong) > 1 else ""
-        raise ValueError(f"the weights are of another network: {wrong[0]}{more}")
-    return found
-
-
-def adapt_channels(weight: Tensor, in_channels: int) -> Tensor:
-    """Adapt the weight (O, I, h, w) of a first convolution to other channels.
-
-    For one channel it is the sum over all, as for a grey image repeated in them. For more, channels are repeated, and
-    scaled by I / in_channels.
-    """
-    num_channels = weight.shape[1]
-    if in_channels == num_channels:
-        return weight
-    if in_channels == 1:
-        return weight.sum(1, keepdim=True)
-    repeated = [channel % num_channels for channel in range(in_channels)]
-    return weight[:, repeated] * (num_channels / in_channels)
-
-
-def _read(path: str) -> State:
-    """Read a file of torch or safetensors; the weights may be below a key of timm's or torchvision's training scripts.
-
-    Raises ValueError for objects other than tensors, plain values and the settings of a script: they could run code.
-    """
-    if Path(path).suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return load_file(path)
-    try:
-        with torch.serialization.safe_globals([Namespace]):
-            saved = torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+) was not an allowed", str(error))
-        if found is None:
-            raise
-        raise ValueError(f"it has a {found[1]}, which could run code: save its tensors alone") from error
-    for key in ("state_dict", "model", "state_dict_ema"):
-        saved = saved.get(key, saved)
-    return {re.sub(r"^module\.", "", name): value for name, value in saved.items()}

@@ -19,6 +19,12 @@ def size_text(num_bytes: int) -> str:
     return f"{value:,.0f} bytes" if units[0] == "bytes" else f"{value:,.1f} {units[0]}"
 
 
+def join_names(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names, and the number of the others."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def similar_names(names: Sequence[str]) -> str:
     """List names that differ only in case, blanks, the form of Unicode or that of a number; empty without any."""
     groups: dict[str, dict[str, None]] = {}

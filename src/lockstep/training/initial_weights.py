@@ -9,15 +9,14 @@ from torch import Tensor
 
 from lockstep.assembly.checkpoints import damage
 from lockstep.assembly.session import Session
-from lockstep.config.errors import ConfigError, Error, join_names
+from lockstep.config.errors import ConfigError, Error
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.models.libraries import State, fit_weights, repeat_channels
+from lockstep.models.libraries import repeat_channels
 from lockstep.models.origin import attach_ends
+from lockstep.models.weight_files import State, describe, fit_weights
 from lockstep.runs.naming import display_path
 from lockstep.system.terminal import say, terminal
-from lockstep.system.wording import plural
 
-MOST_NAMED = 8
 OF_A_PROGRAM = "is not a checkpoint of a run", "for weights use model.pretrained=FILE, model=torchvision or timm"
 
 
@@ -52,7 +51,9 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
     if session.rank == 0 and not session.config.silent:
         counts = len(classes) or "unknown", len(images.class_names)
         of_others = "other names or another order" if counts[0] == counts[1] else f"here {counts[1]}"
-        _report(setting, own, found, state, "" if is_same else f" ({counts[0]} classes, {of_others})")
+        parts = describe(own, found, state, "" if is_same else f" ({counts[0]} classes, {of_others})")
+        if len(parts) > 1:
+            say(terminal(), f"{setting}: {'; '.join(parts)}")
         if not (is_same or origin.head):
             say(terminal(), f"{setting}: of other classes, but no layer has {counts[1]} outputs, so all of it is taken")
 
@@ -76,15 +77,3 @@ def _normalize(module: Classifier, state: State) -> dict[str, Tensor]:
     of_pixels = {name: tuple(value / 255 for value in channels) for name, channels in values.items()}
     module.image_format = module.image_format._replace(**of_pixels)
     return {name: torch.tensor(channels).view(shape) for name, channels in values.items()}
-
-
-def _report(setting: str, own: State, found: State, state: State, classes: str) -> None:
-    """Print what is new or adapted, in one line, if anything is."""
-    new = [name.removeprefix("net.") for name in own if name not in found]
-    adapted = [name for name, value in found.items() if value.shape != state[name].shape]
-    parts = [f"new: {join_names(new, MOST_NAMED)}{classes}"] if new else []
-    if adapted:
-        channels = f"{plural(state[adapted[0]].shape[1], 'channel')}, here {found[adapted[0]].shape[1]}"
-        parts.append(f"adapted: {', '.join(name.removeprefix('net.') for name in adapted)} ({channels})")
-    if parts:
-        say(terminal(), "; ".join([f"{setting}: {len(found)} of {len(own)} tensors taken", *parts]))

@@ -19,7 +19,7 @@ from lockstep.models.classifier import Classifier
 from lockstep.runs.naming import display_path, quote_path
 from lockstep.system.hardware import num_cores
 from lockstep.system.terminal import duration, measure, show_table
-from lockstep.system.wording import plural, similar_names
+from lockstep.system.wording import join_names, plural, similar_names
 
 FEW_CORES = 8
 REHEARSAL = "for testing; with few cores one process with all threads is faster"
@@ -105,7 +105,7 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     if alike := similar_names(data.class_names):
         rows.append(("similar", f"classes {alike}: are they one class?"))
     absent = {split: data.splits.absent_classes(split) for split in ("val", "test")}
-    rows += [(f"no {split}", f"image of {errors.join_names(names)}") for split, names in absent.items() if names]
+    rows += [(f"no {split}", f"image of {join_names(names)}") for split, names in absent.items() if names]
     rows.append(("network", plural(_num_parameters(module), "parameter")))
     rows.append(("workers", f"{count} x {device}" if count > 1 else device))
     if here.device.type == "cpu" and here.num_local > 1 and num_cores() <= FEW_CORES:

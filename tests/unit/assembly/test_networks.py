@@ -66,19 +66,21 @@ def test_weights_are_asked_for_by_the_first_rank_alone_and_move_no_random_number
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("silent", [False, True])
-def test_a_file_of_weights_is_used_with_a_line_about_its_images(
-    capsys: pytest.CaptureFixture[str], silent: bool
+@pytest.mark.parametrize("report", [None, "8 of 9 tensors taken; new: fc.bias"])
+@pytest.mark.parametrize(("silent", "rank"), [(False, 0), (True, 0), (False, 1)])
+def test_a_file_of_weights_is_used_with_a_line_about_what_fitted_and_its_images(
+    capsys: pytest.CaptureFixture[str], silent: bool, rank: int, report: str | None
 ) -> None:
     network = ("model=timm", "model.name=resnet18", "model.pretrained=w.pth", f"silent={str(silent).lower()}")
     view = ("data=image_folder", "data.root=x", "data.crop_percent=0.9", "data.interpolation=bicubic")
     net: Any = Plain(1, 10, 4)
-    net.origin = Origin(load=lambda: None)
-    session: Any = SimpleNamespace(config=validation.check_config(compose.compose_config([*network, *view])), rank=0)
+    net.origin = Origin(load=lambda: report)
+    session: Any = SimpleNamespace(config=validation.check_config(compose.compose_config([*network, *view])), rank=rank)
     load_pretrained(session, net)
     said = "images are normalized as for timm's own weights of resnet18 and seen with"
-    line = f"model.pretrained=w.pth: {said} data.crop_percent=0.9 data.interpolation=bicubic\n"
-    assert capsys.readouterr().out == ("" if silent else line)
+    said = f"{said} data.crop_percent=0.9 data.interpolation=bicubic"
+    line = f"model.pretrained=w.pth: {said if report is None else f'{report}; {said}'}\n"
+    assert capsys.readouterr().out == ("" if silent or rank else line)
 
 
 def test_a_network_that_is_a_faulty_convolution_itself_is_contiguous() -> None:

@@ -140,3 +140,12 @@ def test_a_run_that_was_saved_before_there_were_groups_has_none(tmp_path: Path, 
         tree["data"].pop(key, None)
     write_atomically(tmp_path / "config.yaml", yaml.safe_dump(tree))
     assert config_file.load(tmp_path / "config.yaml") == config
+
+
+def test_a_head_that_was_trained_on_augmented_images_still_is(tmp_path: Path) -> None:
+    network = ["model=torchvision", "model.name=resnet18", "augment.flip=true"]
+    config = check_config(compose_config([*network, "model.head_only=each_epoch"]))
+    tree = config_file.to_tree(config)
+    tree["model"] |= {"head_only": True, "dropout": 0.2}
+    write_atomically(tmp_path / "config.yaml", yaml.safe_dump(tree))
+    assert config_file.load(tmp_path / "config.yaml") == config

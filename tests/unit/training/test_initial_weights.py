@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from lockstep.config.errors import ConfigError
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.models.libraries import adapt_channels
 from lockstep.models.origin import Origin
+from lockstep.models.weight_files import adapt_channels
 from lockstep.tasks import Classification
 from lockstep.training import initial_weights
 from tests.support.modules import classifier

@@ -10,7 +10,9 @@ def errors(config: Config) -> Iterator[Error]:
     arguments = config.model.arguments()
     if arguments["head_only"] is True:
         used = {f"augment.{name}": value for name, value in config.augment.used.items()}
-        for name, value in {**used, "flip_test": config.flip_test, "compile": config.compile}.items():
+        used |= {"flip_test": config.flip_test, "compile": config.compile}
+        used |= {"trainer.loads": "auto" if config.trainer.loads == "auto" else None}
+        for name, value in used.items():
             if value:
                 hint = "remove it, or use model.head_only=each_epoch"
                 yield Error(f"{name}={literal(value)}", "needs images, and model.head_only=true serves features", hint)

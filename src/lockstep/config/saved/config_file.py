@@ -11,7 +11,7 @@ from pydantic import ValidationError
 import lockstep
 from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.schema.configuration import Config
-from lockstep.config.schema.target_sections import IMAGE_FOLDER, IMAGE_LIST
+from lockstep.config.schema.target_sections import IMAGE_FOLDER, IMAGE_LIST, LIBRARIES
 from lockstep.runs.files import read_text, write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.system.trees import at, from_yaml
@@ -59,7 +59,7 @@ def load(path: Path) -> Config:
     """Read a saved configuration. Raises ConfigError if it does not fit this version of Lockstep."""
     tree = _to_this_version(load_tree(path))
     try:
-        return Config.model_validate(tree)
+        config = Config.model_validate(tree)
     except ValidationError as error:
         from lockstep.config.checks.schema_errors import schema_errors  # of an invalid configuration only
 
@@ -67,6 +67,11 @@ def load(path: Path) -> Config:
         before = other_version(RunFolder(path.parent))
         hint = [Error(str(path.parent), f"was trained by {before}", "use that version")] if before else []
         raise ConfigError(*(each.within(str(path)) for each in errors.values()), *hint) from error
+    needs_images = config.augment.used or config.flip_test or config.compile
+    if config.model.target in LIBRARIES and config.model.arguments().get("head_only") is True and needs_images:
+        tree["model"]["head_only"] = "each_epoch"  # true was that in earlier versions
+        return Config.model_validate(tree)
+    return config
 
 
 def _to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
@@ -80,6 +85,8 @@ def _to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
         tree["data"].setdefault(key, None)
     if tree.get("compile") == "reduce-overhead":
         tree["compile"] = True
+    if at(tree, ["model", "_target_"]) in LIBRARIES and tree["model"].get("head_only"):
+        tree["model"] |= {"dropout": None, "drop_path": None}
     return tree
 
 

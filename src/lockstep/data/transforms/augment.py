@@ -83,8 +83,7 @@ class Augment:
     def __call__(self, batch: Batch) -> Batch:
         """Augment a shard of a micro-batch on its device. Its indices in host memory avoid a sync."""
         is_coloured = self.trivial or self.rand_augment["num_ops"] or any(self.color_jitter.values())
-        is_covered = self.cutout or self.erasing or self.needs_partner
-        if not (is_coloured or self._moves or is_covered):
+        if not (is_coloured or self._moves or self.cutout or self.erasing or self.needs_partner):
             return batch
         return self._change(batch) if self.by_shard is None else self.by_shard(self._change, batch)
 

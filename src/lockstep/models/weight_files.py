@@ -1,0 +1,152 @@
+"""Weights for a network, those of a file among them: how they are read, named, fitted and reported."""
+
+import re
+import zipfile
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.models.origin import Origin
+from lockstep.system.wording import join_names, plural
+
+State = Mapping[str, Tensor]
+# of checkpoints of timm's and torchvision's scripts: the average first, by which these choose the best epoch
+KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")
+PREFIXES = ("module.", "_orig_mod.", "model.")  # of DDP or an average, torch.compile, a module around the network
+COUNTER = "num_batches_tracked"
+MOST_NAMED = 8
+
+
+def load_weights(path: str, net: nn.Module, origin: Origin, convert: Callable[[State], State]) -> str:
+    """Load the weights of a file into a network. Returns what was taken, as one line.
+
+    Names that do not fit are converted by `convert`, and else ignored: tensors are then taken in their order. Raises
+    ValueError if the file has no weights, or those of another network.
+    """
+    given, notes = _read(path)
+    own, errors = net.state_dict(), list[Exception]()
+    ways = {"": dict, "names converted by timm": convert, "other names, taken in order": partial(_in_order, own)}
+    for way, rename in ways.items():
+        try:
+            state = rename(given)
+            found = fit_weights(state, net, origin)
+        except Exception as error:  # of a library, from names it does not know
+            errors.append(error)
+            continue
+        net.load_state_dict(found, strict=False)
+        head = [name for name in own if name in state and name not in found][:1]
+        classes = [f" ({plural(len(state[name]), 'class', 'classes')}, here {len(own[name]):,})" for name in head]
+        return "; ".join([*describe(own, found, state, "".join(classes)), *notes, *filter(None, [way])])
+    raise errors[0]
+
+
+def describe(own: State, found: State, state: State, classes: str) -> list[str]:
+    """Return how many tensors of `own` are in `found`, which are new or adapted from those of `state`."""
+    new = [name.removeprefix("net.") for name in own if name not in found and not name.endswith(COUNTER)]
+    adapted = [name for name, value in found.items() if value.shape != state[name].shape]
+    parts = [f"{len(found)} of {len(found) + len(new)} tensors taken"]
+    if new:
+        parts.append(f"new: {join_names(new, MOST_NAMED)}{classes}")
+    if adapted:
+        channels = f"{plural(state[adapted[0]].shape[1], 'channel')}, here {found[adapted[0]].shape[1]}"
+        parts.append(f"adapted: {', '.join(name.removeprefix('net.') for name in adapted)} ({channels})")
+    return parts
+
+
+def fit_weights(state: State, net: nn.Module, origin: Origin) -> dict[str, Tensor]:
+    """Return the weights of `state` for a network, adapted to its channels; without a head that does not fit.
+
+    Raises ValueError with the first of the others that do not fit.
+    """
+    own, found, wrong = net.state_dict(), {}, []
+    for name, value in own.items():
+        layer, other = name.rpartition(".")[0], state.get(name)
+        if other is not None and layer in origin.first and name.endswith(".weight") and other.ndim == 4:
+            other = adapt_channels(other, value.shape[1])
+        if other is not None and other.shape == value.shape:
+            found[name] = other
+        elif layer not in origin.head and (other is not None or not name.endswith(COUNTER)):
+            shape = list(other.shape) if other is not None else "missing"
+            wrong.append(f"{name} is {shape}, expected {list(value.shape)}")
+    wrong += [
+        f"{name} is not expected" for name in state if name not in own and name.rpartition(".")[0] not in origin.head
+    ]
+    if wrong:
+        more = f" (and {len(wrong) - 1:,} more)" if len(wrong) > 1 else ""
+        raise ValueError(f"the weights are of another network: {wrong[0]}{more}")
+    return found
+
+
+def adapt_channels(weight: Tensor, in_channels: int) -> Tensor:
+    """Adapt the weight (O, I, h, w) of a first convolution to other channels.
+
+    For one channel it is the sum over all, as for a grey image repeated in them. For more, channels are repeated, and
+    scaled by I / in_channels.
+    """
+    num_channels = weight.shape[1]
+    if in_channels == num_channels:
+        return weight
+    if in_channels == 1:
+        return weight.sum(1, keepdim=True)
+    repeated = [channel % num_channels for channel in range(in_channels)]
+    return weight[:, repeated] * (num_channels / in_channels)
+
+
+def _in_order(own: State, state: State) -> State:
+    """Rename tensors to those of a network in order, without counters. Raises ValueError if any two do not belong."""
+    pairs = zip(*([name for name in names if not name.endswith(COUNTER)] for names in (own, state)), strict=True)
+    renamed = dict[str, Tensor]()
+    for new, old in pairs:
+        if new.rpartition(".")[2] != old.rpartition(".")[2] or (new != old and (old in own or new in state)):
+            raise ValueError(f"{old} is not {new}")
+        renamed[new] = state[old]
+    return renamed
+
+
+def _read(path: str) -> tuple[State, list[str]]:
+    """Read a file of torch or safetensors. Returns its tensors, and what was left out of the file and of its names.
+
+    Raises ValueError for objects other than tensors, plain values and the settings of a script: they could run code.
+    """
+    saved, notes, removed = _load(path), list[str](), ""
+    if "image_format" in saved:
+        raise ValueError("it is the checkpoint of a run: use init_from in place of model.pretrained")
+    while key := next((key for key in KEYS if isinstance(saved.get(key), dict)), None):
+        saved, notes = saved[key], [f"from {key}"]
+    state = {name: value for name, value in saved.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    if not state:
+        raise ValueError("it has no tensors with names: save the state_dict of the network")
+    while prefix := next(
+        (each for each in PREFIXES if 2 * sum(name.startswith(each) for name in state) > len(state)), None
+    ):
+        state = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        removed += prefix
+    return state, [*notes, *([f"names without {removed}"] if removed else [])]
+
+
+def _load(path: str) -> dict[Any, Any]:
+    if Path(path).suffix == ".safetensors":
+        from safetensors.torch import load_file as load
+    else:
+        load = _load_torch
+    try:
+        saved = load(path)
+    except Exception as error:  # of a decoder
+        if found := re.search(r"GLOBAL (\S+) was not an allowed", str(error)):
+            raise ValueError(f"it has a {found[1]}, which could run code: save its tensors alone") from error
+        raise ValueError(f"it is damaged, or no file of torch or safetensors: {type(error).__name__}") from error
+    return saved if isinstance(saved, dict) else {}
+
+
+def _load_torch(path: str) -> Any:
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if archive.testzip() is not None:  # torch reads what has a wrong checksum
+                raise zipfile.BadZipFile
+    with torch.serialization.safe_globals([Namespace]):
+        return torch.load(path, map_location="cpu", weights_only=True)
