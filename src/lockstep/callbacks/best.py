@@ -18,33 +18,24 @@ from lockstep.runs.ranking import LOSS, rank
 
 
 class _WithLoss(L.Callback):
-    """Saves the validation loss of the best epoch."""
+    """Saves the validation loss of the best epoch, and its number, counted from 0."""
 
     _best_loss: float | None = None
+    best_epoch: int | None = None  # of a ModelCheckpoint
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "best_loss": self._best_loss}
-
-    @override
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._best_loss = state_dict.get("best_loss")  # earlier versions have none: then the next of equal ones wins
-
-
-class ModelCheckpoint(_WithLoss, callbacks.ModelCheckpoint):
-    """Keeps the best epoch, of equal ones the last; without any usable value the last one of all."""
-
-    best_epoch: int | None = None  # counted from 0
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "best_epoch": self.best_epoch}
+        return {**super().state_dict(), "best_loss": self._best_loss, "best_epoch": self.best_epoch}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self.best_epoch = state_dict.get("best_epoch")
+        self._best_loss = state_dict.get("best_loss")  # earlier versions have none: then the next of equal ones wins
+
+
+class ModelCheckpoint(_WithLoss, callbacks.ModelCheckpoint):
+    """Keeps the best epoch, of equal ones the last; without any usable value the last one of all."""
 
     @override
     def check_monitor_top_k(self, trainer: L.Trainer, current: Tensor | None = None) -> bool:
