@@ -1,7 +1,7 @@
 """Classifiers for tests without a run."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
@@ -20,7 +20,9 @@ def classification(label_smoothing: float = 0.0, class_weights: Sequence[float] 
     return Classification(loss=None, label_smoothing=label_smoothing, class_weights=class_weights)
 
 
-def classifier(net: nn.Module, task: Task | None = None, **changes: Any) -> Classifier:
+def classifier(
+    net: nn.Module, task: Task | None = None, kind: Callable[..., Classifier] = Classifier, **changes: Any
+) -> Classifier:
     """Classifier of `net` for images (1, 3, 3) of four classes; `changes` replace its other arguments."""
     plain = {
         "image_format": ImageFormat(("a", "b", "c", "d"), (1, 3, 3), (0.5,), (0.25,)),
@@ -30,7 +32,7 @@ def classifier(net: nn.Module, task: Task | None = None, **changes: Any) -> Clas
         "layout": layout.choose_layout("auto", None), "compiler": None, "grapher": None, "has_flip_test": False,
         "seed": 0, "log_every_n_steps": 1,
     }  # fmt: skip
-    return Classifier(net, task or classification(), **{**plain, **changes})
+    return kind(net, task or classification(), **{**plain, **changes})
 
 
 def batch_of(rank: int, micro_step: int) -> Batch:

@@ -71,6 +71,11 @@ def test_a_planted_mistake_is_found_and_its_first_cause_named(overrides: list[st
     assert "differs" in text or "failed" in text
 
 
+def test_a_training_is_cut_after_the_last_step_of_an_epoch() -> None:
+    code, text = verified(*SMALL, "model.width=2", "data.train_size=24")  # 2 steps
+    assert code == 0, text
+
+
 @pytest.mark.parametrize(
     ("name", "code", "expected"),
     [

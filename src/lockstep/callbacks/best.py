@@ -18,17 +18,19 @@ from lockstep.runs.ranking import LOSS, rank
 
 
 class _WithLoss(L.Callback):
-    """Saves the validation loss of the best epoch."""
+    """Saves the validation loss of the best epoch, and its number, counted from 0."""
 
     _best_loss: float | None = None
+    best_epoch: int | None = None  # of a ModelCheckpoint
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "best_loss": self._best_loss}
+        return {**super().state_dict(), "best_loss": self._best_loss, "best_epoch": self.best_epoch}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
+        self.best_epoch = state_dict.get("best_epoch")
         self._best_loss = state_dict.get("best_loss")  # earlier versions have none: then the next of equal ones wins
 
 
@@ -49,7 +51,7 @@ class ModelCheckpoint(_WithLoss, callbacks.ModelCheckpoint):
             is_validated = (trainer.current_epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0
             is_better = trainer.strategy.reduce_boolean_decision(new < best or (new == best and is_validated))
         if is_better:
-            self._best_loss = loss
+            self._best_loss, self.best_epoch = loss, trainer.current_epoch
         return is_better
 
 

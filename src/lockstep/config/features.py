@@ -12,8 +12,8 @@ from lockstep.config.schema.target_sections import IMAGE_LIST, LIBRARIES, OF_FIL
 
 # fmt: off
 Moment = Literal[
-    "rules", "files", "new files", "view", "stage", "killed", "crop", "module", "first", "grapher", "data row",
-    "module row", "weights", "pretrained", "shards", "tested", "end",
+    "rules", "files", "new files", "view", "stage", "killed", "crop", "module", "classifier", "first", "grapher",
+    "data row", "module row", "weights", "pretrained", "shards", "tested", "end",
 ]
 # fmt: on
 
@@ -55,12 +55,9 @@ FEATURES = (
     Feature("rules", "lockstep.config.checks.module_rules:errors", _has_own_module),
     Feature("rules", "lockstep.config.checks.benchmark_rules:errors", lambda config: hasattr(config, "benchmark")),
     Feature("rules", "lockstep.launch.notification:errors", lambda config: config.notify.command is not None),
-    Feature(
-        "rules",
-        "lockstep.assembly.data_copies:errors",
-        lambda config: config.data.copy_to or config.data.is_remote or config.data.copy_remove,
-    ),
+    Feature("rules", "lockstep.assembly.data_copies:errors", lambda config: config.data.names_copy),
     Feature("rules", "lockstep.config.checks.virtual_rules:errors", lambda config: config.trainer.virtual_shards),
+    Feature("rules", "lockstep.config.checks.newton_rules:errors", lambda config: config.optimizer.is_newton),
     Feature("rules", "lockstep.config.checks.frozen_rules:errors", _of_library),
     # files that must exist before a run starts or resumes: (config), raises ConfigError
     Feature("files", "lockstep.config.checks.data_presence:check_data", lambda config: _has_files(config.data)),
@@ -80,6 +77,8 @@ FEATURES = (
     Feature("crop", "lockstep.data.images.random_crop:RandomCrop", lambda config: config.augment.has_crops),
     # a custom module in place of ours: (session, image format, total steps) -> module, its companion callback
     Feature("module", "lockstep.assembly.custom_module:build_module", _has_own_module),
+    # a classifier that is trained in another way: its class, which takes max_epochs, too
+    Feature("classifier", "lockstep.models.probe:Probe", lambda config: config.optimizer.is_newton),
     # callbacks of our module that come first: (session) -> callback
     Feature("first", "lockstep.assembly.frozen_features:FrozenFeatures", _has_features),
     # what replays training passes, if the workers can and the network allows it: (module, dropouts)
@@ -87,6 +86,7 @@ FEATURES = (
     # rows of the header of a run: (config) -> name, text; and of its module: (config, module)
     Feature("data row", "lockstep.assembly.listed_images:header_row", lambda config: config.data.target in OF_FILES),
     Feature("module row", "lockstep.assembly.custom_module:header_row", _has_own_module),
+    Feature("module row", "lockstep.models.probe:l2_row", lambda config: config.optimizer.is_newton),
     # the weights of a new run: (session, module, image format)
     Feature("weights", "lockstep.training.initial_weights:load", lambda config: config.init_from is not None),
     # or else those that its network has from elsewhere: the same, used by a module

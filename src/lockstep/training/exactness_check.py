@@ -113,6 +113,7 @@ class Trace(L.Callback):
         self._values: list[dict[str, Tensor]] = []  # of each virtual shard, of one without these
         self._sums: dict[str, Tensor] = {}
         self._sizes: list[int] = []
+        self._is_step = False  # whether the micro-batch ends one
         self.steps: list[dict[str, Any]] = []
 
     @override
@@ -158,12 +159,14 @@ class Trace(L.Callback):
     ) -> None:
         parts = pl_module.shards.cut(batch) if isinstance(pl_module, VirtualClassifier) else [batch]
         self._values, self._sums, self._sizes = [{} for _ in parts], {}, [len(part.indices) for part in parts]
+        self._is_step = False
         for place, part in enumerate(parts):
             self._record(INPUTS, part.inputs, place)  # augmented
 
     @override
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
         """Record the gradients of the global batch in the order of computation: the last layer's first."""
+        self._is_step = True
         for name, parameter in reversed(list(pl_module.named_parameters())):
             if parameter.grad is not None:
                 self._sums[f"{GRADIENT}{_layer_name(name)}"] = rows(parameter.grad.flatten()[None])[0]
@@ -172,18 +175,26 @@ class Trace(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        is_step = bool(self._sums)
-        if is_step:
+        if self._is_step:
             state = {
                 _layer_name(name): value for name, value in pl_module.state_dict().items() if value.is_floating_point()
             }
             self._sums |= {f"{name} after the step": rows(value.flatten()[None])[0] for name, value in state.items()}
-        step = steps_done(trainer, pl_module)
-        entry = {"epoch": batch.shard.epoch, "micro_step": batch.shard.micro_step, "step": step}
+        entry = {"epoch": batch.shard.epoch, "micro_step": batch.shard.micro_step}
+        entry["step"] = steps_done(trainer, pl_module)
         names = max(self._values, key=len)
         values = {name: torch.cat([of[name] for of in self._values if name in of]) for name in names}
         self.steps.append(entry | {"samples": batch.indices.cpu(), "values": values, "sums": self._sums})
-        if is_step and step == self._cut_after:
+        if not trainer.is_last_batch:
+            self._cut(trainer, pl_module)
+
+    @override
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._cut(trainer, pl_module)
+
+    def _cut(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """End the training after its step, or after the epoch that this step ends, as StopTogether does."""
+        if self._is_step and steps_done(trainer, pl_module) == self._cut_after:
             trainer.save_checkpoint(self._folder.last_checkpoint)
             raise Stopped("the training is cut after this step", None)
 

@@ -127,8 +127,9 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
 
 def _batch(here: Session, data: ImageData) -> str:
     """Return the numbers of images of a step, of its micro-batches and of the shards of the workers."""
-    parts, micro = here.config.trainer.accumulate_grad_batches, data.batches("train").micro_batch_size
-    text = f"{plural(here.config.global_batch_size, 'image')} a step"
+    parts, batches = here.config.trainer.accumulate_grad_batches, data.batches("train")
+    size, micro = (min(n, batches.num_epoch_samples) for n in (batches.global_batch_size, batches.micro_batch_size))
+    text = f"{plural(size, 'image')} a step"
     if parts > 1:
         text += f" = {parts} micro-batches of {micro}"
     if here.world_size == 1:
@@ -169,6 +170,8 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
         monitor, value, path = summary["monitor"], summary["best"], display_path(folder.best_checkpoint)
         none = f"none: no epoch has a finite {monitor}, {path} is the last one"
         rows.append(("best", none if value is None else f"{monitor} {measure(value)}, {path}"))
+    if "l2" in summary:
+        rows.append(("l2", f"{summary['l2']:g}"))
     rows.append(("weights", f"SHA-256 {summary['weights_sha256'][:12]}"))
     if folder.pictures.exists():
         rows.append(("pictures", display_path(folder.pictures)))

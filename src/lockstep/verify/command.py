@@ -91,7 +91,8 @@ def _check_config(texts: Sequence[str], source: compose.Source, *, is_by_bits: b
         **{name: min(limit, trainer[name] or limit) for name, limit in limits.items()},
         "precision": trainer["precision"] if is_by_bits else "float64",
         "virtual_shards": count if is_by_bits else None,
-        **{"max_epochs": NUM_EPOCHS, "num_nodes": 1, "devices": 1, "loads": None},
+        "max_epochs": NUM_EPOCHS + config.optimizer.is_newton,  # with one step an epoch, one after the cut
+        **{"num_nodes": 1, "devices": 1, "loads": None},
         **{"graph": False, "log_every_n_steps": 1, "check_val_every_n_epoch": 1, "max_time_s": None, "profiler": None},
     }
     tree["strategy"] |= {"name": "cpu", "interface": None}
@@ -114,7 +115,8 @@ class Verification:
 
     def run(self) -> int:
         where = "GPUs" if self._uses_gpus else "CPU processes"
-        steps = f"{NUM_EPOCHS} epochs of up to {NUM_STEPS} steps of {plural(self._config.global_batch_size, 'sample')}"
+        epochs, size = self._config.trainer.max_epochs, plural(self._config.global_batch_size, "sample")
+        steps = f"{epochs} epochs of up to {NUM_STEPS} steps of {size}"
         trainer, ways = self._config.trainer, f"with 1 worker, and in {len(self._others)} other ways"
         precision = "its precision" if trainer.precision == "auto" else trainer.precision
         shards = f" with {trainer.virtual_shards} virtual shards" if self._is_by_bits else ""

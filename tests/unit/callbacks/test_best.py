@@ -100,8 +100,9 @@ def test_a_resume_knows_the_loss_of_the_best_epoch(
     tmp_path: Path, mode: str, epochs: Epochs, best: int, cut: int
 ) -> None:
     trained(tmp_path, epochs[:cut], mode)
-    trained(tmp_path, epochs, mode, ckpt_path=tmp_path / "last.ckpt")
+    resumed = trained(tmp_path, epochs, mode, ckpt_path=tmp_path / "last.ckpt")
     assert epoch_in(tmp_path / "best.ckpt") == best
+    assert resumed.best_epoch == best - 1
 
 
 @pytest.mark.filterwarnings("ignore:.*could not find the monitored key")

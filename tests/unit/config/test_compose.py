@@ -62,7 +62,11 @@ def tree(source: Source, *typed: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("experiment", [*OURS, "own"])
 def test_an_experiment_overrides_the_choices_and_values_of_a_project(source: Source, experiment: str) -> None:
-    typed = [f"experiment={experiment}", "data.root=X"] if experiment == "finetune" else [f"experiment={experiment}"]
+    typed = (
+        [f"experiment={experiment}", "data.root=X"]
+        if experiment in ("finetune", "probe")
+        else [f"experiment={experiment}"]
+    )
     conf = source.conf if experiment == "own" else CONF
     stated = yaml.safe_load((conf / "experiment" / f"{experiment}.yaml").read_text())
     made = tree(source, *typed)

@@ -86,6 +86,8 @@ def test_every_option_of_every_group_passes(choice: str, monkeypatch: pytest.Mon
         "model=torchvision": ["model.name=resnet18"],
         "model=timm": ["model.name=resnet18.a1_in1k"],
         "experiment=finetune": ["data.root=here"],
+        "experiment=probe": ["data.root=here"],
+        "optimizer=newton": ["scheduler=constant", "model=torchvision", "model.name=resnet18", "model.head_only=true"],
         "cluster=slurm": ["cluster.time_min=1", "cluster.warn_s=9", "strategy=cpu"],
     }.get(choice, [])
     if choice.startswith("benchmark="):  # which training does not read
@@ -301,6 +303,30 @@ def test_an_error_names_its_key_and_a_fix(text: str) -> None:
     assert "\n" not in found[0]
     for part in ERRORS[text]:
         assert part in found[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (
+            "model.head_only=false",
+            "optimizer=newton solves the last layer of a frozen network: set model.head_only=true",
+        ),
+        ("model.head_only=each_epoch", "set model.head_only=true"),
+        ("+parameters={head: {pattern: null, lr_factor: 2}}", "parameters"),
+        ("scheduler=cosine", "scheduler"),
+        ("callbacks=ema", "callbacks.ema"),
+        ("trainer.accumulate_grad_batches=2", "trainer.accumulate_grad_batches=2"),
+        ("trainer.gradient_clip_norm=1", "trainer.gradient_clip_norm=1.0"),
+        ("trainer.graph=true", "trainer.graph=true"),
+        ("trainer.loads=auto", "trainer.loads=auto"),
+        ("trainer.virtual_shards=2", "trainer.virtual_shards=2"),
+        ("module._target_=tests.support.own_modules.Plain", "module"),
+    ],
+)
+def test_what_a_solved_head_has_no_use_for_is_refused(text: str, name: str) -> None:
+    found = errors("experiment=probe", "data.root=here", text)
+    assert [line for line in found if name in line and "optimizer=newton" in line], found
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,10 @@ class Optimizer(Partial):
         default=None, exclude_if=_is_none, description="weight decay of weights, not of norms and biases"
     )
 
+    @property
+    def is_newton(self) -> bool:
+        return self.target == "lockstep.models.Newton"
+
 
 class Scheduler(Partial):
     """Schedule of the learning rate."""
@@ -133,6 +137,10 @@ class Data(Target):
     @property
     def is_remote(self) -> bool:
         return is_url(self.root or "")
+
+    @property
+    def names_copy(self) -> bool:
+        return bool(self.copy_to or self.is_remote or self.copy_remove)
 
     @property
     def is_copied(self) -> bool:

@@ -1,0 +1,226 @@
+"""A linear probe: the head of a frozen network, solved to the end for one L2 value in each epoch."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import Doc, override
+
+from lockstep.distributed.batch import Batch
+from lockstep.distributed.collectives import sum_over_ranks
+from lockstep.models.classifier import Classifier
+from lockstep.system.kinds import Positive, PositiveFloat, PositiveFraction
+from lockstep.tasks.task import Task, checked_losses
+
+NEARLY_CONSTANT = 1e-7  # standard deviation by mean of a feature whose values differ by rounding to float32 only
+DECREASE, ROUNDING = 1e-4, 1e-13  # of a loss: the part of the expected decrease that a step must reach, and its noise
+
+
+class Solution(NamedTuple):
+    """Weights (K, D) and bias (K,) of a linear layer, the norm of the gradient there, and whether it is low enough."""
+
+    weight: Tensor
+    bias: Tensor
+    gradient_norm: Tensor
+    is_converged: bool
+
+
+class Newton(Optimizer):
+    """Solves a linear layer by Newton's method with conjugate gradients, for a smaller L2 value in each epoch.
+
+    Not torch's LBFGS, whose line search compares losses: their rounding ends it at gradients of 1e-9. Weights of 512
+    standardized features then differ by 1e-4 for another order of the sum (L2 of 1e-4, CPU, 2026-11-27), here by 1e-10.
+    """
+
+    solve: Callable[[], None]  # the next step, set by the module
+
+    def __init__(
+        self,
+        params: Any,
+        *,
+        first_l2: Annotated[
+            PositiveFloat, Doc("L2 of the first epoch, for weights of standardized features: loss + L2 / 2 * |W|^2")
+        ],
+        l2_factor: Annotated[PositiveFraction, Doc("L2 of an epoch, as a fraction of that of the epoch before")],
+        tolerance: Annotated[
+            PositiveFloat, Doc("norm of the gradient at the end, as a fraction of that without weights")
+        ],
+        max_iterations: Annotated[Positive, Doc("maximum number of conjugate-gradient iterations of an epoch")],
+    ) -> None:
+        super().__init__(params, {"lr": 1.0})
+        self._first_l2, self._l2_factor = first_l2, l2_factor
+        self._tolerance, self._max_iterations = tolerance, max_iterations
+
+    def l2_of(self, epoch: int) -> float:
+        return self._first_l2 * self._l2_factor**epoch
+
+    @override
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.solve()
+
+    @torch.no_grad()
+    def minimize(self, loss: Callable[[Tensor], Tensor], features: Tensor, num_outputs: int, l2: float) -> Solution:
+        """Minimize the sum over ranks of loss(features @ W.T + b), plus l2 / 2 * |W|^2, from W = 0 and b = 0.
+
+        `features` float64 (n, D) are those of this rank, and `loss` takes its outputs (n, `num_outputs`). Every rank
+        must call it, and gets the same solution.
+        """
+        features = torch.cat([features, torch.ones_like(features[:, :1])], 1)
+        decay = features.new_full(features.shape[1:], l2)
+        decay[-1] = 0
+        weights, outputs = features.new_zeros(num_outputs, len(decay)), features.new_zeros(len(features), num_outputs)
+        value, first_norm, num_left = sum_over_ranks(loss(outputs)), None, self._max_iterations
+        while True:
+            with torch.enable_grad():
+                outputs.requires_grad_()
+                (slopes,) = torch.autograd.grad(loss(outputs), outputs, create_graph=True)
+            gradient = sum_over_ranks(slopes.detach().T @ features) + decay * weights
+            norm = gradient.norm()
+            first_norm = norm if first_norm is None else first_norm
+            enough = self._tolerance * first_norm
+            is_done = _any(~(norm > enough))  # also if it is not finite
+            if is_done or num_left <= 0:
+                return Solution(weights[:, :-1], weights[:, -1], norm, is_done and bool(norm.isfinite()))
+            curvature = partial(_curvature, slopes, outputs, features, decay)
+            precision = torch.maximum(norm * (norm / first_norm).sqrt().clamp(max=0.5), enough / 10)
+            direction, num_used = _conjugate_gradients(curvature, gradient, precision, num_left)
+            num_left -= num_used
+            outputs, change, slope = outputs.detach(), features @ direction.T, (gradient * direction).sum()
+            length = 2.0
+            while True:
+                length /= 2
+                moved = weights + length * direction
+                new = sum_over_ranks(loss(outputs + length * change)) + (decay * moved.square()).sum() / 2
+                if _any(new <= value + DECREASE * length * slope + ROUNDING * value.abs()) or length < ROUNDING:
+                    break
+            weights, outputs, value = moved, outputs + length * change, new
+
+
+def _curvature(slopes: Tensor, outputs: Tensor, features: Tensor, decay: Tensor, direction: Tensor) -> Tensor:
+    """Return the product of the Hessian matrix over all ranks and a direction."""
+    change = features @ direction.T
+    (slope_changes,) = torch.autograd.grad(slopes, outputs, change, retain_graph=True, materialize_grads=True)
+    return sum_over_ranks(slope_changes.T @ features) + decay * direction
+
+
+def _conjugate_gradients(
+    curvature: Callable[[Tensor], Tensor], gradient: Tensor, precision: Tensor, max_iterations: int
+) -> tuple[Tensor, int]:
+    """Return the step to the minimum of the quadratic model, and the number of iterations.
+
+    It ends where the gradient of the model is at most `precision`, or its curvature is not positive.
+    """
+    step, rest, iteration = torch.zeros_like(gradient), -gradient, 0
+    direction, square = rest, rest.square().sum()
+    for iteration in range(1, max_iterations + 1):
+        bent = curvature(direction)
+        bend = (direction * bent).sum()
+        if _any(~(bend > 0)):
+            return (step if iteration > 1 else direction), iteration
+        step = step + square / bend * direction
+        rest = rest - square / bend * bent
+        before, square = square, rest.square().sum()
+        if _any(square.sqrt() <= precision):
+            break
+        direction = rest + square / before * direction
+    return step, iteration
+
+
+def _any(condition: Tensor) -> bool:
+    """Return whether a condition is true on any rank: processors of other kinds may round it another way."""
+    return bool(sum_over_ranks(condition.double()) > 0)
+
+
+class Probe(Classifier):
+    """Solves the head of a frozen network for the L2 value of each epoch; the optimizer is a `Newton`.
+
+    The one batch of an epoch has the features of all training images. They are standardized by their mean and standard
+    deviation over all ranks; the solution is written for features as they are.
+    """
+
+    chosen_l2: float | None = None  # of the best epoch, once the training has ended
+
+    def __init__(self, net: nn.Module, task: Task, *, max_epochs: int, total_steps: int, **settings: Any) -> None:
+        super().__init__(net, task, total_steps=total_steps, **{**settings, "grapher": None})
+        if total_steps > max_epochs:
+            raise ValueError("optimizer=newton needs all training images in one batch: raise global_batch_size")
+        self._has_warned = False
+        trained = {id(parameter) for parameter in self.parameters() if parameter.requires_grad}
+        if self._head.bias is None or trained != set(map(id, self._head.parameters())):
+            raise ValueError(f"optimizer=newton trains weight and bias of {net.feature_head} alone")
+
+    @property
+    def _head(self) -> nn.Linear:
+        head = self.net.get_submodule(str(self.net.feature_head))
+        assert isinstance(head, nn.Linear), "checked by the network"
+        return head
+
+    @override
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        """Solve the head for the L2 value of the epoch, and count the samples with it. Every rank must call it."""
+        assert self._step is not None
+        assert self._guard is not None
+        optimizer: Any = self.trainer.optimizers[0]
+        assert isinstance(optimizer, Newton)
+        l2 = optimizer.l2_of(batch.shard.epoch)
+        optimizer.solve = partial(self._solve, optimizer, batch, l2)
+        self._step.step(is_measured=False)
+        with torch.no_grad():
+            self._guard.check(self.scaled_loss(batch), batch, self.global_step)
+        self.metrics["l2"] = l2
+        self._send_to_loggers({"l2": l2})
+
+    @override
+    def on_fit_end(self) -> None:
+        epoch = getattr(self.trainer.checkpoint_callback, "best_epoch", None)
+        optimizer: Any = self.trainer.optimizers[0]
+        self.chosen_l2 = optimizer.l2_of(self.trainer.current_epoch - 1 if epoch is None else epoch)
+
+    def _solve(self, newton: Newton, batch: Batch, l2: float) -> None:
+        assert self._step is not None
+        found = fit_head(self._head, self.task, batch, newton, l2)
+        self._step.gradient_norm = found.gradient_norm
+        if not found.is_converged and not self._has_warned and self.global_rank == 0:
+            self._has_warned = True
+            text = f"The head has not converged for an L2 of {l2:g}: raise optimizer.max_iterations"
+            print(f"{text} or optimizer.tolerance, or train fewer epochs.", file=sys.stderr, flush=True)
+
+
+@torch.no_grad()
+def fit_head(head: nn.Linear, task: Task, batch: Batch, newton: Newton, l2: float) -> Solution:
+    """Solve `head` for features (B, D) and targets of this rank. Every rank must call it.
+
+    The L2 value is of the weights of features that are standardized over all ranks; `head` takes them as they are.
+    """
+    features = batch.inputs.double()
+    count = features.new_tensor(len(features))
+    num_samples = sum_over_ranks(count)
+    mean = sum_over_ranks(features.sum(0)) / num_samples
+    std = (sum_over_ranks((features - mean).square().sum(0)) / num_samples).sqrt()
+    std = torch.where(std > NEARLY_CONSTANT * mean.abs(), std, 1.0)
+    weights = checked_losses(task, features.new_zeros(len(features), head.out_features), batch).weights
+    weight_sum = sum_over_ranks(count if weights is None else weights.sum(dtype=torch.float64))
+
+    def loss(outputs: Tensor) -> Tensor:
+        return checked_losses(task, outputs, batch).values.sum() / weight_sum
+
+    found = newton.minimize(loss, (features - mean) / std, head.out_features, l2)
+    weight = found.weight / std
+    head.weight.copy_(weight)
+    head.bias.copy_(found.bias - weight @ mean)
+    return found
+
+
+def l2_row(config: Any, module: Probe) -> tuple[str, Any]:
+    """Return the L2 of the best epoch for the summary of a run; for its header, those of all epochs as text."""
+    if module.chosen_l2 is not None:
+        return "l2", module.chosen_l2
+    settings = config.optimizer.arguments()
+    return (
+        "l2",
+        f"{settings['first_l2']:g} in the first epoch, in each other one {settings['l2_factor']:g} of that before",
+    )

@@ -1,0 +1,58 @@
+"""Trainings of experiment=probe: the same head on any number of workers, after a stop, and what they report."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from lockstep.runs.folder import RunFolder
+from tests.support.exact import cut_after, train
+from tests.support.harness import difference, train_all, write_run
+from tests.support.image_files import write_folder
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
+    folder = tmp_path_factory.mktemp("probe")
+    return [
+        "experiment=probe", f"data.root={write_folder(folder / 'images')}", f"data.cache={folder / 'cache'}",
+        "data.image_size=32", "data.val_fraction=0.25", "model=timm", "model.name=test_resnet",
+        "model.pretrained=false", "trainer.precision=float64", "trainer.max_epochs=4", "strategy=cpu",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alone(settings: Sequence[str], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    run = write_run(tmp_path_factory.mktemp("alone") / "run", settings)
+    assert train(run) == 0
+    return run
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("devices", [2, 3])
+def test_any_number_of_workers_solves_the_same_heads(
+    alone: RunFolder, settings: Sequence[str], tmp_path: Path, devices: int
+) -> None:
+    run = write_run(tmp_path / "run", [*settings, f"trainer.devices={devices}"])
+    train_all([run], devices)
+    assert difference(run, alone) < 1e-9
+
+
+def test_a_stopped_and_resumed_run_is_that_without_a_stop(
+    alone: RunFolder, settings: Sequence[str], tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run", settings)
+    cut_after(run, 2)
+    assert train(run) == 0
+    assert difference(run, alone) == 0
+    assert run.read_summary()["l2"] == alone.read_summary()["l2"]
+
+
+def test_the_summary_has_the_l2_of_the_best_epoch(alone: RunFolder) -> None:
+    rows, summary = alone.read_metrics(), alone.read_summary()
+    assert [float(row["l2"]) for row in rows] == pytest.approx([10, 4, 1.6, 0.64])
+    assert [summary[name] for name in ("epochs", "steps")] == [4, 4]
+    best = min(rows, key=lambda row: float(row["val/loss"]))
+    assert summary["l2"] == float(best["l2"])

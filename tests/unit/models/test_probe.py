@@ -1,0 +1,252 @@
+"""The solved head of a frozen network against scikit-learn, and on any number of ranks."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lockstep.data.loader import ShardDataset, ShardLoader
+from lockstep.data.sampler import GlobalBatches
+from lockstep.distributed.batch import Batch
+from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.models.frozen import freeze_below, take_features
+from lockstep.models.probe import Newton, Probe, fit_head
+from lockstep.tasks import Accuracy, Multilabel, Regression, Task
+from tests.support import modules
+from tests.support.processes import Ranks
+
+NUM_TRAIN, NUM_VAL = 200, 60
+L2 = [10.0, 0.1, 1e-4]
+
+# Lightning 2.6 wants worker processes for every loader, and uses what torch 2.15 has renamed, 2026-11-21
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated", "ignore:Found . module.* in eval mode")
+
+
+def newton(*, max_iterations: int = 5000) -> functools.partial[Newton]:
+    return functools.partial(Newton, first_l2=10.0, l2_factor=0.1, tolerance=1e-13, max_iterations=max_iterations)
+
+
+@functools.cache
+def digits() -> tuple[Tensor, Tensor]:
+    """Pixels of digits as features, some of which are constant, one of them not 0; and their classes."""
+    features, classes = load_digits(return_X_y=True)
+    features[:, 0] = 0.1
+    return torch.tensor(features), torch.tensor(classes)
+
+
+def batches(num_samples: int = NUM_TRAIN, rank: int = 0, loads: tuple[int, ...] = (1,)) -> GlobalBatches:
+    return GlobalBatches(
+        num_samples, global_batch_size=10**6, accumulate_grad_batches=1, shuffle_seed=3, rank=rank, loads=loads,
+        num_batches=None,
+    )  # fmt: skip
+
+
+def batch_of(targets: Tensor, *shard: Any) -> Batch:
+    (batch,) = ShardLoader(ShardDataset(digits()[0][:NUM_TRAIN], targets), batches(NUM_TRAIN, *shard))
+    return batch
+
+
+def fitted(task: Task, targets: Tensor, num_outputs: int, l2: float, *shard: Any) -> tuple[Tensor, Tensor]:
+    """Weights and bias of a head of digits."""
+    head = nn.Linear(64, num_outputs).double()
+    found = fit_head(head, task, batch_of(targets, *shard), newton()(head.parameters()), l2)
+    assert found.is_converged
+    return head.weight.detach(), head.bias.detach()
+
+
+def standardized() -> tuple[np.ndarray[Any, Any], StandardScaler]:
+    scaler = StandardScaler()
+    return scaler.fit_transform(digits()[0][:NUM_TRAIN].numpy()), scaler
+
+
+def objective(loss: Tensor, weight: Tensor, l2: float) -> float:
+    """The loss and the penalty of the weights of standardized features."""
+    _, scaler = standardized()
+    return (loss + l2 / 2 * (weight * torch.tensor(scaler.scale_)).square().sum()).item()
+
+
+def cross_entropy(weight: Tensor, bias: Tensor) -> Tensor:
+    features, classes = (part[:NUM_TRAIN] for part in digits())
+    return F.cross_entropy(features @ weight.T + bias, classes)
+
+
+@pytest.mark.parametrize("l2", L2)
+@pytest.mark.parametrize("class_weights", [None, [3.0, *[1.0] * 8, 0.5]])
+def test_a_head_is_the_logistic_regression_of_scikit_learn(l2: float, class_weights: list[float] | None) -> None:
+    classes = digits()[1]
+    weight, bias = fitted(modules.classification(0.0, class_weights), classes[:NUM_TRAIN], 10, l2)
+    features, scaler = standardized()
+    counts = torch.tensor(class_weights or [1.0] * 10, dtype=torch.float64)
+    total = counts[classes[:NUM_TRAIN]].sum().item()
+    by_class = dict(enumerate(counts.tolist()))
+    reference = LogisticRegression(C=1 / (total * l2), tol=1e-10, max_iter=100_000, class_weight=by_class)
+    reference.fit(features, classes[:NUM_TRAIN].numpy())
+
+    its_weight = torch.tensor(reference.coef_ / scaler.scale_)
+    its_bias = torch.tensor(reference.intercept_) - its_weight @ torch.tensor(scaler.mean_)
+    own, its = (
+        objective(F.cross_entropy(digits()[0][:NUM_TRAIN] @ w.T + b, classes[:NUM_TRAIN], weight=counts), w, l2)
+        for w, b in ((weight, bias), (its_weight, its_bias))
+    )
+    assert own == pytest.approx(its, abs=1e-6)
+    assert own <= its + 1e-12
+    others = digits()[0][NUM_TRAIN:]
+    expected = reference.predict(scaler.transform(others.numpy()))
+    assert torch.equal((others @ weight.T + bias).argmax(1), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("l2", L2)
+def test_a_head_of_labels_is_a_logistic_regression_for_each(l2: float) -> None:
+    classes = digits()[1][:NUM_TRAIN]
+    labels = torch.stack([classes % 2, classes > 4, classes % 3 == 0], 1).long()
+    task = Multilabel(loss=functools.partial(F.binary_cross_entropy_with_logits, reduction="none"))
+    weight, bias = fitted(task, labels, 3, l2)
+    features, scaler = standardized()
+    for number in range(3):  # the loss of an image is the mean over its labels
+        reference = LogisticRegression(C=1 / (3 * NUM_TRAIN * l2), tol=1e-12, solver="newton-cholesky")
+        reference.fit(features, labels[:, number].numpy())
+        own = digits()[0] @ weight[number] + bias[number]
+        expected = reference.decision_function(scaler.transform(digits()[0].numpy()))
+        torch.testing.assert_close(own, torch.tensor(expected), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("l2", L2)
+def test_a_head_of_a_number_is_the_ridge_regression(l2: float) -> None:
+    targets = 1000 + digits()[1][:NUM_TRAIN].double()
+    task = Regression(loss=functools.partial(F.mse_loss, reduction="none"))
+    weight, bias = fitted(task, targets, 1, l2)
+    features, scaler = standardized()
+    reference = Ridge(alpha=NUM_TRAIN * l2 / 2, solver="cholesky").fit(features, targets.numpy())
+    expected = reference.predict(scaler.transform(digits()[0].numpy()))
+    torch.testing.assert_close((digits()[0] @ weight.T + bias).squeeze(1), torch.tensor(expected), rtol=0, atol=1e-6)
+
+
+def test_a_smoothed_loss_is_solved_to_a_gradient_of_zero() -> None:
+    task = modules.classification(0.1)
+    classes = digits()[1][:NUM_TRAIN]
+    weight, bias = (part.requires_grad_() for part in fitted(task, classes, 10, 1e-3))
+    loss = F.cross_entropy(digits()[0][:NUM_TRAIN] @ weight.T + bias, classes, label_smoothing=0.1)
+    scale = torch.tensor(standardized()[1].scale_)
+    (loss + 1e-3 / 2 * (weight * scale).square().sum()).backward()
+    for part in (weight, bias):
+        assert part.grad is not None
+        assert part.grad.abs().max() < 1e-10
+
+
+def solve_on_a_rank(loads: tuple[int, ...], l2: float) -> tuple[Tensor, Tensor]:
+    rank = torch.distributed.get_rank()
+    task = modules.classification(0.0, [3.0, *[1.0] * 8, 0.5])
+    return fitted(task, digits()[1][:NUM_TRAIN], 10, l2, rank, loads)
+
+
+@pytest.mark.parametrize("loads", [(1, 1), (2, 0, 1)])
+def test_any_number_of_ranks_solves_the_same_head(ranks: Ranks, loads: tuple[int, ...]) -> None:
+    for l2 in L2:
+        task = modules.classification(0.0, [3.0, *[1.0] * 8, 0.5])
+        weight, bias = fitted(task, digits()[1][:NUM_TRAIN], 10, l2)
+        found = ranks.run(len(loads), solve_on_a_rank, loads, l2)
+        for its_weight, its_bias in found:
+            torch.testing.assert_close(its_weight, weight, rtol=0, atol=1e-10)
+            torch.testing.assert_close(its_bias, bias, rtol=0, atol=1e-9)
+            assert torch.equal(its_weight, found[0][0])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_features_that_are_not_finite_end_the_solver(bad: float) -> None:
+    batch = batch_of(digits()[1][:NUM_TRAIN])
+    batch.inputs[3, 5] = bad
+    head = nn.Linear(64, 10).double()
+    found = fit_head(head, modules.classification(), batch, newton()(head.parameters()), 1.0)
+    assert not found.is_converged
+
+
+# -- a training --------------------------------------------------------------------------------------------------------
+
+
+MAX_EPOCHS = 4
+
+
+def probe(*, max_iterations: int = 5000, total_steps: int = MAX_EPOCHS, net: nn.Module | None = None) -> Classifier:
+    torch.manual_seed(0)
+    if net is None:
+        net = nn.Sequential(nn.Identity(), nn.Linear(64, 10))
+        freeze_below(net, ("1",))
+        take_features(net, ("1",))
+    return modules.classifier(
+        net,
+        kind=functools.partial(Probe, max_epochs=MAX_EPOCHS),
+        image_format=ImageFormat(tuple("0123456789"), (1, 8, 8), (0.5,), (0.25,)),
+        measured={"accuracy": Accuracy(num_classes=10)},
+        optimizer=newton(max_iterations=max_iterations),
+        total_steps=total_steps,
+    ).double()
+
+
+def loader(split: str) -> ShardLoader:
+    features, classes = digits()
+    chosen = slice(NUM_TRAIN) if split == "train" else slice(NUM_TRAIN, NUM_TRAIN + NUM_VAL)
+    return ShardLoader(ShardDataset(features[chosen], classes[chosen]), batches(len(features[chosen])))
+
+
+class Rows(L.Callback):
+    """Keeps the metrics and the loss of the head, epoch by epoch."""
+
+    def __init__(self) -> None:
+        self.metrics: list[dict[str, float]] = []
+        self.losses: list[float] = []
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, Probe)
+        self.metrics.append(dict(pl_module.metrics))
+        weight, bias = pl_module.net.get_submodule("1").parameters()
+        self.losses.append(cross_entropy(weight, bias).item())
+
+
+def train(max_epochs: int = MAX_EPOCHS, path: Path | None = None, **changes: Any) -> tuple[L.Trainer, Classifier, Rows]:
+    module, rows = probe(**changes), Rows()
+    trainer = modules.bare_trainer(max_epochs=max_epochs, precision="64-true", callbacks=[rows], log_every_n_steps=1)
+    trainer.fit(module, loader("train"), loader("val"), ckpt_path=path, weights_only=True)
+    return trainer, module, rows
+
+
+def test_an_epoch_is_a_step_and_has_the_counts_of_its_solved_head() -> None:
+    trainer, _, rows = train()
+    assert trainer.global_step == MAX_EPOCHS
+    assert [row["l2"] for row in rows.metrics] == pytest.approx([10, 1, 0.1, 0.01])
+    assert [row["train/loss"] for row in rows.metrics] == pytest.approx(rows.losses, rel=1e-12)
+    weight, bias = fitted(modules.classification(), digits()[1][:NUM_TRAIN], 10, 1.0)
+    assert rows.losses[1] == pytest.approx(cross_entropy(weight, bias).item(), rel=1e-9)
+
+
+def test_a_resumed_training_has_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    trainer, *_ = train(2)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    resumed, whole = train(path=tmp_path / "last.ckpt")[1], train()[1]
+    for name, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+
+
+def test_a_head_that_has_not_converged_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
+    train(max_iterations=3)
+    assert capsys.readouterr().err.count("The head has not converged for an L2 of 10: raise") == 1
+
+
+def test_several_batches_of_an_epoch_are_refused() -> None:
+    with pytest.raises(ValueError, match="optimizer=newton needs all training images in one batch"):
+        probe(total_steps=2 * MAX_EPOCHS)
+
+
+def test_other_layers_that_are_trained_are_refused() -> None:
+    net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 10))
+    take_features(net, ("1",))
+    with pytest.raises(ValueError, match="optimizer=newton trains weight and bias of 1 alone"):
+        probe(net=net)
