@@ -81,8 +81,8 @@ def test_every_command_of_the_page_works_and_prints_what_it_shows(typed: tuple[P
     probe = said["lockstep train experiment=probe data.root=photos"]
     assert all(f"\n{line}" in probe for line in smaller)
     logs = "".join(path.read_text() for path in folder.glob("outputs/networks/*/output.log"))
-    assert [logs.count(f"Computing the features of 150 images by {name},") for name in NETWORKS] == [0, 1]
-    assert ":model.name=mobilenet_v3_small: 5 trials" in said_by(said, "compare", "networks")
+    assert [logs.count(f"\nFeatures of 150 images by {name}:") for name in NETWORKS] == [0, 1]
+    assert ":model.name=mobilenet_v3_small: 5 trials" in said["lockstep compare outputs/networks"]
     assert "5 folds, corrected paired t test" in said_by(said, "compare", "tuned")
     assert "\nExact: " in said_by(said, "lockstep verify")
     with (folder / "predictions.csv").open() as file:
