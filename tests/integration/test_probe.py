@@ -62,6 +62,7 @@ def test_the_summary_has_the_l2_of_the_best_epoch(alone: RunFolder) -> None:
     assert summary["l2"] == float(best["l2"])
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated", "ignore:.*does not have many workers")
 def test_fine_tuning_begins_with_the_validation_of_the_probe(
     alone: RunFolder, settings: Sequence[str], tmp_path: Path
 ) -> None:
