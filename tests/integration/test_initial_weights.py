@@ -40,10 +40,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return folder
 
 
-def test_a_new_run_starts_with_the_weights_of_the_last_checkpoint(source: RunFolder, tmp_path: Path) -> None:
+def test_a_new_run_starts_with_the_weights_of_the_best_checkpoint(source: RunFolder, tmp_path: Path) -> None:
     folder = begun(tmp_path / "new", source, *STILL)
     assert train(folder) == 0
-    before, after = weights(source.last_checkpoint), weights(folder.last_checkpoint)
+    before, after = weights(source.best_checkpoint), weights(folder.last_checkpoint)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     fresh = write_run(tmp_path / "fresh", [*INITIAL, *STILL])
@@ -94,7 +94,7 @@ def test_a_custom_module_starts_with_all_but_the_head(tmp_path: Path) -> None:
     folder.config.write_text(yaml.safe_dump(tree))
     checkpoints.keep_initial(folder, str(source.path))
     assert train(folder) == 0
-    before, after = weights(source.last_checkpoint), weights(folder.last_checkpoint)
+    before, after = weights(source.best_checkpoint), weights(folder.last_checkpoint)
     same = {
         name for name in before if before[name].shape == after[name].shape and torch.equal(before[name], after[name])
     }
@@ -155,7 +155,7 @@ def test_what_does_not_fit_leaves_no_run_and_the_latest_one_as_it_was(
 def test_the_trials_of_a_sweep_start_with_them(source: RunFolder, tmp_path: Path) -> None:
     typed = ["-m", *INITIAL, *STILL, f"init_from={source.path}", "seed=0,1", f"hydra.sweep.dir={tmp_path}/sweep"]
     assert commands.run(command(*typed), tmp_path).returncode == 0
-    before = weights(source.last_checkpoint)["net.conv1.weight"]
+    before = weights(source.best_checkpoint)["net.conv1.weight"]
     for number in range(2):
         assert torch.equal(weights(RunFolder(tmp_path / f"sweep/{number}").last_checkpoint)["net.conv1.weight"], before)
 

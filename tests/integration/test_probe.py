@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.assembly import checkpoints, run_parts, session
+from lockstep.config.saved import config_file
+from lockstep.models.classifier import Classifier
 from lockstep.runs.folder import RunFolder
+from lockstep.training.train import prepare_training
 from tests.support.exact import cut_after, train
 from tests.support.harness import difference, train_all, write_run
 from tests.support.image_files import write_folder
@@ -56,3 +60,19 @@ def test_the_summary_has_the_l2_of_the_best_epoch(alone: RunFolder) -> None:
     assert [summary[name] for name in ("epochs", "steps")] == [4, 4]
     best = min(rows, key=lambda row: float(row["val/loss"]))
     assert summary["l2"] == float(best["l2"])
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated", "ignore:.*does not have many workers")
+def test_fine_tuning_begins_with_the_validation_of_the_probe(
+    alone: RunFolder, settings: Sequence[str], tmp_path: Path
+) -> None:
+    of_both = [text for text in settings if not text.startswith(("experiment", "trainer.max_epochs"))]
+    run = write_run(tmp_path / "run", ["experiment=finetune", *of_both, f"init_from={alone.path}"])
+    checkpoints.keep_initial(run, str(alone.path))
+    with session.open_session(run, config_file.load(run.config), None) as here:
+        here, data, module, _ = prepare_training(here, is_new=True)
+        assert all(value.requires_grad for value in module.parameters())
+        run_parts.lightning_trainer(here, module, logger=False).validate(module, data, verbose=False)
+        assert isinstance(module, Classifier)
+    best = min(float(row["val/loss"]) for row in alone.read_metrics())
+    assert module.metrics["val/loss"] == pytest.approx(best, rel=1e-9)

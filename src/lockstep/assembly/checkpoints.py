@@ -60,7 +60,7 @@ def requested_checkpoint(folder: RunFolder, name: str, *, option: str) -> Path:
 
 
 def initial_checkpoint(init_from: str | None) -> Path | None:
-    """Return the whole checkpoint that `init_from` names: a file, or the last one of a run. Raises ConfigError."""
+    """Return the whole checkpoint that `init_from` names: a file, or the best one of a run. Raises ConfigError."""
     if init_from is None:
         return None
     from lockstep.runs import gate
@@ -79,10 +79,10 @@ def initial_checkpoint(init_from: str | None) -> Path | None:
         gate.need_readable(folder)
     except OSError as error:
         raise ConfigError(file_error(error).within("init_from")) from error
-    last = choose_checkpoint(folder, folder.last_checkpoint).path
-    if last is None:
+    best = choose_checkpoint(folder, folder.best_checkpoint).path
+    if best is None:
         raise ConfigError(Error(f"init_from={init_from}", "has no checkpoint yet", "use another run, or remove it"))
-    return last
+    return best
 
 
 def keep_initial(folder: RunFolder, init_from: str | None) -> None:

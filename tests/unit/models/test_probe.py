@@ -3,6 +3,7 @@
 import functools
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import lightning as L
 import numpy as np
@@ -164,9 +165,11 @@ def test_any_number_of_ranks_solves_the_same_head(ranks: Ranks, loads: tuple[int
 def test_features_that_are_not_finite_end_the_solver(bad: float) -> None:
     batch = batch_of(digits()[1][:NUM_TRAIN])
     batch.inputs[3, 5] = bad
-    head = nn.Linear(64, 10).double()
-    found = fit_head(head, modules.classification(), batch, newton()(head.parameters()), 1.0)
-    assert not found.is_converged
+    head, task = nn.Linear(64, 10).double(), modules.classification()
+    losses = Mock(wraps=task.losses)
+    task.losses = losses
+    assert not fit_head(head, task, batch, newton()(head.parameters()), 1.0).is_converged
+    assert losses.call_count < 10
 
 
 # -- a training --------------------------------------------------------------------------------------------------------
@@ -237,7 +240,7 @@ def test_a_resumed_training_has_the_weights_of_an_uninterrupted_one(tmp_path: Pa
 
 def test_a_head_that_has_not_converged_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     train(max_iterations=3)
-    assert capsys.readouterr().err.count("The head has not converged for an L2 of 10: raise") == 1
+    assert capsys.readouterr().err.count("The head has not converged") == 1
 
 
 def test_several_batches_of_an_epoch_are_refused() -> None:

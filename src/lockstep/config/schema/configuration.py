@@ -66,7 +66,7 @@ class Config(Section):
     notify: Notify
     resume: Annotated[PathText | None, Scope.PLACE] = Field(description="run folder to resume")
     init_from: Annotated[PathText | None, Scope.NUMBERS] = Field(
-        description="initial weights of a new run: a checkpoint file, or a run folder for its last checkpoint"
+        description="initial weights of a new run: a checkpoint file, or a run folder for its best checkpoint"
     )
     changed_data: Annotated[Literal["refuse", "accept"], Scope.SUBMISSION] = Field(
         description="if the images differ from those the run was trained on: refuse, or accept them with a warning",
