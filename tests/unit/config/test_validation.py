@@ -329,6 +329,13 @@ def test_what_a_solved_head_has_no_use_for_is_refused(text: str, name: str) -> N
     assert [line for line in found if name in line and "optimizer=newton" in line], found
 
 
+def test_dropout_and_stochastic_depth_are_refused_only_where_the_head_alone_is_trained() -> None:
+    words = "model=timm", "model.name=test_resnet", "model.dropout=0.3", "model.drop_path=0.1"
+    assert errors(*words) == errors(*words, "model.head_only=false") == []
+    found = errors(*words, "model.head_only=each_epoch")
+    assert [line.partition(" has no effect")[0] for line in found] == ["model.dropout=0.3", "model.drop_path=0.1"]
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
