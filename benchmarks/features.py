@@ -1,7 +1,7 @@
 """Features of a frozen network: whole commands on 300 photographs, and a sweep of four networks over five folds.
 
-    python -m benchmarks features                 # 20 minutes on two cores
-    python -m benchmarks features --rounds 2      # a third of that
+    python -m benchmarks features                 # 25 minutes on two cores
+    python -m benchmarks features --rounds 2      # 12 minutes
 
 Each command is one that a user types, on all cores, from its start to its end. Weights are random, which takes as long.
 A first run has an empty cache; a later run has the photographs and features of another one, with another seed. A round
