@@ -35,7 +35,10 @@ from tests.support.recipes import of_library
 
 pytestmark = pytest.mark.full
 
-PLAIN: dict[str, Any] = {"pretrained": False, "head_only": False, "dropout": None, "drop_path": None}
+PLAIN: dict[str, Any] = {
+    **{"pretrained": False, "head_only": False, "frozen_norms": False},
+    **{"dropout": None, "drop_path": None},
+}
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
@@ -321,6 +324,17 @@ def test_fine_tuning_trains_the_head_at_ten_times_the_rate(make: Any, name: str,
     assert fast == {f"{head}.weight", f"{head}.bias"}
 
 
+@pytest.mark.parametrize(
+    ("make", "name", "head"),
+    [(of_torchvision, "efficientnet_b0", "classifier.1"), (of_timm, "test_efficientnet", "classifier")],
+)
+def test_a_new_last_layer_on_pretrained_weights_starts_with_equal_outputs(make: Any, name: str, head: str) -> None:
+    """That of an EfficientNet for few classes, as its libraries draw it, begins at a loss of several times log(5)."""
+    net = make(3, 5, name=name, **{**PLAIN, "pretrained": True}).eval()
+    assert not net(torch.randn(4, 3, 64, 64)).any()
+    assert make(3, 5, name=name, **PLAIN).get_submodule(head).weight.std() > 0.2
+
+
 def test_the_recipe_of_fine_tuning_trains_on_a_folder(files: dict[str, Path], tmp_path: Path) -> None:
     folder = [f"data.root={write_folder(tmp_path / 'images')}", f"data.cache={tmp_path / 'cache'}", "strategy=cpu"]
     model = ["model=timm", "model.name=test_resnet", f"model.pretrained={files['timm']}"]
@@ -328,6 +342,22 @@ def test_the_recipe_of_fine_tuning_trains_on_a_folder(files: dict[str, Path], tm
     assert train(run) == 0
     assert run.read_summary()["epochs"] == 10
     assert weights(run)["optimizer_states"][0]["param_groups"][-1]["lr_factor"] == 10
+
+
+def test_frozen_norms_are_those_of_the_pretrained_weights_after_a_training(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    settings = (f"model.pretrained={files['timm']}", "model.frozen_norms=true", "trainer.devices=2")
+    folder = write_run(tmp_path / "run", of_library("timm test_resnet", *settings))
+    train_all([folder], 2)
+    saved, there = weights(folder)["state_dict"], timm.models.load_state_dict(str(files["timm"]))
+    norms = {name.removesuffix("running_mean") for name in there if name.endswith("running_mean")}
+    for name, value in there.items():
+        if name.startswith("fc."):
+            continue
+        is_norm = name.rpartition(".")[0] + "." in norms
+        here = saved[f"net.{name}"].to(value.dtype)
+        assert is_norm == (here.shape == value.shape and torch.equal(here, value)), name
 
 
 @pytest.mark.parametrize(("make", "name"), [(of_torchvision, "mobilenet_v2"), (of_timm, "test_efficientnet")])

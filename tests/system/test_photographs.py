@@ -30,7 +30,7 @@ def weights_of(name: str) -> Any:
 def library_of(home: Path, name: str) -> None:
     """Write weights into the cache of torchvision: random ones, because a test downloads nothing."""
     path = home / "hub" / "checkpoints" / Path(weights_of(name).url).name
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     net = models.get_model(name)
     for layer in net.modules():
@@ -46,6 +46,7 @@ def library_of(home: Path, name: str) -> None:
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 PAGE = ROOT / "docs" / "photographs.md"
+NETWORKS = ("resnet18", "mobilenet_v3_small")
 SMALLER = ("data.image_size=64", "trainer.max_epochs=2", "trainer.precision=float32", *SMALL[-4:])
 
 
@@ -53,30 +54,41 @@ SMALLER = ("data.image_size=64", "trainer.max_epochs=2", "trainer.precision=floa
 def typed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """The folder at the end of the page, and what each of its commands printed; trainings are smaller."""
     folder, said = tmp_path_factory.mktemp("typed"), {}
-    library_of(folder / "home", "resnet18")
+    for name in NETWORKS:
+        library_of(folder / "home", name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCH_HOME", str(folder / "home"))
         for guide in guides.guides(PAGE).values():
             guide.write(folder)
             for words in guide.commands:
                 more = SMALLER if words[:2] == ("lockstep", "train") else ()
-                said[" ".join(words[:2])] = guides.run(folder, *words, *more)
+                said[" ".join(words)] = guides.run(folder, *words, *more)
     return folder, said
+
+
+def said_by(said: dict[str, str], *parts: str) -> str:
+    """Return what the only command with all these parts printed."""
+    (text,) = [text for line, text in said.items() if all(part in line for part in parts)]
+    return text
 
 
 def test_every_command_of_the_page_works_and_prints_what_it_shows(typed: tuple[Path, dict[str, str]]) -> None:
     folder, said = typed
     assert not guides.long_blocks(PAGE)
-    shown = [block.splitlines() for kind, block in guides.BLOCK.findall(PAGE.read_text()) if kind == "text"]
-    assert not {line for line in shown[0] if "..." not in line} - {*said["lockstep data"].splitlines()}
-    small = "photographs at 64x64: short side 73, centre crop, bilinear; in training parts of 35 to 100 %"
-    assert small in said["lockstep train"]
-    assert "\nExact: " in said["lockstep verify"]
-    assert small.replace("64x64", "224x224").replace("73", "256") in "".join(shown[1])
+    checked, probed = [block.splitlines() for kind, block in guides.BLOCK.findall(PAGE.read_text()) if kind == "text"]
+    assert not {*checked} - {*said_by(said, "lockstep data check").splitlines()}
+    smaller = [line.replace("224x224", "64x64").replace("256", "73").partition("...")[0] for line in probed]
+    probe = said["lockstep train experiment=probe data.root=photos"]
+    assert all(f"\n{line}" in probe for line in smaller)
+    logs = "".join(path.read_text() for path in folder.glob("outputs/networks/*/output.log"))
+    assert [logs.count(f"\nFeatures of 150 images by {name}:") for name in NETWORKS] == [0, 1]
+    assert ":model.name=mobilenet_v3_small: 5 trials" in said["lockstep compare outputs/networks"]
+    assert "5 folds, corrected paired t test" in said_by(said, "compare", "tuned")
+    assert "\nExact: " in said_by(said, "lockstep verify")
     with (folder / "predictions.csv").open() as file:
         rows = {row["file"]: row for row in csv.DictReader(file)}
     right = sum(row["class"] == name.partition("/")[0] for name, row in rows.items())
-    assert f"\naccuracy  {right / 30:.6f}\n" in said["lockstep eval"]
+    assert f"\naccuracy  {right / 30:.6f}\n" in said_by(said, "lockstep eval")
     for line in said["python use.py"].splitlines():
         name, class_name, probability = line.split()
         row = rows[name.removeprefix("photos/test/")]

@@ -40,6 +40,7 @@ from lockstep.system.wording import plural, size_text
 
 FORMAT = 1  # increased when the same network gives other features
 CHUNK = 64  # images of a pass, on any number of workers
+FREE_KEYS = ("pretrained", "head_only", "frozen_norms")  # change no feature of the same weights
 TOLERANCE = 1e-2  # relative, of outputs in bfloat16
 
 EACH_EPOCH = "use model.head_only=each_epoch"
@@ -122,7 +123,7 @@ class _Store:
         cache = together(here.config.data.resolve_paths).arguments().get("cache")
         if cache is None:
             return cls(None, width, record, "")
-        given = {key: value for key, value in section.arguments().items() if key not in ("pretrained", "head_only")}
+        given = {key: value for key, value in section.arguments().items() if key not in FREE_KEYS}
         code = hashlib.blake2b(digest_size=8)
         code.update(f"{FORMAT} {section.target} {given} {here.precision} {here.device.type} {module.layout}".encode())
         for name, value in {**net.state_dict(), "mean": module.mean, "std": module.std}.items():

