@@ -99,8 +99,8 @@ def open_run(
 
 
 def _prediction(arguments: argparse.Namespace) -> dict[str, Any]:
-    given = {"output": _output(arguments.output), "is_strict": arguments.strict, "top_k": _top_k(arguments)}
-    return given | {"source": _source(arguments), "explained": _new_folder("--explain", arguments.explain)}
+    given = _images(arguments) | {"top_k": _top_k(arguments)}
+    return given | {"explained": _new_folder("--explain", arguments.explain)}
 
 
 def _embedding(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -115,16 +115,16 @@ def _embedding(arguments: argparse.Namespace) -> dict[str, Any]:
     arguments.run, arguments.source = (None, *names)[-2:]
     if not arguments.output.endswith(".npy"):
         raise ValueError(f"--output {arguments.output} is not named as an array: use features.npy.")
-    return {"output": _output(arguments.output), "is_strict": arguments.strict, "source": _source(arguments)}
+    return _images(arguments)
 
 
-def _source(arguments: argparse.Namespace) -> str:
-    """Return a split of the run, or the absolute path of images."""
+def _images(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what writes rows of images: a split of the run, or a file or folder, whose path becomes absolute."""
     if arguments.source not in ("val", "test") or arguments.run is None:
         if not Path(arguments.source).exists():
             raise FileNotFoundError(f"{arguments.source} does not exist: give a folder or file of images, val or test.")
         arguments.source = str(Path(arguments.source).resolve())
-    return arguments.source
+    return {"source": arguments.source, "output": _output(arguments.output), "is_strict": arguments.strict}
 
 
 def _evaluation(arguments: argparse.Namespace) -> dict[str, Any]:
