@@ -62,8 +62,9 @@ def embed(
             return [[str(position), row.tobytes().hex()] for position, row in rows]
 
         write_file = partial(write_array, Path(output), images.names, dtype)
-        given: dict[str, Any] = {"inputs": inputs, "output": Path(output), "is_strict": is_strict}
-        broken = predict.write(here, images, rows_of, write_file, **given)
+        broken = predict.write(
+            here, images, rows_of, write_file, inputs=inputs, output=Path(output), is_strict=is_strict
+        )
         return predict.report(here, len(images), broken, "image", output)
 
 

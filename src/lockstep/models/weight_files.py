@@ -130,22 +130,18 @@ def _read(path: str) -> tuple[State, list[str]]:
 
 
 def _load(path: str) -> dict[Any, Any]:
-    load = _load_torch
+    load: Callable[[str], Any] = partial(torch.load, map_location="cpu", weights_only=True)
     if Path(path).suffix == ".safetensors":
         from safetensors.torch import load_file as load
     try:
-        saved = load(path)
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                if archive.testzip() is not None:  # torch reads what has a wrong checksum
+                    raise zipfile.BadZipFile
+        with torch.serialization.safe_globals([Namespace]):
+            saved = load(path)
     except Exception as error:  # of a decoder
         if found := re.search(r"GLOBAL (\S+) was not an allowed", str(error)):
             raise ValueError(f"it has a {found[1]}, which could run code: save its tensors alone") from error
         raise ValueError(f"it is damaged, or no file of torch or safetensors: {type(error).__name__}") from error
     return saved if isinstance(saved, dict) else {}
-
-
-def _load_torch(path: str) -> Any:
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if archive.testzip() is not None:  # torch reads what has a wrong checksum
-                raise zipfile.BadZipFile
-    with torch.serialization.safe_globals([Namespace]):
-        return torch.load(path, map_location="cpu", weights_only=True)
