@@ -160,6 +160,8 @@ def test_a_command_that_was_killed_continues_on_other_workers(photos: Path, tmp_
         (["model.name=resnet81", "."], "model.name=resnet81"),
         (["model.pretrained=false", "."], "lockstep.models.torchvision has no pretrained weights, and random ones"),
         (["model.pretrained=WEIGHTS", "data.image_size=null", "."], "data.image_size=null leaves images of several"),
+        (["model.name=resnet18", "init_from=run", "."], "init_from=run is for a training, which this command does"),
+        (["model.name=resnet18", "resume=run", "."], "resume=run is for a training, which this command does not start"),
         (["model.name=resnet18", ".", "--output", "out.csv"], "--output out.csv is not named as an array"),
     ],
 )

@@ -31,6 +31,7 @@ TASKS = {
     "embed": "lockstep.inference.embed:embed",
     "labels": "lockstep.inference.labels:judge",
 }
+OF_A_TRAINING = ("hydra.", "resume=", "init_from=")  # overrides of no use here
 # options that the command of a job repeats
 VALUES = ("split", "output", "pictures", "explain", "top_k", "checkpoint", "devices", "strategy", "job")
 
@@ -41,8 +42,8 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
     read = {"eval": _evaluation, "predict": _prediction, "embed": _embedding, "labels": _judgement}
     given = read[arguments.command](arguments)
     try:
-        if of_hydra := [text for text in arguments.overrides if text.lstrip("+~").startswith("hydra.")]:
-            raise ConfigError(Error(of_hydra[0], "is for a run folder, which this command does not make", "remove it"))
+        if strange := [text for text in arguments.overrides if text.lstrip("+~").startswith(OF_A_TRAINING)]:
+            raise ConfigError(Error(strange[0], "is for a training, which this command does not start", "remove it"))
         if arguments.run is None:
             return _embed_pretrained(arguments, given, current)
         reads_data = given.get("source", "test") in ("val", "test")
