@@ -163,12 +163,14 @@ def test_a_command_that_was_killed_continues_on_other_workers(photos: Path, tmp_
         (["model.name=resnet18", "init_from=run", "."], "init_from=run is for a training, which this command does"),
         (["model.name=resnet18", "resume=run", "."], "resume=run is for a training, which this command does not start"),
         (["model.name=resnet18", ".", "--output", "out.csv"], "--output out.csv is not named as an array"),
+        (["model.name=resnet18", ".", "--output", "taken.npy"], "--output taken.npy.csv is a folder: name a file in it"),
     ],
 )
 def test_a_wrong_command_gets_one_line(weights: Path, tmp_path: Path, words: list[str], text: str) -> None:
     write_image(tmp_path / "photo.png")
+    (tmp_path / "taken.npy.csv").mkdir()
     found = [word.replace("WEIGHTS", str(weights)) for word in words]
     done = lockstep(tmp_path, "embed", "--output", "out.npy", *found)
     assert (done.returncode, text in done.stderr) == (EXIT_CONFIG, True), done.stderr
     assert "Traceback" not in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["photo.png", "taken.npy.csv"]

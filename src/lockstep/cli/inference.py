@@ -116,6 +116,7 @@ def _embedding(arguments: argparse.Namespace) -> dict[str, Any]:
     arguments.run, arguments.source = (None, *names)[-2:]
     if not arguments.output.endswith(".npy"):
         raise ValueError(f"--output {arguments.output} is not named as an array: use features.npy.")
+    _output(f"{arguments.output}.csv")  # names of its rows
     return _images(arguments)
 
 
