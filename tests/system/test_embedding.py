@@ -163,7 +163,7 @@ def test_a_command_that_was_killed_continues_on_other_workers(photos: Path, tmp_
         (["model.name=resnet18", "init_from=run", "."], "init_from=run is for a training, which this command does"),
         (["model.name=resnet18", "resume=run", "."], "resume=run is for a training, which this command does not start"),
         (["model.name=resnet18", ".", "--output", "out.csv"], "--output out.csv is not named as an array"),
-        (["model.name=resnet18", ".", "--output", "taken.npy"], "--output taken.npy.csv is a folder: name a file in it"),
+        (["model.name=resnet18", ".", "--output", "taken.npy"], "--output taken.npy.csv is a folder: name a file"),
     ],
 )
 def test_a_wrong_command_gets_one_line(weights: Path, tmp_path: Path, words: list[str], text: str) -> None:
