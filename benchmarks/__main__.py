@@ -1,7 +1,7 @@
-"""Measure everything that needs no GPU: 40 to 80 minutes on two quiet cores. Results go to benchmarks/results/.
+"""Measure everything that needs no GPU: 60 to 100 minutes on two quiet cores. Results go to benchmarks/results/.
 
-`python -m benchmarks start sweeps` measures these sections alone. Each section replaces its file, and
-docs/results.md is written again from all files.
+`python -m benchmarks start sweeps` measures these sections alone, with `--rounds 2` in fewer rounds. Each section
+replaces its file, and docs/results.md is written again from all files.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from benchmarks import (
     augmentations,
     checkpoint,
     dropout,
+    features,
     input,
     near_copies,
     page,
@@ -35,6 +36,7 @@ SECTIONS = (
     ("Averaged weights", step.averaging),
     ("Input", input.generated),
     ("Photographs", photographs.photographs),
+    ("Features", features.features),
     ("Near copies", near_copies.near_copies),
     ("Augmentations", augmentations.augmentations),
     ("Messages", talk.messages),
@@ -57,18 +59,23 @@ def main(words: Sequence[str] | None = None) -> None:
     names = {title.lower().replace(" ", "-"): (title, measure) for title, measure in SECTIONS}
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("sections", nargs="*", metavar="SECTION", choices=[[], *names], help=", ".join(names))
-    for name in parser.parse_args(words).sections or names:
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="of sections that have rounds, in place of their own number"
+    )
+    found = parser.parse_args(words)
+    given = {} if found.rounds is None else {"num_rounds": found.rounds}
+    for name in found.sections or names:
         title, measure = names[name]
-        rows = measure()
+        rows = measure(**given)
         print(markdown(title, rows), flush=True)
-        store(name, rows)
+        store(name, rows, "" if found.rounds is None else f" --rounds {found.rounds}")
     page.PAGE.write_text(page.page())
 
 
-def store(name: str, rows: Sequence[Row]) -> None:
+def store(name: str, rows: Sequence[Row], options: str = "") -> None:
     """Replace the result file of a section."""
     content = {
-        "command": f"python -m benchmarks {name}",
+        "command": f"python -m benchmarks {name}{options}",
         "device": device(),
         "software": f"torch {torch.__version__}, Python {platform.python_version()}",
         "date": date.today().isoformat(),

@@ -1,6 +1,7 @@
 """Features of a frozen network: whole commands on 300 photographs, and a sweep of four networks over five folds.
 
-    python -m benchmarks features     # 20 minutes on two cores
+    python -m benchmarks features                 # 20 minutes on two cores
+    python -m benchmarks features --rounds 2      # a third of that
 
 Each command is one that a user types, on all cores, from its start to its end. Weights are random, which takes as long.
 A first run has an empty cache; a later run has the photographs and features of another one, with another seed. A round
@@ -121,8 +122,8 @@ def sweeps(folder: Folder, num_rounds: int) -> list[Row]:
     ]
 
 
-def features(num_rounds: int = 5, num_sweeps: int = 3) -> list[Row]:
-    """Return rows for single commands, then for sweeps."""
+def features(num_rounds: int = 5) -> list[Row]:
+    """Return rows for single commands, then for sweeps, of which there are half as many rounds."""
     with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         folder = Folder(Path(scratch))
-        return [*commands(folder, num_rounds), *sweeps(folder, num_sweeps)]
+        return [*commands(folder, num_rounds), *sweeps(folder, (num_rounds + 1) // 2)]

@@ -72,11 +72,11 @@ def start_up(num_rounds: int = 7) -> list[Row]:
     return [
         row("import torch", times["torch"], "{:.2f} s"),
         row("train.py --help", times["help"], "{:.2f} s"),
-        row("train.py with an error", times["fault"], "{:.2f} s"),
+        row("train.py with an error", times["error"], "{:.2f} s"),
         row("first step of train.py debug=fast", times["one"], "{:.2f} s"),
         row("first step with trainer.devices=3", times["three"], "{:.2f} s"),
         row("--help : import torch", ratios(times["help"], times["torch"]), "{:.2f}"),
-        row("an error : import torch", ratios(times["fault"], times["torch"]), "{:.2f}"),
+        row("an error : import torch", ratios(times["error"], times["torch"]), "{:.2f}"),
         row("first step : import torch", ratios(times["one"], times["torch"]), "{:.2f}"),
         row("first step of 3 workers : of 1", ratios(times["three"], times["one"]), "{:.2f}"),
     ]

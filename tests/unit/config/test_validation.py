@@ -201,7 +201,7 @@ def test_the_file_of_an_option_has_exactly_the_parameters_of_its_target(group: s
     of_the_run = {name for name in fields(CALLED[group]) if name not in CALLED[group].passed}
     own = {*section} - of_the_run
     if group == "optimizer":
-        assert own < {*signature.names} - supplied  # the others of torch's are added with +
+        assert own <= {*signature.names} - supplied  # the others of torch's are added with +
     else:
         assert own == {*signature.names} - supplied - of_the_run
 
@@ -327,6 +327,13 @@ def test_an_error_names_its_key_and_a_fix(text: str) -> None:
 def test_what_a_solved_head_has_no_use_for_is_refused(text: str, name: str) -> None:
     found = errors("experiment=probe", "data.root=here", text)
     assert [line for line in found if name in line and "optimizer=newton" in line], found
+
+
+def test_dropout_and_stochastic_depth_are_refused_only_where_the_head_alone_is_trained() -> None:
+    words = "model=timm", "model.name=test_resnet", "model.dropout=0.3", "model.drop_path=0.1"
+    assert errors(*words) == errors(*words, "model.head_only=false") == []
+    found = errors(*words, "model.head_only=each_epoch")
+    assert [line.partition(" has no effect")[0] for line in found] == ["model.dropout=0.3", "model.drop_path=0.1"]
 
 
 @pytest.mark.parametrize(

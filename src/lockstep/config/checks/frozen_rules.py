@@ -17,6 +17,6 @@ def errors(config: Config) -> Iterator[Error]:
                 hint = "remove it, or use model.head_only=each_epoch"
                 yield Error(f"{name}={literal(value)}", "needs images, and model.head_only=true serves features", hint)
     for name in ("dropout", "drop_path"):
-        if arguments.get(name) is not None:
+        if arguments["head_only"] and arguments.get(name) is not None:
             problem = "has no effect below the last layer with model.head_only"
             yield Error(f"model.{name}={literal(arguments[name])}", problem, "remove one of them")
