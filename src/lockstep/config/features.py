@@ -41,8 +41,12 @@ def _of_library(config: Any) -> bool:
     return config.model.target in LIBRARIES and not config.has_own_module
 
 
-def _has_features(config: Any) -> bool:
-    return _of_library(config) and config.model.arguments()["head_only"] is True
+def _head_only(config: Any) -> Any:
+    return _of_library(config) and config.model.arguments()["head_only"]
+
+
+def _trains_head(config: Any) -> Any:
+    return _head_only(config) or config.optimizer.is_newton
 
 
 def _has_pretrained(config: Any) -> Any:
@@ -57,8 +61,7 @@ FEATURES = (
     Feature("rules", "lockstep.launch.notification:errors", lambda config: config.notify.command is not None),
     Feature("rules", "lockstep.assembly.data_copies:errors", lambda config: config.data.names_copy),
     Feature("rules", "lockstep.config.checks.virtual_rules:errors", lambda config: config.trainer.virtual_shards),
-    Feature("rules", "lockstep.config.checks.newton_rules:errors", lambda config: config.optimizer.is_newton),
-    Feature("rules", "lockstep.config.checks.frozen_rules:errors", _of_library),
+    Feature("rules", "lockstep.config.checks.frozen_rules:errors", _trains_head),
     # files that must exist before a run starts or resumes: (config), raises ConfigError
     Feature("files", "lockstep.config.checks.data_presence:check_data", lambda config: _has_files(config.data)),
     # and before a new one starts
@@ -77,10 +80,10 @@ FEATURES = (
     Feature("crop", "lockstep.data.images.random_crop:RandomCrop", lambda config: config.augment.has_crops),
     # a custom module in place of ours: (session, image format, total steps) -> module, its companion callback
     Feature("module", "lockstep.assembly.custom_module:build_module", _has_own_module),
-    # a classifier that is trained in another way: its class, which takes max_epochs, too
+    # a classifier that is trained in another way: its class
     Feature("classifier", "lockstep.models.probe:Probe", lambda config: config.optimizer.is_newton),
     # callbacks of our module that come first: (session) -> callback
-    Feature("first", "lockstep.assembly.frozen_features:FrozenFeatures", _has_features),
+    Feature("first", "lockstep.assembly.frozen_features:FrozenFeatures", lambda config: _head_only(config) is True),
     # what replays training passes, if the workers can and the network allows it: (module, dropouts)
     Feature("grapher", "lockstep.models.graphs:GraphedModule", lambda config: config.trainer.graph),
     # rows of the header of a run: (config) -> name, text; and of its module: (config, module)

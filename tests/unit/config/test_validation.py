@@ -305,6 +305,13 @@ def test_an_error_names_its_key_and_a_fix(text: str) -> None:
         assert part in found[0]
 
 
+@pytest.mark.parametrize("head_only", ["false", "each_epoch"])
+def test_dropout_is_refused_of_a_frozen_network_alone(head_only: str) -> None:
+    network = ("model=torchvision", "model.name=efficientnet_b0", "model.dropout=0.1", f"model.head_only={head_only}")
+    problem = "model.dropout=0.1 has no effect below the last layer with model.head_only: remove one of them"
+    assert errors(*network) == ([] if head_only == "false" else [problem])
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [
@@ -319,7 +326,6 @@ def test_an_error_names_its_key_and_a_fix(text: str) -> None:
         ("trainer.accumulate_grad_batches=2", "trainer.accumulate_grad_batches=2"),
         ("trainer.gradient_clip_norm=1", "trainer.gradient_clip_norm=1.0"),
         ("trainer.graph=true", "trainer.graph=true"),
-        ("trainer.loads=auto", "trainer.loads=auto"),
         ("trainer.virtual_shards=2", "trainer.virtual_shards=2"),
         ("module._target_=tests.support.own_modules.Plain", "module"),
     ],
