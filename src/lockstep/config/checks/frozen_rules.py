@@ -1,4 +1,4 @@
-"""Rules of model.head_only, which freezes a network below its last layer, and of optimizer=newton, which solves that."""
+"""Rules of model.head_only, which freezes all layers but the last, and of optimizer=newton, which solves that one."""
 
 from collections.abc import Iterator
 
