@@ -322,7 +322,7 @@ def test_dropout_is_refused_of_a_frozen_network_alone(head_only: str) -> None:
         ("model.head_only=each_epoch", "set model.head_only=true"),
         ("+parameters={head: {pattern: null, lr_factor: 2}}", "parameters"),
         ("scheduler=cosine", "scheduler"),
-        ("callbacks=ema", "callbacks.ema"),
+        ("callbacks=ema", "callbacks=ema"),
         ("trainer.accumulate_grad_batches=2", "trainer.accumulate_grad_batches=2"),
         ("trainer.gradient_clip_norm=1", "trainer.gradient_clip_norm=1.0"),
         ("trainer.graph=true", "trainer.graph=true"),
