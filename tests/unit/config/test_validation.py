@@ -305,6 +305,11 @@ def test_an_error_names_its_key_and_a_fix(text: str) -> None:
         assert part in found[0]
 
 
+@pytest.mark.parametrize("task", ["multilabel", "regression"])
+def test_a_probe_has_any_task(task: str) -> None:
+    assert errors("experiment=probe", "data.root=here", f"task={task}") == []
+
+
 @pytest.mark.parametrize("head_only", ["false", "each_epoch"])
 def test_dropout_is_refused_of_a_frozen_network_alone(head_only: str) -> None:
     network = ("model=torchvision", "model.name=efficientnet_b0", "model.dropout=0.1", f"model.head_only={head_only}")
