@@ -19,10 +19,7 @@ Moment = Literal[
 
 
 class Feature(NamedTuple):
-    """A feature at a moment: its function, as module:function, and whether it is used.
-
-    It is used by a configuration, or by the part of a run that the moment has: the section `data`, the module.
-    """
+    """A function, as module:function, at a moment; used by a configuration, or by a part of a run: `data`, the module."""
 
     moment: Moment
     function: str
@@ -49,7 +46,7 @@ def _trains_head(config: Any) -> Any:
     return _head_only(config) or config.optimizer.is_newton
 
 
-def _has_pretrained(config: Any) -> Any:
+def _pretrained(config: Any) -> Any:
     return config.model.arguments().get("pretrained")
 
 
@@ -65,12 +62,12 @@ FEATURES = (
     # files that must exist before a run starts or resumes: (config), raises ConfigError
     Feature("files", "lockstep.config.checks.data_presence:check_data", lambda config: _has_files(config.data)),
     # and before a new one starts
-    Feature("new files", "lockstep.config.checks.data_presence:check_weights", _has_pretrained),
+    Feature("new files", "lockstep.config.checks.data_presence:check_weights", _pretrained),
     # the view of images that a new run keeps in its configuration: (config) -> keys of data
     Feature(
         "view",
         "lockstep.config.checks.pretrained_view:view",
-        lambda config: _of_library(config) and _has_pretrained(config),
+        lambda config: _of_library(config) and _pretrained(config),
     ),
     # the files of data, brought to this machine: (data, is_first, held) -> data there, and a remark for errors
     Feature("stage", "lockstep.assembly.data_copies:stage", lambda data: data.is_copied),
