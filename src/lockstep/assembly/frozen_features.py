@@ -44,7 +44,6 @@ CHUNK = 64  # images of a pass, on any number of workers
 TOLERANCE = 1e-2  # relative, of outputs in bfloat16
 
 T = TypeVar("T")
-Digests = dict[str, list[bytes]]  # of the images of each split
 
 
 class FrozenFeatures(L.Callback):
@@ -174,8 +173,8 @@ def _head_inputs(module: Classifier, images: Tensor) -> tuple[Tensor, Tensor]:
     return found[0].to(outputs.dtype), outputs
 
 
-def _digests(here: Session, pixels: Mapping[str, Pixels]) -> Digests:
-    """Return the digest of the pixels of each image, of which every rank reads a part."""
+def _digests(here: Session, pixels: Mapping[str, Pixels]) -> dict[str, list[bytes]]:
+    """Return the digest of the pixels of each image of each split, of which every rank reads a part."""
     runs = [(name, run) for name, part in pixels.items() for run in torch.arange(len(part)).split(CHUNK)]
 
     def digests(part: Pixels, run: Tensor) -> list[bytes]:

@@ -19,7 +19,7 @@ Moment = Literal[
 
 
 class Feature(NamedTuple):
-    """A function, as module:function, at a moment; used by a configuration, or by a part of a run: `data`, the module."""
+    """A function, as module:function, at a moment; used by a configuration or a part of a run: `data`, the module."""
 
     moment: Moment
     function: str
