@@ -207,6 +207,7 @@ def test_the_run_has_the_whole_network(files: Files) -> None:
         (("augment.flip=true", "augment.mixup=0.2"), "augment.mixup=0.2 needs images, and model.head_only=true serves"),
         (("flip_test=true",), "flip_test=true needs images"),
         (("compile=true",), "compile=true needs images"),
+        (("trainer.loads=auto",), "trainer.loads=auto needs images"),
         (("model.drop_path=0.1",), "model.drop_path=0.1 has no effect below the last layer with model.head_only"),
     ],
 )
@@ -218,7 +219,17 @@ def test_what_features_do_not_allow_is_refused(files: Files, settings: tuple[str
 def test_a_convolution_as_head_is_refused(files: Files) -> None:
     run = files.run("model.name=squeezenet1_1")
     assert train(run) == EXIT_CONFIG
-    assert "model.head_only=true needs a linear last layer: use model.head_only=each_epoch" in run.failure.read_text()
+    assert (
+        "model.head_only=true needs a linear last layer with a bias: use model.head_only=each_epoch"
+        in run.failure.read_text()
+    )
+
+
+def test_a_probe_of_several_batches_is_refused(files: Files) -> None:
+    run = files.run("optimizer=newton", "scheduler=constant", "global_batch_size=40")
+    assert train(run) == EXIT_CONFIG
+    error = "global_batch_size=40 cuts the training images, and optimizer=newton needs all: raise it"
+    assert error in run.failure.read_text()
 
 
 def test_outputs_that_are_not_those_of_the_head_are_refused(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,11 +247,19 @@ def test_samples_that_may_be_drawn_at_random_are_refused(tmp_path: Path) -> None
     assert "model.head_only=true computes features once, and lockstep.data.dataset may draw" in run.failure.read_text()
 
 
+def test_a_cache_that_cannot_be_written_is_named(files: Files) -> None:
+    run = files.run("data.memory=stream", f"data.cache={files.weights}")
+    assert train(run) == EXIT_CONFIG
+    error = f"data.cache={files.weights} cannot keep features (["
+    assert error in run.failure.read_text()
+    assert "set a folder of your own, or data.cache=null" in run.failure.read_text()
+
+
 def test_a_full_disk_is_reported_before_anything_is_computed(
     files: Files, computed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     run = files.run("data.memory=stream")
     assert train(run) == EXIT_CONFIG
-    assert "for features, and its disk has 1,000 bytes free" in run.failure.read_text()
+    assert "and its disk has 1,000 bytes free" in run.failure.read_text()
     assert not computed

@@ -36,7 +36,7 @@ RINGS = {
         *("callbacks.average", "callbacks.csv_logger", "callbacks.pictures", "callbacks.plots"),
         *("callbacks.wandb_logger", "config.checks.benchmark_rules", "config.checks.data_presence"),
         *("config.checks.module_rules", "config.checks.pretrained_view", "config.checks.virtual_rules"),
-        *("config.checks.newton_rules", "models.probe"),
+        "models.probe",
         *(
             "data.images.random_crop",
             "data.images.decoded_image",

@@ -4,6 +4,7 @@ import csv
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -49,12 +50,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def embed(cwd: Path, weights: Path, photos: Path, *more: str, code: int = 0) -> str:
-    """Type the command in `cwd`, where nothing else is. Returns what it printed as an error."""
+def embed(cwd: Path, weights: Path, photos: Path, *more: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Type the command in `cwd`, where nothing else is."""
     words = ["embed", *NETWORK, f"model.pretrained={weights}", photos, "--output", "features.npy", *more]
     done = lockstep(cwd, *words)
     assert done.returncode == code, done.stdout + done.stderr
-    return done.stderr
+    return done
 
 
 def read(cwd: Path) -> tuple[bytes, bytes]:
@@ -65,7 +66,9 @@ def read(cwd: Path) -> tuple[bytes, bytes]:
 def alone(weights: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which one worker wrote."""
     cwd = tmp_path_factory.mktemp("alone")
-    assert embed(cwd, weights, photos, "--devices", "1") == ""
+    done = embed(cwd, weights, photos, "--devices", "1")
+    assert done.stderr == ""
+    assert "360 of 360 tensors taken; images are" in " ".join(done.stdout.split())  # nothing is new
     assert sorted(path.name for path in cwd.iterdir()) == ["features.npy", "features.npy.csv"]
     return cwd
 
@@ -112,9 +115,9 @@ def test_an_unreadable_photo_is_left_out_and_named(alone: Path, weights: Path, p
     broken = tmp_path / "photos" / "1" / "4.png"
     broken.write_bytes(b"no image")
     line = f"image {broken} cannot be read (not an image): replace or delete it."
-    assert line in embed(tmp_path, weights, tmp_path / "photos", "--strict", code=EXIT_CONFIG)
+    assert line in embed(tmp_path, weights, tmp_path / "photos", "--strict", code=EXIT_CONFIG).stderr
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
-    assert embed(tmp_path, weights, tmp_path / "photos", code=EXIT_FAILED).splitlines()[0] == line
+    assert embed(tmp_path, weights, tmp_path / "photos", code=EXIT_FAILED).stderr.splitlines()[0] == line
     listed = (alone / "features.npy.csv").read_bytes().replace(b"1/4.png\n", b"")
     assert read(tmp_path)[1] == listed
     found, whole = (np.load(folder / "features.npy") for folder in (tmp_path, alone))
@@ -157,13 +160,17 @@ def test_a_command_that_was_killed_continues_on_other_workers(photos: Path, tmp_
         (["model.name=resnet81", "."], "model.name=resnet81"),
         (["model.pretrained=false", "."], "lockstep.models.torchvision has no pretrained weights, and random ones"),
         (["model.pretrained=WEIGHTS", "data.image_size=null", "."], "data.image_size=null leaves images of several"),
+        (["model.name=resnet18", "init_from=run", "."], "init_from=run is for a training, which this command does"),
+        (["model.name=resnet18", "resume=run", "."], "resume=run is for a training, which this command does not start"),
         (["model.name=resnet18", ".", "--output", "out.csv"], "--output out.csv is not named as an array"),
+        (["model.name=resnet18", ".", "--output", "taken.npy"], "--output taken.npy.csv is a folder: name a file"),
     ],
 )
 def test_a_wrong_command_gets_one_line(weights: Path, tmp_path: Path, words: list[str], text: str) -> None:
     write_image(tmp_path / "photo.png")
+    (tmp_path / "taken.npy.csv").mkdir()
     found = [word.replace("WEIGHTS", str(weights)) for word in words]
     done = lockstep(tmp_path, "embed", "--output", "out.npy", *found)
     assert (done.returncode, text in done.stderr) == (EXIT_CONFIG, True), done.stderr
     assert "Traceback" not in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["photo.png", "taken.npy.csv"]

@@ -164,7 +164,7 @@ def test_a_network_that_cannot_take_an_empty_batch_predicts_next_to_a_broken_pho
 def test_a_run_folder_for_an_evaluation_is_refused(trained: RunFolder, tmp_path: Path) -> None:
     done = lockstep(tmp_path, "eval", str(trained.path), "--trust", f"hydra.run.dir={tmp_path}/mine")
     assert done.returncode == EXIT_CONFIG
-    assert f"hydra.run.dir={tmp_path}/mine is for a run folder" in done.stderr
+    assert f"hydra.run.dir={tmp_path}/mine is for a training" in done.stderr
 
 
 def test_an_output_that_is_a_folder_is_refused(trained: RunFolder, photos: Path, tmp_path: Path) -> None:

@@ -76,6 +76,12 @@ def test_a_training_is_cut_after_the_last_step_of_an_epoch() -> None:
     assert code == 0, text
 
 
+def test_a_probe_is_exact() -> None:
+    network = ("model=timm", "model.name=test_resnet", "model.pretrained=false", "data.image_size=32")
+    code, text = verified("experiment=probe", "data=synthetic", "data.train_size=24", *network)
+    assert code == 0, text
+
+
 @pytest.mark.parametrize(
     ("name", "code", "expected"),
     [

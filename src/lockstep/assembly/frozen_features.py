@@ -8,10 +8,10 @@ import contextlib
 import hashlib
 import itertools
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning as L
 import numpy as np
@@ -24,6 +24,7 @@ from lockstep.assembly.session import Session
 from lockstep.assembly.staging import together
 from lockstep.callbacks.stop import StopTogether
 from lockstep.config.errors import ConfigError, Error
+from lockstep.config.schema.configuration import Config
 from lockstep.data.images.decoded_splits import is_trusted
 from lockstep.data.images.ragged_table import Rows
 from lockstep.data.loader import NUM_AHEAD, read_ahead
@@ -41,11 +42,8 @@ from lockstep.system.wording import plural, size_text
 FORMAT = 1  # increased when the same network gives other features
 CHUNK = 64  # images of a pass, on any number of workers
 FREE_KEYS = ("pretrained", "head_only", "frozen_norms")  # change no feature of the same weights
-TOLERANCE = 1e-2  # relative, of outputs in bfloat16
 
-EACH_EPOCH = "use model.head_only=each_epoch"
-
-Digests = dict[str, list[bytes]]  # of the images of each split
+T = TypeVar("T")
 
 
 class FrozenFeatures(L.Callback):
@@ -55,128 +53,132 @@ class FrozenFeatures(L.Callback):
         self._here = here
 
     @override
+    @torch.no_grad()
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        """Compute the features that the cache lacks; a stop keeps those that were computed.
+
+        Raises ConfigError on all ranks if the data, the batches, the network or the cache do not allow it.
+        """
+        here, config = self._here, self._here.config
+        data, module = trainer.datamodule, pl_module  # pyright: ignore[reportAttributeAccessIssue]
         assert isinstance(data, ImageData)
-        assert isinstance(pl_module, Classifier)
-        if any(makes_targets(images.pixels) for images in data.splits.parts.values()):
-            problem = f"computes features once, and {self._here.config.data.target} may draw each sample at random"
-            raise ConfigError(Error("model.head_only=true", problem, EACH_EPOCH))
+        assert isinstance(module, Classifier)
         pixels = {name: images.pixels for name, images in data.splits.parts.items()}
-        stop = next(each for each in trainer.callbacks if isinstance(each, StopTogether))  # pyright: ignore[reportAttributeAccessIssue]
-        with torch.no_grad():
-            served, request = features(self._here, pl_module, pixels, lambda: stop.request(trainer))
-        if request:  # without a checkpoint: that of a resumed run is not loaded completely
-            raise stop.stopped(request)
+        if any(map(makes_targets, pixels.values())):
+            raise _refusal(f"computes features once, and {config.data.target} may draw each sample at random")
+        if config.optimizer.is_newton and data.steps_per_epoch > 1:
+            key = f"global_batch_size={config.global_batch_size}"
+            raise ConfigError(Error(key, "cuts the training images, and optimizer=newton needs all", "raise it"))
+        if here.is_distributed:
+            collectives.broadcast([*module.parameters(), *module.buffers()])
+        record = _record(config, module, pixels["train"][torch.arange(min(2, len(pixels["train"])))])
+        path, digests = _path(here, module), _digests(here, pixels)
+        places = {digest: (pixels[name], row) for name, part in digests.items() for row, digest in enumerate(part)}
+        callbacks: Iterable[L.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        stop = next((each for each in callbacks if isinstance(each, StopTogether)), None)  # lockstep verify has none
+        with contextlib.ExitStack() as held:
+            _on_disk(path, lambda path: held.enter_context(_lock(path)) if here.rank == 0 else None, None)
+            table = _on_disk(path, lambda path: _read(path, record), np.empty(0, record))
+            missing = sorted(set().union(*gather_objects(places.keys() - _rows(table).keys())))
+            if missing:
+                _on_disk(path, lambda path: _refuse_full_disk(path, len(missing) * record.itemsize), None)
+                requested = partial(stop.request, trainer) if stop else int
+                fresh, request = _compute(here, module, places, missing, record, path, requested)
+                is_writer = here.local_rank == 0
+                _on_disk(path, lambda path: _write(path, np.concatenate([table, fresh])) if is_writer else None, None)
+                if stop and request:  # without a checkpoint: that of a resumed run is not loaded completely
+                    raise stop.stopped(request)
+                table = _on_disk(path, lambda path: _read(path, record), fresh)
+        known, values = _rows(table), torch.from_numpy(table["values"])
+        served: dict[str, Pixels] = {}
+        for name, part in digests.items():
+            rows = torch.tensor([known[digest] for digest in part])
+            served[name] = (
+                values[rows].to(here.device) if here.device.type == "cuda" else Rows(values, rows, "features")
+            )
         data.serve(served)
 
 
-def features(
-    here: Session, module: Classifier, pixels: Mapping[str, Pixels], requested: Callable[[], int]
-) -> tuple[dict[str, Pixels], int]:
-    """Return the features (N, D) of the N images of each split, and a request to stop if one came first.
-
-    Those that were computed before are then in the cache. Every rank must call it. Raises ConfigError on all ranks for
-    a network whose outputs are not those of its head, and if the disk is too small.
-    """
-    if here.is_distributed:
-        collectives.broadcast([*module.parameters(), *module.buffers()])
-    _check_head(here, module, pixels["train"][torch.arange(min(2, len(pixels["train"])))])
-    digests = _digests(here, pixels)
-    store = _Store.of(here, module)
-    with contextlib.ExitStack() as held:
-        together(lambda: held.enter_context(store.lock()) if here.rank == 0 else None)
-        table = together(store.read)
-        known = _rows(table)
-        lacking = sorted({digest for part in digests.values() for digest in part if digest not in known})
-        missing = sorted(set().union(*gather_objects(lacking)))
-        if missing:
-            together(lambda: store.refuse_full_disk(len(missing)))
-            fresh, request = _compute(here, module, pixels, digests, missing, store, requested)
-            together(lambda: store.write(np.concatenate([table, fresh])) if here.local_rank == 0 else None)
-            if request:
-                return {}, request
-            table = fresh if store.path is None else together(store.read)
-    known, values = _rows(table), torch.from_numpy(table["values"])
-    rows = {name: torch.tensor([known[digest] for digest in part]) for name, part in digests.items()}
-    if here.device.type == "cuda":
-        return {name: values[part].to(here.device) for name, part in rows.items()}, 0
-    return {name: Rows(values, part, "features") for name, part in rows.items()}, 0
+def _refusal(problem: str) -> ConfigError:
+    return ConfigError(Error("model.head_only=true", problem, "use model.head_only=each_epoch"))
 
 
-@dataclass(frozen=True)
-class _Store:
-    """The features of a network: `path` is their file, None without a cache; `record` has `width` numbers."""
-
-    path: Path | None
-    width: int
-    record: np.dtype[Any]
-    setting: str
-
-    @classmethod
-    def of(cls, here: Session, module: Classifier) -> "_Store":
-        net, section = module.net, here.config.model
-        assert isinstance(net, TakesFeatures)
-        head: Any = net.get_submodule(net.feature_head)
-        width, kind = head.in_features, "<f8" if head.weight.dtype == torch.float64 else "<f4"
-        record = np.dtype([("digest", "V16"), ("values", kind, (width,))])
-        cache = together(here.config.data.resolve_paths).arguments().get("cache")
-        if cache is None:
-            return cls(None, width, record, "")
-        given = {key: value for key, value in section.arguments().items() if key not in FREE_KEYS}
-        code = hashlib.blake2b(digest_size=8)
-        code.update(f"{FORMAT} {section.target} {given} {here.precision} {here.device.type} {module.layout}".encode())
-        for name, value in {**net.state_dict(), "mean": module.mean, "std": module.std}.items():
-            if not name.startswith(f"{net.feature_head}."):
-                code.update(f"{name} {tuple(value.shape)}".encode() + value.cpu().numpy().tobytes())
-        name = f"features-{given.get('name', 'network')}-{gather_objects(code.hexdigest())[0]}.npy"
-        return cls(Path(cache).expanduser() / name, width, record, f"data.cache={cache}")
-
-    def lock(self) -> contextlib.AbstractContextManager[object]:
-        if self.path is None:
-            return contextlib.nullcontext()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        return wait_for_lock(self.path.with_suffix(".lock"), "computes features")
-
-    def read(self) -> NDArray[Any]:
-        """Map the records into memory; none if there is no file of them, or if another user could have written it."""
-        if self.path is not None and is_trusted(self.path):
-            with contextlib.suppress(ValueError, EOFError):  # not a file of NumPy
-                found = np.load(self.path, mmap_mode="c")
-                if found.dtype == self.record:
-                    return found
-        return np.empty(0, self.record)
-
-    def refuse_full_disk(self, count: int) -> None:
-        if self.path is not None and (free := shutil.disk_usage(self.path.parent).free) < count * self.record.itemsize:
-            sizes = f"{size_text(count * self.record.itemsize)} for features, and its disk has {size_text(free)} free"
-            raise ValueError(f"{self.setting} needs {sizes}: free some space, or set data.cache=null.")
-
-    def write(self, table: NDArray[Any]) -> None:
-        if self.path is not None:
-            with atomic_file(self.path) as file:
-                np.save(file, table)
+def _record(config: Config, module: Classifier, images: Tensor) -> np.dtype[Any]:
+    """Return the type of a record. Raises ConfigError unless the outputs of the network are those of its head."""
+    assert isinstance(module.net, TakesFeatures)
+    outputs, layers = list[Tensor](), (module.net.get_submodule(module.net.feature_head), module.net)
+    hooks = [layer.register_forward_hook(lambda *given: outputs.append(given[2])) for layer in layers]
+    values = _head_inputs(module, images)
+    for hook in hooks:
+        hook.remove()
+    if values.dim() != 2 or len(outputs) != 2 or outputs[0] is not outputs[1]:
+        raise _refusal(f": the outputs of {config.model.target} are not those of its last layer")
+    kind = "<f8" if values.dtype == torch.float64 else "<f4"
+    return np.dtype([("digest", "V16"), ("values", kind, (values.shape[1],))])
 
 
-def _check_head(here: Session, module: Classifier, images: Tensor) -> None:
-    """Raise ConfigError unless the outputs are those of the head. Every rank computes the same."""
-    values, outputs = _head_inputs(module, images.to(module.device))
-    if values.dim() != 2 or not torch.allclose(
-        module(values), outputs, rtol=TOLERANCE, atol=TOLERANCE * float(outputs.abs().max())
-    ):
-        problem = f": the outputs of {here.config.model.target} are not those of its last layer"
-        raise ConfigError(Error("model.head_only=true", problem, EACH_EPOCH))
+def _path(here: Session, module: Classifier) -> Path | None:
+    """Return the file of the features of a network; None without a cache."""
+    net, section = module.net, here.config.model
+    assert isinstance(net, TakesFeatures)
+    cache = together(here.config.data.resolve_paths).arguments().get("cache")
+    given = {key: value for key, value in section.arguments().items() if key not in FREE_KEYS}
+    code = hashlib.blake2b(digest_size=8)
+    code.update(f"{FORMAT} {section.target} {given} {here.precision} {here.device.type} {module.layout}".encode())
+    for name, value in {**net.state_dict(), "mean": module.mean, "std": module.std}.items():
+        if not name.startswith(f"{net.feature_head}."):
+            code.update(f"{name} {tuple(value.shape)}".encode() + value.cpu().numpy().tobytes())
+    name = f"features-{given.get('name', 'network')}-{gather_objects(code.hexdigest())[0]}.npy"
+    return None if cache is None else Path(cache).expanduser() / name
 
 
-def _head_inputs(module: Classifier, images: Tensor) -> tuple[Tensor, Tensor]:
+def _on_disk(path: Path | None, work: Callable[[Path], T], otherwise: T) -> T:
+    """Return `work(path)`, and `otherwise` without a path. Every rank must call it. Raises ConfigError on all ranks."""
+
+    def explained() -> T:
+        try:
+            return otherwise if path is None else work(path)
+        except OSError as error:
+            hint = "free some space, set a folder of your own, or data.cache=null"
+            raise ValueError(f"data.cache={path and path.parent} cannot keep features ({error}): {hint}.") from error
+
+    return together(explained)
+
+
+def _lock(path: Path) -> contextlib.AbstractContextManager[object]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return wait_for_lock(path.with_suffix(".lock"), "computes features")
+
+
+def _read(path: Path, record: np.dtype[Any]) -> NDArray[Any]:
+    """Map the records into memory; none if there is no file of them, or if another user could have written it."""
+    if is_trusted(path):
+        with contextlib.suppress(ValueError, EOFError):  # not a file of NumPy
+            found = np.load(path, mmap_mode="c")
+            if found.dtype == record:
+                return found
+    return np.empty(0, record)
+
+
+def _refuse_full_disk(path: Path, size: int) -> None:
+    if (free := shutil.disk_usage(path.parent).free) < size:
+        raise OSError(f"{size_text(size)}, and its disk has {size_text(free)} free")
+
+
+def _write(path: Path, table: NDArray[Any]) -> None:
+    with atomic_file(path) as file:
+        np.save(file, table)
+
+
+def _head_inputs(module: Classifier, images: Tensor) -> Tensor:
     assert isinstance(module.net, TakesFeatures)
     with head_inputs(module.net, module.net.feature_head) as found, module.eager_mode():
-        outputs = module(images)
-    return found[0].to(outputs.dtype), outputs
+        module(images.to(module.device))
+    return found[0].to(module.mean.dtype)
 
 
-def _digests(here: Session, pixels: Mapping[str, Pixels]) -> Digests:
-    """Return the digest of the pixels of each image, of which every rank reads a part."""
+def _digests(here: Session, pixels: Mapping[str, Pixels]) -> dict[str, list[bytes]]:
+    """Return the digest of the pixels of each image of each split, of which every rank reads a part."""
     runs = [(name, run) for name, part in pixels.items() for run in torch.arange(len(part)).split(CHUNK)]
 
     def digests(part: Pixels, run: Tensor) -> list[bytes]:
@@ -198,44 +200,38 @@ def _rows(table: NDArray[Any]) -> dict[bytes, int]:
 def _compute(
     here: Session,
     module: Classifier,
-    pixels: Mapping[str, Pixels],
-    digests: Digests,
+    places: Mapping[bytes, tuple[Pixels, int]],
     missing: list[bytes],
-    store: _Store,
+    record: np.dtype[Any],
+    path: Path | None,
     requested: Callable[[], int],
 ) -> tuple[NDArray[Any], int]:
     """Compute the records of the `missing` images up to a request to stop, and return it. Every rank must call it.
 
     In a round each rank computes a chunk. A rank that neither writes the records nor serves them from memory has none.
     """
-    places = {digest: (name, row) for name, part in digests.items() for row, digest in enumerate(part)}
     chunks = [missing[start : start + CHUNK] for start in range(0, len(missing), CHUNK)]
-    size = CHUNK * here.world_size
-    is_kept, is_shown = store.path is None or here.local_rank == 0, here.rank == 0 and not here.config.silent
-    table = np.empty(len(missing) if is_kept else 0, store.record)
+    size, is_shown = CHUNK * here.world_size, here.rank == 0 and not here.config.silent
+    table = np.empty(len(missing) if path is None or here.local_rank == 0 else 0, record)
     table["digest"] = np.frombuffer(b"".join(missing), "V16")[: len(table)]
+    width = record["values"].shape[0]
     if is_shown:
-        text = (
-            f"{plural(len(missing), 'image')} by {here.config.model.arguments()['name']}: {store.width:,} numbers each"
-        )
-        where = (
-            f"memory ({size_text(table.nbytes)})" if store.path is None else f"{store.path} ({size_text(table.nbytes)})"
-        )
-        say(terminal(), f"Features of {text}, into {where}")
+        text = f"{plural(len(missing), 'image')} by {here.config.model.arguments()['name']}: {width:,} numbers each"
+        say(terminal(), f"Features of {text}, into {path or 'memory'} ({size_text(table.nbytes)})")
 
     def read(chunk: list[bytes]) -> Tensor:
-        return torch.cat([pixels[name][torch.tensor([row])] for name, row in map(places.__getitem__, chunk)])
+        return torch.cat([part[torch.tensor([row])] for part, row in map(places.__getitem__, chunk)])
 
     progress, request, start = Progress("Computing features", "images"), 0, 0
     own = read_ahead(chunks[here.rank :: here.world_size], NUM_AHEAD, read)
     for start, images in itertools.zip_longest(range(0, len(missing), size), own):
-        block = module.mean.new_zeros(CHUNK, store.width)
+        block = module.mean.new_zeros(CHUNK, width)
         if images is not None:
-            block[: len(images)] = _head_inputs(module, images.to(module.device))[0]
+            block[: len(images)] = _head_inputs(module, images)
         row = torch.cat([block.flatten(), block.new_tensor([requested()])])
         every = collectives.all_gather(row) if here.is_distributed else row[None]
         rows, request = table["values"][start : start + size], int(every[:, -1].max())
-        rows[:] = every[:, :-1].reshape(-1, store.width)[: len(rows)].cpu().numpy()
+        rows[:] = every[:, :-1].reshape(-1, width)[: len(rows)].cpu().numpy()
         if is_shown:
             progress.show(min(start + size, len(missing)), len(missing))
         if request:

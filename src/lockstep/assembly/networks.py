@@ -94,7 +94,7 @@ def classifier(
 
 def _classifier_class(session: Session) -> Callable[..., Classifier]:
     for special in features.used_features("classifier", session.config):
-        return partial(special, max_epochs=session.config.trainer.max_epochs)
+        return special
     if session.shards is None:
         return Classifier
     from lockstep.models.virtual import VirtualClassifier

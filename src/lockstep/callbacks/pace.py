@@ -42,6 +42,8 @@ class Pace:
 
     def count_batch(self, now: float, num_done: int, num_images: int) -> None:
         """Count a batch with `num_images` images; `num_done` batches of the epoch are done."""
+        if self._num_ended and self.num_batches <= self._num_warm_up:  # all batches are warm-up
+            self._batch_s = now - self._last
         self._last, self.num_done = now, num_done
         self._num_seen += 1
         if self._num_seen <= self._num_warm_up:

@@ -31,6 +31,7 @@ TASKS = {
     "embed": "lockstep.inference.embed:embed",
     "labels": "lockstep.inference.labels:judge",
 }
+OF_A_TRAINING = ("hydra.", "resume=", "init_from=")  # overrides of no use here
 # options that the command of a job repeats
 VALUES = ("split", "output", "pictures", "explain", "top_k", "checkpoint", "devices", "strategy", "job")
 
@@ -41,8 +42,8 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
     read = {"eval": _evaluation, "predict": _prediction, "embed": _embedding, "labels": _judgement}
     given = read[arguments.command](arguments)
     try:
-        if of_hydra := [text for text in arguments.overrides if text.lstrip("+~").startswith("hydra.")]:
-            raise ConfigError(Error(of_hydra[0], "is for a run folder, which this command does not make", "remove it"))
+        if strange := [text for text in arguments.overrides if text.lstrip("+~").startswith(OF_A_TRAINING)]:
+            raise ConfigError(Error(strange[0], "is for a training, which this command does not start", "remove it"))
         if arguments.run is None:
             return _embed_pretrained(arguments, given, current)
         reads_data = given.get("source", "test") in ("val", "test")
@@ -99,8 +100,8 @@ def open_run(
 
 
 def _prediction(arguments: argparse.Namespace) -> dict[str, Any]:
-    given = {"output": _output(arguments.output), "is_strict": arguments.strict, "top_k": _top_k(arguments)}
-    return given | {"source": _source(arguments), "explained": _new_folder("--explain", arguments.explain)}
+    given = _images(arguments) | {"top_k": _top_k(arguments)}
+    return given | {"explained": _new_folder("--explain", arguments.explain)}
 
 
 def _embedding(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -115,16 +116,17 @@ def _embedding(arguments: argparse.Namespace) -> dict[str, Any]:
     arguments.run, arguments.source = (None, *names)[-2:]
     if not arguments.output.endswith(".npy"):
         raise ValueError(f"--output {arguments.output} is not named as an array: use features.npy.")
-    return {"output": _output(arguments.output), "is_strict": arguments.strict, "source": _source(arguments)}
+    _output(f"{arguments.output}.csv")  # names of its rows
+    return _images(arguments)
 
 
-def _source(arguments: argparse.Namespace) -> str:
-    """Return a split of the run, or the absolute path of images."""
+def _images(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what writes rows of images: a split of the run, or a file or folder, whose path becomes absolute."""
     if arguments.source not in ("val", "test") or arguments.run is None:
         if not Path(arguments.source).exists():
             raise FileNotFoundError(f"{arguments.source} does not exist: give a folder or file of images, val or test.")
         arguments.source = str(Path(arguments.source).resolve())
-    return arguments.source
+    return {"source": arguments.source, "output": _output(arguments.output), "is_strict": arguments.strict}
 
 
 def _evaluation(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -86,8 +86,7 @@ def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments; overrides may also follow options, where argparse does not accept them."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(words)
-    sign = "" if arguments.command == "embed" else "="  # its paths may follow options, too
-    if wrong := [word for word in rest if "overrides" not in arguments or word.startswith("-") or sign not in word]:
+    if wrong := [word for word in rest if "overrides" not in arguments or word.startswith("-")]:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")
     if rest:
         arguments.overrides += rest
@@ -117,15 +116,14 @@ def _parser() -> argparse.ArgumentParser:
     new = command("new", "create a project with your own data and network", description=NEW)
     new.add_argument("path", type=Path, metavar="NAME", help="name of the project, and of the folder to create")
     benchmark = command("benchmark", "measure whether several workers train faster here", add_help=False)
-    benchmark.add_argument("overrides", nargs="*")
     benchmark.add_argument("-h", "--help", action="store_true", dest="is_help")
     text = "check that a configuration gives the same results on 1, 2 and 3 workers"
     verify = command("verify", text, epilog=VERIFYING)
-    verify.add_argument("overrides", nargs="*", help="settings, as for lockstep train")
     text = "compare the bits, with virtual shards (trainer.virtual_shards, or 4) in the precision of the configuration"
     verify.add_argument("--bits", action="store_true", help=text)
     model = command("model", "show the layers of a network with their shapes, parameters and FLOPs")
-    model.add_argument("overrides", nargs="*", help="settings, as for lockstep train")
+    for subparser in (benchmark, verify, model):
+        subparser.add_argument("overrides", nargs="*", help="settings, as for lockstep train")
     model.add_argument("--depth", type=int, default=2, metavar="N", help="levels of layers to show, default: 2")
     status = command("status", "show the state of a run, or the table of a sweep")
     status.add_argument("run", nargs="?", default="latest", help="folder of a run or a sweep, default: latest")
@@ -141,12 +139,8 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("--sort", metavar="COLUMN", default="-started", help=f"sort by this column, {order}")
     text = "show these: also settings (optimizer.lr), metrics (val/accuracy), tags, note"
     runs.add_argument("--columns", metavar="KEY,...", default="", help=text)
-    runs.add_argument(
-        "--filter",
-        metavar="TEXT",
-        default="",
-        help="only runs with all these words in name, state, device, overrides; or optimizer.lr>=0.1, tag=keep",
-    )
+    text = "only runs with all these words in name, state, device, overrides; or optimizer.lr>=0.1, tag=keep"
+    runs.add_argument("--filter", metavar="TEXT", default="", help=text)
     runs.add_argument("--state", metavar="STATE,...", default="", help="only runs in these states")
     what = runs.add_mutually_exclusive_group()
     what.add_argument("--watch", action="store_true", help="refresh every two seconds until Ctrl-C")
@@ -166,7 +160,8 @@ def _parser() -> argparse.ArgumentParser:
     stop = command("stop", "stop a run, or all trials of a sweep, with a checkpoint")
     evaluate = command("eval", "evaluate a trained network, on any number of workers")
     predict = command("predict", "write predictions for images to a CSV file")
-    embed = command("embed", "write the features of images, which the last layer takes, to a NumPy array")
+    text = "write the features of images, which the last layer takes, to a NumPy array"
+    embed = command("embed", text, usage="lockstep embed RUN|model.name=... FOLDER --output NAME.npy [options]")
     text = "run folder or latest, or settings of a pretrained network; and images, as of predict"
     embed.add_argument("overrides", nargs="+", metavar="RUN|model.name=... FOLDER", help=text)
     embed.add_argument("--output", required=True, help="array to write, NAME.npy; names of its rows: NAME.npy.csv")
@@ -319,8 +314,7 @@ def _runs(arguments: argparse.Namespace) -> int:
     if arguments.yes:
         raise ValueError("--yes needs --prune: add --prune, or remove --yes.")
     columns = [key for key in arguments.columns.split(",") if key]
-    options = {"sort": arguments.sort, "is_json": arguments.json, "is_watched": arguments.watch}
-    return table.show_runs(chosen, columns, **options)
+    return table.show_runs(chosen, columns, sort=arguments.sort, is_json=arguments.json, is_watched=arguments.watch)
 
 
 def _compare(names: Sequence[str], *, is_json: bool) -> int:

@@ -19,10 +19,7 @@ Moment = Literal[
 
 
 class Feature(NamedTuple):
-    """A feature at a moment: its function, as module:function, and whether it is used.
-
-    It is used by a configuration, or by the part of a run that the moment has: the section `data`, the module.
-    """
+    """A function, as module:function, at a moment; used by a configuration or a part of a run: `data`, the module."""
 
     moment: Moment
     function: str
@@ -41,11 +38,15 @@ def _of_library(config: Any) -> bool:
     return config.model.target in LIBRARIES and not config.has_own_module
 
 
-def _has_features(config: Any) -> bool:
-    return _of_library(config) and config.model.arguments()["head_only"] is True
+def _head_only(config: Any) -> Any:
+    return _of_library(config) and config.model.arguments()["head_only"]
 
 
-def _has_pretrained(config: Any) -> Any:
+def _trains_head(config: Any) -> Any:
+    return _head_only(config) or config.optimizer.is_newton
+
+
+def _pretrained(config: Any) -> Any:
     return config.model.arguments().get("pretrained")
 
 
@@ -57,17 +58,16 @@ FEATURES = (
     Feature("rules", "lockstep.launch.notification:errors", lambda config: config.notify.command is not None),
     Feature("rules", "lockstep.assembly.data_copies:errors", lambda config: config.data.names_copy),
     Feature("rules", "lockstep.config.checks.virtual_rules:errors", lambda config: config.trainer.virtual_shards),
-    Feature("rules", "lockstep.config.checks.newton_rules:errors", lambda config: config.optimizer.is_newton),
-    Feature("rules", "lockstep.config.checks.frozen_rules:errors", _of_library),
+    Feature("rules", "lockstep.config.checks.frozen_rules:errors", _trains_head),
     # files that must exist before a run starts or resumes: (config), raises ConfigError
     Feature("files", "lockstep.config.checks.data_presence:check_data", lambda config: _has_files(config.data)),
     # and before a new one starts
-    Feature("new files", "lockstep.config.checks.data_presence:check_weights", _has_pretrained),
+    Feature("new files", "lockstep.config.checks.data_presence:check_weights", _pretrained),
     # the view of images that a new run keeps in its configuration: (config) -> keys of data
     Feature(
         "view",
         "lockstep.config.checks.pretrained_view:view",
-        lambda config: _of_library(config) and _has_pretrained(config),
+        lambda config: _of_library(config) and _pretrained(config),
     ),
     # the files of data, brought to this machine: (data, is_first, held) -> data there, and a remark for errors
     Feature("stage", "lockstep.assembly.data_copies:stage", lambda data: data.is_copied),
@@ -77,10 +77,10 @@ FEATURES = (
     Feature("crop", "lockstep.data.images.random_crop:RandomCrop", lambda config: config.augment.has_crops),
     # a custom module in place of ours: (session, image format, total steps) -> module, its companion callback
     Feature("module", "lockstep.assembly.custom_module:build_module", _has_own_module),
-    # a classifier that is trained in another way: its class, which takes max_epochs, too
+    # a classifier that is trained in another way: its class
     Feature("classifier", "lockstep.models.probe:Probe", lambda config: config.optimizer.is_newton),
     # callbacks of our module that come first: (session) -> callback
-    Feature("first", "lockstep.assembly.frozen_features:FrozenFeatures", _has_features),
+    Feature("first", "lockstep.assembly.frozen_features:FrozenFeatures", lambda config: _head_only(config) is True),
     # what replays training passes, if the workers can and the network allows it: (module, dropouts)
     Feature("grapher", "lockstep.models.graphs:GraphedModule", lambda config: config.trainer.graph),
     # rows of the header of a run: (config) -> name, text; and of its module: (config, module)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,7 +52,6 @@ def embed(
     predict.refuse_own_module(settings, "lockstep embed")
     with session.open_session(folder, settings, world) as here:
         module = _pretrained(here) if checkpoint is None else predict.load_network(here, Path(checkpoint))
-        head_of(module)
         images, digest = predict.images_of(here, run, source, module.image_format)
         compute, dtype = _in_threads(here, module), str(module.mean.dtype).removeprefix("torch.")
         inputs = {"weights": weights_hash(module.state_dict()), "settings": predict.settings_of(here)}
@@ -64,34 +62,28 @@ def embed(
             return [[str(position), row.tobytes().hex()] for position, row in rows]
 
         write_file = partial(write_array, Path(output), images.names, dtype)
-        given: dict[str, Any] = {"inputs": inputs, "output": Path(output), "is_strict": is_strict}
-        broken = predict.write(here, images, rows_of, write_file, **given)
+        broken = predict.write(
+            here, images, rows_of, write_file, inputs=inputs, output=Path(output), is_strict=is_strict
+        )
         return predict.report(here, len(images), broken, "image", output)
-
-
-def head_of(module: Classifier) -> str:
-    """Return the name of the last layer. Raises ConfigError if the network has none with as many outputs."""
-    count = len(module.image_format.class_names)
-    head = attach_ends(module.net, count).head
-    if not head:
-        hint = "name it as the `head` of its lockstep.models.Origin"
-        raise ConfigError(Error(type(module.net).__name__, f"has no last layer of {plural(count, 'output')}", hint))
-    return head[0]
 
 
 def features(module: Classifier, inputs: Tensor) -> Tensor:
     """Return what the last layer takes, (B, D), for inputs (B, C, H, W) of the `Classifier`, on its device.
 
-    Of maps and of tokens it is the mean over positions. Raises ConfigError if the layer is not called with them.
+    Of maps and of tokens it is the mean over positions. Raises ConfigError for a network without such a layer.
     """
-    head = head_of(module)
-    with torch.inference_mode(), module.eager_mode(), head_inputs(module.net, head) as found:
+    net, count = module.net, len(module.image_format.class_names)
+    head = "".join(attach_ends(net, count).head[:1])
+    if not head:
+        hint = "name it as the `head` of its lockstep.models.Origin"
+        raise ConfigError(Error(type(net).__name__, f"has no last layer of {plural(count, 'output')}", hint))
+    with torch.inference_mode(), module.eager_mode(), head_inputs(net, head) as found:
         module(inputs.to(module.device))
         if not found or found[0].dim() < 2 or len(found[0]) != len(inputs):
-            problem = f"does not call its layer {head} with features of each image"
-            raise ConfigError(Error(type(module.net).__name__, problem))
+            raise ConfigError(Error(type(net).__name__, f"does not call its layer {head} with features of each image"))
         values = found[0].to(module.mean.dtype)
-        if isinstance(module.net.get_submodule(head), nn.Conv2d):
+        if isinstance(net.get_submodule(head), nn.Conv2d):
             return values.flatten(2).mean(2)
         return values.flatten(1, -2).mean(1) if values.dim() > 2 else values
 
@@ -103,8 +95,9 @@ def _pretrained(here: Session) -> Classifier:
     if size is None:
         raise ConfigError(Error("data.image_size=null", "leaves images of several sizes", "use data.image_size=224"))
     height, width = (size, size) if isinstance(size, int) else size
-    # the classes are of no use, and the normalization is that of the weights, if they have one
-    form = ImageFormat(("0", "1"), (channels, height, width), mean=(0.0,) * channels, std=(1.0,) * channels)
+    # classes as of ImageNet's weights, which so fit; their normalization takes the place of this one
+    names = tuple(map(str, range(1000)))
+    form = ImageFormat(names, (channels, height, width), mean=(0.0,) * channels, std=(1.0,) * channels)
     module = networks.classifier(here, form, total_steps=1).eval()
     if origin_of(module.net).load is None:
         problem = "has no pretrained weights, and random ones have no useful features"
@@ -124,50 +117,33 @@ def _in_threads(here: Session, module: Classifier) -> Callable[[Tensor], Tensor]
     """
     if here.device.type == "cuda":
         return lambda pixels: features(module, pixels).cpu()
-    shared: dict[int, Any] = {id(parameter): parameter for parameter in module.parameters()}
-    idle = SimpleQueue[Classifier]()
-    idle.put(module)
-    num_threads = torch.get_num_threads()
+    shared, count = {id(parameter): parameter for parameter in module.parameters()}, torch.get_num_threads()
     try:
-        for _ in range(1, num_threads):
-            idle.put(copy.deepcopy(module, dict(shared)))
+        modules = [module, *(copy.deepcopy(module, dict[int, Any](shared)) for _ in range(1, count))]
     except Exception as error:  # of custom code
         hint = f"set OMP_NUM_THREADS=1 ({type(error).__name__}: {one_line(error)})"
         raise ConfigError(Error(type(module.net).__name__, "cannot be copied for several threads", hint)) from error
-    threads = here.held.enter_context(ThreadPoolExecutor(num_threads, "features", torch.set_num_threads, (1,)))
+    threads = here.held.enter_context(ThreadPoolExecutor(count, "features", torch.set_num_threads, (1,)))
 
     def compute(pixels: Tensor) -> Tensor:
-        free = idle.get()
-        try:
-            return features(free, pixels)
-        finally:
-            idle.put(free)
+        parts = pixels.split(NUM_IN_PART)
+        each = threads.map(lambda first: [features(modules[first], part) for part in parts[first::count]], range(count))
+        return torch.cat([part for row in itertools.zip_longest(*each) for part in row if part is not None])
 
-    return lambda pixels: torch.cat(list(threads.map(compute, pixels.split(NUM_IN_PART))))
+    return compute
 
 
 def write_array(output: Path, names: Sequence[object], dtype: str, rows: Iterable[str]) -> None:
     """Write rows, each a position and its numbers as hexadecimal bytes, to an array (n, D) of NumPy's format.
 
-    The names of the positions are in a CSV file next to it, which appears first.
+    The names of the positions are in a CSV file next to it, which appears first: features.csv may be a prediction.
+    Meanwhile the array is in memory, where its reader will have it, too.
     """
-    names_file = Path(f"{output}.csv")  # features.csv may be a prediction
-    with atomic_file(output) as array, atomic_file(names_file) as listed:
-        listed.write(csv_text([["file"]]).encode())
-        count = width = 0
-        for line in itertools.chain.from_iterable(text.splitlines() for text in rows):
-            position, _, digits = line.partition(",")
-            values = np.frombuffer(bytes.fromhex(digits), dtype)
-            if not count:
-                _write_header(array, values.dtype, 0, width := len(values))
-            array.write(values.data)
-            listed.write(csv_text([[str(names[int(position)])]]).encode(errors="surrogateescape"))
-            count += 1
-        array.seek(0)
-        _write_header(array, np.dtype(dtype), count, width)
-
-
-def _write_header(file: BinaryIO, dtype: np.dtype[Any], count: int, width: int) -> None:
-    """Write a header, whose length is the same for any `count`."""
-    header = {"descr": dtype.str, "fortran_order": False, "shape": (count, width)}
-    np.lib.format.write_array_header_1_0(file, header)
+    values, listed = bytearray(), [["file"]]
+    for line in itertools.chain.from_iterable(map(str.splitlines, rows)):
+        position, _, digits = line.partition(",")
+        values += bytes.fromhex(digits)
+        listed.append([str(names[int(position)])])
+    with atomic_file(output) as array, atomic_file(Path(f"{output}.csv")) as table:
+        np.save(array, np.frombuffer(values, dtype).reshape(len(listed) - 1, -1))
+        table.write(csv_text(listed).encode(errors="surrogateescape"))

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,23 +20,12 @@ NEARLY_CONSTANT = 1e-7  # standard deviation by mean of a feature whose values d
 DECREASE, ROUNDING = 1e-4, 1e-13  # of a loss: the part of the expected decrease that a step must reach, and its noise
 
 
-class Solution(NamedTuple):
-    """Weights (K, D) and bias (K,) of a linear layer, the norm of the gradient there, and whether it is low enough."""
-
-    weight: Tensor
-    bias: Tensor
-    gradient_norm: Tensor
-    is_converged: bool
-
-
 class Newton(Optimizer):
     """Solves a linear layer by Newton's method with conjugate gradients, for a smaller L2 value in each epoch.
 
     Not torch's LBFGS, whose line search compares losses: their rounding ends it at gradients of 1e-9. Weights of 512
     standardized features then differ by 1e-4 for another order of the sum (L2 of 1e-4, CPU, 2026-11-27), here by 1e-10.
     """
-
-    solve: Callable[[], None]  # the next step, set by the module
 
     def __init__(
         self,
@@ -60,14 +49,17 @@ class Newton(Optimizer):
 
     @override
     def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self.solve()
+        """Do nothing: the module has solved the head before."""
 
     @torch.no_grad()
-    def minimize(self, loss: Callable[[Tensor], Tensor], features: Tensor, num_outputs: int, l2: float) -> Solution:
+    def minimize(
+        self, loss: Callable[[Tensor], Tensor], features: Tensor, num_outputs: int, l2: float
+    ) -> tuple[Tensor, Tensor, bool]:
         """Minimize the sum over ranks of loss(features @ W.T + b), plus l2 / 2 * |W|^2, from W = 0 and b = 0.
 
         `features` float64 (n, D) are those of this rank, and `loss` takes its outputs (n, `num_outputs`). Every rank
-        must call it, and gets the same solution.
+        must call it, and gets the same: W and b (K, D + 1), the norm of the gradient there, and whether it is at the
+        tolerance.
         """
         features = torch.cat([features, torch.ones_like(features[:, :1])], 1)
         decay = features.new_full(features.shape[1:], l2)
@@ -84,7 +76,7 @@ class Newton(Optimizer):
             enough = self._tolerance * first_norm
             is_done = _any(~(norm > enough))  # also if it is not finite
             if is_done or num_left <= 0:
-                return Solution(weights[:, :-1], weights[:, -1], norm, is_done and bool(norm.isfinite()))
+                return weights, norm, is_done and bool(norm.isfinite())
             curvature = partial(_curvature, slopes, outputs, features, decay)
             precision = torch.maximum(norm * (norm / first_norm).sqrt().clamp(max=0.5), enough / 10)
             direction, num_used = _conjugate_gradients(curvature, gradient, precision, num_left)
@@ -143,15 +135,7 @@ class Probe(Classifier):
     """
 
     chosen_l2: float | None = None  # of the best epoch, once the training has ended
-
-    def __init__(self, net: nn.Module, task: Task, *, max_epochs: int, total_steps: int, **settings: Any) -> None:
-        super().__init__(net, task, total_steps=total_steps, **{**settings, "grapher": None})
-        if total_steps > max_epochs:
-            raise ValueError("optimizer=newton needs all training images in one batch: raise global_batch_size")
-        self._has_warned = False
-        trained = {id(parameter) for parameter in self.parameters() if parameter.requires_grad}
-        if self._head.bias is None or trained != set(map(id, self._head.parameters())):
-            raise ValueError(f"optimizer=newton trains weight and bias of {net.feature_head} alone")
+    _has_warned = False
 
     @property
     def _head(self) -> nn.Linear:
@@ -164,10 +148,13 @@ class Probe(Classifier):
         """Solve the head for the L2 value of the epoch, and count the samples with it. Every rank must call it."""
         assert self._step is not None
         assert self._guard is not None
-        optimizer: Any = self.trainer.optimizers[0]
-        assert isinstance(optimizer, Newton)
-        l2 = optimizer.l2_of(batch.shard.epoch)
-        optimizer.solve = partial(self._solve, optimizer, batch, l2)
+        newton: Any = self.trainer.optimizers[0]
+        l2 = newton.l2_of(batch.shard.epoch)
+        self._step.gradient_norm, is_converged = fit_head(self._head, self.task, batch, newton, l2)
+        if not is_converged and not self._has_warned and self.global_rank == 0:
+            self._has_warned = True
+            text = f"The head has not converged for an L2 of {l2:g}: raise optimizer.max_iterations"
+            print(f"{text} or optimizer.tolerance, or train fewer epochs.", file=sys.stderr, flush=True)
         self._step.step(is_measured=False)
         with torch.no_grad():
             self._guard.check(self.scaled_loss(batch), batch, self.global_step)
@@ -180,21 +167,13 @@ class Probe(Classifier):
         optimizer: Any = self.trainer.optimizers[0]
         self.chosen_l2 = optimizer.l2_of(self.trainer.current_epoch - 1 if epoch is None else epoch)
 
-    def _solve(self, newton: Newton, batch: Batch, l2: float) -> None:
-        assert self._step is not None
-        found = fit_head(self._head, self.task, batch, newton, l2)
-        self._step.gradient_norm = found.gradient_norm
-        if not found.is_converged and not self._has_warned and self.global_rank == 0:
-            self._has_warned = True
-            text = f"The head has not converged for an L2 of {l2:g}: raise optimizer.max_iterations"
-            print(f"{text} or optimizer.tolerance, or train fewer epochs.", file=sys.stderr, flush=True)
-
 
 @torch.no_grad()
-def fit_head(head: nn.Linear, task: Task, batch: Batch, newton: Newton, l2: float) -> Solution:
+def fit_head(head: nn.Linear, task: Task, batch: Batch, newton: Newton, l2: float) -> tuple[Tensor, bool]:
     """Solve `head` for features (B, D) and targets of this rank. Every rank must call it.
 
     The L2 value is of the weights of features that are standardized over all ranks; `head` takes them as they are.
+    Return the norm of the gradient at the end, and whether it is at the tolerance.
     """
     features = batch.inputs.double()
     count = features.new_tensor(len(features))
@@ -208,19 +187,15 @@ def fit_head(head: nn.Linear, task: Task, batch: Batch, newton: Newton, l2: floa
     def loss(outputs: Tensor) -> Tensor:
         return checked_losses(task, outputs, batch).values.sum() / weight_sum
 
-    found = newton.minimize(loss, (features - mean) / std, head.out_features, l2)
-    weight = found.weight / std
+    solution, norm, is_converged = newton.minimize(loss, (features - mean) / std, head.out_features, l2)
+    weight = solution[:, :-1] / std
     head.weight.copy_(weight)
-    head.bias.copy_(found.bias - weight @ mean)
-    return found
+    head.bias.copy_(solution[:, -1] - weight @ mean)
+    return norm, is_converged
 
 
 def l2_row(config: Any, module: Probe) -> tuple[str, Any]:
     """Return the L2 of the best epoch for the summary of a run; for its header, those of all epochs as text."""
-    if module.chosen_l2 is not None:
-        return "l2", module.chosen_l2
-    settings = config.optimizer.arguments()
-    return (
-        "l2",
-        f"{settings['first_l2']:g} in the first epoch, in each other one {settings['l2_factor']:g} of that before",
-    )
+    first, factor = (config.optimizer.arguments()[name] for name in ("first_l2", "l2_factor"))
+    path = f"{first:g} in the first epoch, in each other one {factor:g} of that before"
+    return "l2", path if module.chosen_l2 is None else module.chosen_l2

@@ -3,6 +3,7 @@
 import re
 import zipfile
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,8 @@ from lockstep.system.wording import join_names, plural
 State = Mapping[str, Tensor]
 # of checkpoints of timm's and torchvision's scripts: the average first, by which these choose the best epoch
 KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")
-PREFIXES = ("module.", "_orig_mod.", "model.")  # of DDP or an average, torch.compile, a module around the network
+# a name with the prefixes of DDP or an average, torch.compile, and a module around the network
+WRAPPED = re.compile(r"((?:module\.|_orig_mod\.|model\.)*).*", re.DOTALL)
 COUNTER = "num_batches_tracked"
 MOST_NAMED = 8
 
@@ -113,7 +115,7 @@ def _read(path: str) -> tuple[State, list[str]]:
 
     Raises ValueError for objects other than tensors, plain values and the settings of a script: they could run code.
     """
-    saved, notes, removed = _load(path), list[str](), ""
+    saved, notes = _load(path), list[str]()
     if "image_format" in saved:
         raise ValueError("it is the checkpoint of a run: use init_from in place of model.pretrained")
     while key := next((key for key in KEYS if isinstance(saved.get(key), dict)), None):
@@ -121,32 +123,25 @@ def _read(path: str) -> tuple[State, list[str]]:
     state = {name: value for name, value in saved.items() if isinstance(name, str) and isinstance(value, Tensor)}
     if not state:
         raise ValueError("it has no tensors with names: save the state_dict of the network")
-    while prefix := next(
-        (each for each in PREFIXES if 2 * sum(name.startswith(each) for name in state) > len(state)), None
-    ):
-        state = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-        removed += prefix
-    return state, [*notes, *([f"names without {removed}"] if removed else [])]
+    ((prefix, _),) = Counter(re.sub(WRAPPED, r"\1", name) for name in state).most_common(1)
+    if prefix:
+        notes.append(f"names without {prefix}")
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}, notes
 
 
 def _load(path: str) -> dict[Any, Any]:
+    load: Callable[[str], Any] = partial(torch.load, map_location="cpu", weights_only=True)
     if Path(path).suffix == ".safetensors":
         from safetensors.torch import load_file as load
-    else:
-        load = _load_torch
     try:
-        saved = load(path)
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                if archive.testzip() is not None:  # torch reads what has a wrong checksum
+                    raise zipfile.BadZipFile
+        with torch.serialization.safe_globals([Namespace]):
+            saved = load(path)
     except Exception as error:  # of a decoder
         if found := re.search(r"GLOBAL (\S+) was not an allowed", str(error)):
             raise ValueError(f"it has a {found[1]}, which could run code: save its tensors alone") from error
         raise ValueError(f"it is damaged, or no file of torch or safetensors: {type(error).__name__}") from error
     return saved if isinstance(saved, dict) else {}
-
-
-def _load_torch(path: str) -> Any:
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if archive.testzip() is not None:  # torch reads what has a wrong checksum
-                raise zipfile.BadZipFile
-    with torch.serialization.safe_globals([Namespace]):
-        return torch.load(path, map_location="cpu", weights_only=True)

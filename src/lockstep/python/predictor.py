@@ -97,10 +97,6 @@ def _trainer_settings(device: str | torch.device | None) -> tuple[int | list[int
     return [number], "auto"
 
 
-def _is_many(images: object) -> bool:
-    return isinstance(images, Sequence) and not isinstance(images, str)
-
-
 class Predictor:
     """A trained network that is called with images; made by `lockstep.load`.
 
@@ -150,11 +146,11 @@ class Predictor:
 
         Raises ValueError for anything else, and FileNotFoundError for a path that does not exist.
         """
-        found = self._inputs(images)
+        values, found = self._values(images, predict.predictions)
         files = tuple(file for inputs in found for file in inputs.files)
-        values = self._values(found, predict.predictions)
         predictions = Predictions(values, self.class_names, self._module.task.named, files)
-        return predictions[0] if not _is_many(images) and found[0].is_one else predictions
+        is_many = isinstance(images, Sequence) and not isinstance(images, str)
+        return predictions[0] if not is_many and found[0].is_one else predictions
 
     def features(self, images: ImageLike | Sequence[ImageLike]) -> Tensor:
         """Return the features (n, D) of one image or several, given as in a call: what the last layer takes.
@@ -163,14 +159,14 @@ class Predictor:
         positions. `lockstep embed` writes the same, up to rounding. Raises what a call raises, and ConfigError, a
         ValueError, for a network without such a layer.
         """
-        return self._values(self._inputs(images), embed.features)
+        return self._values(images, embed.features)[0]
 
-    def _inputs(self, images: ImageLike | Sequence[ImageLike]) -> list[Inputs]:
-        given: Any = images if _is_many(images) else [images]
-        return [inputs_of(image, self._module.image_format, self._view) for image in given]
-
-    def _values(self, found: Sequence[Inputs], compute: Callable[[Classifier, Tensor], Tensor]) -> Tensor:
-        """Compute the values (n, ...) of all images, in host memory."""
+    def _values(
+        self, images: ImageLike | Sequence[ImageLike], compute: Callable[[Classifier, Tensor], Tensor]
+    ) -> tuple[Tensor, list[Inputs]]:
+        """Return the values (n, ...) of all images, in host memory, and these as `compute` gets them."""
+        given = images if isinstance(images, Sequence) and not isinstance(images, str) else [images]
+        found = [inputs_of(image, self._module.image_format, self._view) for image in given]
         values: list[Tensor] = []
         tensors = [inputs.images for inputs in found] or [torch.empty(0, *self.image_shape, dtype=torch.uint8)]
         with keep_float32():
@@ -178,7 +174,7 @@ class Predictor:
             for _, alike in itertools.groupby(tensors, lambda images: images.dtype):
                 for batch in torch.cat(list(alike)).split(self._batch_size):
                     values.append(compute(self._module, batch).cpu())  # a GPU may reuse the memory for the next batch
-        return torch.cat(values)
+        return torch.cat(values), found
 
     @override
     def __repr__(self) -> str:

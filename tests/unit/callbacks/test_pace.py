@@ -49,6 +49,15 @@ def test_the_time_left_decreases_to_zero_during_a_long_batch() -> None:
     assert left == pytest.approx([2, 1, 0, 0])
 
 
+def test_epochs_of_one_batch_have_the_time_of_the_last_one() -> None:
+    pace = Pace(num_warm_up=1)
+    for start, batch_s in ((0, 100), (101, 2), (104, 3)):
+        pace.start(1)
+        pace.count_batch(start + batch_s, 1, 16)
+        pace.end_epoch(start + batch_s + 1)
+    assert pace.left_s(108, 5) == pytest.approx(5 * (3 + 1))
+
+
 def test_validation_counts_after_the_first_one() -> None:
     pace = after(50)
     pace.end_epoch(10 + 100 + 2 * 50 + 30)

@@ -305,6 +305,18 @@ def test_an_error_names_its_key_and_a_fix(text: str) -> None:
         assert part in found[0]
 
 
+@pytest.mark.parametrize("task", ["multilabel", "regression"])
+def test_a_probe_has_any_task(task: str) -> None:
+    assert errors("experiment=probe", "data.root=here", f"task={task}") == []
+
+
+@pytest.mark.parametrize("head_only", ["false", "each_epoch"])
+def test_dropout_is_refused_of_a_frozen_network_alone(head_only: str) -> None:
+    network = ("model=torchvision", "model.name=efficientnet_b0", "model.dropout=0.1", f"model.head_only={head_only}")
+    problem = "model.dropout=0.1 has no effect below the last layer with model.head_only: remove one of them"
+    assert errors(*network) == ([] if head_only == "false" else [problem])
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [
@@ -315,11 +327,10 @@ def test_an_error_names_its_key_and_a_fix(text: str) -> None:
         ("model.head_only=each_epoch", "set model.head_only=true"),
         ("+parameters={head: {pattern: null, lr_factor: 2}}", "parameters"),
         ("scheduler=cosine", "scheduler"),
-        ("callbacks=ema", "callbacks.ema"),
+        ("callbacks=ema", "callbacks=ema"),
         ("trainer.accumulate_grad_batches=2", "trainer.accumulate_grad_batches=2"),
         ("trainer.gradient_clip_norm=1", "trainer.gradient_clip_norm=1.0"),
         ("trainer.graph=true", "trainer.graph=true"),
-        ("trainer.loads=auto", "trainer.loads=auto"),
         ("trainer.virtual_shards=2", "trainer.virtual_shards=2"),
         ("module._target_=tests.support.own_modules.Plain", "module"),
     ],

@@ -1,5 +1,6 @@
 """The copies of a module that the virtual shards of a process train."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,20 +13,17 @@ from lockstep.models.virtual import VirtualClassifier
 from tests.support import modules
 
 
-def virtual(monkeypatch: pytest.MonkeyPatch, num_parts: int) -> VirtualClassifier:
+def virtual(num_parts: int) -> VirtualClassifier:
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.5), nn.Linear(4, 4))
     shards = VirtualShards(num_parts, [1], 1)
-    monkeypatch.setattr(
-        modules, "Classifier", lambda *given, **named: VirtualClassifier(*given, shards=shards, **named)
-    )
-    module = cast(VirtualClassifier, modules.classifier(net))
+    module = cast(VirtualClassifier, modules.classifier(net, kind=partial(VirtualClassifier, shards=shards)))
     module.trainer = cast(Any, SimpleNamespace(loggers=[]))
     module.on_fit_start()
     return module
 
 
-def test_parts_share_weights_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = virtual(monkeypatch, 5)
+def test_parts_share_weights_and_nothing_else() -> None:
+    module = virtual(5)
     assert module.parts[0] is module
     for part in module.parts[1:]:
         for own, shared in zip(part.parameters(), module.parameters(), strict=True):
@@ -38,7 +36,7 @@ def test_parts_share_weights_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_change_of_weights_buffers_and_modes_reaches_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = virtual(monkeypatch, 3)
+    module = virtual(3)
     with torch.no_grad():
         for value in (*module.parameters(), *module.buffers()):
             value.fill_(2)
