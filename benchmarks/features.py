@@ -4,8 +4,9 @@
     python -m benchmarks features --rounds 2      # 12 minutes
 
 Each command is one that a user types, on all cores, from its start to its end, in float32, in which CPUs without
-bfloat16 train. Weights are random, which takes as long. A first run has an empty cache; a later run has the photographs and features of another one, with another seed. A round
-measures each way once, in alternating order, and a ratio is taken inside a round.
+bfloat16 train. Weights are random, which takes as long. A first run has an empty cache; a later run has the photographs
+and features of another one, with another seed. A round measures each way once, in alternating order, and a ratio is
+taken inside a round.
 """
 
 import csv
