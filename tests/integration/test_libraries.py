@@ -21,7 +21,7 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import nn
 from torchvision import models
 
-from lockstep.assembly.networks import _parameter_rules
+from lockstep.assembly.network_checks import parameter_rules
 from lockstep.config.overrides import plan
 from lockstep.models import timm as of_timm
 from lockstep.models import torchvision as of_torchvision
@@ -316,7 +316,7 @@ def test_fine_tuning_trains_the_head_at_ten_times_the_rate(make: Any, name: str,
     library = make.__name__
     config = plan(["experiment=finetune", "data.root=here", f"model={library}", f"model.name={name}"]).configs[0]
     net = make(3, 7, name=name, **PLAIN)
-    rules = _parameter_rules(config, net, nn.Module(), 7)
+    rules = parameter_rules(config, net, nn.Module(), 7)
     groups = ParameterGroups(net, nn.Module(), rules).optimizer_groups(0.01)
     assert {group.get("lr_factor", 1.0) for group in groups} == {1.0, 10.0}
     names = {parameter: key for key, parameter in net.named_parameters()}

@@ -32,6 +32,7 @@ from lockstep.data.module import ImageData
 from lockstep.data.splits import Pixels, makes_targets
 from lockstep.data.transfer.file_lock import Progress, wait_for_lock
 from lockstep.distributed import collectives
+from lockstep.distributed.broadcast import broadcast
 from lockstep.distributed.collectives import gather_objects
 from lockstep.models.classifier import Classifier
 from lockstep.models.frozen import TakesFeatures, head_inputs
@@ -70,7 +71,7 @@ class FrozenFeatures(L.Callback):
             key = f"global_batch_size={config.global_batch_size}"
             raise ConfigError(Error(key, "cuts the training images, and optimizer=newton needs all", "raise it"))
         if here.is_distributed:
-            collectives.broadcast([*module.parameters(), *module.buffers()])
+            broadcast([*module.parameters(), *module.buffers()])
         record = _record(config, module, pixels["train"][torch.arange(min(2, len(pixels["train"])))])
         path, digests = _path(here, module), _digests(here, pixels)
         places = {digest: (pixels[name], row) for name, part in digests.items() for row, digest in enumerate(part)}

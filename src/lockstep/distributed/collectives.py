@@ -7,7 +7,7 @@ tensors go over NCCL. Like the process group, the state is global to the process
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -174,15 +174,6 @@ def sum_over_ranks(counts: Tensor) -> Tensor:
     if is_distributed():
         add_up(total.view(-1))
     return total
-
-
-def broadcast(values: Iterable[Tensor]) -> None:
-    """Replace `values` by those of rank 0. Every rank must call it."""
-    with torch.no_grad():
-        for value in values:
-            whole = value.contiguous()
-            dist.broadcast(whole, 0)
-            value.copy_(whole)
 
 
 def gather_objects(value: T) -> list[T]:

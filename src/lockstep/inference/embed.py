@@ -16,7 +16,7 @@ from lockstep.assembly import networks, pretrained_weights, session
 from lockstep.assembly.session import Session
 from lockstep.config.checks import validation
 from lockstep.config.errors import ConfigError, Error, one_line
-from lockstep.distributed.collectives import broadcast
+from lockstep.distributed.broadcast import broadcast
 from lockstep.inference import predict
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.frozen import head_inputs

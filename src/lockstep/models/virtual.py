@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.batch_norm import ExactBatchNorm
-from lockstep.distributed.collectives import broadcast
+from lockstep.distributed.broadcast import broadcast
 from lockstep.distributed.virtual_shards import VirtualShards
 from lockstep.models.classifier import Classifier
 from lockstep.models.step import OptimizerStep

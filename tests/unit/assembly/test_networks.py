@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lockstep.assembly.networks import _layout, refuse_draws
+from lockstep.assembly.network_checks import refuse_draws
+from lockstep.assembly.networks import _layout
 from lockstep.assembly.pretrained_weights import load_pretrained
 from lockstep.config.checks import validation
 from lockstep.config.composing import compose
