@@ -1,7 +1,7 @@
 """Features of a frozen network: whole commands on 300 photographs, and a sweep of four networks over five folds.
 
     python -m benchmarks features                 # 25 minutes on two cores
-    python -m benchmarks features --rounds 2      # 12 minutes
+    python -m benchmarks features --rounds 1      # 9 minutes
 
 Each command is one that a user types, on all cores, from its start to its end, in float32, in which CPUs without
 bfloat16 train. Weights are random, which takes as long. A first run has an empty cache; a later run has the photographs
