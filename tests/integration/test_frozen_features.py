@@ -14,6 +14,7 @@ from torchvision import models
 from lockstep.assembly import frozen_features
 from lockstep.callbacks.stop import StopTogether
 from lockstep.config.errors import ConfigError
+from lockstep.models.frozen import take_features
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
 from tests.support.exact import cut_after, train
 from tests.support.harness import difference, train_all, write_run
@@ -230,6 +231,11 @@ def test_a_probe_of_several_batches_is_refused(files: Files) -> None:
     assert train(run) == EXIT_CONFIG
     error = "global_batch_size=40 cuts the training images, and optimizer=newton needs all: raise it"
     assert error in run.failure.read_text()
+
+
+def test_a_network_without_a_head_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs a linear last layer with a bias: use model.head_only=each_epoch"):
+        take_features(nn.Sequential(nn.Conv2d(3, 4, 1)), ())
 
 
 def test_outputs_that_are_not_those_of_the_head_are_refused(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
