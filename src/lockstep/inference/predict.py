@@ -36,6 +36,7 @@ from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.partition import Shard
 from lockstep.inference import grad_cam, row_chunks
 from lockstep.inference.row_chunks import Chunk, RowWriter
+from lockstep.models import calibration
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.runs.files import csv_text, move, write_json
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
@@ -103,6 +104,8 @@ def load_network(here: Session, checkpoint: Path) -> Classifier:
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
     module = networks.classifier(here, ImageFormat(**saved["image_format"]), total_steps=1)
     module.load_state_dict(saved["state_dict"])
+    if here.config.calibrate:
+        calibration.restore(module, saved)
     return module.to(here.device).eval()
 
 
@@ -115,9 +118,9 @@ def view_of(config: Config, image_format: ImageFormat) -> View:
 
 
 def predictions(module: Classifier, inputs: Tensor) -> Tensor:
-    """Return the task's predictions (B, ...) for inputs (B, C, H, W) of the `Classifier`, on its device."""
+    """Return calibrated predictions (B, ...) for inputs (B, C, H, W) of the `Classifier`, on its device."""
     with torch.inference_mode():
-        return module.task.predictions(module(inputs.to(module.device)))
+        return module.task.predictions(module.calibration(module(inputs.to(module.device))))
 
 
 def images_of(here: Session, run: str, source: str, image_format: ImageFormat) -> tuple[Images, str]:
@@ -164,7 +167,7 @@ def write_rows(
         on_device, files = pixels.to(module.device), [str(images.names[position]) for position in positions.tolist()]
         with torch.inference_mode():
             outputs = module(on_device)
-            predicted = module.task.predictions(outputs)
+            predicted = module.task.predictions(module.calibration(outputs))
             if predicted.dim() != 2:
                 problem = f"predicts shapes {tuple(predicted.shape[1:])}, and a file has rows of numbers"
                 raise ConfigError(Error(here.config.task.target, problem, "use lockstep.load in Python"))
