@@ -1,26 +1,30 @@
 """`lockstep export`: the network of a run as a file for other programs, checked on images of the run."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.cli import inference
 from lockstep.config import saved_run
 from lockstep.config.checks import data_presence, signatures
 from lockstep.launch.worker import import_training
+from lockstep.runs import gate, naming
 
 NEEDED = ("onnx", "onnxruntime", "onnxscript")
+INSTALL = "pip install 'lockstep[export]'"
 
 
 def run_export(arguments: argparse.Namespace, current: Path) -> int:
     """Write the network of a checkpoint to a file. Returns the exit code. Raises FileNotFoundError or ValueError."""
-    output = Path(arguments.output).resolve()
+    missing = [name for name in NEEDED if not signatures.is_there(name)]
+    name = _default_output(arguments, missing) if arguments.output is None else arguments.output
+    output = Path(name).resolve()
     if output.suffix not in (".onnx", ".pt2") or output.is_dir():
-        raise ValueError(f"--output {arguments.output}: name a file that ends in .onnx or .pt2.")
-    missing = [name for name in NEEDED if not signatures.is_there(name)] if output.suffix == ".onnx" else []
-    if missing:
-        hint = "pip install 'lockstep[export]', or name a file that ends in .pt2"
-        raise ValueError(f"--output {arguments.output} needs {', '.join(missing)}: {hint}.")
-    inference.need_writable("--output", arguments.output)
+        raise ValueError(f"--output {name}: name a file that ends in .onnx or .pt2.")
+    if missing and output.suffix == ".onnx":
+        hint = f"{INSTALL}, or name a file that ends in .pt2"
+        raise ValueError(f"--output {name} needs {', '.join(missing)}: {hint}.")
+    inference.need_writable("--output", name)
     folder, checkpoint, saved, source = inference.open_run(arguments, current)
     here = saved_run.adapt_to_machine(saved, devices=1, strategy="cpu")
     config = saved_run.change_config(folder, here, arguments.overrides, source)
@@ -31,3 +35,12 @@ def run_export(arguments: argparse.Namespace, current: Path) -> int:
     from lockstep.inference import export
 
     return export.export(config, folder, checkpoint, output)
+
+
+def _default_output(arguments: argparse.Namespace, missing: Sequence[str]) -> str:
+    """Return a file in the run folder, if this user made it; of torch if packages of ONNX are `missing`."""
+    folder = naming.find(arguments.run)
+    gate.need_own(folder, "name a file with --output", is_trusted=arguments.trust)
+    if missing:
+        print(f"As network.pt2, because network.onnx needs {', '.join(missing)}: {INSTALL}", flush=True)
+    return str(folder.network.with_suffix(".pt2") if missing else folder.network)
