@@ -1,7 +1,6 @@
 """`lockstep export`: the network of a run as a file for other programs, checked on images of the run."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.cli import inference
@@ -11,20 +10,24 @@ from lockstep.launch.worker import import_training
 from lockstep.runs import gate, naming
 
 NEEDED = ("onnx", "onnxruntime", "onnxscript")
-INSTALL = "pip install 'lockstep[export]'"
 
 
 def run_export(arguments: argparse.Namespace, current: Path) -> int:
     """Write the network of a checkpoint to a file. Returns the exit code. Raises FileNotFoundError or ValueError."""
     missing = [name for name in NEEDED if not signatures.is_there(name)]
-    name = _default_output(arguments, missing) if arguments.output is None else arguments.output
-    output = Path(name).resolve()
+    needs = f"needs {', '.join(missing)}: pip install 'lockstep[export]'"
+    if arguments.output is None:
+        run = naming.find(arguments.run)
+        gate.need_own(run, "name a file with --output", is_trusted=arguments.trust)
+        arguments.output = str(run.network.with_suffix(".pt2") if missing else run.network)
+        if missing:
+            print(f"As network.pt2, because network.onnx {needs}", flush=True)
+    output = Path(arguments.output).resolve()
     if output.suffix not in (".onnx", ".pt2") or output.is_dir():
-        raise ValueError(f"--output {name}: name a file that ends in .onnx or .pt2.")
+        raise ValueError(f"--output {arguments.output}: name a file that ends in .onnx or .pt2.")
     if missing and output.suffix == ".onnx":
-        hint = f"{INSTALL}, or name a file that ends in .pt2"
-        raise ValueError(f"--output {name} needs {', '.join(missing)}: {hint}.")
-    inference.need_writable("--output", name)
+        raise ValueError(f"--output {arguments.output} {needs}, or name a file that ends in .pt2.")
+    inference.need_writable("--output", arguments.output)
     folder, checkpoint, saved, source = inference.open_run(arguments, current)
     here = saved_run.adapt_to_machine(saved, devices=1, strategy="cpu")
     config = saved_run.change_config(folder, here, arguments.overrides, source)
@@ -35,12 +38,3 @@ def run_export(arguments: argparse.Namespace, current: Path) -> int:
     from lockstep.inference import export
 
     return export.export(config, folder, checkpoint, output)
-
-
-def _default_output(arguments: argparse.Namespace, missing: Sequence[str]) -> str:
-    """Return a file in the run folder, if this user made it; of torch if packages of ONNX are `missing`."""
-    folder = naming.find(arguments.run)
-    gate.need_own(folder, "name a file with --output", is_trusted=arguments.trust)
-    if missing:
-        print(f"As network.pt2, because network.onnx needs {', '.join(missing)}: {INSTALL}", flush=True)
-    return str(folder.network.with_suffix(".pt2") if missing else folder.network)

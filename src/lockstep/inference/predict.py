@@ -65,11 +65,10 @@ def predict(
     top_k: int,
     explained: str | None,
 ) -> int:
-    """Write the name and the prediction of every image of `source` to the CSV file `output`, or print a table.
+    """Write the prediction of every image of `source` to the CSV file `output`, or print them. Returns the exit code.
 
-    Returns the exit code. `source` is a folder or an image file, or `val` or `test` of the data of `run`. Unreadable
-    files of a folder are skipped, listed on standard error, and make the exit code of rank 0 1; if `is_strict`, nothing
-    is written then.
+    `source` is a folder or an image file, or `val` or `test` of the data of `run`. Unreadable files of a folder are
+    skipped, listed on standard error, and make the exit code of rank 0 1; if `is_strict`, nothing is written then.
     """
     settings = validation.check_tree(config)
     refuse_own_module(settings, "lockstep predict")
@@ -265,8 +264,7 @@ def _compute_chunks(
 def ranking_argument(module: Classifier, top_k: int, *, is_shown: bool = False) -> dict[str, int]:
     """Return the argument of a task that ranks classes, two in a table. Raises ConfigError if it ranks fewer."""
     count, can_rank = len(module.image_format.class_names), "top_k" in inspect.signature(module.task.cells).parameters
-    if is_shown and can_rank:
-        top_k = max(top_k, min(2, count))
+    top_k = max(top_k, min(2, count)) if is_shown and can_rank else top_k
     if top_k > 1 and not can_rank:
         raise ConfigError(Error(f"--top-k {top_k}", f": {type(module.task).__name__} ranks no classes", "remove it"))
     if top_k > count:
