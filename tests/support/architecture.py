@@ -53,6 +53,7 @@ RINGS = {
             "models.frozen",
             "models.libraries",
             "models.weight_files",
+            "models.calibration",
             "models.outcomes",
             "runs.verified",
         ),

@@ -100,6 +100,15 @@ def test_photographs_are_predicted_as_by_the_run_up_to_a_grey_level(
     assert "averaging_state" in state or "current_model_state" in state  # the averaged weights were exported
 
 
+def test_without_a_name_the_file_is_in_the_run_folder(trained: dict[str, RunFolder], tmp_path: Path) -> None:
+    run = trained["labels"]
+    run.network.write_bytes(b"an earlier one")
+    done = commands.lockstep(tmp_path, "export", run.path, "--trust")
+    assert done.returncode == 0, done.stderr
+    assert str(run.network) in done.stdout
+    assert onnxruntime.InferenceSession(run.network).get_inputs()[0].name == "images"
+
+
 @pytest.mark.parametrize("kind", ["labels", "numbers", "floats"])
 def test_every_task_has_its_predictions(trained: dict[str, RunFolder], tmp_path: Path, kind: str) -> None:
     done = commands.lockstep(

@@ -80,6 +80,33 @@ def test_two_workers_write_the_bytes_of_one(trained: RunFolder, photos: Path, al
 
 
 @pytest.mark.full
+def test_any_workers_print_the_same_table_and_leave_nothing(
+    trained: RunFolder, photos: Path, alone: bytes, tmp_path: Path
+) -> None:
+    shutil.copytree(photos, tmp_path / "photos")
+    (tmp_path / "photos" / "1" / "1.png").write_bytes(b"no image")
+    predict = ["predict", str(trained.path), "photos", "--trust", *OVERRIDES]
+    done = [lockstep(tmp_path, *predict, "--devices", str(count)) for count in (1, 2, 3)]
+    done.append(lockstep(tmp_path, *predict, launcher=TORCHRUN))
+    assert {each.returncode for each in done} == {EXIT_FAILED}
+    assert len({each.stdout for each in done}) == 1
+    rows = [row for row in csv.DictReader(alone.decode().splitlines()) if row["file"] != "1/1.png"]
+    lines = done[0].stdout.splitlines()
+    assert [re.split("  +", line)[:2] for line in lines[1:21]] == [[row["file"], row["class"]] for row in rows[:20]]
+    assert lines[22].startswith(f"{NUM_PHOTOS - 1} images: ")
+    for each in done:
+        assert "1/1.png cannot be read" in each.stderr
+        assert f"1 of {NUM_PHOTOS} images cannot be read and are left out" in each.stderr
+    strict = lockstep(tmp_path, *predict, "--devices", "2", "--strict")
+    assert (strict.returncode, strict.stdout) == (EXIT_CONFIG, "")
+    explained = lockstep(tmp_path, *predict, "--devices", "1", "--top-k", "3", "--explain", "looked")
+    assert "class_3  probability_3\n" in explained.stdout
+    assert len(list((tmp_path / "looked").rglob("*.png"))) == NUM_PHOTOS - 1
+    assert {path.name for path in tmp_path.iterdir()} == {"photos", "outputs", "looked"}
+    assert not list((tmp_path / "outputs").iterdir())
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 75)])
 def test_a_prediction_that_was_ended_continues_on_other_workers(
     trained: RunFolder, photos: Path, alone: bytes, tmp_path: Path, number: int, code: int

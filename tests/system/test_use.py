@@ -74,6 +74,23 @@ def test_the_page_shows_what_its_commands_print(typed: tuple[Path, dict[str, str
     assert "\nExact: " in said["lockstep verify experiment=photos model.width=4"]
 
 
+def test_the_table_has_the_first_rows_of_the_file_and_counts_all(typed: tuple[Path, dict[str, str]]) -> None:
+    folder, said = typed
+    lines = said["lockstep predict latest holiday"].splitlines()
+    rows = rows_of(folder / "predictions.csv")
+    assert lines[0].split() == list(rows[0])
+    shown = [
+        [text if at in (0, 1, 3) else f"{float(text):.4f}" for at, text in enumerate(row.values())] for row in rows
+    ]
+    assert [line.split() for line in lines[1:21]] == shown[:20]
+    counts = {name: sum(row["class"] == name for row in rows) for name in ("china", "flower")}
+    assert lines[22].startswith("60 images: ")
+    assert all(f"{name} {count}" in lines[22] for name, count in counts.items() if count)
+    (one,) = [row for row in shown if row[0] == "flower/holiday-0.jpg"]
+    alone = said["lockstep predict latest holiday/flower/holiday-0.jpg"].splitlines()
+    assert [line.split()[1:] for line in alone[1:]] == [one[1:]]
+
+
 def test_each_photograph_is_tested_by_one_fold_and_the_report_counts_it(typed: tuple[Path, dict[str, str]]) -> None:
     folder, said = typed
     (swept,) = [text for line, text in said.items() if "data.fold=" in line]

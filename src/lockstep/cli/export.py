@@ -7,19 +7,26 @@ from lockstep.cli import inference
 from lockstep.config import saved_run
 from lockstep.config.checks import data_presence, signatures
 from lockstep.launch.worker import import_training
+from lockstep.runs import gate, naming
 
 NEEDED = ("onnx", "onnxruntime", "onnxscript")
 
 
 def run_export(arguments: argparse.Namespace, current: Path) -> int:
     """Write the network of a checkpoint to a file. Returns the exit code. Raises FileNotFoundError or ValueError."""
+    missing = [name for name in NEEDED if not signatures.is_there(name)]
+    needs = f"needs {', '.join(missing)}: pip install 'lockstep[export]'"
+    if arguments.output is None:
+        run = naming.find(arguments.run)
+        gate.need_own(run, "name a file with --output", is_trusted=arguments.trust)
+        arguments.output = str(run.network.with_suffix(".pt2") if missing else run.network)
+        if missing:
+            print(f"As network.pt2, because network.onnx {needs}", flush=True)
     output = Path(arguments.output).resolve()
     if output.suffix not in (".onnx", ".pt2") or output.is_dir():
         raise ValueError(f"--output {arguments.output}: name a file that ends in .onnx or .pt2.")
-    missing = [name for name in NEEDED if not signatures.is_there(name)] if output.suffix == ".onnx" else []
-    if missing:
-        hint = "pip install 'lockstep[export]', or name a file that ends in .pt2"
-        raise ValueError(f"--output {arguments.output} needs {', '.join(missing)}: {hint}.")
+    if missing and output.suffix == ".onnx":
+        raise ValueError(f"--output {arguments.output} {needs}, or name a file that ends in .pt2.")
     inference.need_writable("--output", arguments.output)
     folder, checkpoint, saved, source = inference.open_run(arguments, current)
     here = saved_run.adapt_to_machine(saved, devices=1, strategy="cpu")

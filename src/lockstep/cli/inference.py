@@ -133,7 +133,7 @@ def _evaluation(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.output is None and arguments.top_k != 1:
         raise ValueError(f"--top-k {arguments.top_k} has no rows to be written to: add --output rows.csv.")
     given = {"split": arguments.split, "top_k": _top_k(arguments)}
-    given["output"] = _output(arguments.output) if arguments.output is not None else None
+    given["output"] = _output(arguments.output)
     given["pictures"] = _new_folder("--pictures", arguments.pictures)
     return given | {"is_json": arguments.json, "may_differ": False}
 
@@ -162,7 +162,9 @@ def _top_k(arguments: argparse.Namespace) -> int:
     return arguments.top_k
 
 
-def _output(name: str) -> str:
+def _output(name: str | None) -> str | None:
+    if name is None:
+        return None
     output = Path(name).resolve()
     if output.is_dir():
         raise ValueError(f"--output {name} is a folder: name a file in it.")

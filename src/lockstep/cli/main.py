@@ -159,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("jobs", help="list, follow, cancel and requeue submitted runs", add_help=False)
     stop = command("stop", "stop a run, or all trials of a sweep, with a checkpoint")
     evaluate = command("eval", "evaluate a trained network, on any number of workers")
-    predict = command("predict", "write predictions for images to a CSV file")
+    predict = command("predict", "predict images: a table, or a CSV file")
     text = "write the features of images, which the last layer takes, to a NumPy array"
     embed = command("embed", text, usage="lockstep embed RUN|model.name=... FOLDER --output NAME.npy [options]")
     text = "run folder or latest, or settings of a pretrained network; and images, as of predict"
@@ -176,10 +176,11 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--pictures", metavar="FOLDER", help=text)
     evaluate.add_argument("--json", action="store_true", help="print one JSON object only")
     predict.add_argument("source", help="image file, folder of images, or split of the run's data: val or test")
-    predict.add_argument("--output", required=True, help="CSV file to write, one row per image")
+    predict.add_argument("--output", help="CSV file to write, one row per image; default: print a table")
     text = "new folder for a picture of each image: what the network looked at (Grad-CAM)"
     predict.add_argument("--explain", metavar="FOLDER", help=text)
-    export.add_argument("--output", required=True, help="file to write: NAME.onnx, or NAME.pt2 for torch.export")
+    text = "file to write: NAME.onnx, or NAME.pt2 for torch.export; default: network.onnx in the run folder"
+    export.add_argument("--output", help=text)
     for subparser in (evaluate, predict, export, labels):
         subparser.add_argument("overrides", nargs="*", help="settings to change, such as data.root=elsewhere")
     for subparser in (predict, embed):

@@ -52,14 +52,14 @@ class Exported(nn.Module):
 
     def __init__(self, module: Classifier, view: View) -> None:
         super().__init__()
-        self.net, self.task, self.view = module.net, module.task, view
+        self.net, self.calibration, self.task, self.view = module.net, module.calibration, module.task, view
         self.mean, self.std = (nn.Buffer(values.clone()) for values in (module.mean, module.std))
 
     @override
     def forward(self, images: Tensor) -> Tensor:
         if not images.is_floating_point():
             images = self._apply_view(images.float()).sub(self.mean).div(self.std)
-        return self.task.predictions(self.net(images))
+        return self.task.predictions(self.calibration(self.net(images)))
 
     def _apply_view(self, images: Tensor) -> Tensor:
         (height, width), (most_high, most_wide) = images.shape[2:], self.view.bounds

@@ -34,8 +34,9 @@ from lockstep.data.transfer.file_lock import Progress
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.partition import Shard
-from lockstep.inference import grad_cam, row_chunks
+from lockstep.inference import grad_cam, prediction_table, row_chunks
 from lockstep.inference.row_chunks import Chunk, RowWriter
+from lockstep.models import calibration
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.runs.files import csv_text, move, write_json
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
@@ -59,12 +60,12 @@ def predict(
     run: str,
     source: str,
     checkpoint: str,
-    output: str,
+    output: str | None,
     is_strict: bool,
     top_k: int,
     explained: str | None,
 ) -> int:
-    """Write the name and the prediction of every image of `source` to the CSV file `output`. Returns the exit code.
+    """Write the prediction of every image of `source` to the CSV file `output`, or print them. Returns the exit code.
 
     `source` is a folder or an image file, or `val` or `test` of the data of `run`. Unreadable files of a folder are
     skipped, listed on standard error, and make the exit code of rank 0 1; if `is_strict`, nothing is written then.
@@ -75,15 +76,17 @@ def predict(
         module = load_network(here, Path(checkpoint))
         images, digest = images_of(here, run, source, module.image_format)
         options: dict[str, Any] = {"top_k": top_k, "explained": explained, "is_strict": is_strict}
-        broken = write_rows(here, module, images, Path(output), checkpoint=Path(checkpoint), digest=digest, **options)
+        options |= {"checkpoint": Path(checkpoint), "digest": digest, "is_shown": output is None}
+        broken = write_rows(here, module, images, Path(output or folder.path / "predictions"), **options)
         return report(here, len(images), broken, "prediction", output)
 
 
-def report(here: Session, num_images: int, broken: list[str], noun: str, output: str) -> int:
+def report(here: Session, num_images: int, broken: list[str], noun: str, output: str | None) -> int:
     """Print and record how many rows were written, and the errors of `broken` images. Returns the exit code."""
     if here.rank == 0:
         count = num_images - len(broken)
-        print(f"{plural(count, noun)} in {output}", flush=True)
+        if output is not None:
+            print(f"{plural(count, noun)} in {output}", flush=True)
         write_json(here.folder.scores, {"output": output, f"{noun}s": count, "unreadable": len(broken)})
     if broken:  # the command prints a recorded failure
         count = f"{len(broken)} of {plural(num_images, 'image')} cannot be read and are left out"
@@ -103,6 +106,8 @@ def load_network(here: Session, checkpoint: Path) -> Classifier:
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
     module = networks.classifier(here, ImageFormat(**saved["image_format"]), total_steps=1)
     module.load_state_dict(saved["state_dict"])
+    if here.config.calibrate:
+        calibration.restore(module, saved)
     return module.to(here.device).eval()
 
 
@@ -115,9 +120,9 @@ def view_of(config: Config, image_format: ImageFormat) -> View:
 
 
 def predictions(module: Classifier, inputs: Tensor) -> Tensor:
-    """Return the task's predictions (B, ...) for inputs (B, C, H, W) of the `Classifier`, on its device."""
+    """Return calibrated predictions (B, ...) for inputs (B, C, H, W) of the `Classifier`, on its device."""
     with torch.inference_mode():
-        return module.task.predictions(module(inputs.to(module.device)))
+        return module.task.predictions(module.calibration(module(inputs.to(module.device))))
 
 
 def images_of(here: Session, run: str, source: str, image_format: ImageFormat) -> tuple[Images, str]:
@@ -147,14 +152,15 @@ def write_rows(
     has_truth: bool = False,
     explained: str | None = None,
     is_strict: bool = True,
+    is_shown: bool = False,
 ) -> list[str]:
     """Write predictions of images to the CSV file `output`. Returns the errors of those that cannot be read.
 
     `digest` is that of the images. A row has the `top_k` most probable classes, and with `has_truth` target and loss.
     Pictures of what the network looked at go into the folder `explained`. With `is_strict`, nothing is written if there
-    are errors. Every rank must call it.
+    are errors. Every rank must call it. With `is_shown` a table is printed, and there is no file.
     """
-    names, ranks = module.image_format.class_names, ranking_argument(module, top_k)
+    names, ranks = module.image_format.class_names, ranking_argument(module, top_k, is_shown=is_shown)
     truth = ["truth"] if isinstance(module.task, Classification) else [f"true_{name}" for name in names]
     before, after = (truth, ["loss"]) if has_truth else ([], [])
     head = ["file", *before, *module.task.columns(names, **ranks), *after]
@@ -164,7 +170,7 @@ def write_rows(
         on_device, files = pixels.to(module.device), [str(images.names[position]) for position in positions.tolist()]
         with torch.inference_mode():
             outputs = module(on_device)
-            predicted = module.task.predictions(outputs)
+            predicted = module.task.predictions(module.calibration(outputs))
             if predicted.dim() != 2:
                 problem = f"predicts shapes {tuple(predicted.shape[1:])}, and a file has rows of numbers"
                 raise ConfigError(Error(here.config.task.target, problem, "use lockstep.load in Python"))
@@ -182,6 +188,7 @@ def write_rows(
     inputs = {"checkpoint": f"{state.st_size} {state.st_mtime_ns}", "settings": settings_of(here), "images": digest}
     inputs |= {"columns": csv_text([head]), "explanations": str(explained is not None)}
     table = partial(row_chunks.write_table, output, csv_text([head]))
+    table = partial(prediction_table.show, module.task, head) if is_shown else table
     broken = write(here, images, rows_of, table, inputs=inputs, output=output, is_strict=is_strict)
     if explained is not None:
         together(lambda: move(row_chunks.pictures_of(output), Path(explained)) if here.rank == 0 else None)
@@ -254,10 +261,11 @@ def _compute_chunks(
     return path
 
 
-def ranking_argument(module: Classifier, top_k: int) -> dict[str, int]:
-    """Return the argument of a task that ranks classes. Raises ConfigError if it ranks fewer."""
-    count = len(module.image_format.class_names)
-    if top_k > 1 and "top_k" not in inspect.signature(module.task.cells).parameters:
+def ranking_argument(module: Classifier, top_k: int, *, is_shown: bool = False) -> dict[str, int]:
+    """Return the argument of a task that ranks classes, two in a table. Raises ConfigError if it ranks fewer."""
+    count, can_rank = len(module.image_format.class_names), "top_k" in inspect.signature(module.task.cells).parameters
+    top_k = max(top_k, min(2, count)) if is_shown and can_rank else top_k
+    if top_k > 1 and not can_rank:
         raise ConfigError(Error(f"--top-k {top_k}", f": {type(module.task).__name__} ranks no classes", "remove it"))
     if top_k > count:
         raise ConfigError(Error(f"--top-k {top_k}", f": the run has {count} classes", f"use {count} at most"))

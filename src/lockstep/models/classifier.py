@@ -101,6 +101,7 @@ class Classifier(L.LightningModule):
         self.layout = layout
         self.net = net.to(memory_format=layout.memory_format)  # pyright: ignore[reportCallIssue]
         self.task = task
+        self.calibration: nn.Module = nn.Identity()  # from outputs to those of predictions: of a trained network
         channels = (1, len(image_format.mean), 1, 1)
         self.register_buffer("mean", 255 * torch.tensor(image_format.mean).view(channels))
         self.register_buffer("std", 255 * torch.tensor(image_format.std).view(channels))

@@ -65,6 +65,7 @@ class RunFolder:
     images = _File("images.json.gz")  # name, target and split of every image of the training, and its classes
     fold_rows = _File("fold_predictions.csv")  # truth and prediction of every test image of a fold
     pictures = _File("pictures")  # PNG files of right and wrong predictions, and confusion matrices
+    network = _File("network.onnx")  # the exported network, or network.pt2
     failure = _File("failure.txt")  # the traceback of the first rank that failed
     scores = _File("scores.json")  # the result of an evaluation or a prediction
     stop_flag = _File("STOP")  # a request to stop; contains the reason

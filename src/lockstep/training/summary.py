@@ -183,8 +183,7 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
     rows.append(("watch", f"lockstep board --logdir {run}"))
     if tests or not here.config.has_own_module:
         rows.append(("evaluate", f"lockstep eval {run}"))
-    if not here.config.has_own_module:
-        rows.append(("predict", f"lockstep predict {run} FOLDER --output predictions.csv"))
+    rows += [] if here.config.has_own_module else [("predict", f"lockstep predict {run} FOLDER")]
     show_table(f"Finished {plural(summary['epochs'], 'epoch')}", rows)
 
 

@@ -79,6 +79,7 @@ def _to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
     for section, key in GONE:
         if isinstance(tree.get(section), dict):
             tree[section].pop(key, None)
+    tree.setdefault("calibrate", True)  # not in earlier versions, whose checkpoints have nothing to apply
     if isinstance(tree.get("trainer"), dict):
         tree["trainer"].setdefault("virtual_shards", None)  # not in earlier versions
     for key in OF_CUTS.get(str(at(tree, ["data", "_target_"])), ()):

@@ -61,6 +61,9 @@ class Config(Section):
     flip_test: Annotated[bool, Scope.WATCHING] = Field(
         description="also test with logits averaged over each image and its mirror image, reported separately"
     )
+    calibrate: Annotated[bool, Scope.WATCHING] = Field(
+        description="correct the probabilities of classes or labels by those of the validation images"
+    )
     augment: Augment
     silent: Annotated[bool, Scope.OUTPUT] = Field(description="print only errors")
     notify: Notify

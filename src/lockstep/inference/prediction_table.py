@@ -1,0 +1,48 @@
+"""The table that `lockstep predict` prints if it writes no file: the first rows, and a summary of all."""
+
+import csv
+import heapq
+import io
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from lockstep.runs.files import uncell
+from lockstep.system.terminal import new_table, print_table, say, terminal
+from lockstep.system.wording import join_names, plural
+from lockstep.tasks.classification import Classification
+from lockstep.tasks.task import Task
+from lockstep.tasks.vectors import Multilabel
+
+MOST_ROWS, MOST_NAMES, MOST_DOUBTS = 20, 5, 3
+LEAST = 0.5  # probability of a label that an image has
+
+
+def show(task: Task, heads: Sequence[str], chunks: Iterable[str]) -> None:
+    """Print rows of predictions, which come as CSV below `heads`, once all are there."""
+    is_of = type(task).cells  # what made the rows; those of other tasks are printed as they are
+    shown, counts, doubts, num_images = list[list[str]](), Counter[str](), list[tuple[float, str]](), 0
+    for file, *cells in (map(uncell, row) for text in chunks for row in csv.reader(io.StringIO(text, newline=""))):
+        num_images += 1
+        if is_of is Classification.cells:
+            cells[1::2] = [f"{float(cell):.4f}" for cell in cells[1::2]]
+            counts[cells[0]] += 1
+            doubts = heapq.nsmallest(MOST_DOUBTS, [*doubts, (float(cells[1]), f"{file} ({' '.join(cells[:2])})")])
+        elif is_of is Multilabel.cells:
+            labels = sorted(zip(map(float, cells), heads[1:], strict=True), key=lambda label: -label[0])
+            found = [name for value, name in labels if value >= LEAST]
+            counts.update(found or ["none"])
+            cells = [", ".join(f"{name} {value:.4f}" for value, name in labels[: len(found) or 1])]
+        if len(shown) < MOST_ROWS:
+            shown.append([file, *cells])
+    heads = ["file", "labels"] if is_of is Multilabel.cells else heads
+    numbers = heads[2::2] if is_of is Classification.cells else heads[1:] if is_of is Task.cells else ()
+    out = terminal()
+    print_table(new_table(heads, shown, out, right=numbers, wraps=[head for head in heads if head not in numbers]), out)
+    if num_images > 1:
+        out.print()
+        found = join_names([f"{name} {count:,}" for name, count in counts.most_common()], MOST_NAMES)
+        say(out, ": ".join(filter(None, [plural(num_images, "image"), found])))
+    if num_images > MOST_ROWS:
+        if doubts:
+            say(out, f"Least certain: {', '.join(text for _, text in doubts)}")
+        say(out, f"These are the first {MOST_ROWS}. All rows: add --output predictions.csv")

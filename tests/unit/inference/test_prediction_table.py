@@ -1,0 +1,109 @@
+"""The table that a prediction prints: its rows, its summary, and its width."""
+
+import io
+import re
+from typing import Any
+
+import pytest
+from rich.console import Console
+from torch import Tensor
+from torch.nn import functional as F
+from typing_extensions import override
+
+from lockstep.inference import prediction_table
+from lockstep.runs.files import csv_text
+from lockstep.system import terminal
+from lockstep.tasks import Classification, Multilabel, Regression
+from lockstep.tasks.task import Task
+
+CLASSES = ["file", "class", "probability", "class_2", "probability_2"]
+
+
+class Words(Task):
+    """A custom task with columns of its own."""
+
+    @override
+    def columns(self, class_names: Any) -> list[str]:
+        return ["verdict"]
+
+    @override
+    def cells(self, predictions: Tensor, class_names: Any) -> list[list[str]]:
+        return [["good"] for _ in predictions]
+
+
+def task_of(kind: type[Task]) -> Task:
+    if kind is Classification:
+        return Classification(loss=None, label_smoothing=0.0, class_weights=None)
+    return Words() if kind is Words else kind(loss=F.mse_loss)
+
+
+def printed(capsys: pytest.CaptureFixture[str], kind: type[Task], heads: list[str], *chunks: list[list[str]]) -> str:
+    prediction_table.show(task_of(kind), heads, map(csv_text, chunks))
+    return capsys.readouterr().out
+
+
+def test_one_image_is_a_row_without_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, Classification, CLASSES, [["a.jpg", "cat", "0.987654", "dog", "0.012346"]])
+    assert text == (
+        "file   class  probability  class_2  probability_2\na.jpg  cat         0.9877  dog             0.0123\n"
+    )
+
+
+def test_many_images_are_the_first_twenty_and_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["dog", "cat", "=eel"]
+    rows = [[f"-{number}.jpg", names[number % 3], f"{0.9 - number / 100:.6f}", "fox", "0.1"] for number in range(25)]
+    lines = printed(capsys, Classification, CLASSES, rows[:7], rows[7:]).splitlines()
+    assert [line.split()[0] for line in lines[1:21]] == [row[0] for row in rows[:20]]
+    assert lines[3].split() == ["-2.jpg", "=eel", "0.8800", "fox", "0.1000"]
+    assert lines[21:] == [
+        "",
+        "25 images: dog 9, cat 8, =eel 8",
+        "Least certain: -24.jpg (dog 0.6600), -23.jpg (=eel 0.6700), -22.jpg (cat 0.6800)",
+        "These are the first 20. All rows: add --output predictions.csv",
+    ]
+
+
+def test_the_summary_names_the_commonest_of_many_classes(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [[f"{number}.jpg", f"c{number % 9}", "0.5", "x", "0.1"] for number in range(10)]
+    summary = printed(capsys, Classification, CLASSES, rows).splitlines()[-1]
+    assert summary == "10 images: c0 2, c1 1, c2 1, c3 1, c4 1 and 4 more"
+
+
+def test_labels_are_the_probable_ones_or_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [["a.jpg", "0.5", "0.75", "0.1"], ["b.jpg", "0.2", "0.1", "0.4999"], ["c.jpg", "0.1", "0.9", "0"]]
+    assert printed(capsys, Multilabel, ["file", "cat", "dog", "a bird"], rows) == (
+        "file   labels\na.jpg  dog 0.7500, cat 0.5000\nb.jpg  a bird 0.4999\nc.jpg  dog 0.9000\n"
+        "\n3 images: dog 2, cat 1, none 1\n"
+    )
+
+
+def test_numbers_and_the_cells_of_a_custom_task_are_as_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [["a.jpg", "-12.5", "180.1"], ["b.jpg", "44", "nan"]]
+    text = printed(capsys, Regression, ["file", "age", "height"], rows)
+    assert text == "file     age  height\na.jpg  -12.5   180.1\nb.jpg     44     nan\n\n2 images\n"
+    text = printed(capsys, Words, ["file", "verdict"], [["a.jpg", "good"]])
+    assert text == "file   verdict\na.jpg  good\n"
+
+
+def test_no_row_is_printed_if_a_later_image_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    def chunks() -> Any:
+        yield csv_text([["a.jpg", "cat", "0.9", "dog", "0.1"]])
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        prediction_table.show(task_of(Classification), CLASSES, chunks())
+    assert capsys.readouterr().out == ""
+
+
+def test_long_names_fit_into_eighty_columns_and_a_name_cannot_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    screen = Console(file=file, width=80, force_terminal=True, color_system=None, highlight=False)
+    monkeypatch.setattr(prediction_table, "terminal", lambda: screen)
+    photo, turtle = f"{'trap ' * 9}IMG_2024_10_01.jpg", "Trachemys scripta elegans (red-eared slider)"
+    rows = [[photo, turtle, "0.9", "Chrysemys picta", "0.1"], ["\x1b[2J\udcff\n.jpg", "a\tb", "0.5", "c", "0.4"]]
+    prediction_table.show(task_of(Classification), CLASSES, [csv_text(rows)])
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == CLASSES[:4]  # the last one does not fit
+    assert not re.search(r"[^\x20-\x7e\n]", file.getvalue())
+    assert terminal.printable(photo).split()[0] in lines[1]
