@@ -1,0 +1,139 @@
+"""Whether probabilities can be believed: their scores on a split, raw and calibrated, with 95 % intervals."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.assembly.session import Session
+from lockstep.callbacks.reliability import Reliability
+from lockstep.data.module import ImageData
+from lockstep.models.outcomes import EDGES, NUM_BINS, Findings, Quality, bins_of
+from lockstep.system.terminal import measure, new_table, print_table, say, terminal
+from lockstep.system.wording import plural
+
+SCORES = {"nll": "NLL", "brier": "Brier score", "ece": "ECE"}
+NUM_RESAMPLES = 1000
+MOST_WEIGHTS = 4_000_000  # in memory
+
+Array = NDArray[np.float64]
+
+
+def report(findings: Findings, groups: Sequence[str] | None, entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the scores of the probabilities and their bins, raw and, if there are such, calibrated.
+
+    The expected calibration error (ECE) is that of Guo et al. (2017, https://arxiv.org/abs/1706.04599). Of few images
+    it is too large, because it contains their chance. Intervals are from resampled images, or from whole groups of
+    them: `groups` of the split, by position. `entry` is the calibration of the checkpoint.
+    """
+    ways = {"raw": findings.raw} | ({} if findings.calibrated is None else {"calibrated": findings.calibrated})
+    units = np.stack([_rows(findings, quality) for quality in ways.values()], axis=1)
+    is_grouped = groups is not None and len({*groups}) > 1
+    if groups is not None and is_grouped:
+        numbers = np.unique([groups[index] for index in findings.indices.tolist()], return_inverse=True)[1]
+        rows, units = units, np.zeros((numbers.max() + 1, *units.shape[1:]))
+        np.add.at(units, numbers, rows)
+    slopes = entry["slope"].tolist() if "calibrated" in ways else []
+    fitted = {"num_images": entry["num_images"]} if "calibrated" in ways else {}
+    num_broken = int((~np.isfinite(findings.raw.nll)).sum())
+    numbers = np.stack([_scores(units.sum(0)), *_interval(units)], axis=-1).tolist()
+    return {
+        **{
+            way: {name: dict(zip(("value", "low", "high"), each, strict=True)) for name, each in zip(SCORES, of_way)}
+            | {"bins": _bins(findings, quality)}
+            for (way, quality), of_way in zip(ways.items(), numbers, strict=True)
+        },
+        **({"temperature": 1 / slopes[0]} if len(slopes) == 1 else {}),
+        **fitted,
+        "note": entry["note"],
+        **({"num_groups": len(units)} if is_grouped else {}),
+        **({"not_finite": num_broken} if num_broken else {}),
+    }
+
+
+def _bins(findings: Findings, quality: Quality) -> list[dict[str, Any]]:
+    """Return the bins that are not empty; of labels they count all of them."""
+    rows = zip(EDGES[:-1].tolist(), EDGES[1:].tolist(), *findings.bins(quality).tolist(), strict=True)
+    return [
+        {"from": low, "to": high, "count": int(count), "confidence": confidences / count, "accuracy": hits / count}
+        for low, high, count, confidences, hits in rows
+        if count
+    ]
+
+
+def _rows(findings: Findings, quality: Quality) -> Array:
+    """Return what scores are sums of, for each image: 1, NLL, Brier score, and the gaps in the bins (N, 3 + bins)."""
+    count = len(findings.indices)
+    gaps = (quality.confidences - findings.hits).reshape(count, -1)
+    at = NUM_BINS * np.arange(count)[:, None] + bins_of(quality.confidences).reshape(count, -1)
+    binned = np.bincount(at.ravel(), gaps.ravel() / gaps.shape[1], count * NUM_BINS).reshape(count, NUM_BINS)
+    return np.column_stack([np.ones(count), quality.nll, quality.brier, binned])
+
+
+def _scores(sums: Array) -> Array:
+    """Return NLL, Brier score and ECE (..., 3) of sums of rows (..., 3 + bins)."""
+    return np.concatenate([sums[..., 1:3], abs(sums[..., 3:]).sum(-1, keepdims=True)], axis=-1) / sums[..., :1]
+
+
+def _interval(units: Array) -> tuple[Array, Array]:
+    """Return the ends of the 95 % intervals (ways, 3) for the rows (units, ways, 3 + bins) of images or groups.
+
+    Percentiles of resampled units. A resample has about twice the chance in its ECE: the interval of that is mirrored
+    at its value, which takes it off (the basic bootstrap: Davison and Hinkley 1997, 5.6).
+    """
+    draw, count = np.random.default_rng(0), len(units)
+    flat, left, found = units.reshape(count, -1), NUM_RESAMPLES, []
+    while left:
+        size = min(left, max(1, MOST_WEIGHTS // count))
+        weights = np.stack([np.bincount(draw.integers(count, size=count), minlength=count) for _ in range(size)])
+        with np.errstate(invalid="ignore"):  # 0 times an infinite NLL
+            found.append(_scores((weights @ flat).reshape(size, *units.shape[1:])))
+        left -= size
+    low, high = np.percentile(np.concatenate(found), [2.5, 97.5], axis=0)
+    twice = 2 * _scores(units.sum(0))[:, 2]
+    low[:, 2], high[:, 2] = np.maximum(0, twice - high[:, 2]), np.maximum(0, twice - low[:, 2])
+    return low, high
+
+
+def report_test(here: Session, data: ImageData, module: L.LightningModule) -> dict[str, Any]:
+    """Return the report of a test for summary.json, and keep the confidences of classes in the checkpoint."""
+    callbacks: Any = module.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+    found = next(each for each in callbacks if isinstance(each, Reliability))
+    if found.findings is None:
+        return {}
+    return {"calibration": report(found.findings, data.splits.test.groups, found.entry)}
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print a report as a table, and how the probabilities were calibrated."""
+    out, ways = terminal(), [way for way in ("raw", "calibrated") if way in result]
+    interval = "95 % interval" + (f", {plural(result['num_groups'], 'group')}" if "num_groups" in result else "")
+    rows = []
+    for key, name in SCORES.items():
+        *_, best = values = [result[way][key] for way in ways]
+        rows.append([name, *(measure(each["value"]) for each in values), f"{measure(best['low'])} to {measure(best['high'])}"])
+    print_table(new_table(["probabilities", *ways, interval], rows, out, right=ways), out)
+    say(out, f"calibration: {how(result)}")
+
+
+def how(result: dict[str, Any]) -> str:
+    """Return how the probabilities of a report were calibrated, or why they were not."""
+    broken = f"; of {plural(result['not_finite'], 'image')} not finite" if "not_finite" in result else ""
+    if "calibrated" not in result:
+        return f"none: {result['note']}{broken}"
+    what = f"temperature {result['temperature']:.3g}" if "temperature" in result else "slope and offset for each label"
+    return f"{what}, fitted on {plural(result['num_images'], 'validation image')}{broken}"
+
+
+def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of a finished run's table."""
+    result = summary["calibration"]
+
+    def text(key: str) -> str:
+        raw, own = result["raw"][key], result.get("calibrated", {}).get(key)
+        name = SCORES[key]
+        return f"{name} {measure(raw['value'])}" if own is None else f"{name} {measure(own['value'])}, raw {measure(raw['value'])}"
+
+    return [("calibration", how(result)), ("", f"{text('nll')}; {text('ece')}")]
