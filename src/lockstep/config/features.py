@@ -50,6 +50,10 @@ def _pretrained(config: Any) -> Any:
     return config.model.arguments().get("pretrained")
 
 
+def _is_calibrated(config: Any) -> bool:
+    return config.calibrate and not config.has_own_module
+
+
 _has_own_module = attrgetter("has_own_module")
 FEATURES = (
     # errors of a configuration, without reading a file: (config) -> errors
@@ -81,6 +85,7 @@ FEATURES = (
     Feature("classifier", "lockstep.models.probe:Probe", lambda config: config.optimizer.is_newton),
     # callbacks of our module that come first: (session) -> callback
     Feature("first", "lockstep.assembly.frozen_features:FrozenFeatures", lambda config: _head_only(config) is True),
+    Feature("first", "lockstep.callbacks.reliability:Reliability", _is_calibrated),
     # what replays training passes, if the workers can and the network allows it: (module, dropouts)
     Feature("grapher", "lockstep.models.graphs:GraphedModule", lambda config: config.trainer.graph),
     # rows of the header of a run: (config) -> name, text; and of its module: (config, module)
