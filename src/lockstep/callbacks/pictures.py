@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 class Pictures(Collector):
     """Draws the predictions of classes: of the test, and of the validation of every `every_n_epochs`-th epoch.
 
-    Reliability diagram, of labels too; confusion matrix, the first `num_images` images of the split with their predictions, and as many of the most
-    confident mistakes, from the samples of all ranks. pictures/ in the run folder has the newest PNG files of each
-    split, TensorBoard has all of them.
+    Reliability diagram, for labels too; confusion matrix, the first `num_images` images of the split with their
+    predictions, and as many of the most confident mistakes, from the samples of all ranks. pictures/ in the run folder
+    has the newest PNG files of each split, TensorBoard has all of them.
     """
 
     def __init__(

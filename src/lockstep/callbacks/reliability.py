@@ -53,14 +53,14 @@ class Reliability(Collector):
         """Take the session, as all callbacks that come first."""
         super().__init__()
         self._is_applied = here.config.calibrate
-        self.entry: dict[str, Any] = {}  # of the checkpoint
+        self.entry: dict[str, Any] = {"note": "the checkpoint has none" if self._is_applied else "calibrate=false"}
         self.findings: Findings | None = None
 
     @override
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if self._is_applied and trainer.state.fn != TrainerFn.FITTING and isinstance(pl_module, Classifier):
             calibration.restore(pl_module, checkpoint)
-            self.entry = checkpoint.get("calibration", {})
+            self.entry = checkpoint.get("calibration", self.entry)
 
     @override
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -35,22 +35,21 @@ def report(findings: Findings, groups: Sequence[str] | None, entry: dict[str, An
         numbers = np.unique([groups[index] for index in findings.indices.tolist()], return_inverse=True)[1]
         rows, units = units, np.zeros((numbers.max() + 1, *units.shape[1:]))
         np.add.at(units, numbers, rows)
-    slopes = entry["slope"].tolist() if "calibrated" in ways else []
-    fitted = {"num_images": entry["num_images"]} if "calibrated" in ways else {}
-    num_broken = int((~np.isfinite(findings.raw.nll)).sum())
-    numbers = np.stack([_scores(units.sum(0)), *_interval(units)], axis=-1).tolist()
-    return {
-        **{
-            way: {name: dict(zip(("value", "low", "high"), each, strict=True)) for name, each in zip(SCORES, of_way)}
-            | {"bins": _bins(findings, quality)}
-            for (way, quality), of_way in zip(ways.items(), numbers, strict=True)
-        },
-        **({"temperature": 1 / slopes[0]} if len(slopes) == 1 else {}),
-        **fitted,
-        "note": entry["note"],
-        **({"num_groups": len(units)} if is_grouped else {}),
-        **({"not_finite": num_broken} if num_broken else {}),
-    }
+    scores = np.stack([_scores(units.sum(0)), *_interval(units)], axis=-1).tolist()
+    result: dict[str, Any] = {}
+    for (way, quality), of_way in zip(ways.items(), scores, strict=True):
+        numbers = [dict(zip(("value", "low", "high"), each, strict=True)) for each in of_way]
+        result[way] = {**dict(zip(SCORES, numbers, strict=True)), "bins": _bins(findings, quality)}
+    if "calibrated" in result:
+        slopes = entry["slope"].tolist()
+        result |= {"temperature": 1 / slopes[0]} if len(slopes) == 1 else {}
+        result["num_images"] = entry["num_images"]
+    result["note"] = entry["note"]
+    if is_grouped:
+        result["num_groups"] = len(units)
+    if num_broken := int((~np.isfinite(findings.raw.nll)).sum()):
+        result["not_finite"] = num_broken
+    return result
 
 
 def _bins(findings: Findings, quality: Quality) -> list[dict[str, Any]]:
@@ -69,7 +68,7 @@ def _rows(findings: Findings, quality: Quality) -> Array:
     gaps = (quality.confidences - findings.hits).reshape(count, -1)
     at = NUM_BINS * np.arange(count)[:, None] + bins_of(quality.confidences).reshape(count, -1)
     binned = np.bincount(at.ravel(), gaps.ravel() / gaps.shape[1], count * NUM_BINS).reshape(count, NUM_BINS)
-    return np.column_stack([np.ones(count), quality.nll, quality.brier, binned])
+    return np.column_stack([np.ones(count), quality.nll, quality.brier, binned]).astype(np.float64)
 
 
 def _scores(sums: Array) -> Array:
@@ -101,7 +100,7 @@ def report_test(here: Session, data: ImageData, module: L.LightningModule) -> di
     """Return the report of a test for summary.json, and keep the confidences of classes in the checkpoint."""
     callbacks: Any = module.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
     found = next(each for each in callbacks if isinstance(each, Reliability))
-    if found.findings is None:
+    if here.rank or found.findings is None:
         return {}
     return {"calibration": report(found.findings, data.splits.test.groups, found.entry)}
 
@@ -113,7 +112,9 @@ def show(result: dict[str, Any]) -> None:
     rows = []
     for key, name in SCORES.items():
         *_, best = values = [result[way][key] for way in ways]
-        rows.append([name, *(measure(each["value"]) for each in values), f"{measure(best['low'])} to {measure(best['high'])}"])
+        rows.append(
+            [name, *(measure(each["value"]) for each in values), f"{measure(best['low'])} to {measure(best['high'])}"]
+        )
     print_table(new_table(["probabilities", *ways, interval], rows, out, right=ways), out)
     say(out, f"calibration: {how(result)}")
 
@@ -134,6 +135,10 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     def text(key: str) -> str:
         raw, own = result["raw"][key], result.get("calibrated", {}).get(key)
         name = SCORES[key]
-        return f"{name} {measure(raw['value'])}" if own is None else f"{name} {measure(own['value'])}, raw {measure(raw['value'])}"
+        return (
+            f"{name} {measure(raw['value'])}"
+            if own is None
+            else f"{name} {measure(own['value'])}, raw {measure(raw['value'])}"
+        )
 
     return [("calibration", how(result)), ("", f"{text('nll')}; {text('ece')}")]

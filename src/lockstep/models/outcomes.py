@@ -67,8 +67,8 @@ class Findings(NamedTuple):
     def bins(self, quality: Quality) -> NDArray[np.float64]:
         """Return counts, sums of the confidences, and hits, in the bins of the confidence, (3, NUM_BINS)."""
         confidences, hits = quality.confidences.ravel(), self.hits.ravel()
-        at = bins_of(confidences)
-        return np.stack([np.bincount(at, weights, NUM_BINS) for weights in (None, confidences, hits)])
+        at, weights = bins_of(confidences), (np.ones(hits.size), confidences, hits)
+        return np.stack([np.bincount(at, each, NUM_BINS) for each in weights]).astype(np.float64)
 
 
 def bins_of(confidences: NDArray[np.float64]) -> NDArray[np.int64]:

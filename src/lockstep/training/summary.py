@@ -170,8 +170,7 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
         monitor, value, path = summary["monitor"], summary["best"], display_path(folder.best_checkpoint)
         none = f"none: no epoch has a finite {monitor}, {path} is the last one"
         rows.append(("best", none if value is None else f"{monitor} {measure(value)}, {path}"))
-    if "l2" in summary:
-        rows.append(("l2", f"{summary['l2']:g}"))
+    rows += [row for rows_of in features.used_features("summary rows", summary) for row in rows_of(summary)]
     rows.append(("weights", f"SHA-256 {summary['weights_sha256'][:12]}"))
     if folder.pictures.exists():
         rows.append(("pictures", display_path(folder.pictures)))

@@ -103,14 +103,15 @@ def train(
             if isinstance(module, Classifier):
                 module.drop_graphs()
         used = timer.time_elapsed("train") if timer is not None else time.monotonic() - started
+        tested = {}
         if has_test and is_overridden("test_step", module):
             has_best = checkpoint is not None and folder.best_checkpoint.exists()
             best = session.checkpoint(here, folder.best_checkpoint).path if has_best else None
             trainer.test(module, data, ckpt_path=best, weights_only=True, verbose=False)
-            for write in after_test:
-                write(here, data, module)
+            for report in after_test:
+                tested |= report(here, data, module)
         if here.rank == 0:
-            summary = summarize(here, trainer, module, data, checkpoint, record, used)
+            summary = summarize(here, trainer, module, data, checkpoint, record, used) | tested
             folder.write_summary(summary)
             folder.clear_stop()
             show_summary(here, summary)
