@@ -53,7 +53,7 @@ class Reliability(Collector):
         """Take the session, as all callbacks that come first."""
         super().__init__()
         self._is_applied = here.config.calibrate
-        self.entry: dict[str, Any] = {"note": "the checkpoint has none" if self._is_applied else "calibrate=false"}
+        self.entry: dict[str, Any] = {"note": "not in the checkpoint" if self._is_applied else "calibrate=false"}
         self.findings: Findings | None = None
 
     @override

@@ -5,11 +5,13 @@ from typing import Any
 
 import lightning as L
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from lockstep.assembly.session import Session
 from lockstep.callbacks.reliability import Reliability
 from lockstep.data.module import ImageData
+from lockstep.inference import calibrate
 from lockstep.models.outcomes import EDGES, NUM_BINS, Findings, Quality, bins_of
 from lockstep.system.terminal import measure, new_table, print_table, say, terminal
 from lockstep.system.wording import plural
@@ -97,48 +99,51 @@ def _interval(units: Array) -> tuple[Array, Array]:
 
 
 def report_test(here: Session, data: ImageData, module: L.LightningModule) -> dict[str, Any]:
-    """Return the report of a test for summary.json, and keep the confidences of classes in the checkpoint."""
+    """Return the report of a test for summary.json; the checkpoint keeps what classes were predicted how confidently.
+
+    Every rank must call it.
+    """
     callbacks: Any = module.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
     found = next(each for each in callbacks if isinstance(each, Reliability))
-    if here.rank or found.findings is None:
+    findings, entry = found.findings, found.entry
+    if findings is None:
         return {}
-    return {"calibration": report(found.findings, data.splits.test.groups, found.entry)}
+    path = here.folder.best_checkpoint if here.folder.best_checkpoint.exists() else here.folder.last_checkpoint
+    if here.config.calibrate and path.exists():
+        entry = torch.load(path, map_location="cpu", weights_only=True, mmap=True).get("calibration", entry)
+        if "slope" in entry and not findings.is_multilabel:
+            confidences, is_right = torch.from_numpy(findings.probabilities).float(), torch.from_numpy(findings.hits)
+            calibrate.keep(here, path, entry | {"test": {"confidences": confidences, "is_right": is_right}})
+    return {} if here.rank else {"calibration": report(findings, data.splits.test.groups, entry)}
 
 
 def show(result: dict[str, Any]) -> None:
     """Print a report as a table, and how the probabilities were calibrated."""
     out, ways = terminal(), [way for way in ("raw", "calibrated") if way in result]
-    interval = "95 % interval" + (f", {plural(result['num_groups'], 'group')}" if "num_groups" in result else "")
+    interval = f"95 % interval, {plural(result['num_groups'], 'group')}" if "num_groups" in result else "95 % interval"
     rows = []
     for key, name in SCORES.items():
-        *_, best = values = [result[way][key] for way in ways]
-        rows.append(
-            [name, *(measure(each["value"]) for each in values), f"{measure(best['low'])} to {measure(best['high'])}"]
-        )
+        *_, last = scores = [result[way][key] for way in ways]
+        cells = [measure(score["value"]) for score in scores]
+        rows.append([name, *cells, f"{measure(last['low'])} to {measure(last['high'])}"])
     print_table(new_table(["probabilities", *ways, interval], rows, out, right=ways), out)
-    say(out, f"calibration: {how(result)}")
-
-
-def how(result: dict[str, Any]) -> str:
-    """Return how the probabilities of a report were calibrated, or why they were not."""
-    broken = f"; of {plural(result['not_finite'], 'image')} not finite" if "not_finite" in result else ""
-    if "calibrated" not in result:
-        return f"none: {result['note']}{broken}"
-    what = f"temperature {result['temperature']:.3g}" if "temperature" in result else "slope and offset for each label"
-    return f"{what}, fitted on {plural(result['num_images'], 'validation image')}{broken}"
+    say(out, f"calibration: {_summary(result)}")
 
 
 def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of a finished run's table."""
-    result = summary["calibration"]
+    """Return the rows of the report of a test in the table of a finished run."""
+    result, texts = summary["calibration"], []
+    for key in ("nll", "ece"):
+        raw, *own = (measure(result[way][key]["value"]) for way in ("raw", "calibrated") if way in result)
+        texts.append(f"{SCORES[key]} {own[0]}, raw {raw}" if own else f"{SCORES[key]} {raw}")
+    return [("calibration", _summary(result)), ("", "; ".join(texts))]
 
-    def text(key: str) -> str:
-        raw, own = result["raw"][key], result.get("calibrated", {}).get(key)
-        name = SCORES[key]
-        return (
-            f"{name} {measure(raw['value'])}"
-            if own is None
-            else f"{name} {measure(own['value'])}, raw {measure(raw['value'])}"
-        )
 
-    return [("calibration", how(result)), ("", f"{text('nll')}; {text('ece')}")]
+def _summary(result: dict[str, Any]) -> str:
+    """Return how the probabilities were calibrated, or why they were not."""
+    broken = f"{plural(result['not_finite'], 'image')} without finite scores" if "not_finite" in result else ""
+    if "calibrated" not in result:
+        return "; ".join(filter(None, [f"none: {result['note']}", broken]))
+    what = f"temperature {result['temperature']:.3g}" if "temperature" in result else "slope and offset of each label"
+    fitted = f"{what}, fitted on {plural(result['num_images'], 'validation image')}"
+    return "; ".join(filter(None, [fitted, result["note"], broken]))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lockstep.distributed.collectives import gather_objects
+from lockstep.models.calibration import Calibration
 from lockstep.tasks.classification import Classification
 from lockstep.tasks.task import Task
 from lockstep.tasks.vectors import Multilabel
@@ -32,8 +33,8 @@ class Quality(NamedTuple):
 class Findings(NamedTuple):
     """Predictions of a split in the order of its positions: classes (N,), or for each label 1 or 0 (N, L).
 
-    `probabilities` (N,) or (N, L) are those that `lockstep predict` writes for them. `calibrated` is None for a network
-    without calibration.
+    `probabilities` (N,) or (N, L) are those that `lockstep predict` writes for them. `calibrated` is None where a
+    calibration changes nothing, or there is none.
     """
 
     num_classes: int
@@ -81,6 +82,8 @@ class Outcomes:
 
     def __init__(self, task: Task, calibration: nn.Module, num_classes: int) -> None:
         self._task, self._calibration, self._num_classes = task, calibration, num_classes
+        is_own = isinstance(calibration, Calibration)
+        self._is_calibrated = is_own and bool(((calibration.slope != 1) | (calibration.offset != 0)).any())
         self._samples: list[list[Tensor]] = []
 
     def update(self, outputs: Tensor, targets: Tensor, indices: Tensor) -> None:
@@ -95,7 +98,7 @@ class Outcomes:
         if labels.dim() == 1:
             probabilities = probabilities.gather(1, predictions[:, None]).squeeze(1)
         scores = _scores(outputs.double(), labels)
-        if not isinstance(self._calibration, nn.Identity):
+        if self._is_calibrated:
             scores += _scores(self._calibration(outputs.double()), labels)
         self._samples.append([indices, labels, predictions, probabilities, *scores])
 
