@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from lockstep.models import calibration
 from lockstep.models.classifier import Classifier
-from lockstep.models.outcomes import Findings, Outcomes, can_score
+from lockstep.models.outcomes import Findings, Outcomes
 
 
 class Collector(L.Callback):
@@ -18,7 +18,7 @@ class Collector(L.Callback):
         self.outcomes: Outcomes | None = None
 
     def start(self, pl_module: L.LightningModule) -> None:
-        if isinstance(pl_module, Classifier) and can_score(pl_module.task):
+        if isinstance(pl_module, Classifier) and calibration.has_probabilities(pl_module.task):
             classes = pl_module.image_format.class_names
             self.outcomes = Outcomes(pl_module.task, pl_module.calibration, len(classes))
 

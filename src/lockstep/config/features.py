@@ -13,7 +13,7 @@ from lockstep.config.schema.target_sections import IMAGE_LIST, LIBRARIES, OF_FIL
 # fmt: off
 Moment = Literal[
     "rules", "files", "new files", "view", "stage", "killed", "crop", "module", "classifier", "first", "grapher",
-    "data row", "module row", "weights", "pretrained", "shards", "tested", "summary rows", "end",
+    "data row", "module row", "weights", "pretrained", "shards", "fitted", "tested", "summary rows", "end",
 ]
 # fmt: on
 
@@ -98,6 +98,8 @@ FEATURES = (
     Feature("pretrained", "lockstep.assembly.pretrained_weights:load", lambda module: hasattr(_net(module), "origin")),
     # the shards of the workers, before the first step: (session, data, module) -> session
     Feature("shards", "lockstep.training.measured_loads:measure_loads", lambda config: config.trainer.loads == "auto"),
+    # after a fit: (session, data, module, its best checkpoint, None without one)
+    Feature("fitted", "lockstep.inference.calibrate:calibrate", _is_calibrated),
     # after a test: (session, data, module) -> facts for summary.json
     Feature("tested", "lockstep.inference.reliability:report_test", lambda config: not config.has_own_module),
     Feature("tested", "lockstep.inference.predict:write_fold", lambda config: config.data.folds is not None),

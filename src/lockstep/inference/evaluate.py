@@ -26,8 +26,8 @@ from lockstep.config.schema.target_sections import Data
 from lockstep.data.images.image_table import SPLIT_FOLDERS, ImageTable, digest_of
 from lockstep.data.splits import Splits, identity_statistics
 from lockstep.inference import class_report, predict, reliability
+from lockstep.models.calibration import has_probabilities
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.models.outcomes import can_score
 from lockstep.runs.files import to_json, write_json
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
@@ -80,7 +80,7 @@ def evaluate(
             data, chosen, notes = run_parts.image_data(here, RunFolder(Path(run))), split or "test", {}
         part = "val" if chosen == "val" else "test"
         module, callbacks = run_parts.build_module(here, run_parts.image_format(data))
-        if pictures is not None and not (isinstance(module, Classifier) and can_score(module.task)):
+        if pictures is not None and not (isinstance(module, Classifier) and has_probabilities(module.task)):
             problem = f"needs classes or labels, and task._target_={settings.task.target}"
             raise ConfigError(Error("--pictures", problem, "remove it"))
         if isinstance(module, Classifier):

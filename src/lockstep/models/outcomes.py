@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from lockstep.distributed.collectives import gather_objects
 from lockstep.models.calibration import Calibration
-from lockstep.tasks.classification import Classification
 from lockstep.tasks.task import Task
 from lockstep.tasks.vectors import Multilabel
 
@@ -132,8 +131,3 @@ def _scores(outputs: Tensor, labels: Tensor) -> list[Tensor]:
     probabilities, own = logs.exp(), logs.gather(1, labels.clamp(0, outputs.shape[1] - 1)[:, None]).squeeze(1)
     brier = probabilities.square().sum(1) - 2 * own.exp() + 1  # the squares of their differences from 0 and 1
     return [-own, brier, probabilities.amax(1).nan_to_num(0.0)]
-
-
-def can_score(task: Task) -> bool:
-    """Return True for a task that predicts the probabilities of classes or labels."""
-    return isinstance(task, Classification | Multilabel)

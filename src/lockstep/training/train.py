@@ -83,7 +83,8 @@ def train(
             check_val_every_n_epoch=config.trainer.check_val_every_n_epoch,
             enable_checkpointing=True,
         )
-        after_test = features.used_features("tested", config)  # imported now: the source may change during a training
+        # imported now: the source may change during a training
+        after_fit, after_test = (features.used_features(moment, config) for moment in ("fitted", "tested"))
         norms = ExactBatchNorm()
         if here.device.type == "cuda" and not config.has_own_module:
             norms.apply(module)  # Lightning does it for several workers; one GPU gains the faster kernels
@@ -103,10 +104,12 @@ def train(
             if isinstance(module, Classifier):
                 module.drop_graphs()
         used = timer.time_elapsed("train") if timer is not None else time.monotonic() - started
+        has_best = checkpoint is not None and folder.best_checkpoint.exists()
+        best = session.checkpoint(here, folder.best_checkpoint).path if has_best else None
+        for finish in after_fit:
+            finish(here, data, module, best)
         tested = {}
         if has_test and is_overridden("test_step", module):
-            has_best = checkpoint is not None and folder.best_checkpoint.exists()
-            best = session.checkpoint(here, folder.best_checkpoint).path if has_best else None
             trainer.test(module, data, ckpt_path=best, weights_only=True, verbose=False)
             for report in after_test:
                 tested |= report(here, data, module)

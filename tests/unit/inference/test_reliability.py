@@ -1,4 +1,4 @@
-"""The scores of probabilities against scikit-learn, torchmetrics and numpy, and their intervals against a plain loop."""
+"""Scores of probabilities against scikit-learn, torchmetrics and numpy, and their intervals against a plain loop."""
 
 from typing import Any
 
@@ -14,8 +14,10 @@ from torchmetrics.functional.classification import binary_calibration_error, mul
 from lockstep.inference import reliability
 from lockstep.models.calibration import Calibration
 from lockstep.models.outcomes import Findings, Outcomes
-from tests.support.modules import LABELS, ONE_CLASS
+from lockstep.tasks.vectors import Multilabel
+from tests.support.modules import classification
 
+ONE_CLASS, LABELS = classification(), Multilabel(loss=nn.BCEWithLogitsLoss(reduction="none"))
 NUM_CLASSES = 5
 SLOPE = 0.4
 ENTRY = {"slope": torch.tensor([SLOPE]), "offset": torch.zeros(1), "num_images": 120, "note": ""}
@@ -30,7 +32,9 @@ def made_up(count: int = 300, num_classes: int = NUM_CLASSES) -> tuple[Tensor, T
     return logits, labels
 
 
-def found(logits: Tensor, targets: Tensor, calibration: nn.Module | None = None, *, is_labels: bool = False) -> Findings:
+def found(
+    logits: Tensor, targets: Tensor, calibration: nn.Module | None = None, *, is_labels: bool = False
+) -> Findings:
     outcomes = Outcomes(LABELS if is_labels else ONE_CLASS, calibration or nn.Identity(), logits.shape[1])
     for rows in torch.arange(len(logits)).split(64):
         outcomes.update(logits[rows], targets[rows], rows)
@@ -107,7 +111,6 @@ def resampled(units: list[NDArray[np.int64]], logits: Tensor, labels: Tensor) ->
     for _ in range(2000):
         rows = torch.from_numpy(np.concatenate([units[at] for at in draw.integers(len(units), size=len(units))]))
         probabilities, own = logits[rows].softmax(1), labels[rows]
-        confidences, predicted = probabilities.max(1)
         error = multiclass_calibration_error(probabilities, own, NUM_CLASSES, n_bins=15)
         nll = -probabilities.gather(1, own[:, None]).log().mean()
         brier = (probabilities - one_hot(own, NUM_CLASSES)).square().sum(1).mean()
@@ -159,7 +162,10 @@ def test_a_calibration_that_changes_nothing_is_none(capsys: pytest.CaptureFixtur
     reliability.show(report)
     *table, last = capsys.readouterr().out.splitlines()
     assert last == f"calibration: none: {note}"
-    assert [line.split()[:2] for line in table[:2]] == [["probabilities", "raw"], ["NLL", f"{report['raw']['nll']['value']:.4f}"]]
+    assert [line.split()[:2] for line in table[:2]] == [
+        ["probabilities", "raw"],
+        ["NLL", f"{report['raw']['nll']['value']:.4f}"],
+    ]
 
 
 def test_a_report_has_five_lines_that_fit_a_terminal_and_a_summary_two(capsys: pytest.CaptureFixture[str]) -> None:
