@@ -93,7 +93,7 @@ class Classifier(L.LightningModule):
         self.accumulate_grad_batches = accumulate_grad_batches
         self._gradient_clip_norm = gradient_clip_norm
         self._autocast = autocast
-        self.loss_scale: "LossScale | None" = None
+        self.loss_scale: LossScale | None = None
         if autocast == torch.float16:
             from lockstep.models import loss_scale
 
