@@ -50,10 +50,6 @@ def _pretrained(config: Any) -> Any:
     return config.model.arguments().get("pretrained")
 
 
-def _is_calibrated(config: Any) -> bool:
-    return config.calibrate and not config.has_own_module
-
-
 _has_own_module = attrgetter("has_own_module")
 FEATURES = (
     # errors of a configuration, without reading a file: (config) -> errors
@@ -85,7 +81,7 @@ FEATURES = (
     Feature("classifier", "lockstep.models.probe:Probe", lambda config: config.optimizer.is_newton),
     # callbacks of our module that come first: (session) -> callback
     Feature("first", "lockstep.assembly.frozen_features:FrozenFeatures", lambda config: _head_only(config) is True),
-    Feature("first", "lockstep.callbacks.reliability:Reliability", lambda config: not config.has_own_module),
+    Feature("first", "lockstep.callbacks.reliability:Reliability", lambda config: True),
     # what replays training passes, if the workers can and the network allows it: (module, dropouts)
     Feature("grapher", "lockstep.models.graphs:GraphedModule", lambda config: config.trainer.graph),
     # rows of the header of a run: (config) -> name, text; and of its module: (config, module)
@@ -99,11 +95,10 @@ FEATURES = (
     # the shards of the workers, before the first step: (session, data, module) -> session
     Feature("shards", "lockstep.training.measured_loads:measure_loads", lambda config: config.trainer.loads == "auto"),
     # after a fit: (session, data, module, its best checkpoint, None without one)
-    Feature("fitted", "lockstep.inference.calibrate:calibrate", _is_calibrated),
-    # after a test: (session, data, module) -> facts for summary.json
-    Feature("tested", "lockstep.inference.reliability:report_test", lambda config: not config.has_own_module),
+    Feature("fitted", "lockstep.inference.calibrate:calibrate", attrgetter("calibrate")),
+    # after a test: (session, data, module) -> facts for summary.json; and rows of its table: (summary)
+    Feature("tested", "lockstep.inference.reliability:report_test", lambda config: True),
     Feature("tested", "lockstep.inference.predict:write_fold", lambda config: config.data.folds is not None),
-    # rows of the table at the end of a run: (summary) -> names and texts; used by a summary
     Feature("summary rows", "lockstep.inference.reliability:summary_rows", lambda summary: "calibration" in summary),
     Feature("summary rows", "lockstep.models.probe:summary_rows", lambda summary: "l2" in summary),
     # the end of a run, once its folder is unlocked: (config, folder, exit code)

@@ -23,9 +23,9 @@ from lockstep.tasks.classification import Classification
 
 
 def calibrate(here: Session, data: ImageData, module: L.LightningModule, best: Path | None) -> None:
-    """Fit the calibration of a finished training on its validation images; add it to the checkpoint and to `module`.
+    """Fit the calibration of a finished training on its validation images; add it to its checkpoint and to `module`.
 
-    The checkpoint is the one that is tested and predicts: `best`, else the last one if it has the weights of the module.
+    The checkpoint is the one that is tested: `best`, else the last one if it has the weights of the module.
     Tasks whose predictions are not the softmax or the sigmoid of outputs (B, C) get none. Every rank must call it.
     """
     path = best or here.folder.last_checkpoint
@@ -83,11 +83,10 @@ def _own_outputs(here: Session, network: Classifier, data: ImageData) -> tuple[T
 
 def _confidences(network: Classifier, outputs: Tensor, classes: Tensor) -> dict[str, Tensor]:
     """Return the probabilities of the predicted classes of all ranks' outputs, and whether these classes are right."""
-    parts = [
-        network.task.predictions(network.calibration(part.to(network.device)))
-        for part in outputs.split(calibration.ROWS)
-    ]
-    found, best = (torch.cat(each).cpu() for each in zip(*(part.max(1) for part in parts), strict=True))
+    with torch.inference_mode():
+        parts = (network.calibration(part.to(network.device)) for part in outputs.split(calibration.ROWS))
+        predicted = [network.task.predictions(part).max(1) for part in parts]
+    found, best = (torch.cat(each).cpu() for each in zip(*predicted, strict=True))
     gathered = gather_objects((found.float(), best == classes))
     confidences, is_right = (torch.cat(each) for each in zip(*gathered, strict=True))
     return {"confidences": confidences, "is_right": is_right}

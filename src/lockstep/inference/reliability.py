@@ -104,10 +104,10 @@ def report_test(here: Session, data: ImageData, module: L.LightningModule) -> di
     Every rank must call it.
     """
     callbacks: Any = module.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-    found = next(each for each in callbacks if isinstance(each, Reliability))
-    findings, entry = found.findings, found.entry
-    if findings is None:
+    found = next((each for each in callbacks if isinstance(each, Reliability)), None)  # a custom module has none
+    if found is None or found.findings is None:
         return {}
+    findings, entry = found.findings, found.entry
     path = here.folder.best_checkpoint if here.folder.best_checkpoint.exists() else here.folder.last_checkpoint
     if here.config.calibrate and path.exists():
         entry = torch.load(path, map_location="cpu", weights_only=True, mmap=True).get("calibration", entry)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch.nn.functional import binary_cross_entropy_with_logits
 from typing_extensions import override
 
 from lockstep.distributed.collectives import gather_objects, sum_over_ranks
@@ -79,8 +79,8 @@ def fit(outputs: Tensor, targets: Tensor, names: Sequence[str], device: torch.de
             left_out[reason].append(name)
         note = "; ".join(f"{join_names(each, 3)}: {reason}" for reason, each in left_out.items() if reason)
     slopes, offsets, _ = zip(*found, strict=True)
-    numbers = (torch.tensor(each, dtype=torch.float64) for each in (slopes, offsets))
-    return {**dict(zip(("slope", "offset"), numbers, strict=True)), "num_images": count, "note": note}
+    slope, offset = (torch.tensor(numbers, dtype=torch.float64) for numbers in (slopes, offsets))
+    return {"slope": slope, "offset": offset, "num_images": count, "note": note}
 
 
 def _fit_classes(outputs: Tensor, classes: Tensor, device: torch.device, count: int) -> tuple[float, str]:
@@ -137,7 +137,7 @@ def _fit_label(values: Tensor, is_one: Tensor) -> tuple[float, float, str]:
         """Return the mean negative log-likelihood by slope and offset, its gradient (2,), and that's (2, 2)."""
         logits = rows @ torch.from_numpy(numbers).to(rows)
         found = logits.sigmoid()
-        loss = (softplus(logits) - ones * logits).sum().expand(1, 2)
+        loss = binary_cross_entropy_with_logits(logits, ones, reduction="sum").expand(1, 2)
         curvature = rows.T @ (rows * (found * (1 - found))[:, None])
         sums = sum_over_ranks(torch.cat([loss, (rows.T @ (found - ones))[None], curvature]))
         first, second, *third = (sums / (num_ones + without)).cpu().numpy()

@@ -99,8 +99,7 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     rows = [("data", f"{used} images of {shape}, {_classes(module, data)}, {data.placement}")]
     if data.class_counts is not None:
         rows.append(("classes", describe_counts(data.class_names, data.class_counts, config.data.balance)))
-    if groups := describe_groups(data.splits):
-        rows.append(("groups", groups))
+    rows.append(("groups", describe_groups(data.splits)))
     rows += [row_of(config) for row_of in features.used_features("data row", config)]
     if alike := similar_names(data.class_names):
         rows.append(("similar", f"classes {alike}: are they one class?"))
@@ -172,18 +171,16 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
         rows.append(("best", none if value is None else f"{monitor} {measure(value)}, {path}"))
     rows += [row for rows_of in features.used_features("summary rows", summary) for row in rows_of(summary)]
     rows.append(("weights", f"SHA-256 {summary['weights_sha256'][:12]}"))
-    if folder.pictures.exists():
-        rows.append(("pictures", display_path(folder.pictures)))
+    rows.append(("pictures", display_path(folder.pictures) if folder.pictures.exists() else ""))
     speed = f", {summary['images_per_s']:,.0f} images/s" if summary["images_per_s"] else ""
     epoch = f", {duration(summary['epoch_s_median'])} an epoch" if summary["epoch_s_median"] else ""
     rows.append(("training", f"{duration(summary['training_s'])}{epoch}{speed}"))
     if skipped := summary.get("skipped_steps"):
         rows.append(("skipped", f"{plural(skipped, 'step')} whose gradients overflowed float16"))
     rows.append(("watch", f"lockstep board --logdir {run}"))
-    if tests or not here.config.has_own_module:
-        rows.append(("evaluate", f"lockstep eval {run}"))
-    if not here.config.has_own_module:
-        rows.append(("predict", f"lockstep predict {run} FOLDER --output predictions.csv"))
+    is_ours = not here.config.has_own_module
+    rows.append(("evaluate", f"lockstep eval {run}" if tests or is_ours else ""))
+    rows.append(("predict", f"lockstep predict {run} FOLDER --output predictions.csv" if is_ours else ""))
     show_table(f"Finished {plural(summary['epochs'], 'epoch')}", rows)
 
 
