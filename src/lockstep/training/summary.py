@@ -158,12 +158,11 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
         return
     folder, run, rows = here.folder, quote_path(here.folder.path), list[tuple[str, str]]()
     tests = {key: value for key, value in summary.items() if key.startswith("test_") and key != "test_images"}
-    images = plural(summary["test_images"] or 0, "image")
     for key, value in tests.items():
         if value is not None:
-            is_flipped = key.startswith("test_flip_")
             name = key.removeprefix("test_flip_").removeprefix("test_").replace("_", " ")
-            size = f" on {images}" if not rows else " with mirror images" if is_flipped else ""
+            others = " with mirror images" if key.startswith("test_flip_") else ""
+            size = others if rows else f" on {plural(summary['test_images'], 'image')}"
             rows.append((f"test {name}", f"{measure(value)}{size}"))
     if summary["best_checkpoint"]:
         monitor, value, path = summary["monitor"], summary["best"], display_path(folder.best_checkpoint)
