@@ -55,6 +55,7 @@ class Reliability(Collector):
         self._is_applied = here.config.calibrate
         self.entry: dict[str, Any] = {"note": "not in the checkpoint" if self._is_applied else "calibrate=false"}
         self.findings: Findings | None = None
+        self.results: dict[str, Any] = {}  # for summary.json
 
     @override
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -96,11 +96,10 @@ FEATURES = (
     Feature("shards", "lockstep.training.measured_loads:measure_loads", lambda config: config.trainer.loads == "auto"),
     # after a fit: (session, data, module, its best checkpoint, None without one)
     Feature("fitted", "lockstep.inference.calibrate:calibrate", attrgetter("calibrate")),
-    # after a test: (session, data, module) -> facts for summary.json; and rows of its table: (summary)
+    # after a test: (session, data, module); and rows of the table of its run: (summary)
     Feature("tested", "lockstep.inference.reliability:report_test", lambda config: True),
     Feature("tested", "lockstep.inference.predict:write_fold", lambda config: config.data.folds is not None),
     Feature("summary rows", "lockstep.inference.reliability:summary_rows", lambda summary: "calibration" in summary),
-    Feature("summary rows", "lockstep.models.probe:summary_rows", lambda summary: "l2" in summary),
     # the end of a run, once its folder is unlocked: (config, folder, exit code)
     Feature("end", "lockstep.launch.notification:send", lambda config: config.notify.command is not None),
 )

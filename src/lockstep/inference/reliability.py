@@ -98,15 +98,15 @@ def _interval(units: Array) -> tuple[Array, Array]:
     return low, high
 
 
-def report_test(here: Session, data: ImageData, module: L.LightningModule) -> dict[str, Any]:
-    """Return the report of a test for summary.json; the checkpoint keeps what classes were predicted how confidently.
+def report_test(here: Session, data: ImageData, module: L.LightningModule) -> None:
+    """Give the report of a test to the summary, and what was predicted how confidently to the checkpoint.
 
     Every rank must call it.
     """
     callbacks: Any = module.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
     found = next((each for each in callbacks if isinstance(each, Reliability)), None)  # a custom module has none
     if found is None or found.findings is None:
-        return {}
+        return
     findings, entry = found.findings, found.entry
     path = here.folder.best_checkpoint if here.folder.best_checkpoint.exists() else here.folder.last_checkpoint
     if here.config.calibrate and path.exists():
@@ -114,7 +114,8 @@ def report_test(here: Session, data: ImageData, module: L.LightningModule) -> di
         if "slope" in entry and not findings.is_multilabel:
             confidences, is_right = torch.from_numpy(findings.probabilities).float(), torch.from_numpy(findings.hits)
             calibrate.keep(here, path, entry | {"test": {"confidences": confidences, "is_right": is_right}})
-    return {} if here.rank else {"calibration": report(findings, data.splits.test.groups, entry)}
+    if here.rank == 0:
+        found.results["calibration"] = report(findings, data.splits.test.groups, entry)
 
 
 def show(result: dict[str, Any]) -> None:

@@ -199,7 +199,3 @@ def l2_row(config: Any, module: Probe) -> tuple[str, Any]:
     first, factor = (config.optimizer.arguments()[name] for name in ("first_l2", "l2_factor"))
     path = f"{first:g} in the first epoch, in each other one {factor:g} of that before"
     return "l2", path if module.chosen_l2 is None else module.chosen_l2
-
-
-def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    return [("l2", f"{summary['l2']:g}")]
