@@ -167,7 +167,7 @@ def test_rows_and_metrics_of_other_tasks_are_theirs(
     assert loss == pytest.approx(trained.read_summary()["test_loss"], rel=1e-5)
     drawn = lockstep(tmp_path, *evaluate, "--pictures", "report")
     if kind == "labels":
-        assert drawn.stdout.endswith("\npictures and report.json in report\n"), drawn.stderr
+        assert drawn.stdout.endswith(f"\npictures and report.json in {tmp_path / 'report'}\n"), drawn.stderr
     else:
         assert "--pictures needs classes or labels, and task._target_=lockstep.tasks.Regression" in drawn.stderr
     refused = lockstep(tmp_path, *evaluate, "--output", "rows.csv", "--top-k", "2")
