@@ -123,7 +123,7 @@ def test_each_photograph_has_features_and_a_neighbour(typed: tuple[Path, dict[st
 def test_pictures_are_drawn_and_the_network_is_explained(typed: tuple[Path, dict[str, str]]) -> None:
     folder, _ = typed
     names = sorted(path.name for path in (folder / "report").iterdir())
-    assert names == ["confusion_matrix.png", "predictions.png", "report.json", "worst_mistakes.png"]
+    assert names == ["confusion_matrix.png", "predictions.png", "reliability.png", "report.json", "worst_mistakes.png"]
     with Image.open(folder / "report" / "worst_mistakes.png") as picture:
         assert picture.size[1] > 1300  # 24 mistakes, each with its light
     photos = {path.relative_to(folder / "holiday").as_posix() for path in (folder / "holiday").rglob("*.jpg")}

@@ -1,4 +1,4 @@
-"""Figures without a display: fonts and colours, a confusion matrix and a grid of images."""
+"""Figures without a display: fonts and colours, a confusion matrix, a reliability diagram and a grid of images."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -11,10 +11,12 @@ import matplotlib as mpl
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.splits import Pixels
+from lockstep.models.outcomes import EDGES, Findings
 from lockstep.runs.files import atomic_file
 
 Image = NDArray[Any]  # (C, H, W)
@@ -92,6 +94,48 @@ def displayed_classes(counts: NDArray[np.int64]) -> list[int]:
     accuracy = np.where(totals > 0, counts.diagonal() / np.maximum(totals, 1), 2.0)  # without samples: last
     worst: list[int] = np.argsort(accuracy, kind="stable").tolist()
     return worst[:MOST_CLASSES]
+
+
+def reliability(findings: Findings, what: str) -> Figure:
+    """Draw how often a predicted class is right, or a label present, against its probability, in bins of equal width.
+
+    A point is at the mean probability of its bin, larger for more images, with the 95 % interval of Wilson (1927,
+    doi.org/10.2307/2276774).
+    """
+    fig = new_figure(5.6, width=5.0)
+    top, below = fig.subplots(2, sharex=True, height_ratios=[3.4, 1])
+    top.plot([0, 1], [0, 1], color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
+    ways = {"calibrated": findings.calibrated, "not calibrated": findings.raw}
+    for name, quality in ways.items():
+        if quality is None:
+            continue
+        sums = findings.bins(quality)
+        counts, confidences, hits = sums[:, sums[0] > 0]
+        x, y, share, spread = confidences / counts, hits / counts, counts / counts.sum(), 1.96**2 / counts
+        is_faint = quality is findings.raw and findings.calibrated is not None
+        colour, front = (FAINT, 2) if is_faint else (BLUE, 3)
+        top.plot(x, y, color=colour, linewidth=0.8, alpha=0.5, zorder=front)
+        label = f"{name}, ECE {abs(hits - confidences).sum() / counts.sum():.3f}"
+        sizes = 10 + 90 * share
+        top.scatter(x, y, sizes, color=colour, alpha=0.5 if is_faint else 1, linewidths=0, zorder=front, label=label)
+        if not is_faint:
+            middle, half = y + spread / 2, np.sqrt(spread * (y * (1 - y) + spread / 4))
+            top.vlines(x, (middle - half) / (1 + spread), (middle + half) / (1 + spread), color=colour, linewidth=1)
+        below.stairs(sums[0], EDGES, fill=not is_faint, color=colour, alpha=0.8, zorder=5 - front)
+    legend = top.legend(loc="lower left", bbox_to_anchor=(-0.03, 0.99), ncols=2, frameon=False, handletextpad=0.1)
+    for handle in legend.legend_handles:
+        handle.set_sizes([30])
+    event, of = ("labels that are present", "a label") if findings.is_multilabel else ("right predictions", "the class")
+    top.set_title(f"Reliability ({what})", pad=24)
+    top.set_ylabel(f"fraction of {event}")
+    top.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
+    top.grid(color=LINE, linewidth=0.6)
+    below.set_ylabel("labels" if findings.is_multilabel else "images")
+    below.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    below.yaxis.set_major_formatter("{x:,.0f}")
+    below.set_xlabel(f"predicted probability of {of}, in {len(EDGES) - 1} bins")
+    fig.align_ylabels()
+    return fig
 
 
 def image_grid(

@@ -39,12 +39,14 @@ def load(
     *,
     checkpoint: Literal["best", "last"] = "best",
     device: str | torch.device | None = None,
+    calibrate: bool = True,
     trust: bool = False,
 ) -> "Predictor":
     """Load the trained network of a run: its folder, `latest` for the newest below outputs/, or a `lockstep.Run`.
 
     Device and precision are those of a training with these settings on this machine: its first GPU, else its CPU.
     `device` selects another one: "cpu", "cuda", "cuda:1". Random states and switches of this process stay unchanged.
+    Without `calibrate` probabilities are those of the trained network, as they are for a run with calibrate=false.
     Only code of known libraries and of the project in the current folder is called; with `trust`, any code that the run
     folder names.
 
@@ -61,7 +63,8 @@ def load(
         saved = configuration.load_settings(folder, is_trusted=trust)
         predict.refuse_own_module(saved, "lockstep.load")
         adapted = saved_run.adapt_to_machine(saved, devices=devices, strategy=strategy)
-        config = validation.check_tree(config_file.to_tree(adapted))
+        tree = config_file.to_tree(adapted)
+        config = validation.check_tree(tree | {"calibrate": calibrate and tree["calibrate"]})
         with session.open_session(RunFolder(Path(scratch)), config, None) as here:
             return Predictor(here, predict.load_network(here, path), path)
 

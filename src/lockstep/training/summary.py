@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lockstep.assembly.session import Session
-from lockstep.callbacks.own_module import metrics_of, skipped_steps, steps_done
+from lockstep.callbacks.own_module import metrics_of, results_of, skipped_steps, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped
 from lockstep.config import errors, features
@@ -67,6 +67,7 @@ def summarize(
         **facts(here, data),
         "val_images": data.batches("val").num_epoch_samples,
         **({"groups": groups} if any(groups.values()) else {}),
+        **results_of(trainer),
         **dict(row_of(here.config, module) for row_of in features.used_features("module row", here.config)),
         "best_checkpoint": str(here.folder.best_checkpoint) if here.folder.best_checkpoint.exists() else None,
     }
@@ -99,8 +100,7 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     rows = [("data", f"{used} images of {shape}, {_classes(module, data)}, {data.placement}")]
     if data.class_counts is not None:
         rows.append(("classes", describe_counts(data.class_names, data.class_counts, config.data.balance)))
-    if groups := describe_groups(data.splits):
-        rows.append(("groups", groups))
+    rows.append(("groups", describe_groups(data.splits)))
     rows += [row_of(config) for row_of in features.used_features("data row", config)]
     if alike := similar_names(data.class_names):
         rows.append(("similar", f"classes {alike}: are they one class?"))
@@ -159,12 +159,11 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
         return
     folder, run, rows = here.folder, quote_path(here.folder.path), list[tuple[str, str]]()
     tests = {key: value for key, value in summary.items() if key.startswith("test_") and key != "test_images"}
-    images = plural(summary["test_images"] or 0, "image")
     for key, value in tests.items():
         if value is not None:
-            is_flipped = key.startswith("test_flip_")
             name = key.removeprefix("test_flip_").removeprefix("test_").replace("_", " ")
-            size = f" on {images}" if not rows else " with mirror images" if is_flipped else ""
+            others = " with mirror images" if key.startswith("test_flip_") else ""
+            size = others if rows else f" on {plural(summary['test_images'], 'image')}"
             rows.append((f"test {name}", f"{measure(value)}{size}"))
     if summary["best_checkpoint"]:
         monitor, value, path = summary["monitor"], summary["best"], display_path(folder.best_checkpoint)
@@ -172,18 +171,18 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
         rows.append(("best", none if value is None else f"{monitor} {measure(value)}, {path}"))
     if "l2" in summary:
         rows.append(("l2", f"{summary['l2']:g}"))
+    rows += [row for rows_of in features.used_features("summary rows", summary) for row in rows_of(summary)]
     rows.append(("weights", f"SHA-256 {summary['weights_sha256'][:12]}"))
-    if folder.pictures.exists():
-        rows.append(("pictures", display_path(folder.pictures)))
+    rows.append(("pictures", display_path(folder.pictures) if folder.pictures.exists() else ""))
     speed = f", {summary['images_per_s']:,.0f} images/s" if summary["images_per_s"] else ""
     epoch = f", {duration(summary['epoch_s_median'])} an epoch" if summary["epoch_s_median"] else ""
     rows.append(("training", f"{duration(summary['training_s'])}{epoch}{speed}"))
     if skipped := summary.get("skipped_steps"):
         rows.append(("skipped", f"{plural(skipped, 'step')} whose gradients overflowed float16"))
     rows.append(("watch", f"lockstep board --logdir {run}"))
-    if tests or not here.config.has_own_module:
-        rows.append(("evaluate", f"lockstep eval {run}"))
-    rows += [] if here.config.has_own_module else [("predict", f"lockstep predict {run} FOLDER")]
+    is_ours = not here.config.has_own_module
+    rows.append(("evaluate", f"lockstep eval {run}" if tests or is_ours else ""))
+    rows.append(("predict", f"lockstep predict {run} FOLDER" if is_ours else ""))
     show_table(f"Finished {plural(summary['epochs'], 'epoch')}", rows)
 
 
