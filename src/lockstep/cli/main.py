@@ -180,6 +180,9 @@ def _parser() -> argparse.ArgumentParser:
     text = "new folder for a picture of each image: what the network looked at (Grad-CAM)"
     predict.add_argument("--explain", metavar="FOLDER", help=text)
     export.add_argument("--output", required=True, help="file to write: NAME.onnx, or NAME.pt2 for torch.export")
+    for subparser in (predict, export):
+        text = "answer only where at most this fraction of the answers is wrong, such as 0.05, else unknown"
+        subparser.add_argument("--max-error", type=float, metavar="RATE", help=text)
     for subparser in (evaluate, predict, export, labels):
         subparser.add_argument("overrides", nargs="*", help="settings to change, such as data.root=elsewhere")
     for subparser in (predict, embed):
