@@ -63,7 +63,7 @@ class Exported(nn.Module):
         if not images.is_floating_point():
             images = self._apply_view(images.float()).sub(self.mean).div(self.std)
         predictions = self.task.predictions(self.calibration(self.net(images)))
-        return predictions if self.rule is None else (predictions, answers(self.rule, predictions))
+        return predictions if self.rule is None else (predictions, self.rule.answers(predictions))
 
     def _apply_view(self, images: Tensor) -> Tensor:
         (height, width), (most_high, most_wide) = images.shape[2:], self.view.bounds
@@ -93,11 +93,6 @@ def _round_quotient(numerator: Any, denominator: Any) -> Any:
     return (2 * numerator + denominator - 1 + numerator // denominator % 2) // (2 * denominator)
 
 
-def answers(rule: Rule, predictions: Tensor) -> Tensor:
-    """Return the class (B,) of predictions (B, C), or -1 where the rule gives no answer."""
-    return torch.where(rule.answers(predictions), predictions.argmax(1), -1)
-
-
 def export(
     config: Config, run: RunFolder, checkpoint: Path, output: Path, max_error: float | None, out_of_fold: str | None
 ) -> int:
@@ -106,10 +101,10 @@ def export(
     Returns the exit code, 1 if it predicts something else there. Raises ConfigError if it cannot be exported.
     """
     predict.refuse_own_module(config, "lockstep export")
+    rule = selective.rule_of(checkpoint, config, max_error, out_of_fold)
     with session.open_session(run, config, None) as here, warnings.catch_warnings(), torch.no_grad():
         load = partial(open_source, config.seed, False)
         images = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False, held=here.held)[0].test
-        rule = selective.rule_of(checkpoint, config, max_error, out_of_fold)
         module = predict.load_network(here, checkpoint)
         form, view = module.image_format, predict.view_of(config, module.image_format)
         axes = {0: "batch"} if form.is_float else {0: "batch", 2: "height", 3: "width"}
@@ -194,8 +189,8 @@ def _onnx(program: ExportedProgram, axes: Mapping[int, str], metadata: str) -> t
     running = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
     def run(images: Tensor) -> Any:
-        found = [torch.from_numpy(values) for values in running.run(None, {"images": images.numpy()})]
-        return found[0] if len(found) == 1 else tuple(found)
+        found, *more = (torch.from_numpy(values) for values in running.run(None, {"images": images.numpy()}))
+        return (found, *more) if more else found
 
     return content, run
 
@@ -219,6 +214,8 @@ def _difference(
         inputs = view(images).clamp(0, 255).sub(module.mean).div(module.std)
         images = images.to(torch.uint8)
     expected = predict.predictions(module, inputs)
-    found, answer = running(images) if rule is not None else (running(images), None)
-    wrong = (answer != answers(rule, found)).any() if rule is not None else torch.tensor(False)
+    found, wrong = running(images), torch.tensor(False)
+    if rule is not None:
+        found, answer = found
+        wrong = (answer != rule.answers(found)).any()
     return ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).maximum(wrong)

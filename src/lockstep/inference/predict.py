@@ -189,8 +189,8 @@ def write_rows(
                 problem = f"predicts shapes {tuple(predicted.shape[1:])}, and a file has rows of numbers"
                 raise ConfigError(Error(here.config.task.target, problem, "use lockstep.load in Python"))
             cells = module.task.cells(predicted, names, **ranks)
-            for row, is_known in zip(cells, rule.answers(predicted).tolist() if rule is not None else (), strict=False):
-                row[0] = row[0] if is_known else UNKNOWN
+            for at in (rule.answers(predicted) < 0).nonzero().flatten().tolist() if rule is not None else ():
+                cells[at][0] = UNKNOWN
             columns = [[[file] for file in files], cells]
             if has_truth:
                 targets = _targets(images, positions)

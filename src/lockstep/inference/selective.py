@@ -16,7 +16,6 @@ from lockstep.runs.naming import display_path
 UNKNOWN = "unknown"  # the class of an image without an answer
 DOUBT = 0.05  # probability that the error rate of the answers is larger than promised
 NUM_SHARES = 20  # thresholds that are tried
-HALF_DIGIT = 5e-7  # of a probability in a CSV file
 
 
 class Rule(NamedTuple):
@@ -33,8 +32,8 @@ class Rule(NamedTuple):
     text: str = ""  # about it, to print
 
     def answers(self, predictions: Tensor) -> Tensor:
-        """Return bool (B,) of probabilities (B, C): True where there is an answer. NaN is none."""
-        return predictions.amax(1).float() > self.threshold
+        """Return the class int64 (B,) of probabilities (B, C), -1 where there is no answer, as for NaN."""
+        return torch.where(predictions.amax(1).float() > self.threshold, predictions.argmax(1), -1)
 
 
 def choose(confidences: NDArray[Any], is_right: NDArray[np.bool_], max_error: float) -> Rule | None:
@@ -43,7 +42,8 @@ def choose(confidences: NDArray[Any], is_right: NDArray[np.bool_], max_error: fl
     Growing shares of the images are tested, each by the exact binomial test, until one fails: a fixed sequence, of
     which every test has the whole level (Angelopoulos et al. 2021, https://arxiv.org/abs/2110.01052). The first share
     passes with one error, or with none if there are too few images. The threshold of a share is the next smaller
-    confidence: given it, those above are independent draws. Equal `confidences` (n,) are answered together.
+    confidence: given it, those above are independent draws. Equal `confidences` (n,) are answered together. The order
+    of the tests is right where errors are no rarer at smaller confidences; others are simulated in the tests.
     """
     from scipy.special import bdtr
 
@@ -87,11 +87,11 @@ def rule_of(
     if UNKNOWN in saved["image_format"]["class_names"]:
         raise ConfigError(Error(option, f"answers {UNKNOWN}, which is a class of this run, too", "rename the class"))
     confidences, is_right = (kept["val"][name].numpy() for name in ("confidences", "is_right"))
-    images, half = "validation images", 0.0
+    images = "validation images"
     if out_of_fold is not None:
         lines, _, _, probabilities = tables.read([Path(out_of_fold)])
-        confidences, is_right = probabilities.max(1), np.array([truth == best for _, truth, best, *_ in lines])
-        images, half = f"images in {display_path(Path(out_of_fold))}", HALF_DIGIT
+        confidences = probabilities.max(1) + 5e-7  # all that are the same in six digits are on one side of it
+        is_right, images = np.array([row[1] == row[2] for row in lines]), f"images in {display_path(Path(out_of_fold))}"
     rule = choose(confidences, is_right, max_error)
     if rule is None:
         rates = (step / 1000 for step in range(int(max_error * 1000) + 1, 1000))
@@ -108,4 +108,4 @@ Error rate of the answers: at most {bound:.2%} with {1 - DOUBT:.0%} confidence, 
         is_right = kept["test"]["is_right"][kept["test"]["confidences"] > rule.threshold]
         share = len(is_right) / len(kept["test"]["is_right"])
         text += f"\n{share:.1%} of the test images are answered, {(~is_right).sum():,} of {len(is_right):,} wrong"
-    return rule._replace(threshold=rule.threshold + half, text=text)
+    return rule._replace(text=text)

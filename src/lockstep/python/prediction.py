@@ -40,7 +40,7 @@ class Prediction:
     def is_known(self) -> bool:
         """False where `lockstep.load(..., max_error=...)` gives no answer."""
         values = self._only("is_known", "classes")
-        return self.rule is None or bool(self.rule.answers(values.unsqueeze(0)))
+        return self.rule is None or int(self.rule.answers(values.unsqueeze(0))) >= 0
 
     @property
     def probability(self) -> float:

@@ -106,9 +106,9 @@ def test_few_images_without_an_error_are_enough_from_59_on(n: int, is_kept: bool
 def test_an_image_at_the_threshold_or_without_a_number_has_no_answer() -> None:
     rule = Rule(0.05, 0.75, 100, 90, 1)
     predictions = torch.tensor([[0.75, 0.25], [0.2499, 0.7501], [math.nan, math.nan]])
-    assert rule.answers(predictions).tolist() == [False, True, False]
-    assert rule.answers(torch.tensor([[0.75 + 1e-12, 0.25 - 1e-12]], dtype=torch.float64)).tolist() == [False]
-    assert Rule(0.05, 0.0, 100, 100, 1).answers(predictions).tolist() == [True, True, False]
+    assert rule.answers(predictions).tolist() == [-1, 1, -1]
+    assert rule.answers(torch.tensor([[0.75 + 1e-12, 0.25 - 1e-12]], dtype=torch.float64)).tolist() == [-1]
+    assert Rule(0.05, 0.0, 100, 100, 1).answers(predictions).tolist() == [0, 1, -1]
 
 
 def rows(n: int, wrong: int) -> dict[str, torch.Tensor]:
