@@ -1,12 +1,30 @@
 """Calibrated probabilities: outputs of a trained network, corrected by what its validation images were."""
 
-from collections.abc import Mapping
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 from typing_extensions import override
 
+from lockstep.distributed.collectives import gather_objects, sum_over_ranks
 from lockstep.models.classifier import Classifier
+from lockstep.system.wording import join_names, plural
+from lockstep.tasks.classification import Classification
+from lockstep.tasks.task import Task
+from lockstep.tasks.vectors import Multilabel
+
+# Images that are needed, of a label as many with it as without. In simulations of 100 (300 draws each, 2026-11-27) new
+# images of 2 to 100 classes became more likely in 90 % to 100 % of the draws for logits 1.5 times too large, in 99 %
+# for those twice too large (of labels 68 %, 92 %); with 50 in 77 % and 94 %. Calibrated logits lost 0.003 at the median
+LEAST = 100
+LARGEST = 30.0  # logarithm of a slope that is looked for
+ROWS = 4096  # that are in memory as float64 numbers
 
 
 class Calibration(nn.Module):
@@ -34,3 +52,103 @@ def restore(module: Classifier, checkpoint: Mapping[str, Any]) -> None:
     saved = checkpoint.get("calibration")
     if saved is not None:
         module.calibration = Calibration(saved["slope"], saved["offset"]).to(module.mean)
+
+
+def has_probabilities(task: Task) -> bool:
+    """Return whether predictions are the softmax or the sigmoid of the outputs; of any loss, which may move them."""
+    return type(task).predictions in (Classification.predictions, Multilabel.predictions)
+
+
+def fit(outputs: Tensor, targets: Tensor, names: Sequence[str], device: torch.device) -> dict[str, Any]:
+    """Return the entry of a checkpoint: the least negative log-likelihood of outputs (n, C), of all ranks' shares.
+
+    Targets (n,) are classes, (n, C) labels called `names`. Sums of float64 numbers, made on `device`, travel between
+    the ranks. Without an optimum the slope is 1, the offset 0, and the `note` has the reason: too few images, none that
+    is wrong (the slope would be infinite), no better than chance (it would not be positive), or outputs that are not
+    finite. Every rank must call it.
+    """
+    count = int(sum_over_ranks(torch.tensor([float(len(outputs))], dtype=torch.float64, device=device)))
+    if targets.dim() == 1:
+        slope, note = _fit_classes(outputs, targets, device, count)
+        found = [(slope, 0.0, note)]
+    else:
+        pairs = zip(outputs.unbind(1), targets.unbind(1), strict=True)
+        found = [_fit_label(values.to(device).double(), ones.to(device) > 0) for values, ones in pairs]
+        left_out = defaultdict[str, list[str]](list)
+        for name, (_, _, reason) in zip(names, found, strict=True):
+            left_out[reason].append(name)
+        note = "; ".join(f"{join_names(each, 3)}: {reason}" for reason, each in left_out.items() if reason)
+    slopes, offsets, _ = zip(*found, strict=True)
+    slope, offset = (torch.tensor(numbers, dtype=torch.float64) for numbers in (slopes, offsets))
+    return {"slope": slope, "offset": offset, "num_images": count, "note": note}
+
+
+def _fit_classes(outputs: Tensor, classes: Tensor, device: torch.device, count: int) -> tuple[float, str]:
+    """Return the slope for all classes of `count` images, and the reason if that is 1."""
+    from scipy.optimize import root_scalar
+
+    def derivative(log_slope: float) -> float:
+        """Return that of the negative log-likelihood by the slope, which rises with it: the function is convex."""
+        total = torch.zeros(1, dtype=torch.float64, device=device)
+        for values, own in zip(outputs.split(ROWS), classes.split(ROWS), strict=True):
+            rows = values.to(device).double()
+            rows = rows - rows.gather(1, own.to(device)[:, None])
+            total += ((rows * math.exp(log_slope)).softmax(1) * rows).sum()
+        return sum_over_ranks(total).item()
+
+    if count < LEAST:
+        return 1.0, f"{plural(count, 'validation image')}, and {LEAST} are needed"
+    least, most = derivative(-LARGEST), derivative(LARGEST)
+    if not math.isfinite(least + most):
+        return 1.0, "outputs that are not finite"
+    if least >= 0:
+        return 1.0, "no better than chance on the validation images"
+    if most <= 0:
+        return 1.0, "no validation image is wrong"
+    return math.exp(root_scalar(derivative, bracket=(-LARGEST, LARGEST), xtol=1e-15).root), ""
+
+
+def _fit_label(values: Tensor, is_one: Tensor) -> tuple[float, float, str]:
+    """Return slope and offset of a label, of outputs and targets (n,), and the reason if they are 1 and 0.
+
+    The optimum exists where outputs with the label and without it overlap (Albert and Anderson 1984).
+    """
+    from scipy.optimize import minimize
+
+    parts, ends = (values[~is_one], values[is_one]), [math.inf, -math.inf]
+    sums = torch.stack([torch.stack([values.new_tensor(len(part)), part.sum()]) for part in parts])
+    (without, below), (num_ones, above) = sum_over_ranks(sums).tolist()
+    each = gather_objects([(part.min().item(), part.max().item()) if len(part) else ends for part in parts])
+    lowest, lowest_one = (min(low for low, _ in found) for found in zip(*each, strict=True))
+    highest, highest_one = (max(high for _, high in found) for found in zip(*each, strict=True))
+    if min(without, num_ones) < LEAST:
+        return 1.0, 0.0, f"validation images with and without it, of which {LEAST} each are needed"
+    if not math.isfinite(below + above):
+        return 1.0, 0.0, "outputs that are not finite"
+    if above / num_ones <= below / without:
+        return 1.0, 0.0, "no better than chance on the validation images"
+    if highest <= lowest_one:
+        return 1.0, 0.0, "no validation image is wrong"
+
+    centre, unit = (max(highest, highest_one) + min(lowest, lowest_one)) / 2, highest_one - lowest
+    rows, ones = torch.stack([(values - centre) / unit, torch.ones_like(values)], 1), is_one.double()
+
+    def terms(numbers: NDArray[np.float64]) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
+        """Return the mean negative log-likelihood by slope and offset, its gradient (2,), and that's (2, 2)."""
+        logits = rows @ torch.from_numpy(numbers).to(rows)
+        found = logits.sigmoid()
+        loss = binary_cross_entropy_with_logits(logits, ones, reduction="sum").expand(1, 2)
+        curvature = rows.T @ (rows * (found * (1 - found))[:, None])
+        sums = sum_over_ranks(torch.cat([loss, (rows.T @ (found - ones))[None], curvature]))
+        first, second, *third = (sums / (num_ones + without)).cpu().numpy()
+        return float(first[0]), second, np.stack(third)
+
+    start, options = [0.0, math.log(num_ones / without)], {"gtol": 1e-8, "max_trust_radius": 1e12}
+    best = minimize(
+        lambda at: terms(at)[:2], start, jac=True, hess=lambda at: terms(at)[2], method="trust-exact", options=options
+    )
+    if not best.success:
+        return 1.0, 0.0, "its optimum was not found"
+    _, first, second = terms(best.x)
+    slope, offset = (best.x - np.linalg.lstsq(second, first)[0]).tolist()  # a last step of Newton's method
+    return slope / unit, offset - slope / unit * centre, ""

@@ -41,21 +41,22 @@ def load(
     *,
     checkpoint: Literal["best", "last"] = "best",
     device: str | torch.device | None = None,
+    calibrate: bool = True,
     max_error: float | None = None,
     trust: bool = False,
 ) -> "Predictor":
     """Load the trained network of a run: its folder, `latest` for the newest below outputs/, or a `lockstep.Run`.
 
     Device and precision are those of a training with these settings on this machine: its first GPU, else its CPU.
-    `device` selects another one: "cpu", "cuda", "cuda:1". With `max_error`, such as 0.05, predictions are `unknown`
-    but where at most this fraction of the answers is wrong, for images like the validation images. Random states and
-    switches of this process stay unchanged.
+    `device` selects another one: "cpu", "cuda", "cuda:1". Random states and switches of this process stay unchanged.
+    Without `calibrate` probabilities are those of the trained network, as they are for a run with calibrate=false.
+    With `max_error`, such as 0.05, classes are `unknown` except where at most this fraction of the answers is wrong.
     Only code of known libraries and of the project in the current folder is called; with `trust`, any code that the run
     folder names.
 
     Raises FileNotFoundError if the run or its checkpoint does not exist, ValueError if the checkpoint is damaged or the
-    device does not exist, and ConfigError, a ValueError, for untrusted or missing modules, and for a custom
-    LightningModule, which has no task that predicts.
+    device does not exist, and ConfigError, a ValueError, for untrusted or missing modules, an error rate that cannot be
+    kept, and for a custom LightningModule, which has no task that predicts.
     """
     folder = naming.find(os.fspath(run))
     if checkpoint not in ("best", "last"):
@@ -68,7 +69,8 @@ def load(
         saved = configuration.load_settings(folder, is_trusted=trust)
         predict.refuse_own_module(saved, "lockstep.load")
         adapted = saved_run.adapt_to_machine(saved, devices=devices, strategy=strategy)
-        config = validation.check_tree(config_file.to_tree(adapted))
+        tree = config_file.to_tree(adapted)
+        config = validation.check_tree(tree | {"calibrate": calibrate and tree["calibrate"]})
         with session.open_session(RunFolder(Path(scratch)), config, None) as here:
             rows = of_trial(folder) if max_error is not None else None
             rule = selective.rule_of(path, config, max_error, rows, "max_error={:g}")

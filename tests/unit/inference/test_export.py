@@ -49,8 +49,8 @@ def trained(view: View) -> Any:
     torch.manual_seed(0)
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in ((110.0, 120.0, 130.0), (50.0, 60.0, 70.0)))
     form = SimpleNamespace(image_shape=(3, *(view.size or ())), is_float=False)
-    net = nn.Conv2d(3, 4, 3)
-    return SimpleNamespace(net=net, calibration=nn.Identity(), task=Means(), mean=mean, std=std, image_format=form)
+    parts = {"net": nn.Conv2d(3, 4, 3), "task": Means(), "calibration": nn.Identity()}
+    return SimpleNamespace(**parts, mean=mean, std=std, image_format=form)
 
 
 def images(sizes: int) -> list[Tensor]:
