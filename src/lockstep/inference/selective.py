@@ -15,7 +15,7 @@ from lockstep.runs.naming import display_path
 
 UNKNOWN = "unknown"  # the class of an image without an answer
 DOUBT = 0.05  # probability that the error rate of the answers is larger than promised
-NUM_SHARES = 20  # thresholds that are tried
+NUM_SHARES = 50  # thresholds that are tried
 
 
 class Rule(NamedTuple):
@@ -83,7 +83,9 @@ def rule_of(
     kept = saved.get("calibration", {})
     if "val" not in kept:
         problem = f"needs calibrated probabilities of validation images, which {display_path(checkpoint)} lacks"
-        raise ConfigError(Error(option, problem, "train or resume a classification to its end"))
+        raise ConfigError(
+            Error(option, problem, "use the best checkpoint of a classification that was trained to its end")
+        )
     if UNKNOWN in saved["image_format"]["class_names"]:
         raise ConfigError(Error(option, f"answers {UNKNOWN}, which is a class of this run, too", "rename the class"))
     confidences, is_right = (kept["val"][name].numpy() for name in ("confidences", "is_right"))
@@ -100,10 +102,11 @@ def rule_of(
         problem = f"cannot be kept with {1 - DOUBT:.0%} confidence on {len(is_right):,} {images}"
         raise ConfigError(Error(option, problem, fix))
     bound = betaincinv(rule.wrong + 1, rule.answered - rule.wrong, 1 - DOUBT)  # Clopper and Pearson 1934
+    share = f"{rule.answered / rule.num_images:.1%} of {rule.num_images:,} {images}"
     text = f"""\
 Answers where the probability is above {rule.threshold:.6g}, else {UNKNOWN}
-{rule.answered / rule.num_images:.1%} of {rule.num_images:,} {images} are answered, {rule.wrong:,} of them wrong
-Error rate of the answers: at most {bound:.2%} with {1 - DOUBT:.0%} confidence, for images like these only"""
+{share} are answered, {rule.wrong:,} wrong: exact upper bound {bound:.2%}
+Error rate of the answers: at most {100 * max_error:g}% with {1 - DOUBT:.0%} confidence, for images like these only"""
     if "test" in kept and out_of_fold is None:  # whose rows have them, too
         is_right = kept["test"]["is_right"][kept["test"]["confidences"] > rule.threshold]
         share = len(is_right) / len(kept["test"]["is_right"])
