@@ -29,7 +29,8 @@ from lockstep.config.schema.configuration import Config
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.preprocessing import View
 from lockstep.data.splits import ImageError, Images
-from lockstep.inference import predict
+from lockstep.inference import predict, selective
+from lockstep.inference.selective import Rule
 from lockstep.models.classifier import Classifier
 from lockstep.runs.files import atomic_file
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
@@ -40,26 +41,29 @@ from lockstep.system.wording import plural, size_text
 # float32 rounds to 6e-8, and sums of another order to 1e-5 in deep networks; a wrong operator differs by 1e-2 and more
 LIMIT = 1e-4
 NUM_CHECKED = 32  # images
-Running = Callable[[Tensor], Tensor]
+Running = Callable[[Tensor], Any]  # predictions (B, ...), or these and answers (B,)
 
 
 class Exported(nn.Module):
     """From images uint8 (B, C, h, w) of any size, as a decoder returns them, to predictions (B, ...).
 
     They are scaled in float32, and not rounded to bytes. A network that was trained on custom floats takes floats of
-    its own size. Sizes are whole numbers without comparisons, which torch and ONNX keep as variables of the file.
+    its own size. Sizes are whole numbers without comparisons, which torch and ONNX keep as variables of the file. With
+    a `rule` there are also answers int64 (B,): the number of a class, or -1.
     """
 
-    def __init__(self, module: Classifier, view: View) -> None:
+    def __init__(self, module: Classifier, view: View, rule: Rule | None = None) -> None:
         super().__init__()
+        self.rule = rule
         self.net, self.calibration, self.task, self.view = module.net, module.calibration, module.task, view
         self.mean, self.std = (nn.Buffer(values.clone()) for values in (module.mean, module.std))
 
     @override
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         if not images.is_floating_point():
             images = self._apply_view(images.float()).sub(self.mean).div(self.std)
-        return self.task.predictions(self.calibration(self.net(images)))
+        predictions = self.task.predictions(self.calibration(self.net(images)))
+        return predictions if self.rule is None else (predictions, self.rule.answers(predictions))
 
     def _apply_view(self, images: Tensor) -> Tensor:
         (height, width), (most_high, most_wide) = images.shape[2:], self.view.bounds
@@ -89,12 +93,15 @@ def _round_quotient(numerator: Any, denominator: Any) -> Any:
     return (2 * numerator + denominator - 1 + numerator // denominator % 2) // (2 * denominator)
 
 
-def export(config: Config, run: RunFolder, checkpoint: Path, output: Path) -> int:
+def export(
+    config: Config, run: RunFolder, checkpoint: Path, output: Path, max_error: float | None, out_of_fold: str | None
+) -> int:
     """Write the network of a checkpoint of `run` to `output`, once it has run on images of the test set.
 
     Returns the exit code, 1 if it predicts something else there. Raises ConfigError if it cannot be exported.
     """
     predict.refuse_own_module(config, "lockstep export")
+    rule = selective.rule_of(checkpoint, config, max_error, out_of_fold)
     with session.open_session(run, config, None) as here, warnings.catch_warnings(), torch.no_grad():
         load = partial(open_source, config.seed, False)
         images = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False, held=here.held)[0].test
@@ -107,13 +114,15 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path) -> in
         if not form.is_float:
             facts |= {"mean": form.mean, "std": form.std}
             facts |= {key: getattr(view, key) for key in ("crop_percent", "fit", "interpolation", "background")}
+        if rule is not None:
+            facts |= {"max_error": rule.max_error, "threshold": rule.threshold}
         warnings.simplefilter("ignore")  # of the exporters, about themselves; torch also logs and prints whole graphs
         logging.disable()
         try:
             make, by = (_onnx, "onnxruntime") if output.suffix == ".onnx" else (_pt2, "torch")
             with contextlib.redirect_stderr(io.StringIO()):
-                content, running = make(_program(module, view, axes), axes, json.dumps(facts, ensure_ascii=False))
-            differences = [_difference(module, view, running, *each) for each in enumerate(_pictures(images))]
+                content, running = make(_program(module, view, axes, rule), axes, json.dumps(facts, ensure_ascii=False))
+            differences = [_difference(module, view, running, *each, rule) for each in enumerate(_pictures(images))]
         except ImageError:
             raise
         except Exception as error:  # of custom code, of an operator that ONNX lacks, or of the file on other images
@@ -132,8 +141,11 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path) -> in
         ("images", f"{'float32' if form.is_float else 'uint8'} ({shape})"),
         ("inside", "" if form.is_float else f"{view.text}; normalization"),
         ("predictions", f"{module.task.named}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"),
+        *([("answer", f"number of the class, or -1 up to a probability of {rule.threshold:.6g}")] if rule else []),
         ("checked", f"{checked} by {by}, differences up to {largest:.1g} (limit {LIMIT:g})"),
     ]
+    if rule is not None:
+        print(rule.text)
     show_table(f"{display_path(output)} ({size_text(len(content))})", rows)
     return 0
 
@@ -147,11 +159,11 @@ def _pictures(images: Images) -> Iterator[Tensor]:
             yield images.pixels[position]
 
 
-def _program(module: Classifier, view: View, axes: Mapping[int, str]) -> ExportedProgram:
+def _program(module: Classifier, view: View, axes: Mapping[int, str], rule: Rule | None = None) -> ExportedProgram:
     form = module.image_format
     images = torch.zeros(2, *form.image_shape, dtype=torch.float32 if form.is_float else torch.uint8)
     shapes = ({axis: Dim(name) for axis, name in axes.items()},)
-    program = torch.export.export(Exported(module, view).eval(), (images,), dynamic_shapes=shapes)
+    program = torch.export.export(Exported(module, view, rule).eval(), (images,), dynamic_shapes=shapes)
     for part in program.graph_module.modules():  # also the blocks of torch.no_grad
         for node in part.graph.nodes if isinstance(part, GraphModule) else ():
             node.meta.pop("stack_trace", None)  # paths and lines of the code, which both formats would contain
@@ -168,15 +180,17 @@ def _pt2(program: ExportedProgram, axes: Mapping[int, str], metadata: str) -> tu
 def _onnx(program: ExportedProgram, axes: Mapping[int, str], metadata: str) -> tuple[bytes, Running]:
     import onnxruntime
 
-    names: Any = {"input_names": ["images"], "output_names": ["predictions"], "dynamic_shapes": (dict(axes),)}
+    outputs = ["predictions", "answer"][: len(program.graph_signature.user_outputs)]
+    names: Any = {"input_names": ["images"], "output_names": outputs, "dynamic_shapes": (dict(axes),)}
     made = torch.onnx.export(program, dynamo=True, verbose=False, **names)
     assert made is not None
     made.model.metadata_props["lockstep"] = metadata
     content = made.model_proto.SerializeToString()
     running = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
-    def run(images: Tensor) -> Tensor:
-        return torch.from_numpy(running.run(None, {"images": images.numpy()})[0])
+    def run(images: Tensor) -> Any:
+        found, *more = (torch.from_numpy(values) for values in running.run(None, {"images": images.numpy()}))
+        return (found, *more) if more else found
 
     return content, run
 
@@ -190,12 +204,18 @@ def _reason(error: BaseException) -> str:
     return textwrap.shorten(f"{type(error).__name__}: {one_line(error)}", 300)
 
 
-def _difference(module: Classifier, view: View, running: Running, number: int, picture: Tensor) -> Tensor:
-    """Return the largest difference for a picture, every other one in a batch with its mirror image."""
+def _difference(
+    module: Classifier, view: View, running: Running, number: int, picture: Tensor, rule: Rule | None = None
+) -> Tensor:
+    """Return the largest difference for a picture, every other one in a batch with its mirror image; of answers 1."""
     images = torch.cat([picture.float(), picture.float().flip(3)])[: 1 + number % 2]
     inputs = images
     if picture.dtype == torch.uint8:
         inputs = view(images).clamp(0, 255).sub(module.mean).div(module.std)
         images = images.to(torch.uint8)
     expected = predict.predictions(module, inputs)
-    return (running(images) - expected).abs().max() / expected.abs().max().clamp(min=1)
+    found, wrong = running(images), torch.tensor(False)
+    if rule is not None:
+        found, answer = found
+        wrong = (answer != rule.answers(found)).any()
+    return ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).maximum(wrong)

@@ -7,6 +7,8 @@ from typing import overload
 from torch import Tensor
 from typing_extensions import override
 
+from lockstep.inference.selective import UNKNOWN, Rule
+
 CERTAIN = 0.5  # a label is predicted from this probability on
 MOST_SHOWN = 5  # predictions in `repr`
 
@@ -16,22 +18,33 @@ class Prediction:
     """The prediction for one image: `values` (C, ...) in host memory, for each of `class_names`.
 
     Values are the probabilities of classes or of labels, or numbers. `kind` is the kind of the names: classes, labels,
-    numbers, or that of a custom task. `file` is the image file, or None.
+    numbers, or that of a custom task. `file` is the image file, or None. `rule` decides if a class is an answer.
     """
 
     values: Tensor
     class_names: tuple[str, ...]
     kind: str
     file: str | None
+    rule: Rule | None = None
 
     @property
     def class_name(self) -> str:
-        """The most probable class. Raises AttributeError for another kind of prediction, as the properties below."""
-        return self.class_names[int(self._only("class_name", "classes").argmax())]
+        """The most probable class, or `unknown` unless `is_known`.
+
+        Raises AttributeError for another kind of prediction, as the properties below.
+        """
+        best = self.class_names[int(self._only("class_name", "classes").argmax())]
+        return best if self.is_known else UNKNOWN
+
+    @property
+    def is_known(self) -> bool:
+        """False where `lockstep.load(..., max_error=...)` gives no answer."""
+        values = self._only("is_known", "classes")
+        return self.rule is None or int(self.rule.answers(values.unsqueeze(0))) >= 0
 
     @property
     def probability(self) -> float:
-        """The probability of that class, 0 to 1."""
+        """The probability of the most probable class, 0 to 1."""
         return self._only("probability", "classes").max().item()
 
     @property
@@ -80,6 +93,7 @@ class Predictions(Sequence[Prediction]):
     class_names: tuple[str, ...]
     kind: str
     files: tuple[str | None, ...]
+    rule: Rule | None = None
 
     @override
     def __len__(self) -> int:
@@ -92,8 +106,8 @@ class Predictions(Sequence[Prediction]):
     @override
     def __getitem__(self, index: int | slice) -> "Prediction | Predictions":
         if isinstance(index, slice):
-            return Predictions(self.values[index], self.class_names, self.kind, self.files[index])
-        return Prediction(self.values[index], self.class_names, self.kind, self.files[index])
+            return Predictions(self.values[index], self.class_names, self.kind, self.files[index], self.rule)
+        return Prediction(self.values[index], self.class_names, self.kind, self.files[index], self.rule)
 
     @override
     def __repr__(self) -> str:

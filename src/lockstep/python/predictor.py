@@ -23,13 +23,15 @@ from lockstep.assembly.session import Session
 from lockstep.config import saved_run
 from lockstep.config.checks import validation
 from lockstep.config.saved import config_file
-from lockstep.inference import embed, predict
+from lockstep.inference import embed, predict, selective
+from lockstep.inference.selective import Rule
 from lockstep.models.classifier import Classifier
 from lockstep.python import configuration
 from lockstep.python.images import ImageLike, Inputs, inputs_of
 from lockstep.python.prediction import Prediction, Predictions
 from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
+from lockstep.sweeps.out_of_fold import of_trial
 from lockstep.system import hardware
 from lockstep.system.wording import plural
 
@@ -40,6 +42,7 @@ def load(
     checkpoint: Literal["best", "last"] = "best",
     device: str | torch.device | None = None,
     calibrate: bool = True,
+    max_error: float | None = None,
     trust: bool = False,
 ) -> "Predictor":
     """Load the trained network of a run: its folder, `latest` for the newest below outputs/, or a `lockstep.Run`.
@@ -47,17 +50,20 @@ def load(
     Device and precision are those of a training with these settings on this machine: its first GPU, else its CPU.
     `device` selects another one: "cpu", "cuda", "cuda:1". Random states and switches of this process stay unchanged.
     Without `calibrate` probabilities are those of the trained network, as they are for a run with calibrate=false.
+    With `max_error`, such as 0.05, classes are `unknown` except where at most this fraction of the answers is wrong.
     Only code of known libraries and of the project in the current folder is called; with `trust`, any code that the run
     folder names.
 
     Raises FileNotFoundError if the run or its checkpoint does not exist, ValueError if the checkpoint is damaged or the
-    device does not exist, and ConfigError, a ValueError, for untrusted or missing modules, and for a custom
-    LightningModule, which has no task that predicts.
+    device does not exist, and ConfigError, a ValueError, for untrusted or missing modules, an error rate that cannot be
+    kept, and for a custom LightningModule, which has no task that predicts.
     """
     folder = naming.find(os.fspath(run))
     if checkpoint not in ("best", "last"):
         raise ValueError(f'checkpoint={checkpoint!r} does not exist: choose "best" or "last".')
     path = checkpoints.requested_checkpoint(folder, checkpoint, option='checkpoint="{}"')
+    if max_error is not None and not 0 < max_error < 1:
+        raise ValueError(f"max_error={max_error:g} is no error rate: use a number between 0 and 1, such as 0.05.")
     devices, strategy = _trainer_settings(device)
     with _keep_global_state(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         saved = configuration.load_settings(folder, is_trusted=trust)
@@ -66,7 +72,9 @@ def load(
         tree = config_file.to_tree(adapted)
         config = validation.check_tree(tree | {"calibrate": calibrate and tree["calibrate"]})
         with session.open_session(RunFolder(Path(scratch)), config, None) as here:
-            return Predictor(here, predict.load_network(here, path), path)
+            rows = of_trial(folder) if max_error is not None else None
+            rule = selective.rule_of(path, config, max_error, rows, "max_error={:g}")
+            return Predictor(here, predict.load_network(here, path), path, rule)
 
 
 @contextlib.contextmanager
@@ -108,9 +116,10 @@ class Predictor:
     the size of the network, as the run does. Batches have eval_batch_size images.
     """
 
-    def __init__(self, here: Session, module: Classifier, checkpoint: Path) -> None:
+    def __init__(self, here: Session, module: Classifier, checkpoint: Path, rule: Rule | None = None) -> None:
         self.checkpoint = checkpoint
         self.precision = here.precision
+        self.rule = rule
         self._module = module
         self._batch_size = here.config.eval_batch_size
         self._view = predict.view_of(here.config, module.image_format)
@@ -151,7 +160,7 @@ class Predictor:
         """
         values, found = self._values(images, predict.predictions)
         files = tuple(file for inputs in found for file in inputs.files)
-        predictions = Predictions(values, self.class_names, self._module.task.named, files)
+        predictions = Predictions(values, self.class_names, self._module.task.named, files, self.rule)
         is_many = isinstance(images, Sequence) and not isinstance(images, str)
         return predictions[0] if not is_many and found[0].is_one else predictions
 

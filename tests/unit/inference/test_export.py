@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lockstep.data.images.preprocessing import View
 from lockstep.inference import export
 from lockstep.inference.export import Exported
+from lockstep.inference.selective import Rule
 
 VIEWS = (
     View((24, 24), 0.875, "crop", "bilinear", "white"),
@@ -95,3 +96,29 @@ def test_a_file_has_neither_paths_nor_lines_of_the_code(make: Callable[..., tupl
             content += b"".join(map(archive.read, archive.namelist()))
     inside = (f"{Path(__file__).parents[3]}/", f"{Path.home()}/", "site-packages", "secret_scale", "images.float()")
     assert not [text for text in inside if text.encode() in content]
+
+
+def test_a_file_answers_with_a_class_or_none_and_a_wrong_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, view = trained(VIEWS[0]), VIEWS[0]
+    monkeypatch.setattr(export.predict, "predictions", lambda module, inputs: module.net(inputs).mean((2, 3)))
+    batches = images(30)
+    with torch.no_grad():
+        best = torch.cat([Exported(module, view)(batch).amax(1) for batch in batches])
+        rule = Rule(0.05, best.median().item(), 100, 90, 1)
+        program = export._program(module, view, AXES, rule)
+        running = [make(program, AXES, "{}")[1] for make in (export._onnx, export._pt2)]
+        for number, batch in enumerate(batches):
+            for run in running:
+                predictions, answer = run(batch)
+                assert answer.dtype == torch.int64
+                is_known = predictions.amax(1) > rule.threshold
+                assert answer.tolist() == torch.where(is_known, predictions.argmax(1), -1).tolist()
+                assert export._difference(module, view, run, number, batch[:1], rule) <= export.LIMIT
+        found = torch.cat([running[0](batch)[1] for batch in batches])
+        assert 0 < int((found < 0).sum()) < len(found)
+
+        def wrong(images: Tensor) -> tuple[Tensor, Tensor]:
+            predictions, answer = running[1](images)
+            return predictions, answer + 1
+
+        assert export._difference(module, view, wrong, 1, batches[0][:1], rule) == 1

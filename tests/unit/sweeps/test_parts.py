@@ -609,6 +609,9 @@ def test_predictions_of_all_folds_are_joined_once_all_are_tested(tmp_path: Path)
     joined = (ledger.path / "out_of_fold_1.csv").read_bytes()
     assert joined == b"file,truth,fold\r\nc,1,0\r\na,1,1\r\nb,0,1\r\n"
     assert not (ledger.path / "out_of_fold_2.csv").exists()
+    of_trials = [out_of_fold.of_trial(trial.folder) for trial in ledger.trials]
+    assert of_trials == [str(ledger.path / "out_of_fold_1.csv")] * 2 + [None] * 2
+    assert out_of_fold.of_trial(RunFolder(tmp_path / "a" / "run")) is None
     (ledger.path / "out_of_fold_1.csv").unlink()
     finish(ledger.trials[0], 0.9)  # trained on since its rows were written
     assert out_of_fold.join(ledger, table(ledger, ACCURACY, {})) == []
