@@ -119,9 +119,8 @@ def test_a_file_answers_where_the_run_does(trained: dict[str, RunFolder], tmp_pa
     best = sorted(one.probability for one in network(list(map(str, paths))))
     threshold = (best[24] + best[25]) / 2
     rows = {"confidences": torch.tensor([1.0] * 150 + [threshold] * 50), "is_right": torch.arange(200) < 150}
-    kept = {"slope": torch.ones(1), "offset": torch.zeros(1), "num_images": 200, "note": "", "val": rows}
     saved = torch.load(run.best_checkpoint, weights_only=True)
-    torch.save(saved | {"calibration": kept}, run.best_checkpoint)
+    torch.save(saved | {"calibration": saved["calibration"] | {"val": rows}}, run.best_checkpoint)
     typed = ("export", run.path, "--trust", "--max-error", "0.05", "--output")
     for name in ("out.onnx", "out.pt2"):
         done = commands.lockstep(tmp_path, *typed, name)
@@ -136,7 +135,8 @@ def test_a_file_answers_where_the_run_does(trained: dict[str, RunFolder], tmp_pa
     counts = [0, 0]
     for path in paths:
         image = np.array(Image.open(path)).transpose(2, 0, 1)[None]
-        predictions, answer = session.run(None, {"images": image})
+        found: Any = session.run(None, {"images": image})
+        predictions, answer = found
         assert answer.tolist() == [predictions.argmax() if predictions.max() > facts["threshold"] else -1]
         assert program(torch.from_numpy(image))[1].tolist() == answer.tolist()
         counts[int(answer[0] >= 0)] += 1
