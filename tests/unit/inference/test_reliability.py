@@ -190,7 +190,9 @@ def test_images_whose_class_a_loss_ignores_are_left_out_and_other_targets_have_n
     assert values(reliability.report(kept, None, {"note": ""})["raw"])[0] == pytest.approx(
         log_loss(ignored[kept.indices], logits[kept.indices].softmax(1), labels=range(NUM_CLASSES))
     )
-    for outputs, targets in ((logits, labels.double()), (logits[..., None, None], labels[:, None, None])):
-        outcomes = Outcomes(ONE_CLASS, nn.Identity(), NUM_CLASSES)
+    maps = logits[..., None, None]
+    others = ((ONE_CLASS, logits, labels.double()), (ONE_CLASS, maps, labels[:, None, None]), (LABELS, maps, maps > 0))
+    for task, outputs, targets in others:
+        outcomes = Outcomes(task, nn.Identity(), NUM_CLASSES)
         outcomes.update(outputs, targets, torch.arange(20))
         assert outcomes.findings() is None
