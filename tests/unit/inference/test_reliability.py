@@ -150,6 +150,8 @@ def test_outputs_that_are_no_numbers_are_counted_and_printed(capsys: pytest.Capt
     report = reliability.report(found(logits, labels, calibrated_by()), None, ENTRY)
     assert report["not_finite"] == 2
     assert np.isnan(report["calibrated"]["nll"]["value"])
+    assert 0 < report["raw"]["ece"]["value"] < 1  # such an image has the probability 0
+    assert sum(each["count"] for each in report["raw"]["bins"]) == 300
     reliability.show(report)
     assert "nan" in (text := capsys.readouterr().out)
     assert text.endswith("fitted on 120 validation images; 2 images without finite scores\n")
