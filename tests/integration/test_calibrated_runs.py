@@ -150,18 +150,25 @@ def test_a_run_that_fails_while_its_checkpoint_is_written_again_keeps_the_old_on
     assert torch.equal(entry_of(run)["slope"], entry_of(trained)["slope"])
 
 
-def test_labels_have_a_slope_and_an_offset_each(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", (*LABELS, "trainer.max_epochs=1"))
+@pytest.mark.parametrize(
+    ("more", "count"), [((), 180), (("trainer.overfit_batches=20", "trainer.max_epochs=8"), 320)], ids=["few", "many"]
+)
+def test_labels_have_a_slope_and_an_offset_each(tmp_path: Path, more: tuple[str, ...], count: int) -> None:
+    run = write_run(tmp_path / "run", (*LABELS, *more))
     assert train(run) == 0
-    val, entry = digits(**SETTINGS).val, entry_of(run)
-    raw = lockstep.load(run.path, calibrate=False, trust=True)(whole(val.pixels)).values
-    targets = torch.stack([val.targets % 2 == 0, val.targets > 4], 1)
-    assert (entry["num_images"], "val" in entry) == (180, False)
-    # of 180 images none has 100 with each label and 100 without
-    assert entry["note"].startswith("even, above 4: validation images with and without it")
-    assert torch.equal(lockstep.load(run.path, trust=True)(whole(val.pixels)).values, raw)
+    images, entry = digits(**SETTINGS).parts["val" if count == 180 else "train"].head(count), entry_of(run)
+    assert (entry["num_images"], "val" in entry) == (count, False)
+    raw, calibrated = (
+        lockstep.load(run.path, calibrate=wanted, trust=True)(whole(images.pixels)).values for wanted in (False, True)
+    )
+    targets = torch.stack([images.targets % 2 == 0, images.targets > 4], 1)
     expected = calibration.fit(raw.logit(), targets, ("even", "above 4"), CPU)
-    assert torch.equal(entry["slope"], expected["slope"])
+    for name in ("slope", "offset"):
+        torch.testing.assert_close(entry[name], expected[name], rtol=1e-6, atol=1e-6)
+    assert entry["note"] == expected["note"]
+    assert entry["note"].startswith("even, above 4: validation images") == (count == 180)
+    assert (entry["slope"] != 1).any() == (count == 320)
+    torch.testing.assert_close(calibrated, (raw.logit() * entry["slope"] + entry["offset"]).sigmoid())
 
 
 @pytest.mark.parametrize(

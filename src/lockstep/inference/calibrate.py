@@ -1,6 +1,5 @@
 """The calibration of a finished training: fitted to its validation images, and kept in its checkpoint."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,8 @@ from torch import Tensor
 from lockstep.assembly import checkpoint_io
 from lockstep.assembly.session import Session
 from lockstep.assembly.staging import together
-from lockstep.data.images.image_files import NUM_PER_RUN, read_runs
 from lockstep.data.module import ImageData
-from lockstep.data.splits import ImageError
 from lockstep.distributed.collectives import gather_objects
-from lockstep.distributed.partition import interval
-from lockstep.inference import predict
 from lockstep.models import calibration
 from lockstep.models.classifier import Classifier
 from lockstep.tasks.classification import Classification
@@ -25,68 +20,59 @@ from lockstep.tasks.classification import Classification
 def calibrate(here: Session, data: ImageData, module: L.LightningModule, best: Path | None) -> None:
     """Fit the calibration of a finished training on its validation images; add it to its checkpoint and to `module`.
 
-    The checkpoint is the one that is tested: `best`, else the last one if it has the weights of the module.
+    The module gets the weights of `best`, as for the test; without it the last checkpoint has those of the module.
     Tasks whose predictions are not the softmax or the sigmoid of outputs (B, C) get none. Every rank must call it.
     """
-    path = best or here.folder.last_checkpoint
-    if not isinstance(module, Classifier) or not calibration.has_probabilities(module.task) or not path.exists():
+    if not isinstance(module, Classifier) or not calibration.has_probabilities(module.task):
         return
-    if best is None and _read(path, mmap=True)["global_step"] != module.global_step:
-        return
-    raw = here.config.model_copy(update={"calibrate": False, "compile": False})
-    network = predict.load_network(replace(here, config=raw), path)
-    outputs, targets = _own_outputs(here, network, data)
-    names = network.image_format.class_names
+    if best is not None:
+        module.load_state_dict(_read(best)["state_dict"])
+    outputs, targets, indices = _own_outputs(module.to(here.device).eval(), data)
+    names = module.image_format.class_names
     shapes = set(gather_objects(tuple(outputs.shape[1:]) if len(outputs) else (len(names),)))
     if shapes != {(len(names),)}:  # maps
         return
     outputs = outputs.reshape(-1, len(names))
     if is_classes := isinstance(module.task, Classification):
         is_known = (targets >= 0) & (targets < len(names))  # a custom loss may ignore others
-        outputs, targets = outputs[is_known], targets[is_known].long()
-    else:
-        targets = targets.reshape(outputs.shape)
-    entry = calibration.fit(outputs, targets, names, here.device)
+        outputs, targets, indices = outputs[is_known], targets[is_known].long(), indices[is_known]
+    entry = calibration.fit(outputs, targets if is_classes else targets.reshape(outputs.shape), names, here.device)
     calibration.restore(module, {"calibration": entry})
     if is_classes:
-        calibration.restore(network, {"calibration": entry})
-        entry["val"] = _confidences(network, outputs, targets)
-    keep(here, path, entry)
+        entry["val"] = _confidences(module, outputs, targets, indices)
+    path = best or here.folder.last_checkpoint
+    together(lambda: keep(path, entry, module.global_step if best is None else None) if here.rank == 0 else None)
 
 
-def keep(here: Session, path: Path, entry: dict[str, Any]) -> None:
-    """Write an entry `calibration` into a checkpoint. Every rank must call it."""
-    together(lambda: checkpoint_io.write(_read(path) | {"calibration": entry}, path) if here.rank == 0 else None)
+def keep(path: Path, entry: dict[str, Any], step: int | None = None) -> None:
+    """Write the entry `calibration` into a checkpoint; of `step`, if that is given: another has other weights."""
+    if step is None or (path.exists() and _read(path)["global_step"] == step):
+        checkpoint_io.write(_read(path) | {"calibration": entry}, path)
 
 
-def _read(path: Path, *, mmap: bool = False) -> dict[str, Any]:
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+def _read(path: Path) -> dict[str, Any]:
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _own_outputs(here: Session, network: Classifier, data: ImageData) -> tuple[Tensor, Tensor]:
-    """Return outputs (n, C) and targets (n, ...) of this rank's share of the validation images, in host memory.
-
-    Ranks have consecutive shares. The network gets as many images at once as in a prediction, on any number of workers.
-    """
-    images = data.splits.val.head(data.batches("val").num_epoch_samples)
-    runs = torch.arange(len(images)).split(min(here.config.eval_batch_size, NUM_PER_RUN)) if len(images) else ()
-    first, end = interval(len(runs), here.loads, here.rank)
-    outputs, targets = [torch.empty(0, dtype=network.mean.dtype)], [images.targets[:0]]
-    for positions, pixels, errors in read_runs(images.pixels, runs[first:end], torch.get_num_threads()):
-        if errors:
-            raise ImageError([*errors.values()])
-        with torch.inference_mode():
-            outputs.append(network(pixels.to(here.device)).cpu())
-        targets.append(predict.targets_of(images, positions))
-    return torch.cat(outputs), torch.cat(targets)
+def _own_outputs(module: Classifier, data: ImageData) -> tuple[Tensor, Tensor, Tensor]:
+    """Return outputs (n, C), targets (n, ...) and positions (n,) of this rank's validation images, in host memory."""
+    found = [(torch.empty(0, dtype=module.mean.dtype), data.splits.val.targets[:0], torch.empty(0, dtype=torch.int64))]
+    for batch in data.val_dataloader():
+        if len(batch.indices):
+            moved = data.transfer_batch_to_device(batch, module.device, 0)
+            with torch.inference_mode():
+                found.append((module(moved.inputs).cpu(), batch.targets.cpu(), batch.indices))
+    outputs, targets, indices = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return outputs, targets, indices
 
 
-def _confidences(network: Classifier, outputs: Tensor, classes: Tensor) -> dict[str, Tensor]:
-    """Return the probabilities of the predicted classes of all ranks' outputs, and whether these classes are right."""
+def _confidences(module: Classifier, outputs: Tensor, classes: Tensor, indices: Tensor) -> dict[str, Tensor]:
+    """Return the probabilities of the predicted classes of all ranks' images, and whether these classes are right."""
     with torch.inference_mode():
-        parts = (network.calibration(part.to(network.device)) for part in outputs.split(calibration.ROWS))
-        predicted = [network.task.predictions(part).max(1) for part in parts]
-    found, best = (torch.cat(each).cpu() for each in zip(*predicted, strict=True))
-    gathered = gather_objects((found.float(), best == classes))
-    confidences, is_right = (torch.cat(each) for each in zip(*gathered, strict=True))
-    return {"confidences": confidences, "is_right": is_right}
+        parts = (module.calibration(part.to(module.device)) for part in outputs.split(calibration.ROWS))
+        predicted = [module.task.predictions(part).max(1) for part in parts]
+    values, best = (torch.cat(each).cpu() for each in zip(*predicted, strict=True))
+    gathered = gather_objects((indices, values.float(), best == classes))
+    order, confidences, is_right = (torch.cat(each) for each in zip(*gathered, strict=True))
+    order = order.argsort()
+    return {"confidences": confidences[order], "is_right": is_right[order]}

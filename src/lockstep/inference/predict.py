@@ -173,7 +173,7 @@ def write_rows(
                 raise ConfigError(Error(here.config.task.target, problem, "use lockstep.load in Python"))
             columns = [[[file] for file in files], module.task.cells(predicted, names, **ranks)]
             if has_truth:
-                targets = targets_of(images, positions)
+                targets = _targets(images, positions)
                 columns.insert(1, _truths(module, targets))
                 columns.append(_losses(module, outputs, on_device, targets, positions))
         if explained is not None and layer is not None:
@@ -267,7 +267,7 @@ def ranking_argument(module: Classifier, top_k: int) -> dict[str, int]:
     return {"top_k": top_k} if top_k > 1 else {}
 
 
-def targets_of(images: Images, positions: Tensor) -> Tensor:
+def _targets(images: Images, positions: Tensor) -> Tensor:
     """Return the targets (n, ...) of images, which samples of a Dataset contain."""
     pixels = images.pixels
     return pixels.make(positions, 0)[1] if isinstance(pixels, Samples) else images.targets[positions]
