@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from lockstep.assembly.session import Session
+from lockstep.assembly.staging import together
 from lockstep.callbacks.reliability import Reliability
 from lockstep.data.module import ImageData
 from lockstep.inference import calibrate
@@ -113,7 +114,8 @@ def report_test(here: Session, data: ImageData, module: L.LightningModule) -> No
         entry = torch.load(path, map_location="cpu", weights_only=True, mmap=True).get("calibration", entry)
         if "slope" in entry and not findings.is_multilabel:
             confidences, is_right = torch.from_numpy(findings.probabilities).float(), torch.from_numpy(findings.hits)
-            calibrate.keep(here, path, entry | {"test": {"confidences": confidences, "is_right": is_right}})
+            kept = entry | {"test": {"confidences": confidences, "is_right": is_right}}
+            together(lambda: calibrate.keep(path, kept) if here.rank == 0 else None)
     if here.rank == 0:
         found.results["calibration"] = report(findings, data.splits.test.groups, entry)
 

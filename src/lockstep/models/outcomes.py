@@ -87,9 +87,11 @@ class Outcomes:
 
     def update(self, outputs: Tensor, targets: Tensor, indices: Tensor) -> None:
         """Add outputs (B, C), their targets and the positions (B,) of the samples; others have no such predictions."""
+        if outputs.dim() != 2:
+            return
         if isinstance(self._task, Multilabel):
             labels, predictions = targets.reshape(outputs.shape).long(), (outputs > 0).long()
-        elif outputs.dim() == 2 and targets.dim() == 1 and not targets.is_floating_point():
+        elif targets.dim() == 1 and not targets.is_floating_point():
             labels, predictions = targets.long(), outputs.softmax(1).nan_to_num(0.0).argmax(1)  # the metrics show a NaN
         else:
             return

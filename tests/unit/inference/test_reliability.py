@@ -150,6 +150,8 @@ def test_outputs_that_are_no_numbers_are_counted_and_printed(capsys: pytest.Capt
     report = reliability.report(found(logits, labels, calibrated_by()), None, ENTRY)
     assert report["not_finite"] == 2
     assert np.isnan(report["calibrated"]["nll"]["value"])
+    assert 0 < report["raw"]["ece"]["value"] < 1  # such an image has the probability 0
+    assert sum(each["count"] for each in report["raw"]["bins"]) == 300
     reliability.show(report)
     assert "nan" in (text := capsys.readouterr().out)
     assert text.endswith("fitted on 120 validation images; 2 images without finite scores\n")
@@ -190,7 +192,9 @@ def test_images_whose_class_a_loss_ignores_are_left_out_and_other_targets_have_n
     assert values(reliability.report(kept, None, {"note": ""})["raw"])[0] == pytest.approx(
         log_loss(ignored[kept.indices], logits[kept.indices].softmax(1), labels=range(NUM_CLASSES))
     )
-    for outputs, targets in ((logits, labels.double()), (logits[..., None, None], labels[:, None, None])):
-        outcomes = Outcomes(ONE_CLASS, nn.Identity(), NUM_CLASSES)
+    maps = logits[..., None, None]
+    others = ((ONE_CLASS, logits, labels.double()), (ONE_CLASS, maps, labels[:, None, None]), (LABELS, maps, maps > 0))
+    for task, outputs, targets in others:
+        outcomes = Outcomes(task, nn.Identity(), NUM_CLASSES)
         outcomes.update(outputs, targets, torch.arange(20))
         assert outcomes.findings() is None
