@@ -16,7 +16,9 @@ from tests.support import guides
 from tests.support.harness import ROOT, SMALL
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
+PREDICT = "lockstep predict latest test --max-error 0.02"
 PAGE = ROOT / "docs" / "use.md"
+LEARNING = ("model.width=8", "trainer.max_epochs=6", "trainer.precision=float32", *SMALL[-4:])
 SMALLER = ("model.width=4", "trainer.max_epochs=1", "trainer.precision=float32", *SMALL[-4:])
 
 
@@ -27,7 +29,8 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str
     for guide in guides.guides(PAGE).values():
         guide.write(folder)
         for words in guide.commands:
-            more = SMALLER if words[:2] == ("lockstep", "train") else ()
+            smaller = LEARNING if "data=digits" in words else SMALLER
+            more = smaller if words[:2] == ("lockstep", "train") else ()
             said[" ".join(words)] = guides.run(folder, *words, *more)
     return folder, said
 
@@ -131,3 +134,19 @@ def test_pictures_are_drawn_and_the_network_is_explained(typed: tuple[Path, dict
     assert pictures == {f"{name}.png" for name in photos}
     evaluated, predicted = rows_of(folder / "rows.csv"), rows_of(folder / "predictions.csv")
     assert [{key: row[key] for key in predicted[0]} for row in evaluated] == predicted
+
+
+def test_a_reader_sees_whether_to_believe_the_network(typed: tuple[Path, dict[str, str]]) -> None:
+    _, said = typed
+    blocks = [block for kind, block in guides.BLOCK.findall(PAGE.read_text()) if kind == "text"]
+    scores, answers = (block for block in blocks if "calibration: " in block or "Answers where" in block)
+    for block, text in ((scores, said["lockstep eval latest"]), (answers, said[PREDICT])):
+        shown = [without_numbers(line) for line in text.splitlines()]
+        assert [line for line in map(without_numbers, block.splitlines()) if line not in shown] == []
+    right, count = map(int, re.findall(r"answered, (\d+) of (\d+) wrong", said[PREDICT])[0])
+    assert right <= 0.05 * count
+    assert 300 < count < 359  # of which some are unknown
+
+
+def without_numbers(line: str) -> str:
+    return re.sub(r"[\d.]+", "0", re.sub(" +", " ", line))
