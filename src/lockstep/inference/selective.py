@@ -28,10 +28,10 @@ def choose(confidences: NDArray[Any], is_right: NDArray[np.bool_], max_error: fl
     """Return the threshold that answers most of n images, of those that keep `max_error`; None if there is none.
 
     Growing shares of the images are tested, each by the exact binomial test, until one fails: a fixed sequence, of
-    which every test has the whole level (Angelopoulos et al. 2021, https://arxiv.org/abs/2110.01052). The first share
-    passes with one error, or with none if there are too few images. The threshold of a share is the next smaller
-    confidence: given it, those above are independent draws. Equal `confidences` (n,) are answered together. That the
-    thresholds are drawn, too, does not break the promise more often: simulated in the tests.
+    which every test has the whole level (Angelopoulos et al. 2021, https://arxiv.org/abs/2110.01052). The first is
+    a fifth of all, and large enough to pass with one error, or with none if there are too few images. The threshold of
+    a share is the next smaller confidence: given it, those above are independent draws. Equal `confidences` (n,) are
+    answered together. That thresholds are drawn, too, breaks the promise no more often: simulated in the tests.
     """
     from scipy.special import bdtr
 
@@ -42,7 +42,7 @@ def choose(confidences: NDArray[Any], is_right: NDArray[np.bool_], max_error: fl
     if first is None:
         return None
     ends, threshold = np.append(np.flatnonzero(ranked[1:] < ranked[:-1]) + 1, n), None
-    shares = np.linspace(first, n, NUM_SHARES).round()
+    shares = np.linspace(max(first, n // 5), n, NUM_SHARES).round()
     for count in np.unique(ends[np.searchsorted(ends, shares)]).tolist():
         if bdtr(wrong[count - 1], count, max_error) > DOUBT:
             break

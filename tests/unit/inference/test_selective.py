@@ -81,6 +81,11 @@ def test_an_estimate_in_place_of_the_bound_would_break_the_promise(
     assert broken > 0.15
 
 
+def test_a_few_wrong_labels_among_the_surest_of_many_images_do_not_refuse() -> None:
+    broken, answered = num_broken(np.full(100_000, 0.02), 2500, 0.05)
+    assert (broken, answered) == (0, pytest.approx(1, abs=0.05))
+
+
 def test_most_images_are_answered_and_equal_confidences_together() -> None:
     confidences = np.linspace(1, 0.01, 200)
     is_right = np.arange(200) < 160
