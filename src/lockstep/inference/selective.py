@@ -70,7 +70,7 @@ def threshold_of(
         raise ConfigError(Error(option, problem, "use the best checkpoint of a classification trained to its end"))
     if UNKNOWN in saved["image_format"]["class_names"]:
         raise ConfigError(Error(option, f"answers {UNKNOWN}, which is a class of this run, too", "rename the class"))
-    names = {"val": "validation images", "test": "test images, which did not choose the checkpoint,"}
+    names = {"val": "validation images", "test": "test images"}
     found = [(name, kept[split]) for split, name in names.items() if split in kept]
     parts = [(name, rows["confidences"].numpy(), rows["is_right"].numpy()) for name, rows in found]
     if (path := tables.of_folds(RunFolder(checkpoint.parent.parent))) is not None:  # with the test images
@@ -89,7 +89,8 @@ def threshold_of(
     promise = f"Error rate of the answers: at most {100 * max_error:g}% with {doubt}{1 - DOUBT:.0%} confidence"
     head = f"Answers where the probability is above {threshold:.6g}, else {UNKNOWN}"
     shares = [_share(threshold, *part) for part in parts]
-    return threshold, "\n".join([head, shares[0], f"{promise}, for images like these only", *shares[1:], ""])
+    checks = [f"{share}: the independent check" for share in shares[1:]]  # which did not choose the checkpoint
+    return threshold, "\n".join([head, shares[0], f"{promise}, for images like these", *checks, ""])
 
 
 def _share(threshold: float, images: str, confidences: NDArray[Any], is_right: NDArray[np.bool_]) -> str:
