@@ -62,9 +62,7 @@ class Exported(nn.Module):
         if not images.is_floating_point():
             images = self._apply_view(images.float()).sub(self.mean).div(self.std)
         predictions = self.task.predictions(self.calibration(self.net(images)))
-        if self.threshold is None:
-            return predictions
-        return predictions, selective.answers(predictions, self.threshold)
+        return predictions if self.threshold is None else (predictions, selective.answers(predictions, self.threshold))
 
     def _apply_view(self, images: Tensor) -> Tensor:
         (height, width), (most_high, most_wide) = images.shape[2:], self.view.bounds

@@ -199,8 +199,8 @@ def write_rows(
     inputs |= {"columns": csv_text([head]), "explanations": str(explained is not None), "threshold": str(threshold)}
     table = partial(row_chunks.write_table, output, csv_text([head]))
     table = partial(prediction_table.show, module.task, head) if is_shown else table
-    counted: RowWriter = table if threshold is None else lambda rows: table(prediction_table.count_answers(rows))
-    broken = write(here, images, rows_of, counted, inputs=inputs, output=output, is_strict=is_strict)
+    table = table if threshold is None else partial(prediction_table.count_answers, table)
+    broken = write(here, images, rows_of, table, inputs=inputs, output=output, is_strict=is_strict)
     if explained is not None:
         together(lambda: move(row_chunks.pictures_of(output), Path(explained)) if here.rank == 0 else None)
     return broken

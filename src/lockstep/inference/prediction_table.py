@@ -6,6 +6,7 @@ import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from lockstep.inference.row_chunks import RowWriter
 from lockstep.inference.selective import UNKNOWN
 from lockstep.runs.files import uncell
 from lockstep.system.terminal import new_table, print_table, say, terminal
@@ -18,12 +19,16 @@ MOST_ROWS, MOST_NAMES, MOST_DOUBTS = 20, 5, 3
 LEAST = 0.5  # probability of a label that an image has
 
 
-def count_answers(chunks: Iterable[str]) -> Iterator[str]:
-    """Yield rows of predictions as they come, and then print how many images have an answer."""
+def count_answers(write: RowWriter, chunks: Iterable[str]) -> None:
+    """Let `write` write rows of predictions, and then print how many images have an answer."""
     is_answer = Counter[bool]()
-    for text in chunks:
-        is_answer.update(row[1] != UNKNOWN for row in csv.reader(io.StringIO(text, newline="")))
-        yield text
+
+    def counted() -> Iterator[str]:
+        for text in chunks:
+            is_answer.update(row[1] != UNKNOWN for row in csv.reader(io.StringIO(text, newline="")))
+            yield text
+
+    write(counted())
     print(f"{is_answer[True]:,} of {plural(is_answer.total(), 'image')} answered", flush=True)
 
 

@@ -84,7 +84,7 @@ def threshold_of(
         rates = (step / 1000 for step in range(int(max_error * 1000) + 1, 1000))
         least = next((f", or use {rate:g}" for rate in rates if choose(confidences, is_right, rate) is not None), "")
         problem = f"cannot be kept with {1 - DOUBT:.0%} confidence on {len(is_right):,} {images}"
-        raise ConfigError(Error(option, problem, f"train with more validation images{least}"))
+        raise ConfigError(Error(option, problem, f"train with more of them{least}"))
     doubt = "less than " if any(config.data.arguments().get(key) for key in ("group", "group_column")) else ""
     promise = f"Error rate of the answers: at most {100 * max_error:g}% with {doubt}{1 - DOUBT:.0%} confidence"
     head = f"Answers where the probability is above {threshold:.6g}, else {UNKNOWN}"

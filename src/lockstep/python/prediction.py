@@ -30,10 +30,7 @@ class Prediction:
 
     @property
     def class_name(self) -> str:
-        """The most probable class, or `unknown` up to the threshold.
-
-        Raises AttributeError for another kind of prediction, as the properties below.
-        """
+        """The most probable class, or `unknown`. Raises AttributeError for others, as the properties below."""
         values = self._only("class_name", "classes")
         number = values.argmax() if self.threshold is None else selective.answers(values.unsqueeze(0), self.threshold)
         return (*self.class_names, selective.UNKNOWN)[int(number)]

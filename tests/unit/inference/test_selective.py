@@ -186,9 +186,9 @@ def test_the_rows_of_all_folds_are_used_where_there_are_some(tmp_path: Path) -> 
             {"val": rows(50, 0)},
             ("a", "b"),
             (),
-            "on 50 validation images: train with more validation images, or use 0.0",
+            "on 50 validation images: train with more of them, or use 0.0",
         ),
-        ({"val": rows(9, 9)}, ("a", "b"), (), "on 9 validation images: train with more validation images"),
+        ({"val": rows(9, 9)}, ("a", "b"), (), "on 9 validation images: train with more of them"),
     ],
 )
 def test_what_has_no_rule_is_refused_in_a_line_with_a_fix(
