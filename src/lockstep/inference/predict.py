@@ -75,7 +75,7 @@ def predict(
     settings = validation.check_tree(config)
     refuse_own_module(settings, "lockstep predict")
     with session.open_session(folder, settings, world) as here:
-        threshold, text = selective.threshold_of(Path(checkpoint), settings, max_error)
+        threshold, text = together(partial(selective.threshold_of, Path(checkpoint), settings, max_error))
         print(text if here.rank == 0 else "", end="", flush=True)
         module = load_network(here, Path(checkpoint))
         images, digest = images_of(here, run, source, module.image_format)
