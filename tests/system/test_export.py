@@ -143,7 +143,7 @@ def test_a_file_answers_where_the_run_does(trained: dict[str, RunFolder], tmp_pa
     assert min(counts) > 5
     refused = commands.lockstep(tmp_path, *typed, "out.onnx", "calibrate=false")
     assert refused.returncode == 2
-    assert "calibrate=false leaves out what --max-error 0.05 needs: remove one of them" in refused.stderr
+    assert "lockstep: --max-error 0.05 needs calibrate=true and calibrated validation images" in refused.stderr
 
 
 @pytest.mark.parametrize("kind", ["labels", "numbers", "floats"])

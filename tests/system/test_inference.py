@@ -121,10 +121,14 @@ def test_images_without_an_answer_are_unknown_on_any_workers_and_in_python(
     assert "Traceback" not in refused.stderr
     assert not list(tmp_path.glob("no.csv*"))
     refused = lockstep(tmp_path, *words(copy, photos, tmp_path / "no.csv"), "--max-error", "5")
-    assert (refused.returncode, refused.stderr) == (
-        EXIT_CONFIG,
-        "lockstep: --max-error 5 is no error rate: use a number between 0 and 1, such as 0.05.\n",
-    )
+    error = "config error: --max-error 5 is no error rate: use a number between 0 and 1, such as 0.05\n"
+    assert (refused.returncode, refused.stderr) == (EXIT_CONFIG, error)
+    for damaged in (copy.fold_rows, tmp_path / "out_of_fold.csv"):
+        damaged.write_text("file\nphoto\n")
+    refused = lockstep(tmp_path, *words(copy, photos, tmp_path / "no.csv"), "--max-error", "0.05", "--devices", "2")
+    error = "config error: out_of_fold.csv does not have the probability of each class in each row: the command of"
+    assert (refused.returncode, refused.stderr[: len(error)]) == (EXIT_CONFIG, error)
+    assert len(refused.stderr.splitlines()) == 1
 
 
 def lockstep_in_python(folder: RunFolder, photos: Path, cwd: Path) -> list[str]:
@@ -149,7 +153,7 @@ def test_rows_are_computed_again_for_another_error_rate(trained: RunFolder, phot
     hold.unlink()
     done = lockstep(tmp_path, *predict, "--devices", "1", "--max-error", "0.05")
     assert done.returncode == 0, done.stderr
-    assert "max_error changed: the rows in out.csv.part are computed again" in done.stdout
+    assert "threshold changed: the rows in out.csv.part are computed again" in done.stdout
 
 
 @pytest.mark.full

@@ -48,7 +48,6 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
             return _embed_pretrained(arguments, given, current)
         reads_data = given.get("source", "test") in ("val", "test")
         folder, checkpoint, saved, source = open_run(arguments, current, reads_data=reads_data)
-        given |= selection(arguments, folder) if arguments.command == "predict" else {}
         devices, world = _devices(arguments.devices), outer_world(os.environ)
         here = saved_run.adapt_to_machine(saved, devices=devices, strategy=arguments.strategy, world=world)
         if is_evaluation:
@@ -101,20 +100,8 @@ def open_run(
 
 
 def _prediction(arguments: argparse.Namespace) -> dict[str, Any]:
-    given = _images(arguments) | {"top_k": _top_k(arguments)}
+    given = _images(arguments) | {"top_k": _top_k(arguments), "max_error": arguments.max_error}
     return given | {"explained": _new_folder("--explain", arguments.explain)}
-
-
-def selection(arguments: argparse.Namespace, run: RunFolder) -> dict[str, Any]:
-    """Return the error rate to keep, and the file that a sweep wrote of all folds with this run, or None."""
-    rate = arguments.max_error
-    if rate is None:
-        return {"max_error": None, "out_of_fold": None}
-    if not 0 < rate < 1:
-        raise ValueError(f"--max-error {rate:g} is no error rate: use a number between 0 and 1, such as 0.05.")
-    from lockstep.sweeps import out_of_fold
-
-    return {"max_error": rate, "out_of_fold": out_of_fold.of_trial(run)}
 
 
 def _embedding(arguments: argparse.Namespace) -> dict[str, Any]:

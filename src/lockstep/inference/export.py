@@ -30,8 +30,7 @@ from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.preprocessing import View
 from lockstep.data.splits import ImageError, Images
 from lockstep.inference import predict, selective
-from lockstep.inference.selective import Rule
-from lockstep.models.classifier import Classifier
+from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.runs.files import atomic_file
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from lockstep.runs.naming import display_path
@@ -49,12 +48,12 @@ class Exported(nn.Module):
 
     They are scaled in float32, and not rounded to bytes. A network that was trained on custom floats takes floats of
     its own size. Sizes are whole numbers without comparisons, which torch and ONNX keep as variables of the file. With
-    a `rule` there are also answers int64 (B,): the number of a class, or -1.
+    a `threshold` there are also answers int64 (B,): the number of a class, or -1.
     """
 
-    def __init__(self, module: Classifier, view: View, rule: Rule | None = None) -> None:
+    def __init__(self, module: Classifier, view: View, threshold: float | None = None) -> None:
         super().__init__()
-        self.rule = rule
+        self.threshold = threshold
         self.net, self.calibration, self.task, self.view = module.net, module.calibration, module.task, view
         self.mean, self.std = (nn.Buffer(values.clone()) for values in (module.mean, module.std))
 
@@ -63,7 +62,7 @@ class Exported(nn.Module):
         if not images.is_floating_point():
             images = self._apply_view(images.float()).sub(self.mean).div(self.std)
         predictions = self.task.predictions(self.calibration(self.net(images)))
-        return predictions if self.rule is None else (predictions, self.rule.answers(predictions))
+        return predictions if self.threshold is None else (predictions, selective.answers(predictions, self.threshold))
 
     def _apply_view(self, images: Tensor) -> Tensor:
         (height, width), (most_high, most_wide) = images.shape[2:], self.view.bounds
@@ -93,20 +92,19 @@ def _round_quotient(numerator: Any, denominator: Any) -> Any:
     return (2 * numerator + denominator - 1 + numerator // denominator % 2) // (2 * denominator)
 
 
-def export(
-    config: Config, run: RunFolder, checkpoint: Path, output: Path, max_error: float | None, out_of_fold: str | None
-) -> int:
+def export(config: Config, run: RunFolder, checkpoint: Path, output: Path, max_error: float | None) -> int:
     """Write the network of a checkpoint of `run` to `output`, once it has run on images of the test set.
 
     Returns the exit code, 1 if it predicts something else there. Raises ConfigError if it cannot be exported.
     """
     predict.refuse_own_module(config, "lockstep export")
-    rule = selective.rule_of(checkpoint, config, max_error, out_of_fold)
+    threshold, text = selective.threshold_of(checkpoint, config, max_error)
     with session.open_session(run, config, None) as here, warnings.catch_warnings(), torch.no_grad():
         load = partial(open_source, config.seed, False)
         images = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False, held=here.held)[0].test
         module = predict.load_network(here, checkpoint)
         form, view = module.image_format, predict.view_of(config, module.image_format)
+        exported = Exported(module, view, threshold).eval()
         axes = {0: "batch"} if form.is_float else {0: "batch", 2: "height", 3: "width"}
         names = [str(name) for name in form.class_names]
         facts = {"lockstep": __version__, "run": run.path.name, "checkpoint": checkpoint.name}
@@ -114,15 +112,15 @@ def export(
         if not form.is_float:
             facts |= {"mean": form.mean, "std": form.std}
             facts |= {key: getattr(view, key) for key in ("crop_percent", "fit", "interpolation", "background")}
-        if rule is not None:
-            facts |= {"max_error": rule.max_error, "threshold": rule.threshold}
+        if threshold is not None:
+            facts |= {"max_error": max_error, "threshold": threshold}
         warnings.simplefilter("ignore")  # of the exporters, about themselves; torch also logs and prints whole graphs
         logging.disable()
         try:
             make, by = (_onnx, "onnxruntime") if output.suffix == ".onnx" else (_pt2, "torch")
             with contextlib.redirect_stderr(io.StringIO()):
-                content, running = make(_program(module, view, axes, rule), axes, json.dumps(facts, ensure_ascii=False))
-            differences = [_difference(module, view, running, *each, rule) for each in enumerate(_pictures(images))]
+                content, running = make(_program(exported, form, axes), axes, json.dumps(facts, ensure_ascii=False))
+            differences = [_difference(module, exported, running, *each) for each in enumerate(_pictures(images))]
         except ImageError:
             raise
         except Exception as error:  # of custom code, of an operator that ONNX lacks, or of the file on other images
@@ -141,11 +139,11 @@ def export(
         ("images", f"{'float32' if form.is_float else 'uint8'} ({shape})"),
         ("inside", "" if form.is_float else f"{view.text}; normalization"),
         ("predictions", f"{module.task.named}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"),
-        *([("answer", f"number of the class, or -1 up to a probability of {rule.threshold:.6g}")] if rule else []),
         ("checked", f"{checked} by {by}, differences up to {largest:.1g} (limit {LIMIT:g})"),
     ]
-    if rule is not None:
-        print(rule.text)
+    if threshold is not None:
+        rows.insert(3, ("answer", f"number of the class, or -1 up to a probability of {threshold:.6g}"))
+    print(text, end="")
     show_table(f"{display_path(output)} ({size_text(len(content))})", rows)
     return 0
 
@@ -159,11 +157,10 @@ def _pictures(images: Images) -> Iterator[Tensor]:
             yield images.pixels[position]
 
 
-def _program(module: Classifier, view: View, axes: Mapping[int, str], rule: Rule | None = None) -> ExportedProgram:
-    form = module.image_format
+def _program(exported: Exported, form: ImageFormat, axes: Mapping[int, str]) -> ExportedProgram:
     images = torch.zeros(2, *form.image_shape, dtype=torch.float32 if form.is_float else torch.uint8)
     shapes = ({axis: Dim(name) for axis, name in axes.items()},)
-    program = torch.export.export(Exported(module, view, rule).eval(), (images,), dynamic_shapes=shapes)
+    program = torch.export.export(exported, (images,), dynamic_shapes=shapes)
     for part in program.graph_module.modules():  # also the blocks of torch.no_grad
         for node in part.graph.nodes if isinstance(part, GraphModule) else ():
             node.meta.pop("stack_trace", None)  # paths and lines of the code, which both formats would contain
@@ -189,8 +186,8 @@ def _onnx(program: ExportedProgram, axes: Mapping[int, str], metadata: str) -> t
     running = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
     def run(images: Tensor) -> Any:
-        found, *more = (torch.from_numpy(values) for values in running.run(None, {"images": images.numpy()}))
-        return (found, *more) if more else found
+        found = [torch.from_numpy(values) for values in running.run(None, {"images": images.numpy()})]
+        return found if len(outputs) > 1 else found[0]
 
     return content, run
 
@@ -204,18 +201,16 @@ def _reason(error: BaseException) -> str:
     return textwrap.shorten(f"{type(error).__name__}: {one_line(error)}", 300)
 
 
-def _difference(
-    module: Classifier, view: View, running: Running, number: int, picture: Tensor, rule: Rule | None = None
-) -> Tensor:
+def _difference(module: Classifier, exported: Exported, running: Running, number: int, picture: Tensor) -> Tensor:
     """Return the largest difference for a picture, every other one in a batch with its mirror image; of answers 1."""
     images = torch.cat([picture.float(), picture.float().flip(3)])[: 1 + number % 2]
     inputs = images
     if picture.dtype == torch.uint8:
-        inputs = view(images).clamp(0, 255).sub(module.mean).div(module.std)
+        inputs = exported.view(images).clamp(0, 255).sub(module.mean).div(module.std)
         images = images.to(torch.uint8)
     expected = predict.predictions(module, inputs)
     found, wrong = running(images), torch.tensor(False)
-    if rule is not None:
+    if exported.threshold is not None:
         found, answer = found
-        wrong = (answer != rule.answers(found)).any()
+        wrong = (answer != selective.answers(found, exported.threshold)).any()
     return ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).maximum(wrong)

@@ -1,6 +1,5 @@
 """Prediction: rows of images, each once and in order, by any number of workers."""
 
-import csv
 import inspect
 import itertools
 import math
@@ -37,7 +36,6 @@ from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.partition import Shard
 from lockstep.inference import grad_cam, prediction_table, row_chunks, selective
 from lockstep.inference.row_chunks import Chunk, RowWriter
-from lockstep.inference.selective import UNKNOWN, Rule
 from lockstep.models import calibration
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.runs.files import csv_text, move, write_json
@@ -67,27 +65,23 @@ def predict(
     top_k: int,
     explained: str | None,
     max_error: float | None,
-    out_of_fold: str | None,
 ) -> int:
     """Write the prediction of every image of `source` to the CSV file `output`, or print them. Returns the exit code.
 
     `source` is a folder or an image file, or `val` or `test` of the data of `run`. Unreadable files of a folder are
     skipped, listed on standard error, and make the exit code of rank 0 1; if `is_strict`, nothing is written then.
-    With `max_error` the class of an image without an answer is `unknown`: see `selective.rule_of`.
+    With `max_error` the class of an image without an answer is `unknown`: see `selective.threshold_of`.
     """
     settings = validation.check_tree(config)
     refuse_own_module(settings, "lockstep predict")
     with session.open_session(folder, settings, world) as here:
-        rule = selective.rule_of(Path(checkpoint), settings, max_error, out_of_fold)
-        if rule is not None and here.rank == 0:
-            print(rule.text, flush=True)
+        threshold, text = together(partial(selective.threshold_of, Path(checkpoint), settings, max_error))
+        print(text if here.rank == 0 else "", end="", flush=True)
         module = load_network(here, Path(checkpoint))
         images, digest = images_of(here, run, source, module.image_format)
-        options: dict[str, Any] = {"top_k": top_k, "explained": explained, "is_strict": is_strict, "rule": rule}
-        options |= {"checkpoint": Path(checkpoint), "digest": digest, "is_shown": output is None}
+        options: dict[str, Any] = {"top_k": top_k, "explained": explained, "digest": digest, "threshold": threshold}
+        options |= {"checkpoint": Path(checkpoint), "is_strict": is_strict, "is_shown": output is None}
         broken = write_rows(here, module, images, Path(output or folder.path / "predictions"), **options)
-        if rule is not None and output is not None and here.rank == 0:
-            print(_answered(Path(output)), flush=True)
         return report(here, len(images), broken, "prediction", output)
 
 
@@ -102,12 +96,6 @@ def report(here: Session, num_images: int, broken: list[str], noun: str, output:
         count = f"{len(broken)} of {plural(num_images, 'image')} cannot be read and are left out"
         here.folder.record_failure("\n".join([*broken, f"{count}; --strict writes nothing then\n"]))
     return EXIT_FAILED if broken else 0
-
-
-def _answered(output: Path) -> str:
-    with open(output, newline="", encoding="utf-8", errors="surrogateescape") as file:
-        known = [row["class"] != UNKNOWN for row in csv.DictReader(file)]
-    return f"{sum(known):,} of {plural(len(known), 'image')} answered"
 
 
 def refuse_own_module(config: Config, who: str) -> None:
@@ -169,14 +157,14 @@ def write_rows(
     explained: str | None = None,
     is_strict: bool = True,
     is_shown: bool = False,
-    rule: Rule | None = None,
+    threshold: float | None = None,
 ) -> list[str]:
     """Write predictions of images to the CSV file `output`. Returns the errors of those that cannot be read.
 
     `digest` is that of the images. A row has the `top_k` most probable classes, and with `has_truth` target and loss.
     Pictures of what the network looked at go into the folder `explained`. With `is_strict`, nothing is written if there
-    are errors. The class is `unknown` where the `rule` gives no answer. With `is_shown` a table is printed in place of
-    the file. Every rank must call it.
+    are errors. The class is `unknown` up to the `threshold`. With `is_shown` a table is printed in place of the file.
+    Every rank must call it.
     """
     names, ranks = module.image_format.class_names, ranking_argument(module, top_k, is_shown=is_shown)
     truth = ["truth"] if isinstance(module.task, Classification) else [f"true_{name}" for name in names]
@@ -193,8 +181,9 @@ def write_rows(
                 problem = f"predicts shapes {tuple(predicted.shape[1:])}, and a file has rows of numbers"
                 raise ConfigError(Error(here.config.task.target, problem, "use lockstep.load in Python"))
             cells = module.task.cells(predicted, names, **ranks)
-            for at in (rule.answers(predicted) < 0).nonzero().flatten().tolist() if rule is not None else ():
-                cells[at][0] = UNKNOWN
+            if threshold is not None:
+                for at in (selective.answers(predicted, threshold) < 0).nonzero().flatten().tolist():
+                    cells[at][0] = selective.UNKNOWN
             columns = [[[file] for file in files], cells]
             if has_truth:
                 targets = _targets(images, positions)
@@ -207,9 +196,10 @@ def write_rows(
 
     state = checkpoint.stat()
     inputs = {"checkpoint": f"{state.st_size} {state.st_mtime_ns}", "settings": settings_of(here), "images": digest}
-    inputs |= {"columns": csv_text([head]), "explanations": str(explained is not None), "max_error": str(rule)}
+    inputs |= {"columns": csv_text([head]), "explanations": str(explained is not None), "threshold": str(threshold)}
     table = partial(row_chunks.write_table, output, csv_text([head]))
     table = partial(prediction_table.show, module.task, head) if is_shown else table
+    table = table if threshold is None else partial(prediction_table.count_answers, table)
     broken = write(here, images, rows_of, table, inputs=inputs, output=output, is_strict=is_strict)
     if explained is not None:
         together(lambda: move(row_chunks.pictures_of(output), Path(explained)) if here.rank == 0 else None)

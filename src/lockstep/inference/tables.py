@@ -9,7 +9,19 @@ import numpy as np
 
 from lockstep.inference.confident_learning import Labels, Probabilities
 from lockstep.runs.files import LARGEST_UNPACKED, read_bytes, uncell
+from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
+
+OF_FOLDS = "out_of_fold*.csv"  # next to the run folders of a sweep
+
+
+def of_folds(run: RunFolder) -> Path | None:
+    """Return the file of all folds of a setting that has the rows of a run, one of its trials; None without one."""
+    if not run.fold_rows.exists():
+        return None
+    *_, own = read_bytes(run.fold_rows, LARGEST_UNPACKED).partition(b"\n")
+    files = sorted(run.path.parent.glob(OF_FOLDS))
+    return next((path for path in files if own in read_bytes(path, LARGEST_UNPACKED)), None)
 
 
 def read(paths: Sequence[Path]) -> tuple[list[list[str]], list[str], Labels, Probabilities]:

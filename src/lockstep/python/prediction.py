@@ -7,7 +7,7 @@ from typing import overload
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.inference.selective import UNKNOWN, Rule
+from lockstep.inference import selective
 
 CERTAIN = 0.5  # a label is predicted from this probability on
 MOST_SHOWN = 5  # predictions in `repr`
@@ -18,29 +18,22 @@ class Prediction:
     """The prediction for one image: `values` (C, ...) in host memory, for each of `class_names`.
 
     Values are the probabilities of classes or of labels, or numbers. `kind` is the kind of the names: classes, labels,
-    numbers, or that of a custom task. `file` is the image file, or None. `rule` decides if a class is an answer.
+    numbers, or that of a custom task. `file` is the image file, or None. The class is `unknown`
+    up to a probability of `threshold`.
     """
 
     values: Tensor
     class_names: tuple[str, ...]
     kind: str
     file: str | None
-    rule: Rule | None = None
+    threshold: float | None = None
 
     @property
     def class_name(self) -> str:
-        """The most probable class, or `unknown` unless `is_known`.
-
-        Raises AttributeError for another kind of prediction, as the properties below.
-        """
-        best = self.class_names[int(self._only("class_name", "classes").argmax())]
-        return best if self.is_known else UNKNOWN
-
-    @property
-    def is_known(self) -> bool:
-        """False where `lockstep.load(..., max_error=...)` gives no answer."""
-        values = self._only("is_known", "classes")
-        return self.rule is None or int(self.rule.answers(values.unsqueeze(0))) >= 0
+        """The most probable class, or `unknown`. Raises AttributeError for others, as the properties below."""
+        values = self._only("class_name", "classes")
+        number = values.argmax() if self.threshold is None else selective.answers(values.unsqueeze(0), self.threshold)
+        return (*self.class_names, selective.UNKNOWN)[int(number)]
 
     @property
     def probability(self) -> float:
@@ -93,7 +86,7 @@ class Predictions(Sequence[Prediction]):
     class_names: tuple[str, ...]
     kind: str
     files: tuple[str | None, ...]
-    rule: Rule | None = None
+    threshold: float | None = None
 
     @override
     def __len__(self) -> int:
@@ -106,8 +99,8 @@ class Predictions(Sequence[Prediction]):
     @override
     def __getitem__(self, index: int | slice) -> "Prediction | Predictions":
         if isinstance(index, slice):
-            return Predictions(self.values[index], self.class_names, self.kind, self.files[index], self.rule)
-        return Prediction(self.values[index], self.class_names, self.kind, self.files[index], self.rule)
+            return Predictions(self.values[index], self.class_names, self.kind, self.files[index], self.threshold)
+        return Prediction(self.values[index], self.class_names, self.kind, self.files[index], self.threshold)
 
     @override
     def __repr__(self) -> str:

@@ -24,14 +24,12 @@ from lockstep.config import saved_run
 from lockstep.config.checks import validation
 from lockstep.config.saved import config_file
 from lockstep.inference import embed, predict, selective
-from lockstep.inference.selective import Rule
 from lockstep.models.classifier import Classifier
 from lockstep.python import configuration
 from lockstep.python.images import ImageLike, Inputs, inputs_of
 from lockstep.python.prediction import Prediction, Predictions
 from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
-from lockstep.sweeps.out_of_fold import of_trial
 from lockstep.system import hardware
 from lockstep.system.wording import plural
 
@@ -62,19 +60,15 @@ def load(
     if checkpoint not in ("best", "last"):
         raise ValueError(f'checkpoint={checkpoint!r} does not exist: choose "best" or "last".')
     path = checkpoints.requested_checkpoint(folder, checkpoint, option='checkpoint="{}"')
-    if max_error is not None and not 0 < max_error < 1:
-        raise ValueError(f"max_error={max_error:g} is no error rate: use a number between 0 and 1, such as 0.05.")
     devices, strategy = _trainer_settings(device)
     with _keep_global_state(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         saved = configuration.load_settings(folder, is_trusted=trust)
         predict.refuse_own_module(saved, "lockstep.load")
         adapted = saved_run.adapt_to_machine(saved, devices=devices, strategy=strategy)
-        tree = config_file.to_tree(adapted)
-        config = validation.check_tree(tree | {"calibrate": calibrate and tree["calibrate"]})
+        config = validation.check_tree(config_file.to_tree(adapted) | {"calibrate": calibrate and saved.calibrate})
         with session.open_session(RunFolder(Path(scratch)), config, None) as here:
-            rows = of_trial(folder) if max_error is not None else None
-            rule = selective.rule_of(path, config, max_error, rows, "max_error={:g}")
-            return Predictor(here, predict.load_network(here, path), path, rule)
+            threshold, _ = selective.threshold_of(path, config, max_error, "max_error=")
+            return Predictor(here, predict.load_network(here, path), path, threshold)
 
 
 @contextlib.contextmanager
@@ -116,10 +110,10 @@ class Predictor:
     the size of the network, as the run does. Batches have eval_batch_size images.
     """
 
-    def __init__(self, here: Session, module: Classifier, checkpoint: Path, rule: Rule | None = None) -> None:
+    def __init__(self, here: Session, module: Classifier, checkpoint: Path, threshold: float | None = None) -> None:
         self.checkpoint = checkpoint
         self.precision = here.precision
-        self.rule = rule
+        self.threshold = threshold
         self._module = module
         self._batch_size = here.config.eval_batch_size
         self._view = predict.view_of(here.config, module.image_format)
@@ -160,7 +154,7 @@ class Predictor:
         """
         values, found = self._values(images, predict.predictions)
         files = tuple(file for inputs in found for file in inputs.files)
-        predictions = Predictions(values, self.class_names, self._module.task.named, files, self.rule)
+        predictions = Predictions(values, self.class_names, self._module.task.named, files, self.threshold)
         is_many = isinstance(images, Sequence) and not isinstance(images, str)
         return predictions[0] if not is_many and found[0].is_one else predictions
 

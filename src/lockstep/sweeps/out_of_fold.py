@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lockstep.config.saved import config_file
 from lockstep.runs.files import LARGEST_UNPACKED, atomic_file, read_bytes, read_json
-from lockstep.runs.folder import SWEEP, RunFolder
+from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
 from lockstep.sweeps.ledger import Ledger
 from lockstep.sweeps.results import Row
@@ -37,16 +37,6 @@ def of_best(sweep: Path) -> tuple[Path, RunFolder]:
         what = f"{display_path(sweep)} has no predictions of all folds"
         raise ValueError(f"{what}: finish a classification over data.folds=5 data.fold=0,1,2,3,4, or give a run.")
     return path, rows[0].trial.folder
-
-
-def of_trial(run: RunFolder) -> str | None:
-    """Return the file of the setting of a run, if it is a trial of a sweep that wrote one."""
-    if not (run.path.parent / SWEEP).is_file():
-        return None
-    ledger = Ledger.open(run.path.parent, None, ())
-    settings = _files(ledger, present_table(ledger))
-    of_run = (path for path, rows in settings if path.exists() and run in [row.trial.folder for row in rows])
-    return next(map(str, of_run), None)
 
 
 def _files(ledger: Ledger, sweep_table: Table) -> Iterator[tuple[Path, list[Row]]]:

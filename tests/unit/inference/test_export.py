@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from lockstep.data.images.preprocessing import View
 from lockstep.inference import export
 from lockstep.inference.export import Exported
-from lockstep.inference.selective import Rule
 
 VIEWS = (
     View((24, 24), 0.875, "crop", "bilinear", "white"),
@@ -66,7 +65,7 @@ def images(sizes: int) -> list[Tensor]:
 def test_images_of_any_size_and_number_are_predicted_as_by_the_network(view: View) -> None:
     module = trained(view)
     with torch.no_grad():
-        program = export._program(module, view, AXES)
+        program = export._program(Exported(module, view).eval(), module.image_format, AXES)
         running = [make(program, AXES, "{}")[1] for make in (export._onnx, export._pt2)]
         for batch in images(30):
             viewed = view(batch.float()).clamp(0, 255)
@@ -82,15 +81,15 @@ def test_a_file_that_predicts_something_else_is_noticed(monkeypatch: pytest.Monk
     monkeypatch.setattr(export.predict, "predictions", lambda module, inputs: module.net(inputs).mean((2, 3)))
     network = Exported(module, view)
     with torch.no_grad():
-        assert export._difference(module, view, network, 1, batch) <= 1e-6
-        assert not export._difference(module, view, lambda images: network(images) + wrong, 1, batch) <= export.LIMIT
+        assert export._difference(module, network, network, 1, batch) <= 1e-6
+        assert not export._difference(module, network, lambda images: network(images) + wrong, 1, batch) <= export.LIMIT
 
 
 @pytest.mark.parametrize("make", [export._onnx, export._pt2])
 def test_a_file_has_neither_paths_nor_lines_of_the_code(make: Callable[..., tuple[bytes, Any]]) -> None:
     module = trained(VIEWS[0])
     module.net = Branch()  # in training, as torch.no_grad of an export would remove the block
-    content, _ = make(export._program(module, VIEWS[0], AXES), AXES, "{}")
+    content, _ = make(export._program(Exported(module, VIEWS[0]).eval(), module.image_format, AXES), AXES, "{}")
     if zipfile.is_zipfile(io.BytesIO(content)):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             content += b"".join(map(archive.read, archive.namelist()))
@@ -104,16 +103,16 @@ def test_a_file_answers_with_a_class_or_none_and_a_wrong_answer_is_noticed(monke
     batches = images(30)
     with torch.no_grad():
         best = torch.cat([Exported(module, view)(batch).amax(1) for batch in batches])
-        rule = Rule(0.05, best.median().item(), 100, 90, 1)
-        program = export._program(module, view, AXES, rule)
+        exported = Exported(module, view, best.median().item()).eval()
+        program = export._program(exported, module.image_format, AXES)
         running = [make(program, AXES, "{}")[1] for make in (export._onnx, export._pt2)]
         for number, batch in enumerate(batches):
             for run in running:
                 predictions, answer = run(batch)
                 assert answer.dtype == torch.int64
-                is_known = predictions.amax(1) > rule.threshold
+                is_known = predictions.amax(1) > best.median()
                 assert answer.tolist() == torch.where(is_known, predictions.argmax(1), -1).tolist()
-                assert export._difference(module, view, run, number, batch[:1], rule) <= export.LIMIT
+                assert export._difference(module, exported, run, number, batch[:1]) <= export.LIMIT
         found = torch.cat([running[0](batch)[1] for batch in batches])
         assert 0 < int((found < 0).sum()) < len(found)
 
@@ -121,4 +120,4 @@ def test_a_file_answers_with_a_class_or_none_and_a_wrong_answer_is_noticed(monke
             predictions, answer = running[1](images)
             return predictions, answer + 1
 
-        assert export._difference(module, view, wrong, 1, batches[0][:1], rule) == 1
+        assert export._difference(module, exported, wrong, 1, batches[0][:1]) == 1

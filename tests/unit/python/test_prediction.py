@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from lockstep.inference.selective import Rule
 from lockstep.python.prediction import Prediction, Predictions
 
 NAMES = ("ape", "bee", "cat")
@@ -64,13 +63,10 @@ def test_many_predictions_are_a_sequence() -> None:
 
 
 def test_a_class_without_an_answer_is_unknown() -> None:
-    rule = Rule(0.05, 0.625, 100, 90, 1)
-    found = Predictions(torch.tensor([[0.25, 0.625, 0.125], [0.125, 0.75, 0.125]]), NAMES, "classes", ("a", "b"), rule)
-    assert [(one.class_name, one.is_known) for one in found] == [("unknown", False), ("bee", True)]
+    found = Predictions(torch.tensor([[0.25, 0.625, 0.125], [0.125, 0.75, 0.125]]), NAMES, "classes", ("a", "b"), 0.625)
+    assert [one.class_name for one in found] == ["unknown", "bee"]
     assert (found[0].probability, found[:1][0].class_name) == (0.625, "unknown")
     assert repr(found) == (
         "Predictions([Prediction('unknown', probability 0.6250), Prediction('bee', probability 0.7500)])"
     )
-    assert prediction("classes", 0.25, 0.625, 0.125).is_known
-    with pytest.raises(AttributeError, match="has no is_known"):
-        _ = prediction("labels", 0.25, 0.625, 0.125).is_known
+    assert prediction("classes", 0.25, 0.625, 0.125).class_name == "bee"
