@@ -14,7 +14,7 @@ from lockstep.data.module import ImageData
 from lockstep.distributed.collectives import gather_objects
 from lockstep.models import calibration
 from lockstep.models.classifier import Classifier
-from lockstep.tasks.classification import Classification
+from lockstep.models.outcomes import Findings, Outcomes, labels_of
 
 
 def calibrate(here: Session, data: ImageData, module: L.LightningModule, best: Path | None) -> None:
@@ -27,52 +27,61 @@ def calibrate(here: Session, data: ImageData, module: L.LightningModule, best: P
         return
     if best is not None:
         module.load_state_dict(_read(best)["state_dict"])
-    outputs, targets, indices = _own_outputs(module.to(here.device).eval(), data)
-    names = module.image_format.class_names
-    shapes = set(gather_objects(tuple(outputs.shape[1:]) if len(outputs) else (len(names),)))
-    if shapes != {(len(names),)}:  # maps
+    own = _own_outputs(module.to(here.device).eval(), data)
+    if not all(gather_objects(own is not None)):
         return
-    outputs = outputs.reshape(-1, len(names))
-    if is_classes := isinstance(module.task, Classification):
-        is_known = (targets >= 0) & (targets < len(names))  # a custom loss may ignore others
-        outputs, targets, indices = outputs[is_known], targets[is_known].long(), indices[is_known]
-    entry = calibration.fit(outputs, targets if is_classes else targets.reshape(outputs.shape), names, here.device)
+    assert own is not None
+    names = module.image_format.class_names
+    entry = calibration.fit(*own[:2], names, here.device)
     calibration.restore(module, {"calibration": entry})
-    if is_classes:
-        entry["val"] = _confidences(module, outputs, targets, indices)
-    path = best or here.folder.last_checkpoint
-    together(lambda: keep(path, entry, module.global_step if best is None else None) if here.rank == 0 else None)
+    outcomes = Outcomes(module.task, module.calibration, len(names))
+    for part in zip(*(each.split(calibration.ROWS) for each in own), strict=True):
+        outcomes.update(*(each.to(here.device) for each in part))
+    add(here, module, best, "val", outcomes.findings())
 
 
-def keep(path: Path, entry: dict[str, Any], step: int | None = None) -> None:
-    """Write the entry `calibration` into a checkpoint; of `step`, if that is given: another has other weights."""
-    if step is None or (path.exists() and _read(path)["global_step"] == step):
-        checkpoint_io.write(_read(path) | {"calibration": entry}, path)
+def add(here: Session, module: Classifier, best: Path | None, split: str, findings: Findings | None) -> None:
+    """Write the calibration of a module into `best`, with the predictions of a split; every rank must call it.
+
+    Without `best` into the last checkpoint, if that has the weights of the module: the same step.
+    """
+    own = module.calibration
+    if not isinstance(own, calibration.Calibration):
+        return
+    if findings is not None and not findings.is_multilabel:
+        confidences, is_right = torch.from_numpy(findings.probabilities).float(), torch.from_numpy(findings.hits)
+        own.entry = {**own.entry, split: {"confidences": confidences, "is_right": is_right}}
+    path, entry = best or here.folder.last_checkpoint, own.entry
+
+    def write() -> None:
+        saved = _read(path) if path.exists() else {}
+        if best is not None or saved.get("global_step") == module.global_step:
+            checkpoint_io.write(saved | {"calibration": entry}, path)
+
+    together(lambda: write() if here.rank == 0 else None)
 
 
 def _read(path: Path) -> dict[str, Any]:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _own_outputs(module: Classifier, data: ImageData) -> tuple[Tensor, Tensor, Tensor]:
-    """Return outputs (n, C), targets (n, ...) and positions (n,) of this rank's validation images, in host memory."""
-    found = [(torch.empty(0, dtype=module.mean.dtype), data.splits.val.targets[:0], torch.empty(0, dtype=torch.int64))]
-    for batch in data.val_dataloader():
-        if len(batch.indices):
-            moved = data.transfer_batch_to_device(batch, module.device, 0)
-            with torch.inference_mode():
-                found.append((module(moved.inputs).cpu(), batch.targets.cpu(), batch.indices))
-    outputs, targets, indices = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return outputs, targets, indices
+def _own_outputs(module: Classifier, data: ImageData) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return outputs (n, C), labels (n,) or (n, C) and positions (n,) of this rank's validation images; None for maps.
 
-
-def _confidences(module: Classifier, outputs: Tensor, classes: Tensor, indices: Tensor) -> dict[str, Tensor]:
-    """Return the probabilities of the predicted classes of all ranks' images, and whether these classes are right."""
+    They are in host memory. Images whose class is no number from 0 to C - 1, which a custom loss may ignore, are left
+    out.
+    """
+    found = []
     with torch.inference_mode():
-        parts = (module.calibration(part.to(module.device)) for part in outputs.split(calibration.ROWS))
-        predicted = [module.task.predictions(part).max(1) for part in parts]
-    values, best = (torch.cat(each).cpu() for each in zip(*predicted, strict=True))
-    gathered = gather_objects((indices, values.float(), best == classes))
-    order, confidences, is_right = (torch.cat(each) for each in zip(*gathered, strict=True))
-    order = order.argsort()
-    return {"confidences": confidences[order], "is_right": is_right[order]}
+        for batch in data.val_dataloader():
+            if found and not len(batch.indices):
+                continue
+            moved = data.transfer_batch_to_device(batch, module.device, 0)
+            outputs = module(moved.inputs).cpu()
+            labels = labels_of(module.task, outputs, batch.targets.cpu())
+            if labels is None:
+                return None
+            is_known = slice(None) if labels.dim() == 2 else (labels >= 0) & (labels < outputs.shape[1])
+            found.append((outputs[is_known], labels[is_known], batch.indices[is_known]))
+    outputs, labels, indices = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return outputs, labels, indices

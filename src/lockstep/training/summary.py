@@ -171,7 +171,6 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
         rows.append(("best", none if value is None else f"{monitor} {measure(value)}, {path}"))
     if "l2" in summary:
         rows.append(("l2", f"{summary['l2']:g}"))
-    rows += [row for rows_of in features.used_features("summary rows", summary) for row in rows_of(summary)]
     rows.append(("weights", f"SHA-256 {summary['weights_sha256'][:12]}"))
     rows.append(("pictures", display_path(folder.pictures) if folder.pictures.exists() else ""))
     speed = f", {summary['images_per_s']:,.0f} images/s" if summary["images_per_s"] else ""

@@ -163,6 +163,6 @@ def test_a_label_that_is_almost_separated_is_fitted_or_left() -> None:
 def test_a_calibration_changes_no_class() -> None:
     outputs, classes = drawn_classes()
     found = fit(outputs, classes)
-    calibrated = calibration.Calibration(found["slope"], found["offset"])(outputs)
+    calibrated = calibration.Calibration(found)(outputs)
     assert torch.equal(calibrated.softmax(1).argmax(1), outputs.softmax(1).argmax(1))
     assert found["slope"] > 0
