@@ -23,7 +23,6 @@ class Reliability(L.Callback):
         self._is_applied = here.config.calibrate
         self._outcomes: Outcomes | None = None
         self.findings: Findings | None = None
-        self.results: dict[str, Any] = {}  # for summary.json
 
     def start(self, pl_module: L.LightningModule) -> None:
         """Collect the predictions of classes or labels until the end of this pass."""

@@ -96,7 +96,7 @@ FEATURES = (
     Feature("shards", "lockstep.training.measured_loads:measure_loads", lambda config: config.trainer.loads == "auto"),
     # after a fit: (session, data, module, its best checkpoint, None without one)
     Feature("fitted", "lockstep.inference.calibrate:calibrate", attrgetter("calibrate")),
-    # after a test: (session, data, module)
+    # after a test: (session, data, module) -> more of summary.json
     Feature("tested", "lockstep.inference.reliability:report_test", lambda config: True),
     Feature("tested", "lockstep.inference.predict:write_fold", lambda config: config.data.folds is not None),
     # the end of a run, once its folder is unlocked: (config, folder, exit code)

@@ -77,22 +77,23 @@ def _scores(sums: Array) -> dict[str, dict[str, float]]:
     return {name: {"value": mean, "low": least, "high": most} for name, mean, least, most in rows}
 
 
-def report_test(here: Session, data: ImageData, module: L.LightningModule) -> None:
-    """Print the report of a test and give it to the summary, and the confidences to the checkpoint.
+def report_test(here: Session, data: ImageData, module: L.LightningModule) -> dict[str, Any]:
+    """Print the report of a test and return it for summary.json; add the confidences to the checkpoint.
 
     Every rank must call it.
     """
     trainer = module.trainer
     found = reliability.of(trainer)
     if found is None or found.findings is None:
-        return
+        return {}
     assert isinstance(module, Classifier)
     calibrate.add(here, module, Path(trainer.ckpt_path) if trainer.ckpt_path else None, "test", found.findings)
-    if here.rank == 0:
-        entry = getattr(module.calibration, "entry", UNCALIBRATED)
-        found.results["calibration"] = result = report(found.findings, data.splits.test.groups, entry)
-        if not here.config.silent:
-            show(result)
+    if here.rank > 0:
+        return {}
+    result = report(found.findings, data.splits.test.groups, getattr(module.calibration, "entry", UNCALIBRATED))
+    if not here.config.silent:
+        show(result)
+    return {"calibration": result}
 
 
 def show(result: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lockstep.assembly.session import Session
-from lockstep.callbacks.own_module import metrics_of, results_of, skipped_steps, steps_done
+from lockstep.callbacks.own_module import metrics_of, skipped_steps, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped
 from lockstep.config import errors, features
@@ -67,7 +67,6 @@ def summarize(
         **facts(here, data),
         "val_images": data.batches("val").num_epoch_samples,
         **({"groups": groups} if any(groups.values()) else {}),
-        **results_of(trainer),
         **dict(row_of(here.config, module) for row_of in features.used_features("module row", here.config)),
         "best_checkpoint": str(here.folder.best_checkpoint) if here.folder.best_checkpoint.exists() else None,
     }
