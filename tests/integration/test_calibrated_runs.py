@@ -19,7 +19,7 @@ from lockstep.config.saved import config_file
 from lockstep.config.saved_run import change_config
 from lockstep.data.splits import whole
 from lockstep.distributed.batch import Batch
-from lockstep.inference import calibrate
+from lockstep.inference import reliability
 from lockstep.models import calibration
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from tests.support import commands
@@ -215,7 +215,7 @@ def test_maps_get_none_and_are_not_all_in_memory(tmp_path: Path) -> None:
 
     data: Any = SimpleNamespace(val_dataloader=batches, transfer_batch_to_device=lambda batch, device, index: batch)
     here: Any = SimpleNamespace(device=CPU, rank=0, folder=RunFolder(tmp_path))
-    calibrate.calibrate(here, data, module, None)
+    reliability.calibrate(here, data, module, None)
     assert isinstance(module.calibration, nn.Identity)
     assert read == [0]
 

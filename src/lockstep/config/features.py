@@ -95,7 +95,7 @@ FEATURES = (
     # the shards of the workers, before the first step: (session, data, module) -> session
     Feature("shards", "lockstep.training.measured_loads:measure_loads", lambda config: config.trainer.loads == "auto"),
     # after a fit: (session, data, module, its best checkpoint, None without one)
-    Feature("fitted", "lockstep.inference.calibrate:calibrate", attrgetter("calibrate")),
+    Feature("fitted", "lockstep.inference.reliability:calibrate", attrgetter("calibrate")),
     # after a test: (session, data, module) -> more of summary.json
     Feature("tested", "lockstep.inference.reliability:report_test", lambda config: True),
     Feature("tested", "lockstep.inference.predict:write_fold", lambda config: config.data.folds is not None),
