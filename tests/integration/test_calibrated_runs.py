@@ -172,7 +172,7 @@ def test_labels_have_a_slope_and_an_offset_each(tmp_path: Path, more: tuple[str,
     for name in ("slope", "offset"):
         torch.testing.assert_close(entry[name], expected[name], rtol=1e-6, atol=1e-6)
     assert entry["note"] == expected["note"]
-    assert entry["note"].startswith("even, above 4: validation images") == (count == 180)
+    assert entry["note"].startswith("even, above 4: fewer than 100") == (count == 180)
     assert (entry["slope"] != 1).any() == (count == 320)
     torch.testing.assert_close(calibrated, (raw.logit() * entry["slope"] + entry["offset"]).sigmoid())
 

@@ -72,8 +72,8 @@ def fit(outputs: Tensor, targets: Tensor, names: Sequence[str], device: torch.de
         slope, note = _fit_classes(outputs, targets, device, count)
         found = [(slope, 0.0, note)]
     else:
-        pairs = zip(outputs.double().unbind(1), targets.unbind(1), strict=True)
-        found = [_fit_label(values.numpy(), ones.numpy() > 0) for values, ones in pairs]
+        pairs = zip(outputs.unbind(1), targets.unbind(1), strict=True)
+        found = [_fit_label(values.double().numpy(), ones.numpy() > 0) for values, ones in pairs]
         left_out = defaultdict[str, list[str]](list)
         for name, (_, _, reason) in zip(names, found, strict=True):
             left_out[reason].append(name)
@@ -120,7 +120,7 @@ def _fit_label(values: NDArray[np.float64], is_one: NDArray[np.bool_]) -> tuple[
     values, is_one = values[order], is_one[order]
     without, ones = values[~is_one], values[is_one]
     if min(len(without), len(ones)) < LEAST:
-        return 1.0, 0.0, f"validation images with and without it, of which {LEAST} each are needed"
+        return 1.0, 0.0, f"fewer than {LEAST} validation images with it, or without it"
     if not np.isfinite(values).all():
         return 1.0, 0.0, "outputs that are not finite"
     if ones.mean() <= without.mean():

@@ -120,7 +120,7 @@ def test_a_label_without_an_optimum_stays_as_it_is_and_is_named() -> None:
 
     values, ones = outputs[:, 1], labels[:, 1]
     few = torch.zeros(900).index_fill(0, torch.arange(99), 1)
-    needed = "validation images with and without it, of which 100 each are needed"
+    needed = "fewer than 100 validation images with it, or without it"
     chance = "no better than chance on the validation images"
     for given, expected, note in (
         (values, few, needed),
