@@ -32,20 +32,17 @@ class Quality(NamedTuple):
 class Findings(NamedTuple):
     """Predictions of a split in the order of its positions: classes (N,), or for each label 1 or 0 (N, L).
 
-    `calibrated` is None where a calibration changes nothing, or there is none.
+    `probabilities` (N,) or (N, L) are the bits of `lockstep predict`, which a threshold compares. `calibrated` is None
+    where a calibration changes nothing, or there is none.
     """
 
     num_classes: int
     indices: NDArray[np.int64]
     labels: NDArray[np.int64]
     predictions: NDArray[np.int64]
+    probabilities: NDArray[np.float64]
     raw: Quality
     calibrated: Quality | None
-
-    @property
-    def probabilities(self) -> NDArray[np.float64]:
-        """Those of the predicted classes (N,), or of the labels (N, L), that `lockstep predict` writes."""
-        return (self.calibrated or self.raw).confidences
 
     @property
     def is_multilabel(self) -> bool:
@@ -103,14 +100,17 @@ class Outcomes:
 
     def update(self, outputs: Tensor, targets: Tensor, indices: Tensor) -> None:
         """Add outputs (B, C), their targets and the positions (B,) of the samples; others are not counted."""
-        labels, outputs = labels_of(self._task, outputs, targets), outputs.double()
+        labels = labels_of(self._task, outputs, targets)
         if labels is not None:
+            probabilities = self._task.predictions(self._calibration(outputs)).nan_to_num(0.0).double()
+            outputs = outputs.double()
             # the metrics show a NaN
             best = (outputs > 0).long() if labels.dim() == 2 else outputs.softmax(1).nan_to_num(0.0).argmax(1)
             scores = _scores(outputs, labels)
             if self._is_calibrated:
                 scores += _scores(self._calibration(outputs), labels)
-            self._samples.append([indices, labels, best, *scores])
+            own = probabilities if labels.dim() == 2 else probabilities.amax(1)
+            self._samples.append([indices, labels, best, own, *scores])
 
     def findings(self) -> Findings | None:
         """Gather the findings of all ranks; None without any sample. Every rank must call it.
@@ -125,9 +125,9 @@ class Outcomes:
         order = np.argsort(indices)
         if labels.ndim == 1:
             order = order[(labels[order] >= 0) & (labels[order] < self._num_classes)]
-        best, *scores = (part[order] for part in others)
+        best, own, *scores = (part[order] for part in others)
         raw, calibrated = Quality(*scores[:3]), Quality(*scores[3:]) if scores[3:] else None
-        found = Findings(self._num_classes, indices[order], labels[order], best, raw, calibrated)
+        found = Findings(self._num_classes, indices[order], labels[order], best, own, raw, calibrated)
         return found if len(order) else None
 
 

@@ -117,7 +117,7 @@ def test_a_reliability_diagram_has_its_bins_at_any_number_of_images(
     hits = (made.random(shape) < confidences**2).astype(np.int64)
     zeros = np.zeros(shape[0])
     raw, own = Quality(zeros, zeros, confidences), Quality(zeros, zeros, confidences**2)
-    numbers = np.arange(shape[0]), hits, np.ones(shape, np.int64)
+    numbers = np.arange(shape[0]), hits, np.ones(shape, np.int64), confidences
     found = Findings(4, *numbers, raw, own if is_calibrated else None)
     with plots.style():
         figure = plots.reliability(found, "test, step 12")

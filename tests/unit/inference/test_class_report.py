@@ -15,7 +15,7 @@ NAMES = ["ape", "bee", "cat", "dog", "never"]
 
 def findings(true: NDArray[np.int64], predicted: NDArray[np.int64]) -> Findings:
     sure = np.ones(len(true))
-    return Findings(len(NAMES), np.arange(len(true)), true, predicted, Quality(sure, sure, sure), None)
+    return Findings(len(NAMES), np.arange(len(true)), true, predicted, sure, Quality(sure, sure, sure), None)
 
 
 @pytest.mark.parametrize("labels", [[0, 1, 2, 3], [0, 1, 2], [1]])  # "dog" is only predicted; one class alone

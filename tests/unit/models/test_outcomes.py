@@ -62,6 +62,16 @@ def test_the_worst_mistake_is_the_most_confident_one() -> None:
     assert len(found.worst(1000)) == wrong.sum()
 
 
+def test_probabilities_are_the_bits_of_a_prediction() -> None:
+    """A rounded float64 number would be another one, and near 1 many images are a bit from the threshold."""
+    logits, labels = (3 * made_up()[0]).float(), made_up()[1]
+    expected = classification().predictions(CALIBRATION(logits)).amax(1)
+    assert expected.dtype == torch.float32
+    found = findings_of(logits, labels, [torch.arange(400)])
+    assert np.array_equal(found.probabilities, expected.numpy())
+    assert not np.array_equal(found.probabilities, logits.double().mul(CALIBRATION.slope).softmax(1).amax(1).float())
+
+
 def test_a_network_that_computes_no_numbers_is_counted_too() -> None:
     outcomes = Outcomes(classification(), CALIBRATION, 3)
     outcomes.update(torch.tensor([[float("nan")] * 3, [1.0, 5.0, 2.0]]), torch.tensor([1, 1]), torch.tensor([0, 1]))
