@@ -1,13 +1,16 @@
 """A training ends with its calibration: the same on any number of workers and after a stop, and used by all readers."""
 
 import csv
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
+from torch import nn
 
 import lockstep
 from lockstep.assembly import checkpoint_io
@@ -15,11 +18,14 @@ from lockstep.config.composing.compose import DEFAULT
 from lockstep.config.saved import config_file
 from lockstep.config.saved_run import change_config
 from lockstep.data.splits import whole
+from lockstep.distributed.batch import Batch
+from lockstep.inference import reliability
 from lockstep.models import calibration
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from tests.support import commands
 from tests.support.exact import cut_after, train
 from tests.support.harness import difference, train_all, write_run
+from tests.support.modules import batch_of, classifier
 from tests.support.recipes import on_data, turned
 from tests.support.sources import SETTINGS, digits
 
@@ -166,7 +172,7 @@ def test_labels_have_a_slope_and_an_offset_each(tmp_path: Path, more: tuple[str,
     for name in ("slope", "offset"):
         torch.testing.assert_close(entry[name], expected[name], rtol=1e-6, atol=1e-6)
     assert entry["note"] == expected["note"]
-    assert entry["note"].startswith("even, above 4: validation images") == (count == 180)
+    assert entry["note"].startswith("even, above 4: fewer than 100") == (count == 180)
     assert (entry["slope"] != 1).any() == (count == 320)
     torch.testing.assert_close(calibrated, (raw.logit() * entry["slope"] + entry["offset"]).sigmoid())
 
@@ -197,6 +203,21 @@ def test_a_task_without_probabilities_gets_none(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", (*settings, "trainer.max_epochs=1"))
     assert train(run) == 0
     assert "calibration" not in torch.load(run.best_checkpoint, weights_only=True)
+
+
+def test_maps_get_none_and_are_not_all_in_memory(tmp_path: Path) -> None:
+    module, read = classifier(nn.Conv2d(1, 4, 1)), list[int]()
+
+    def batches() -> Iterator[Batch]:
+        for number in range(5):
+            read.append(number)
+            yield batch_of(0, 0)._replace(inputs=torch.ones(2, 1, 3, 3), targets=torch.ones(2, 3, 3, dtype=torch.int64))
+
+    data: Any = SimpleNamespace(val_dataloader=batches, transfer_batch_to_device=lambda batch, device, index: batch)
+    here: Any = SimpleNamespace(device=CPU, rank=0, folder=RunFolder(tmp_path))
+    reliability.calibrate(here, data, module, None)
+    assert isinstance(module.calibration, nn.Identity)
+    assert read == [0]
 
 
 @pytest.mark.parametrize("more", [(), ("callbacks.checkpoint=null",)], ids=["best", "last"])

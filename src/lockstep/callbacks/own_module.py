@@ -15,12 +15,6 @@ def metrics_of(trainer: L.Trainer, module: L.LightningModule) -> dict[str, float
     return next(each.metrics for each in callbacks if hasattr(each, "metrics"))  # its companion comes first
 
 
-def results_of(trainer: L.Trainer) -> dict[str, Any]:
-    """Return what callbacks add to summary.json."""
-    callbacks: Any = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-    return {name: value for each in callbacks for name, value in getattr(each, "results", {}).items()}
-
-
 def micro_batches(module: L.LightningModule) -> int:
     """Return the number of micro-batches of an optimizer step; a custom module has one."""
     return module.accumulate_grad_batches if isinstance(module, Classifier) else 1

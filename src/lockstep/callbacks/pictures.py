@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.tensorboard import SummaryWriter
 from typing_extensions import Doc, override
 
-from lockstep.callbacks.reliability import Collector
+from lockstep.callbacks import reliability
 from lockstep.callbacks.tensorboard import SplitTensorBoardLogger
 from lockstep.data.module import ImageData
 from lockstep.data.splits import Pixels
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lockstep.models.outcomes import Findings
 
 
-class Pictures(Collector):
+class Pictures(L.Callback):
     """Draws the predictions of classes: of the test, and of the validation of every `every_n_epochs`-th epoch.
 
     Reliability diagram, for labels too; confusion matrix, the first `num_images` images of the split with their
@@ -43,19 +43,14 @@ class Pictures(Collector):
         every_n_epochs: Annotated[Positive | None, Doc("epochs between pictures of the validation set; null = none")],
         num_images: Annotated[Positive, Doc("number of predictions, and of worst mistakes, to show")],
     ) -> None:
-        super().__init__()
         self._every_n_epochs = every_n_epochs
         self._num_images = num_images
 
     @override
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        every = self._every_n_epochs
-        if every is not None and trainer.state.fn == TrainerFn.FITTING and (trainer.current_epoch + 1) % every == 0:
-            self.start(pl_module)
-
-    @override
-    def on_test_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.start(pl_module)
+        every, found, is_fit = self._every_n_epochs, reliability.of(trainer), trainer.state.fn == TrainerFn.FITTING
+        if every is not None and found is not None and is_fit and (trainer.current_epoch + 1) % every == 0:
+            found.start(pl_module)
 
     @override
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -66,11 +61,11 @@ class Pictures(Collector):
         self._draw(trainer, pl_module, "test")
 
     def _draw(self, trainer: L.Trainer, pl_module: L.LightningModule, split: str) -> None:
-        findings = self.end()
-        if trainer.is_global_zero and findings is not None:
+        found = reliability.of(trainer)
+        if trainer.is_global_zero and found is not None and found.findings is not None:
             assert isinstance(pl_module, Classifier)
             try:
-                self._show(trainer, pl_module, split, findings)
+                self._show(trainer, pl_module, split, found.findings)
             except Exception as error:  # a finished training must not be lost because of a picture
                 warnings.warn(f"The pictures of the {split} split are incomplete: {error!r}", stacklevel=1)
 

@@ -11,7 +11,6 @@ import matplotlib as mpl
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from lockstep.data.images.image_files import ImageFiles
@@ -99,41 +98,31 @@ def displayed_classes(counts: NDArray[np.int64]) -> list[int]:
 def reliability(findings: Findings, what: str) -> Figure:
     """Draw how often a predicted class is right, or a label present, against its probability, in bins of equal width.
 
-    A point is at the mean probability of its bin, larger for more images, with the 95 % interval of Wilson (1927,
-    doi.org/10.2307/2276774).
+    A point is at the mean probability of its bin, with the 95 % interval of Wilson (1927, doi.org/10.2307/2276774).
     """
     fig = new_figure(5.6, width=5.0)
     top, below = fig.subplots(2, sharex=True, height_ratios=[3.4, 1])
     top.plot([0, 1], [0, 1], color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
     ways = {"calibrated": findings.calibrated, "not calibrated": findings.raw}
-    for name, quality in ways.items():
-        if quality is None:
-            continue
-        sums = findings.bins(quality)
-        counts, confidences, hits = sums[:, sums[0] > 0]
-        x, y, share, spread = confidences / counts, hits / counts, counts / counts.sum(), 1.96**2 / counts
-        is_faint = quality is findings.raw and findings.calibrated is not None
-        colour, front = (FAINT, 2) if is_faint else (BLUE, 3)
-        top.plot(x, y, color=colour, linewidth=0.8, alpha=0.5, zorder=front)
-        label = f"{name}, ECE {abs(hits - confidences).sum() / counts.sum():.3f}"
-        sizes = 10 + 90 * share
-        top.scatter(x, y, sizes, color=colour, alpha=0.5 if is_faint else 1, linewidths=0, zorder=front, label=label)
-        if not is_faint:
+    kept = [(name, quality) for name, quality in ways.items() if quality is not None]
+    for (name, quality), colour in zip(kept, (BLUE, FAINT), strict=False):
+        bins = findings.bins(quality)
+        counts, x, y = bins[:, bins[0] > 0]
+        label = f"{name}, ECE {abs(y - x) @ counts / counts.sum():.3f}"
+        top.plot(x, y, "o-", color=colour, markersize=5, linewidth=0.6, label=label)
+        if colour == BLUE:
+            spread = 1.96**2 / counts
             middle, half = y + spread / 2, np.sqrt(spread * (y * (1 - y) + spread / 4))
             top.vlines(x, (middle - half) / (1 + spread), (middle + half) / (1 + spread), color=colour, linewidth=1)
-        below.stairs(sums[0], EDGES, fill=not is_faint, color=colour, alpha=0.8, zorder=5 - front)
-    legend = top.legend(loc="lower left", bbox_to_anchor=(-0.03, 0.99), ncols=2, frameon=False, handletextpad=0.1)
-    for handle in legend.legend_handles:
-        handle.set_sizes([30])
+        below.stairs(bins[0], EDGES, fill=colour == BLUE, color=colour, alpha=0.8)
+    top.legend(loc="lower left", bbox_to_anchor=(-0.03, 0.99), ncols=2, frameon=False)
     event, of = ("labels that are present", "a label") if findings.is_multilabel else ("right predictions", "the class")
     top.set_title(f"Reliability ({what})", pad=24)
-    top.set_ylabel(f"fraction of {event}")
-    top.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
+    top.set(ylabel=f"fraction of {event}", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
     top.grid(color=LINE, linewidth=0.6)
-    below.set_ylabel("labels" if findings.is_multilabel else "images")
-    below.yaxis.set_major_locator(MaxNLocator(3, integer=True))
-    below.yaxis.set_major_formatter("{x:,.0f}")
     below.set_xlabel(f"predicted probability of {of}, in {len(EDGES) - 1} bins")
+    below.set_ylabel("labels" if findings.is_multilabel else "images")
+    below.yaxis.set_major_formatter("{x:,.0f}")
     fig.align_ylabels()
     return fig
 

@@ -13,7 +13,7 @@ from lockstep.config.schema.target_sections import IMAGE_LIST, LIBRARIES, OF_FIL
 # fmt: off
 Moment = Literal[
     "rules", "files", "new files", "view", "stage", "killed", "crop", "module", "classifier", "first", "grapher",
-    "data row", "module row", "weights", "pretrained", "shards", "fitted", "tested", "summary rows", "end",
+    "data row", "module row", "weights", "pretrained", "shards", "fitted", "tested", "end",
 ]
 # fmt: on
 
@@ -95,11 +95,10 @@ FEATURES = (
     # the shards of the workers, before the first step: (session, data, module) -> session
     Feature("shards", "lockstep.training.measured_loads:measure_loads", lambda config: config.trainer.loads == "auto"),
     # after a fit: (session, data, module, its best checkpoint, None without one)
-    Feature("fitted", "lockstep.inference.calibrate:calibrate", attrgetter("calibrate")),
-    # after a test: (session, data, module); and rows of the table of its run: (summary)
+    Feature("fitted", "lockstep.inference.reliability:calibrate", attrgetter("calibrate")),
+    # after a test: (session, data, module) -> more of summary.json
     Feature("tested", "lockstep.inference.reliability:report_test", lambda config: True),
     Feature("tested", "lockstep.inference.predict:write_fold", lambda config: config.data.folds is not None),
-    Feature("summary rows", "lockstep.inference.reliability:summary_rows", lambda summary: "calibration" in summary),
     # the end of a run, once its folder is unlocked: (config, folder, exit code)
     Feature("end", "lockstep.launch.notification:send", lambda config: config.notify.command is not None),
 )

@@ -18,14 +18,15 @@ from lockstep.assembly import data_changes, run_parts, session
 from lockstep.assembly.listed_images import files_of
 from lockstep.assembly.session import Session
 from lockstep.assembly.staging import once_a_node, together
+from lockstep.callbacks import reliability
 from lockstep.callbacks.own_module import metrics_of
-from lockstep.callbacks.reliability import Reliability
 from lockstep.config.checks import validation
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.target_sections import Data
 from lockstep.data.images.image_table import SPLIT_FOLDERS, ImageTable, digest_of
 from lockstep.data.splits import Splits, identity_statistics
-from lockstep.inference import class_report, predict, reliability
+from lockstep.inference import class_report, predict
+from lockstep.inference import reliability as scores
 from lockstep.models.calibration import has_probabilities
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.runs.files import to_json, write_json
@@ -95,12 +96,13 @@ def evaluate(
         measure(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         images = data.splits.parts[part].head(data.batches(part).num_epoch_samples)
         metrics = metrics_of(trainer, module)
-        found = next((each for each in callbacks if isinstance(each, Reliability)), None)
-        findings, reports = found and found.findings, {}
-        if found is not None and findings is not None:
+        found = reliability.of(trainer)
+        findings, reports = found and found.findings, dict[str, Any]()
+        if findings is not None:
             if not findings.is_multilabel:
                 reports = class_report.scores_of(findings, data.class_names, images.groups)
-            reports["calibration"] = reliability.report(findings, images.groups, found.entry)
+            entry = getattr(module.calibration, "entry", scores.UNCALIBRATED)
+            reports["calibration"] = scores.report(findings, images.groups, entry)
         if pictures is not None and findings is None:
             raise ConfigError(Error("--pictures", "needs one prediction for each image", "remove it"))
         place = redact(settings.data.arguments().get("file") or settings.data.root or settings.data.target)
@@ -116,7 +118,7 @@ def evaluate(
             show_table(f"{checkpoint} on {what}", [*values, *notes.items()])
             class_report.show_report(result)
             if "calibration" in reports:
-                reliability.show(reports["calibration"])
+                scores.show(reports["calibration"])
         network = predict.load_network(here, Path(checkpoint)) if output is not None or pictures is not None else None
         if output is not None and network is not None:
             content: dict[str, Any] = {"digest": digest_of(images.names, images.targets.numpy()), "top_k": top_k}

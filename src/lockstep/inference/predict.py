@@ -310,7 +310,7 @@ def _losses(module: Classifier, outputs: Tensor, inputs: Tensor, targets: Tensor
     return [[f"{loss:.6g}"] for loss in (values if weights is None else values / weights).tolist()]
 
 
-def write_fold(here: Session, data: ImageData, module: L.LightningModule) -> None:
+def write_fold(here: Session, data: ImageData, module: L.LightningModule) -> dict[str, Any]:
     """Write the predictions of a tested module on the images of its fold into the run folder. Every rank must call it.
 
     Runs of other tasks than classification write none.
@@ -318,6 +318,7 @@ def write_fold(here: Session, data: ImageData, module: L.LightningModule) -> Non
     images, fold = data.splits.test, str(here.config.data.fold)
     if isinstance(module, Classifier) and isinstance(module.task, Classification) and images.classes is not None:
         write_probabilities(here, module.to(here.device).eval(), images, here.folder.fold_rows, fold)
+    return {}
 
 
 def write_probabilities(here: Session, module: Classifier, images: Images, output: Path, fold: str) -> None:

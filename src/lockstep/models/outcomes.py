@@ -32,8 +32,8 @@ class Quality(NamedTuple):
 class Findings(NamedTuple):
     """Predictions of a split in the order of its positions: classes (N,), or for each label 1 or 0 (N, L).
 
-    `probabilities` (N,) or (N, L) are those that `lockstep predict` writes for them. `calibrated` is None where a
-    calibration changes nothing, or there is none.
+    `probabilities` (N,) or (N, L) are the bits of `lockstep predict`, which a threshold compares. `calibrated` is None
+    where a calibration changes nothing, or there is none.
     """
 
     num_classes: int
@@ -65,15 +65,28 @@ class Findings(NamedTuple):
         return wrong[np.argsort(-self.probabilities[wrong], kind="stable")][:count]
 
     def bins(self, quality: Quality) -> NDArray[np.float64]:
-        """Return counts, sums of the confidences, and hits, in the bins of the confidence, (3, NUM_BINS)."""
+        """Return counts, mean confidences and fractions of hits in the bins of the confidence, (3, NUM_BINS).
+
+        Means of an empty bin are NaN.
+        """
         confidences, hits = quality.confidences.ravel(), self.hits.ravel()
-        at, weights = bins_of(confidences), (np.ones(hits.size), confidences, hits)
-        return np.stack([np.bincount(at, each, NUM_BINS) for each in weights]).astype(np.float64)
+        weights = np.ones(len(hits)), confidences, hits
+        counts, *sums = (np.bincount(bins_of(confidences), each, NUM_BINS) for each in weights)
+        with np.errstate(invalid="ignore"):
+            return np.stack([counts, *(each / counts for each in sums)]).astype(np.float64)
 
 
 def bins_of(confidences: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the numbers of the bins: each contains its lower edge, the last one 1 as well."""
     return np.digitize(confidences, EDGES[1:-1])
+
+
+def labels_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor | None:
+    """Return targets int64 as classes (B,) or labels (B, L) of outputs (B, C); None for maps, and for soft targets."""
+    if outputs.dim() == 2 and isinstance(task, Multilabel):
+        return targets.reshape(outputs.shape).long()
+    is_class = outputs.dim() == 2 and targets.dim() == 1 and not targets.is_floating_point()
+    return targets.long() if is_class else None
 
 
 class Outcomes:
@@ -86,22 +99,18 @@ class Outcomes:
         self._samples: list[list[Tensor]] = []
 
     def update(self, outputs: Tensor, targets: Tensor, indices: Tensor) -> None:
-        """Add outputs (B, C), their targets and the positions (B,) of the samples; others have no such predictions."""
-        if outputs.dim() != 2:
-            return
-        if isinstance(self._task, Multilabel):
-            labels, predictions = targets.reshape(outputs.shape).long(), (outputs > 0).long()
-        elif targets.dim() == 1 and not targets.is_floating_point():
-            labels, predictions = targets.long(), outputs.softmax(1).nan_to_num(0.0).argmax(1)  # the metrics show a NaN
-        else:
-            return
-        probabilities = self._task.predictions(self._calibration(outputs)).nan_to_num(0.0)
-        if labels.dim() == 1:
-            probabilities = probabilities.gather(1, predictions[:, None]).squeeze(1)
-        scores = _scores(outputs.double(), labels)
-        if self._is_calibrated:
-            scores += _scores(self._calibration(outputs.double()), labels)
-        self._samples.append([indices, labels, predictions, probabilities, *scores])
+        """Add outputs (B, C), their targets and the positions (B,) of the samples; others are not counted."""
+        labels = labels_of(self._task, outputs, targets)
+        if labels is not None:
+            probabilities = self._task.predictions(self._calibration(outputs)).nan_to_num(0.0).double()
+            outputs = outputs.double()
+            # the metrics show a NaN
+            best = (outputs > 0).long() if labels.dim() == 2 else outputs.softmax(1).nan_to_num(0.0).argmax(1)
+            scores = _scores(outputs, labels)
+            if self._is_calibrated:
+                scores += _scores(self._calibration(outputs), labels)
+            own = probabilities if labels.dim() == 2 else probabilities.amax(1)
+            self._samples.append([indices, labels, best, own, *scores])
 
     def findings(self) -> Findings | None:
         """Gather the findings of all ranks; None without any sample. Every rank must call it.
@@ -116,10 +125,9 @@ class Outcomes:
         order = np.argsort(indices)
         if labels.ndim == 1:
             order = order[(labels[order] >= 0) & (labels[order] < self._num_classes)]
-        predictions, probabilities, *scores = (part[order] for part in others)
+        best, own, *scores = (part[order] for part in others)
         raw, calibrated = Quality(*scores[:3]), Quality(*scores[3:]) if scores[3:] else None
-        own = probabilities.astype(np.float64)
-        found = Findings(self._num_classes, indices[order], labels[order], predictions, own, raw, calibrated)
+        found = Findings(self._num_classes, indices[order], labels[order], best, own, raw, calibrated)
         return found if len(order) else None
 
 

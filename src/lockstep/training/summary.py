@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lockstep.assembly.session import Session
-from lockstep.callbacks.own_module import metrics_of, results_of, skipped_steps, steps_done
+from lockstep.callbacks.own_module import metrics_of, skipped_steps, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped
 from lockstep.config import errors, features
@@ -67,7 +67,6 @@ def summarize(
         **facts(here, data),
         "val_images": data.batches("val").num_epoch_samples,
         **({"groups": groups} if any(groups.values()) else {}),
-        **results_of(trainer),
         **dict(row_of(here.config, module) for row_of in features.used_features("module row", here.config)),
         "best_checkpoint": str(here.folder.best_checkpoint) if here.folder.best_checkpoint.exists() else None,
     }
@@ -171,7 +170,6 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
         rows.append(("best", none if value is None else f"{monitor} {measure(value)}, {path}"))
     if "l2" in summary:
         rows.append(("l2", f"{summary['l2']:g}"))
-    rows += [row for rows_of in features.used_features("summary rows", summary) for row in rows_of(summary)]
     rows.append(("weights", f"SHA-256 {summary['weights_sha256'][:12]}"))
     rows.append(("pictures", display_path(folder.pictures) if folder.pictures.exists() else ""))
     speed = f", {summary['images_per_s']:,.0f} images/s" if summary["images_per_s"] else ""

@@ -104,12 +104,13 @@ def train(
         best = session.checkpoint(here, folder.best_checkpoint).path if has_best else None
         for finish in after_fit:
             finish(here, data, module, best)
+        results = dict[str, object]()
         if has_test and is_overridden("test_step", module):
             trainer.test(module, data, ckpt_path=best, weights_only=True, verbose=False)
-            for write in after_test:
-                write(here, data, module)
+            for report in after_test:
+                results |= report(here, data, module)
         if here.rank == 0:
-            summary = summarize(here, trainer, module, data, checkpoint, record, used)
+            summary = summarize(here, trainer, module, data, checkpoint, record, used) | results
             folder.write_summary(summary)
             folder.clear_stop()
             show_summary(here, summary)

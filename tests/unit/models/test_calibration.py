@@ -91,11 +91,14 @@ def test_classes_without_an_optimum_stay_as_they_are_and_the_note_says_why() -> 
     outputs, classes = drawn_classes()
     wrong = outputs.clone()
     wrong[7, 2] = float("inf")
+    right = outputs.argmax(1)
+    one_wrong = torch.where(torch.arange(len(right)) == 5, outputs.argmin(1), right)
     for given, expected, note in (
         (outputs[:99], classes[:99], "99 validation images, and 100 are needed"),
         (outputs[:1], classes[:1], "1 validation image, and 100 are needed"),
         (outputs[:0], classes[:0], "0 validation images, and 100 are needed"),
-        (outputs, outputs.argmax(1), "no validation image is wrong"),
+        (outputs, right, f"0 of {len(outputs)} validation images wrong, and 2 are needed"),
+        (outputs, one_wrong, f"1 of {len(outputs)} validation images wrong, and 2 are needed"),
         (-outputs, classes, "no better than chance on the validation images"),
         (torch.ones_like(outputs), classes, "no better than chance on the validation images"),
         (wrong, classes, "outputs that are not finite"),
@@ -120,7 +123,7 @@ def test_a_label_without_an_optimum_stays_as_it_is_and_is_named() -> None:
 
     values, ones = outputs[:, 1], labels[:, 1]
     few = torch.zeros(900).index_fill(0, torch.arange(99), 1)
-    needed = "validation images with and without it, of which 100 each are needed"
+    needed = "fewer than 100 validation images with it, or without it"
     chance = "no better than chance on the validation images"
     for given, expected, note in (
         (values, few, needed),
@@ -163,6 +166,6 @@ def test_a_label_that_is_almost_separated_is_fitted_or_left() -> None:
 def test_a_calibration_changes_no_class() -> None:
     outputs, classes = drawn_classes()
     found = fit(outputs, classes)
-    calibrated = calibration.Calibration(found["slope"], found["offset"])(outputs)
+    calibrated = calibration.Calibration(found)(outputs)
     assert torch.equal(calibrated.softmax(1).argmax(1), outputs.softmax(1).argmax(1))
     assert found["slope"] > 0

@@ -14,7 +14,8 @@ from tests.support.modules import classification
 from tests.support.processes import Ranks
 
 NUM_CLASSES = 5
-CALIBRATION = Calibration(torch.tensor([0.7]), torch.tensor([0.0]))
+ENTRY = {"slope": torch.tensor([0.7]), "offset": torch.tensor([0.0]), "num_images": 9, "note": ""}
+CALIBRATION = Calibration(ENTRY)
 
 
 def made_up(count: int = 400) -> tuple[Tensor, Tensor]:
@@ -61,6 +62,16 @@ def test_the_worst_mistake_is_the_most_confident_one() -> None:
     assert len(found.worst(1000)) == wrong.sum()
 
 
+def test_probabilities_are_the_bits_of_a_prediction() -> None:
+    """A rounded float64 number would be another one, and near 1 many images are a bit from the threshold."""
+    logits, labels = (3 * made_up()[0]).float(), made_up()[1]
+    expected = classification().predictions(CALIBRATION(logits)).amax(1)
+    assert expected.dtype == torch.float32
+    found = findings_of(logits, labels, [torch.arange(400)])
+    assert np.array_equal(found.probabilities, expected.numpy())
+    assert not np.array_equal(found.probabilities, logits.double().mul(CALIBRATION.slope).softmax(1).amax(1).float())
+
+
 def test_a_network_that_computes_no_numbers_is_counted_too() -> None:
     outcomes = Outcomes(classification(), CALIBRATION, 3)
     outcomes.update(torch.tensor([[float("nan")] * 3, [1.0, 5.0, 2.0]]), torch.tensor([1, 1]), torch.tensor([0, 1]))
@@ -79,5 +90,4 @@ def test_any_split_over_ranks_finds_the_same(ranks: Ranks, cuts: list[int]) -> N
         for one, other in (*zip(alone, found, strict=True), *zip(alone.raw, found.raw, strict=True)):
             assert np.array_equal(np.asarray(one), np.asarray(other))
         assert accuracy_interval(found, groups) == accuracy_interval(alone, groups)
-        entry = {"slope": CALIBRATION.slope, "num_images": 9, "note": ""}
-        assert report(found, groups, entry) == report(alone, groups, entry)
+        assert str(report(found, groups, ENTRY)) == str(report(alone, groups, ENTRY))  # a NaN is not equal
