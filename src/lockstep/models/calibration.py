@@ -25,7 +25,7 @@ LEAST = 100
 # Wrong ones that are needed. In simulations of logits twice too small (2 classes, 98 % right, 100 and 180 images, 400
 # draws each, 2026-11-27) new images became more likely in 86 % of draws with two; with one in 64 %, on average less
 LEAST_WRONG = 2
-LARGEST = 30.0  # logarithm of a slope that is looked for
+LOG_SLOPES = -10.0, 30.0  # that are looked for; smaller ones would make two classes equally probable in float32
 ROWS = 4096  # that are in memory as float64 numbers
 
 
@@ -101,7 +101,7 @@ def _fit_classes(outputs: Tensor, classes: Tensor, device: torch.device, count: 
 
     if count < LEAST:
         return 1.0, f"{plural(count, 'validation image')}, and {LEAST} are needed"
-    least, most = derivative(-LARGEST), derivative(LARGEST)
+    least, most = map(derivative, LOG_SLOPES)
     if not math.isfinite(least + most):
         return 1.0, "outputs that are not finite"
     if least >= 0:
@@ -109,7 +109,7 @@ def _fit_classes(outputs: Tensor, classes: Tensor, device: torch.device, count: 
     num_wrong = sum(gather_objects(int((outputs.argmax(1) != classes).sum())))
     if num_wrong < LEAST_WRONG or most <= 0:  # equal outputs can be right or wrong
         return 1.0, f"{num_wrong} of {plural(count, 'validation image')} wrong, and {LEAST_WRONG} are needed"
-    return math.exp(root_scalar(derivative, bracket=(-LARGEST, LARGEST), xtol=1e-15).root), ""
+    return math.exp(root_scalar(derivative, bracket=LOG_SLOPES, xtol=1e-15).root), ""
 
 
 def _fit_label(values: NDArray[np.float64], is_one: NDArray[np.bool_]) -> tuple[float, float, str]:
