@@ -88,7 +88,7 @@ def test_the_table_has_the_first_rows_of_the_file_and_counts_all(typed: tuple[Pa
     assert [line.split() for line in lines[1:21]] == shown[:20]
     counts = {name: sum(row["class"] == name for row in rows) for name in ("china", "flower")}
     assert lines[22].startswith("60 images: ")
-    assert all(f"{name} {count}" in lines[22] for name, count in counts.items() if count)
+    assert all(f"{name} ({count})" in lines[22] for name, count in counts.items() if count)
     (one,) = [row for row in shown if row[0] == "flower/holiday-0.jpg"]
     alone = said["lockstep predict latest holiday/flower/holiday-0.jpg"].splitlines()
     assert [line.split()[1:] for line in alone[1:]] == [one[1:]]
