@@ -29,6 +29,7 @@ QUESTIONS: dict[str, Sequence[str]] = {
     "How accurate are the recipes?": (*(f"accuracy-{name}" for name in ACCURACY), "gpu-accuracy", "gpu-cifar10"),
     "What does fine-tuning gain?": ("finetune", "animals"),
     "What do features that are computed once save?": ("features",),
+    "Do features tell images of other classes?": ("strange",),
     "How exact are several workers?": ("exactness", "gpu-exactness", "gpu-graphs"),
     "How fast is one GPU?": ("gpu-speed", "gpu-epoch", "gpu-step"),
     "How fast is a step next to a raw loop and a usual template?": ("the-full-resnet-18", "a-step"),

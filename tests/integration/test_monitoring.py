@@ -27,7 +27,7 @@ from tests.support.harness import SMALL, WATCHED, train_all, write_run
 from tests.support.modules import classifier
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
-PICTURES = {"confusion_matrix", "predictions", "worst_mistakes"}
+PICTURES = {"confusion_matrix", "predictions", "reliability", "worst_mistakes"}
 PICTURE_FILES = {*(f"{name}.png" for name in PICTURES), "confusion_matrix.json"}
 EVERY_TAG = {
     "train": {
@@ -202,7 +202,7 @@ def test_a_failure_of_a_picture_does_not_fail_the_training(tmp_path: Path, monke
         assert worker.run_here(worker.Job(worker.TRAIN, str(folder.path), {"command": "", "has_test": True}), None) == 0
     assert folder.read_status()["state"] == "finished"
     assert "test_accuracy" in folder.read_summary()
-    assert {path.stem for path in folder.pictures.iterdir()} == {"test_confusion_matrix"}
+    assert {path.stem for path in folder.pictures.iterdir()} == {"test_confusion_matrix", "test_reliability"}
 
 
 class Untraceable(nn.Linear):

@@ -33,7 +33,13 @@ RINGS = {
     "features": (
         *("inference", "__main__", "benchmark", "board", "cli", "cluster", "monitoring", "python", "starter", "sweeps"),
         *("testing", "verify"),
-        *("callbacks.average", "callbacks.csv_logger", "callbacks.pictures", "callbacks.plots"),
+        *(
+            "callbacks.average",
+            "callbacks.csv_logger",
+            "callbacks.pictures",
+            "callbacks.plots",
+            "callbacks.reliability",
+        ),
         *("callbacks.wandb_logger", "config.checks.benchmark_rules", "config.checks.data_presence"),
         *("config.checks.module_rules", "config.checks.pretrained_view", "config.checks.virtual_rules"),
         "models.probe",

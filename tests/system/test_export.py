@@ -1,6 +1,8 @@
 """`lockstep export` for every task, the server of docs/use.md, and `lockstep model`."""
 
 import json
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -107,6 +109,41 @@ def test_without_a_name_the_file_is_in_the_run_folder(trained: dict[str, RunFold
     assert done.returncode == 0, done.stderr
     assert str(run.network) in done.stdout
     assert onnxruntime.InferenceSession(run.network).get_inputs()[0].name == "images"
+
+
+def test_a_file_answers_where_the_run_does(trained: dict[str, RunFolder], tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    shutil.copytree(trained["photos"].path, run.path)
+    paths = sorted((trained["photos"].path.parent / "images").rglob("*.png"))
+    network = lockstep.load(run.path, device="cpu", trust=True)
+    best = sorted(one.probability for one in network(list(map(str, paths))))
+    threshold = (best[24] + best[25]) / 2
+    rows = {"confidences": torch.tensor([1.0] * 150 + [threshold] * 50), "is_right": torch.arange(200) < 150}
+    saved = torch.load(run.best_checkpoint, weights_only=True)
+    torch.save(saved | {"calibration": saved["calibration"] | {"val": rows}}, run.best_checkpoint)
+    typed = ("export", run.path, "--trust", "--max-error", "0.05", "--output")
+    for name in ("out.onnx", "out.pt2"):
+        done = commands.lockstep(tmp_path, *typed, name)
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"answer +number of the class, or -1 up to a probability of 0\.\d+", done.stdout)
+        assert "Error rate of the answers: at most" in done.stdout
+    session = onnxruntime.InferenceSession(tmp_path / "out.onnx")
+    assert [output.name for output in session.get_outputs()] == ["predictions", "answer"]
+    facts = json.loads(session.get_modelmeta().custom_metadata_map["lockstep"])
+    assert (facts["max_error"], facts["threshold"]) == (0.05, pytest.approx(threshold))
+    program = torch.export.load(tmp_path / "out.pt2").module()
+    counts = [0, 0]
+    for path in paths:
+        image = np.array(Image.open(path)).transpose(2, 0, 1)[None]
+        found: Any = session.run(None, {"images": image})
+        predictions, answer = found
+        assert answer.tolist() == [predictions.argmax() if predictions.max() > facts["threshold"] else -1]
+        assert program(torch.from_numpy(image))[1].tolist() == answer.tolist()
+        counts[int(answer[0] >= 0)] += 1
+    assert min(counts) > 5
+    refused = commands.lockstep(tmp_path, *typed, "out.onnx", "calibrate=false")
+    assert refused.returncode == 2
+    assert "lockstep: --max-error 0.05 needs calibrate=true and calibrated validation images" in refused.stderr
 
 
 @pytest.mark.parametrize("kind", ["labels", "numbers", "floats"])

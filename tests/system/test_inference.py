@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from lockstep.runs import files
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, GRACE_S, RunFolder
@@ -77,6 +78,82 @@ def test_two_workers_write_the_bytes_of_one(trained: RunFolder, photos: Path, al
     assert output.read_bytes() == alone
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job", "out.csv"]
     assert not job.failure.exists()
+
+
+def with_rule(trained: RunFolder, folder: Path, threshold: float) -> RunFolder:
+    """Copy a run, with validation images of which those up to the threshold are wrong."""
+    shutil.copytree(trained.path, folder)
+    path = RunFolder(folder).best_checkpoint
+    saved = torch.load(path, weights_only=True)
+    confidences = torch.cat([torch.ones(150), torch.full((50,), threshold)])
+    rows = {"confidences": confidences, "is_right": torch.arange(200) < 150}
+    torch.save(saved | {"calibration": saved["calibration"] | {"val": rows, "test": rows}}, path)
+    return RunFolder(folder)
+
+
+def test_images_without_an_answer_are_unknown_on_any_workers_and_in_python(
+    trained: RunFolder, photos: Path, alone: bytes, tmp_path: Path
+) -> None:
+    plain = list(csv.DictReader(alone.decode().splitlines()))
+    middle = sorted(float(row["probability"]) for row in plain)[NUM_PHOTOS // 2] + 5e-7
+    copy, output = with_rule(trained, tmp_path / "run", middle), tmp_path / "out.csv"
+    written = set()
+    for devices in ("1", "2", "3"):
+        given = ("--max-error", "0.05", "--top-k", "2", "--devices", devices)
+        done = lockstep(tmp_path, *words(copy, photos, output), *given)
+        assert done.returncode == 0, done.stderr
+        rows = list(csv.DictReader(output.read_text().splitlines()))
+        is_known = [float(row["probability"]) > middle for row in plain]
+        for row, before, is_answer in zip(rows, plain, is_known, strict=True):
+            assert row["class"] == (before["class"] if is_answer else "unknown")
+            assert row["probability"] == before["probability"]
+            assert row["class_2"] not in ("unknown", before["class"])
+        assert done.stdout.splitlines()[0].startswith("Answers where the probability is above ")
+        assert f"{sum(is_known)} of {NUM_PHOTOS} images answered" in done.stdout
+        assert 0 < sum(is_known) < NUM_PHOTOS
+        written.add(output.read_bytes())
+    assert len(written) == 1
+    predictions = lockstep_in_python(copy, photos, tmp_path)
+    assert predictions == [row["class"] for row in rows]
+    refused = lockstep(tmp_path, *words(copy, photos, tmp_path / "no.csv"), "--max-error", "0.001")
+    assert refused.returncode == EXIT_CONFIG
+    assert "config error: --max-error 0.001 cannot be kept with 95% confidence on 200 validation" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not list(tmp_path.glob("no.csv*"))
+    refused = lockstep(tmp_path, *words(copy, photos, tmp_path / "no.csv"), "--max-error", "5")
+    error = "config error: --max-error 5 is no error rate: use a number between 0 and 1, such as 0.05\n"
+    assert (refused.returncode, refused.stderr) == (EXIT_CONFIG, error)
+    for damaged in (copy.fold_rows, tmp_path / "out_of_fold.csv"):
+        damaged.write_text("file\nphoto\n")
+    refused = lockstep(tmp_path, *words(copy, photos, tmp_path / "no.csv"), "--max-error", "0.05", "--devices", "2")
+    error = "config error: out_of_fold.csv does not have the probability of each class in each row: the command of"
+    assert (refused.returncode, refused.stderr[: len(error)]) == (EXIT_CONFIG, error)
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def lockstep_in_python(folder: RunFolder, photos: Path, cwd: Path) -> list[str]:
+    code = "import sys, lockstep\nrun, photos = sys.argv[1:]\n"
+    code += "for one in lockstep.load(run, max_error=0.05, trust=True)(photos): print(one.class_name)\n"
+    done = run([sys.executable, "-c", code, str(folder.path), str(photos)], cwd, VARIABLES)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.full
+def test_rows_are_computed_again_for_another_error_rate(trained: RunFolder, photos: Path, tmp_path: Path) -> None:
+    copy, output = with_rule(trained, tmp_path / "run", 0.4), tmp_path / "out.csv"
+    hold = tmp_path / "hold"
+    hold.touch()
+    predict = words(copy, photos, output)
+    process = Command([sys.executable, "-m", "lockstep", *predict, "--devices", "2"], tmp_path, VARIABLES)
+    wait_until(lambda: num_chunks(output) == 4, "both workers wait in the third chunk")
+    process.send_signal(signal.SIGKILL)
+    process.wait(PATIENCE_S)
+    wait_until(lambda: not files.is_held(tmp_path / "out.csv.part" / ".lock"), "the workers end, too")
+    hold.unlink()
+    done = lockstep(tmp_path, *predict, "--devices", "1", "--max-error", "0.05")
+    assert done.returncode == 0, done.stderr
+    assert "threshold changed: the rows in out.csv.part are computed again" in done.stdout
 
 
 @pytest.mark.full

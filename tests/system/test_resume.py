@@ -83,10 +83,13 @@ def test_a_run_whose_folder_was_moved_keeps_its_best_state(tmp_path: Path) -> No
     score = torch.tensor(2.0)  # as if no later epoch were better
     state |= {"best_model_score": score, "kth_value": score, "best_k_models": {state["best_model_path"]: score}}
     torch.save(saved, cut.last_checkpoint)
-    best = cut.best_checkpoint.read_bytes()
+    best = torch.load(cut.best_checkpoint, weights_only=True)
     moved = RunFolder(Path(shutil.move(cut.path, tmp_path / "moved")))
     assert train(moved) == 0
-    assert moved.best_checkpoint.read_bytes() == best
+    kept = torch.load(moved.best_checkpoint, weights_only=True)
+    assert (kept["epoch"], kept["global_step"]) == (best["epoch"], best["global_step"])
+    assert kept["state_dict"].keys() == best["state_dict"].keys()
+    assert all(torch.equal(value, kept["state_dict"][name]) for name, value in best["state_dict"].items())
     assert sorted(path.name for path in moved.checkpoints.iterdir()) == ["best.ckpt", "last.ckpt"]
     assert not cut.path.exists()
 

@@ -16,7 +16,9 @@ from tests.support import guides
 from tests.support.harness import ROOT, SMALL
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
+PREDICT = "lockstep predict latest test --max-error 0.02"
 PAGE = ROOT / "docs" / "use.md"
+LEARNING = ("model.width=8", "trainer.max_epochs=6", "trainer.precision=float32", *SMALL[-4:])
 SMALLER = ("model.width=4", "trainer.max_epochs=1", "trainer.precision=float32", *SMALL[-4:])
 
 
@@ -27,7 +29,8 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str
     for guide in guides.guides(PAGE).values():
         guide.write(folder)
         for words in guide.commands:
-            more = SMALLER if words[:2] == ("lockstep", "train") else ()
+            smaller = LEARNING if "data=digits" in words else SMALLER
+            more = smaller if words[:2] == ("lockstep", "train") else ()
             said[" ".join(words)] = guides.run(folder, *words, *more)
     return folder, said
 
@@ -85,7 +88,7 @@ def test_the_table_has_the_first_rows_of_the_file_and_counts_all(typed: tuple[Pa
     assert [line.split() for line in lines[1:21]] == shown[:20]
     counts = {name: sum(row["class"] == name for row in rows) for name in ("china", "flower")}
     assert lines[22].startswith("60 images: ")
-    assert all(f"{name} {count}" in lines[22] for name, count in counts.items() if count)
+    assert all(f"{name} ({count})" in lines[22] for name, count in counts.items() if count)
     (one,) = [row for row in shown if row[0] == "flower/holiday-0.jpg"]
     alone = said["lockstep predict latest holiday/flower/holiday-0.jpg"].splitlines()
     assert [line.split()[1:] for line in alone[1:]] == [one[1:]]
@@ -123,7 +126,7 @@ def test_each_photograph_has_features_and_a_neighbour(typed: tuple[Path, dict[st
 def test_pictures_are_drawn_and_the_network_is_explained(typed: tuple[Path, dict[str, str]]) -> None:
     folder, _ = typed
     names = sorted(path.name for path in (folder / "report").iterdir())
-    assert names == ["confusion_matrix.png", "predictions.png", "report.json", "worst_mistakes.png"]
+    assert names == ["confusion_matrix.png", "predictions.png", "reliability.png", "report.json", "worst_mistakes.png"]
     with Image.open(folder / "report" / "worst_mistakes.png") as picture:
         assert picture.size[1] > 1300  # 24 mistakes, each with its light
     photos = {path.relative_to(folder / "holiday").as_posix() for path in (folder / "holiday").rglob("*.jpg")}
@@ -131,3 +134,19 @@ def test_pictures_are_drawn_and_the_network_is_explained(typed: tuple[Path, dict
     assert pictures == {f"{name}.png" for name in photos}
     evaluated, predicted = rows_of(folder / "rows.csv"), rows_of(folder / "predictions.csv")
     assert [{key: row[key] for key in predicted[0]} for row in evaluated] == predicted
+
+
+def test_a_reader_sees_whether_to_believe_the_network(typed: tuple[Path, dict[str, str]]) -> None:
+    _, said = typed
+    blocks = [block for kind, block in guides.BLOCK.findall(PAGE.read_text()) if kind == "text"]
+    scores, answers = (block for block in blocks if "calibration: " in block or "Answers where" in block)
+    for block, text in ((scores, said["lockstep eval latest"]), (answers, said[PREDICT])):
+        shown = [without_numbers(line) for line in text.splitlines()]
+        assert [line for line in map(without_numbers, block.splitlines()) if line not in shown] == []
+    wrong, count = map(int, re.findall(r"answered, (\d+) of (\d+) wrong: the independent check", said[PREDICT])[0])
+    assert wrong <= 0.05 * count
+    assert 300 < count < 359  # of which some are unknown
+
+
+def without_numbers(line: str) -> str:
+    return re.sub(r"[\d.]+", "0", re.sub(" +", " ", line))

@@ -41,9 +41,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             self.teardown()
             self._state = checkpoint["global_step"]
         if target in self._behind:
-            self._pending.append(self._thread.submit(_write, _snapshot(checkpoint), target))
+            self._pending.append(self._thread.submit(write, _snapshot(checkpoint), target))
         else:
-            _write(checkpoint, target)
+            write(checkpoint, target)
 
     @override
     def teardown(self) -> None:
@@ -53,7 +53,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             written.result()
 
 
-def _write(checkpoint: dict[str, Any], target: Path) -> None:
+def write(checkpoint: dict[str, Any], target: Path) -> None:
+    """Write a checkpoint in place of the one at `target`, in one step."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with atomic_file(target) as file:

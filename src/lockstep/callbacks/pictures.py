@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.tensorboard import SummaryWriter
 from typing_extensions import Doc, override
 
+from lockstep.callbacks import reliability
 from lockstep.callbacks.tensorboard import SplitTensorBoardLogger
 from lockstep.data.module import ImageData
 from lockstep.data.splits import Pixels
@@ -21,42 +22,19 @@ from lockstep.models.classifier import Classifier
 from lockstep.runs.files import atomic_file, remove, write_json
 from lockstep.runs.folder import RunFolder
 from lockstep.system.kinds import Positive
-from lockstep.tasks.classification import Classification
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from lockstep.models.outcomes import Findings, Outcomes
+    from lockstep.models.outcomes import Findings
 
 
-class Collector(L.Callback):
-    """Collects the predictions of a classification in validations and tests while it has `outcomes`."""
+class Pictures(L.Callback):
+    """Draws the predictions of classes: of the test, and of the validation of every `every_n_epochs`-th epoch.
 
-    def __init__(self) -> None:
-        self.outcomes: Outcomes | None = None
-
-    @override
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        if self.outcomes is not None and outputs is not None and outputs.dim() == 2:
-            self.outcomes.update(outputs, batch.targets, batch.indices)
-
-    on_test_batch_end = on_validation_batch_end
-
-
-class Pictures(Collector):
-    """Draws the predictions of a classification: of the test, and of the validation of every `every_n_epochs`-th epoch.
-
-    Confusion matrix, the first `num_images` images of the split with their predictions, and as many of the most
-    confident mistakes, from the samples of all ranks. pictures/ in the run folder has the newest PNG files of each
-    split, TensorBoard has all of them.
+    Reliability diagram, for labels too; confusion matrix, the first `num_images` images of the split with their
+    predictions, and as many of the most confident mistakes, from the samples of all ranks. pictures/ in the run folder
+    has the newest PNG files of each split, TensorBoard has all of them.
     """
 
     def __init__(
@@ -65,19 +43,14 @@ class Pictures(Collector):
         every_n_epochs: Annotated[Positive | None, Doc("epochs between pictures of the validation set; null = none")],
         num_images: Annotated[Positive, Doc("number of predictions, and of worst mistakes, to show")],
     ) -> None:
-        super().__init__()
         self._every_n_epochs = every_n_epochs
         self._num_images = num_images
 
     @override
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        every = self._every_n_epochs
-        if every is not None and trainer.state.fn == TrainerFn.FITTING and (trainer.current_epoch + 1) % every == 0:
-            self._start(pl_module)
-
-    @override
-    def on_test_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._start(pl_module)
+        every, found, is_fit = self._every_n_epochs, reliability.of(trainer), trainer.state.fn == TrainerFn.FITTING
+        if every is not None and found is not None and is_fit and (trainer.current_epoch + 1) % every == 0:
+            found.start(pl_module)
 
     @override
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -87,20 +60,12 @@ class Pictures(Collector):
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._draw(trainer, pl_module, "test")
 
-    def _start(self, pl_module: L.LightningModule) -> None:
-        if isinstance(pl_module, Classifier) and isinstance(pl_module.task, Classification):
-            from lockstep.models.outcomes import Outcomes
-
-            self.outcomes = Outcomes(len(pl_module.image_format.class_names))
-
     def _draw(self, trainer: L.Trainer, pl_module: L.LightningModule, split: str) -> None:
-        if self.outcomes is None:
-            return
-        findings, self.outcomes = self.outcomes.findings(), None
-        if trainer.is_global_zero and findings is not None:
+        found = reliability.of(trainer)
+        if trainer.is_global_zero and found is not None and found.findings is not None:
             assert isinstance(pl_module, Classifier)
             try:
-                self._show(trainer, pl_module, split, findings)
+                self._show(trainer, pl_module, split, found.findings)
             except Exception as error:  # a finished training must not be lost because of a picture
                 warnings.warn(f"The pictures of the {split} split are incomplete: {error!r}", stacklevel=1)
 
@@ -114,9 +79,10 @@ class Pictures(Collector):
         for path in folder.pictures.glob(f"{split}_*"):  # a network without mistakes replaces no picture of them
             remove(path)
         names, step = module.image_format.class_names, module.global_step
-        shown = plots.displayed_classes(findings.confusion)
-        facts = {"step": step, "num_classes": len(names), "classes": [names[number] for number in shown]}
-        write_json(folder.confusion(split), {**facts, "counts": findings.confusion[np.ix_(shown, shown)].tolist()})
+        if not findings.is_multilabel:
+            shown = plots.displayed_classes(findings.confusion)
+            facts = {"step": step, "num_classes": len(names), "classes": [names[number] for number in shown]}
+            write_json(folder.confusion(split), {**facts, "counts": findings.confusion[np.ix_(shown, shown)].tolist()})
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         assert isinstance(data, ImageData)
         images = data.splits.val if split == "val" else data.splits.test
@@ -150,6 +116,9 @@ def figures(
     """
     from lockstep.callbacks import plots
 
+    yield "reliability", plots.reliability(findings, what)
+    if findings.is_multilabel:
+        return
     counts = findings.confusion
     title = f"Confusion matrix: {counts.trace():,} of {counts.sum():,} right ({what})"
     yield "confusion_matrix", plots.confusion_matrix(counts, names, title)

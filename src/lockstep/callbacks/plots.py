@@ -1,4 +1,4 @@
-"""Figures without a display: fonts and colours, a confusion matrix and a grid of images."""
+"""Figures without a display: fonts and colours, a confusion matrix, a reliability diagram and a grid of images."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.splits import Pixels
+from lockstep.models.outcomes import EDGES, Findings
 from lockstep.runs.files import atomic_file
 
 Image = NDArray[Any]  # (C, H, W)
@@ -92,6 +93,38 @@ def displayed_classes(counts: NDArray[np.int64]) -> list[int]:
     accuracy = np.where(totals > 0, counts.diagonal() / np.maximum(totals, 1), 2.0)  # without samples: last
     worst: list[int] = np.argsort(accuracy, kind="stable").tolist()
     return worst[:MOST_CLASSES]
+
+
+def reliability(findings: Findings, what: str) -> Figure:
+    """Draw how often a predicted class is right, or a label present, against its probability, in bins of equal width.
+
+    A point is at the mean probability of its bin, with the 95 % interval of Wilson (1927, doi.org/10.2307/2276774).
+    """
+    fig = new_figure(5.6, width=5.0)
+    top, below = fig.subplots(2, sharex=True, height_ratios=[3.4, 1])
+    top.plot([0, 1], [0, 1], color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
+    ways = {"calibrated": findings.calibrated, "not calibrated": findings.raw}
+    kept = [(name, quality) for name, quality in ways.items() if quality is not None]
+    for (name, quality), colour in zip(kept, (BLUE, FAINT), strict=False):
+        bins = findings.bins(quality)
+        counts, x, y = bins[:, bins[0] > 0]
+        label = f"{name}, ECE {abs(y - x) @ counts / counts.sum():.3f}"
+        top.plot(x, y, "o-", color=colour, markersize=5, linewidth=0.6, label=label)
+        if colour == BLUE:
+            spread = 1.96**2 / counts
+            middle, half = y + spread / 2, np.sqrt(spread * (y * (1 - y) + spread / 4))
+            top.vlines(x, (middle - half) / (1 + spread), (middle + half) / (1 + spread), color=colour, linewidth=1)
+        below.stairs(bins[0], EDGES, fill=colour == BLUE, color=colour, alpha=0.8)
+    top.legend(loc="lower left", bbox_to_anchor=(-0.03, 0.99), ncols=2, frameon=False)
+    event, of = ("labels that are present", "a label") if findings.is_multilabel else ("right predictions", "the class")
+    top.set_title(f"Reliability ({what})", pad=24)
+    top.set(ylabel=f"fraction of {event}", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
+    top.grid(color=LINE, linewidth=0.6)
+    below.set_xlabel(f"predicted probability of {of}, in {len(EDGES) - 1} bins")
+    below.set_ylabel("labels" if findings.is_multilabel else "images")
+    below.yaxis.set_major_formatter("{x:,.0f}")
+    fig.align_ylabels()
+    return fig
 
 
 def image_grid(

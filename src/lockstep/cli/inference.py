@@ -33,7 +33,7 @@ TASKS = {
 }
 OF_A_TRAINING = ("hydra.", "resume=", "init_from=")  # overrides of no use here
 # options that the command of a job repeats
-VALUES = ("split", "output", "pictures", "explain", "top_k", "checkpoint", "devices", "strategy", "job")
+VALUES = ("split", "output", "pictures", "explain", "top_k", "max_error", "checkpoint", "devices", "strategy", "job")
 
 
 def infer(arguments: argparse.Namespace, current: Path) -> int:
@@ -100,7 +100,7 @@ def open_run(
 
 
 def _prediction(arguments: argparse.Namespace) -> dict[str, Any]:
-    given = _images(arguments) | {"top_k": _top_k(arguments)}
+    given = _images(arguments) | {"top_k": _top_k(arguments), "max_error": arguments.max_error}
     return given | {"explained": _new_folder("--explain", arguments.explain)}
 
 

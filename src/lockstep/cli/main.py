@@ -181,6 +181,9 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("--explain", metavar="FOLDER", help=text)
     text = "file to write: NAME.onnx, or NAME.pt2 for torch.export; default: network.onnx in the run folder"
     export.add_argument("--output", help=text)
+    for subparser in (predict, export):
+        text = "answer only where at most this fraction of the answers is wrong, such as 0.05, else unknown"
+        subparser.add_argument("--max-error", type=float, metavar="RATE", help=text)
     for subparser in (evaluate, predict, export, labels):
         subparser.add_argument("overrides", nargs="*", help="settings to change, such as data.root=elsewhere")
     for subparser in (predict, embed):

@@ -13,7 +13,7 @@ from lockstep.config.schema.target_sections import IMAGE_LIST, LIBRARIES, OF_FIL
 # fmt: off
 Moment = Literal[
     "rules", "files", "new files", "view", "stage", "killed", "crop", "module", "classifier", "first", "grapher",
-    "data row", "module row", "weights", "pretrained", "shards", "tested", "end",
+    "data row", "module row", "weights", "pretrained", "shards", "fitted", "tested", "end",
 ]
 # fmt: on
 
@@ -81,6 +81,7 @@ FEATURES = (
     Feature("classifier", "lockstep.models.probe:Probe", lambda config: config.optimizer.is_newton),
     # callbacks of our module that come first: (session) -> callback
     Feature("first", "lockstep.assembly.frozen_features:FrozenFeatures", lambda config: _head_only(config) is True),
+    Feature("first", "lockstep.callbacks.reliability:Reliability", lambda config: True),
     # what replays training passes, if the workers can and the network allows it: (module, dropouts)
     Feature("grapher", "lockstep.models.graphs:GraphedModule", lambda config: config.trainer.graph),
     # rows of the header of a run: (config) -> name, text; and of its module: (config, module)
@@ -93,7 +94,10 @@ FEATURES = (
     Feature("pretrained", "lockstep.assembly.pretrained_weights:load", lambda module: hasattr(_net(module), "origin")),
     # the shards of the workers, before the first step: (session, data, module) -> session
     Feature("shards", "lockstep.training.measured_loads:measure_loads", lambda config: config.trainer.loads == "auto"),
-    # after a test: (session, data, module)
+    # after a fit: (session, data, module, its best checkpoint, None without one)
+    Feature("fitted", "lockstep.inference.reliability:calibrate", attrgetter("calibrate")),
+    # after a test: (session, data, module) -> more of summary.json
+    Feature("tested", "lockstep.inference.reliability:report_test", lambda config: True),
     Feature("tested", "lockstep.inference.predict:write_fold", lambda config: config.data.folds is not None),
     # the end of a run, once its folder is unlocked: (config, folder, exit code)
     Feature("end", "lockstep.launch.notification:send", lambda config: config.notify.command is not None),

@@ -99,6 +99,7 @@ def draw(folder: Path, module: Classifier, images: Images, findings: Findings, r
         layer, remark = grad_cam.last_maps(module), ""
     except ConfigError:
         layer, remark = None, ", without Grad-CAM: the network does not end with maps"
+    remark = "" if findings.is_multilabel else remark
 
     def explain_rows(rows: NDArray[np.int64]) -> NDArray[np.uint8] | None:
         if layer is None:

@@ -18,16 +18,17 @@ from lockstep.assembly import data_changes, run_parts, session
 from lockstep.assembly.listed_images import files_of
 from lockstep.assembly.session import Session
 from lockstep.assembly.staging import once_a_node, together
+from lockstep.callbacks import reliability
 from lockstep.callbacks.own_module import metrics_of
-from lockstep.callbacks.pictures import Collector
 from lockstep.config.checks import validation
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.target_sections import Data
 from lockstep.data.images.image_table import SPLIT_FOLDERS, ImageTable, digest_of
 from lockstep.data.splits import Splits, identity_statistics
 from lockstep.inference import class_report, predict
+from lockstep.inference import reliability as scores
+from lockstep.models.calibration import has_probabilities
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.models.outcomes import Outcomes
 from lockstep.runs.files import to_json, write_json
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
@@ -35,7 +36,6 @@ from lockstep.system.redaction import redact
 from lockstep.system.signals import SignalFlag
 from lockstep.system.terminal import show_table
 from lockstep.system.wording import join_names, plural
-from lockstep.tasks.classification import Classification
 
 Found = tuple[Splits, str, dict[str, str]]  # images, the name of the part to evaluate, and remarks
 
@@ -81,16 +81,13 @@ def evaluate(
             data, chosen, notes = run_parts.image_data(here, RunFolder(Path(run))), split or "test", {}
         part = "val" if chosen == "val" else "test"
         module, callbacks = run_parts.build_module(here, run_parts.image_format(data))
-        collector = Collector()
-        if isinstance(module, Classifier) and isinstance(module.task, Classification):
-            collector.outcomes = Outcomes(len(data.class_names))
-        elif pictures is not None:
-            problem = f"needs classes, and task._target_={settings.task.target}"
+        if pictures is not None and not (isinstance(module, Classifier) and has_probabilities(module.task)):
+            problem = f"needs classes or labels, and task._target_={settings.task.target}"
             raise ConfigError(Error("--pictures", problem, "remove it"))
         if isinstance(module, Classifier):
             predict.ranking_argument(module, top_k)  # before the evaluation
         trainer = run_parts.lightning_trainer(
-            here, module, callbacks=[*callbacks, collector], logger=False, enable_checkpointing=False
+            here, module, callbacks=callbacks, logger=False, enable_checkpointing=False
         )
         step = "test_step" if part == "test" else "validation_step"
         if not is_overridden(step, module):
@@ -99,14 +96,20 @@ def evaluate(
         measure(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         images = data.splits.parts[part].head(data.batches(part).num_epoch_samples)
         metrics = metrics_of(trainer, module)
-        findings = collector.outcomes.findings() if collector.outcomes is not None else None
+        found = reliability.of(trainer)
+        findings, reports = found and found.findings, dict[str, Any]()
+        if findings is not None:
+            if not findings.is_multilabel:
+                reports = class_report.scores_of(findings, data.class_names, images.groups)
+            entry = getattr(module.calibration, "entry", scores.UNCALIBRATED)
+            reports["calibration"] = scores.report(findings, images.groups, entry)
         if pictures is not None and findings is None:
             raise ConfigError(Error("--pictures", "needs one prediction for each image", "remove it"))
         place = redact(settings.data.arguments().get("file") or settings.data.root or settings.data.target)
         result = {
             **{"run": run, "checkpoint": checkpoint, "data": place, "split": chosen, "images": len(images)},
             "metrics": {name.removeprefix(f"{part}/"): value for name, value in sorted(metrics.items())},
-            **({} if findings is None else class_report.scores_of(findings, data.class_names, images.groups)),
+            **reports,
             **({"notes": notes} if notes else {}),
         }
         if here.rank == 0 and not is_json:
@@ -114,6 +117,8 @@ def evaluate(
             values = [(name, f"{value:.6f}") for name, value in result["metrics"].items()]
             show_table(f"{checkpoint} on {what}", [*values, *notes.items()])
             class_report.show_report(result)
+            if "calibration" in reports:
+                scores.show(reports["calibration"])
         network = predict.load_network(here, Path(checkpoint)) if output is not None or pictures is not None else None
         if output is not None and network is not None:
             content: dict[str, Any] = {"digest": digest_of(images.names, images.targets.numpy()), "top_k": top_k}

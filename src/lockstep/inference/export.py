@@ -29,8 +29,8 @@ from lockstep.config.schema.configuration import Config
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.preprocessing import View
 from lockstep.data.splits import ImageError, Images
-from lockstep.inference import predict
-from lockstep.models.classifier import Classifier
+from lockstep.inference import predict, selective
+from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.runs.files import atomic_file
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from lockstep.runs.naming import display_path
@@ -40,26 +40,29 @@ from lockstep.system.wording import plural, size_text
 # float32 rounds to 6e-8, and sums of another order to 1e-5 in deep networks; a wrong operator differs by 1e-2 and more
 LIMIT = 1e-4
 NUM_CHECKED = 32  # images
-Running = Callable[[Tensor], Tensor]
+Running = Callable[[Tensor], Any]  # predictions (B, ...), or these and answers (B,)
 
 
 class Exported(nn.Module):
     """From images uint8 (B, C, h, w) of any size, as a decoder returns them, to predictions (B, ...).
 
     They are scaled in float32, and not rounded to bytes. A network that was trained on custom floats takes floats of
-    its own size. Sizes are whole numbers without comparisons, which torch and ONNX keep as variables of the file.
+    its own size. Sizes are whole numbers without comparisons, which torch and ONNX keep as variables of the file. With
+    a `threshold` there are also answers int64 (B,): the number of a class, or -1.
     """
 
-    def __init__(self, module: Classifier, view: View) -> None:
+    def __init__(self, module: Classifier, view: View, threshold: float | None = None) -> None:
         super().__init__()
+        self.threshold = threshold
         self.net, self.calibration, self.task, self.view = module.net, module.calibration, module.task, view
         self.mean, self.std = (nn.Buffer(values.clone()) for values in (module.mean, module.std))
 
     @override
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         if not images.is_floating_point():
             images = self._apply_view(images.float()).sub(self.mean).div(self.std)
-        return self.task.predictions(self.calibration(self.net(images)))
+        predictions = self.task.predictions(self.calibration(self.net(images)))
+        return predictions if self.threshold is None else (predictions, selective.answers(predictions, self.threshold))
 
     def _apply_view(self, images: Tensor) -> Tensor:
         (height, width), (most_high, most_wide) = images.shape[2:], self.view.bounds
@@ -89,17 +92,19 @@ def _round_quotient(numerator: Any, denominator: Any) -> Any:
     return (2 * numerator + denominator - 1 + numerator // denominator % 2) // (2 * denominator)
 
 
-def export(config: Config, run: RunFolder, checkpoint: Path, output: Path) -> int:
+def export(config: Config, run: RunFolder, checkpoint: Path, output: Path, max_error: float | None) -> int:
     """Write the network of a checkpoint of `run` to `output`, once it has run on images of the test set.
 
     Returns the exit code, 1 if it predicts something else there. Raises ConfigError if it cannot be exported.
     """
     predict.refuse_own_module(config, "lockstep export")
+    threshold, text = selective.threshold_of(checkpoint, config, max_error)
     with session.open_session(run, config, None) as here, warnings.catch_warnings(), torch.no_grad():
         load = partial(open_source, config.seed, False)
         images = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False, held=here.held)[0].test
         module = predict.load_network(here, checkpoint)
         form, view = module.image_format, predict.view_of(config, module.image_format)
+        exported = Exported(module, view, threshold).eval()
         axes = {0: "batch"} if form.is_float else {0: "batch", 2: "height", 3: "width"}
         names = [str(name) for name in form.class_names]
         facts = {"lockstep": __version__, "run": run.path.name, "checkpoint": checkpoint.name}
@@ -107,13 +112,15 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path) -> in
         if not form.is_float:
             facts |= {"mean": form.mean, "std": form.std}
             facts |= {key: getattr(view, key) for key in ("crop_percent", "fit", "interpolation", "background")}
+        if threshold is not None:
+            facts |= {"max_error": max_error, "threshold": threshold}
         warnings.simplefilter("ignore")  # of the exporters, about themselves; torch also logs and prints whole graphs
         logging.disable()
         try:
             make, by = (_onnx, "onnxruntime") if output.suffix == ".onnx" else (_pt2, "torch")
             with contextlib.redirect_stderr(io.StringIO()):
-                content, running = make(_program(module, view, axes), axes, json.dumps(facts, ensure_ascii=False))
-            differences = [_difference(module, view, running, *each) for each in enumerate(_pictures(images))]
+                content, running = make(_program(exported, form, axes), axes, json.dumps(facts, ensure_ascii=False))
+            differences = [_difference(module, exported, running, *each) for each in enumerate(_pictures(images))]
         except ImageError:
             raise
         except Exception as error:  # of custom code, of an operator that ONNX lacks, or of the file on other images
@@ -134,6 +141,9 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path) -> in
         ("predictions", f"{module.task.named}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"),
         ("checked", f"{checked} by {by}, differences up to {largest:.1g} (limit {LIMIT:g})"),
     ]
+    if threshold is not None:
+        rows.insert(3, ("answer", f"number of the class, or -1 up to a probability of {threshold:.6g}"))
+    print(text, end="")
     show_table(f"{display_path(output)} ({size_text(len(content))})", rows)
     return 0
 
@@ -147,11 +157,10 @@ def _pictures(images: Images) -> Iterator[Tensor]:
             yield images.pixels[position]
 
 
-def _program(module: Classifier, view: View, axes: Mapping[int, str]) -> ExportedProgram:
-    form = module.image_format
+def _program(exported: Exported, form: ImageFormat, axes: Mapping[int, str]) -> ExportedProgram:
     images = torch.zeros(2, *form.image_shape, dtype=torch.float32 if form.is_float else torch.uint8)
     shapes = ({axis: Dim(name) for axis, name in axes.items()},)
-    program = torch.export.export(Exported(module, view).eval(), (images,), dynamic_shapes=shapes)
+    program = torch.export.export(exported, (images,), dynamic_shapes=shapes)
     for part in program.graph_module.modules():  # also the blocks of torch.no_grad
         for node in part.graph.nodes if isinstance(part, GraphModule) else ():
             node.meta.pop("stack_trace", None)  # paths and lines of the code, which both formats would contain
@@ -168,15 +177,17 @@ def _pt2(program: ExportedProgram, axes: Mapping[int, str], metadata: str) -> tu
 def _onnx(program: ExportedProgram, axes: Mapping[int, str], metadata: str) -> tuple[bytes, Running]:
     import onnxruntime
 
-    names: Any = {"input_names": ["images"], "output_names": ["predictions"], "dynamic_shapes": (dict(axes),)}
+    outputs = ["predictions", "answer"][: len(program.graph_signature.user_outputs)]
+    names: Any = {"input_names": ["images"], "output_names": outputs, "dynamic_shapes": (dict(axes),)}
     made = torch.onnx.export(program, dynamo=True, verbose=False, **names)
     assert made is not None
     made.model.metadata_props["lockstep"] = metadata
     content = made.model_proto.SerializeToString()
     running = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
-    def run(images: Tensor) -> Tensor:
-        return torch.from_numpy(running.run(None, {"images": images.numpy()})[0])
+    def run(images: Tensor) -> Any:
+        found = [torch.from_numpy(values) for values in running.run(None, {"images": images.numpy()})]
+        return found if len(outputs) > 1 else found[0]
 
     return content, run
 
@@ -190,12 +201,16 @@ def _reason(error: BaseException) -> str:
     return textwrap.shorten(f"{type(error).__name__}: {one_line(error)}", 300)
 
 
-def _difference(module: Classifier, view: View, running: Running, number: int, picture: Tensor) -> Tensor:
-    """Return the largest difference for a picture, every other one in a batch with its mirror image."""
+def _difference(module: Classifier, exported: Exported, running: Running, number: int, picture: Tensor) -> Tensor:
+    """Return the largest difference for a picture, every other one in a batch with its mirror image; of answers 1."""
     images = torch.cat([picture.float(), picture.float().flip(3)])[: 1 + number % 2]
     inputs = images
     if picture.dtype == torch.uint8:
-        inputs = view(images).clamp(0, 255).sub(module.mean).div(module.std)
+        inputs = exported.view(images).clamp(0, 255).sub(module.mean).div(module.std)
         images = images.to(torch.uint8)
     expected = predict.predictions(module, inputs)
-    return (running(images) - expected).abs().max() / expected.abs().max().clamp(min=1)
+    found, wrong = running(images), torch.tensor(False)
+    if exported.threshold is not None:
+        found, answer = found
+        wrong = (answer != selective.answers(found, exported.threshold)).any()
+    return ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).maximum(wrong)

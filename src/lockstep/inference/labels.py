@@ -1,14 +1,10 @@
 """`lockstep labels`: images in the order in which networks that were not trained on them doubt their labels."""
 
 import contextlib
-import csv
-import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from lockstep.assembly import data_record, run_parts, session
 from lockstep.assembly.session import Session
@@ -16,11 +12,10 @@ from lockstep.assembly.staging import together
 from lockstep.config.checks import validation
 from lockstep.config.errors import ConfigError, Error
 from lockstep.data.splits import Splits
-from lockstep.inference import confident_learning, predict
-from lockstep.inference.confident_learning import Labels, Probabilities
-from lockstep.runs.files import LARGEST_UNPACKED, atomic_file, csv_text, read_bytes, to_json, uncell, write_json
+from lockstep.inference import confident_learning, predict, tables
+from lockstep.runs.files import atomic_file, csv_text, to_json, write_json
 from lockstep.runs.folder import RunFolder
-from lockstep.runs.naming import display_path, quote_path
+from lockstep.runs.naming import quote_path
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.system.terminal import new_table, print_table, say, terminal
@@ -91,7 +86,7 @@ def _predict(here: Session, images: Splits, checkpoint: Path) -> list[Path]:
 
 def _judge(paths: Sequence[Path], images: Splits, *, is_run: bool) -> tuple[dict[str, Any], list[list[Any]]]:
     """Return facts and the rows of the list; the training images of a run, which it cannot judge, are at its end."""
-    lines, classes, labels, probabilities = _read(paths)
+    lines, classes, labels, probabilities = tables.read(paths)
     is_suspicious, best = confident_learning.suspicious(labels, probabilities), probabilities.argmax(1)
     calibrated, fraction = confident_learning.calibrate(labels, probabilities)
     rows: list[list[Any]] = []
@@ -110,30 +105,6 @@ def _judge(paths: Sequence[Path], images: Splits, *, is_run: bool) -> tuple[dict
         for name, label in zip(images.train.names, images.train.classes.tolist(), strict=True):
             rows.append([str(name), classes[label], "", "", 0, "train"])
     return facts, rows
-
-
-def _read(paths: Sequence[Path]) -> tuple[list[list[str]], list[str], Labels, Probabilities]:
-    """Return rows, classes, labels and probabilities of files of `predict.write_probabilities`; ValueError for others.
-
-    The last cell of a row is the fold of a sweep, or the split of a run.
-    """
-    head, lines = list[str](), list[list[str]]()
-    try:
-        for path in paths:
-            text = read_bytes(path, LARGEST_UNPACKED).decode(errors="surrogateescape")
-            head, *rows = [[uncell(cell) for cell in row] for row in csv.reader(io.StringIO(text, newline=""))]
-            lines += rows
-        classes = head[3:-1]
-        numbers = {name: number for number, name in enumerate(classes)}
-        labels = np.array([numbers[line[1]] for line in lines])
-        probabilities = np.array([line[3:-1] for line in lines], np.float64)
-        is_whole = len(classes) > 1 and probabilities.shape == (len(lines), len(classes))
-        if not is_whole or not ((probabilities >= 0) & (probabilities <= 1)).all():
-            raise ValueError(head)
-    except (OSError, csv.Error, IndexError, KeyError, ValueError) as error:
-        what = "does not have the probability of each class in each row"
-        raise ValueError(f"{display_path(paths[-1])} {what}: the command of the sweep writes it again.") from error
-    return lines, classes, labels, probabilities
 
 
 def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, title: str) -> None:

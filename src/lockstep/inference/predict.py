@@ -34,7 +34,7 @@ from lockstep.data.transfer.file_lock import Progress
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.partition import Shard
-from lockstep.inference import grad_cam, prediction_table, row_chunks
+from lockstep.inference import grad_cam, prediction_table, row_chunks, selective
 from lockstep.inference.row_chunks import Chunk, RowWriter
 from lockstep.models import calibration
 from lockstep.models.classifier import Classifier, ImageFormat
@@ -64,19 +64,23 @@ def predict(
     is_strict: bool,
     top_k: int,
     explained: str | None,
+    max_error: float | None,
 ) -> int:
     """Write the prediction of every image of `source` to the CSV file `output`, or print them. Returns the exit code.
 
     `source` is a folder or an image file, or `val` or `test` of the data of `run`. Unreadable files of a folder are
     skipped, listed on standard error, and make the exit code of rank 0 1; if `is_strict`, nothing is written then.
+    With `max_error` the class of an image without an answer is `unknown`: see `selective.threshold_of`.
     """
     settings = validation.check_tree(config)
     refuse_own_module(settings, "lockstep predict")
     with session.open_session(folder, settings, world) as here:
+        threshold, text = together(partial(selective.threshold_of, Path(checkpoint), settings, max_error))
+        print(text if here.rank == 0 else "", end="", flush=True)
         module = load_network(here, Path(checkpoint))
         images, digest = images_of(here, run, source, module.image_format)
-        options: dict[str, Any] = {"top_k": top_k, "explained": explained, "is_strict": is_strict}
-        options |= {"checkpoint": Path(checkpoint), "digest": digest, "is_shown": output is None}
+        options: dict[str, Any] = {"top_k": top_k, "explained": explained, "digest": digest, "threshold": threshold}
+        options |= {"checkpoint": Path(checkpoint), "is_strict": is_strict, "is_shown": output is None}
         broken = write_rows(here, module, images, Path(output or folder.path / "predictions"), **options)
         return report(here, len(images), broken, "prediction", output)
 
@@ -153,12 +157,14 @@ def write_rows(
     explained: str | None = None,
     is_strict: bool = True,
     is_shown: bool = False,
+    threshold: float | None = None,
 ) -> list[str]:
     """Write predictions of images to the CSV file `output`. Returns the errors of those that cannot be read.
 
     `digest` is that of the images. A row has the `top_k` most probable classes, and with `has_truth` target and loss.
     Pictures of what the network looked at go into the folder `explained`. With `is_strict`, nothing is written if there
-    are errors. Every rank must call it. With `is_shown` a table is printed, and there is no file.
+    are errors. The class is `unknown` up to the `threshold`. With `is_shown` a table is printed in place of the file.
+    Every rank must call it.
     """
     names, ranks = module.image_format.class_names, ranking_argument(module, top_k, is_shown=is_shown)
     truth = ["truth"] if isinstance(module.task, Classification) else [f"true_{name}" for name in names]
@@ -174,7 +180,11 @@ def write_rows(
             if predicted.dim() != 2:
                 problem = f"predicts shapes {tuple(predicted.shape[1:])}, and a file has rows of numbers"
                 raise ConfigError(Error(here.config.task.target, problem, "use lockstep.load in Python"))
-            columns = [[[file] for file in files], module.task.cells(predicted, names, **ranks)]
+            cells = module.task.cells(predicted, names, **ranks)
+            if threshold is not None:
+                for at in (selective.answers(predicted, threshold) < 0).nonzero().flatten().tolist():
+                    cells[at][0] = selective.UNKNOWN
+            columns = [[[file] for file in files], cells]
             if has_truth:
                 targets = _targets(images, positions)
                 columns.insert(1, _truths(module, targets))
@@ -186,9 +196,10 @@ def write_rows(
 
     state = checkpoint.stat()
     inputs = {"checkpoint": f"{state.st_size} {state.st_mtime_ns}", "settings": settings_of(here), "images": digest}
-    inputs |= {"columns": csv_text([head]), "explanations": str(explained is not None)}
+    inputs |= {"columns": csv_text([head]), "explanations": str(explained is not None), "threshold": str(threshold)}
     table = partial(row_chunks.write_table, output, csv_text([head]))
     table = partial(prediction_table.show, module.task, head) if is_shown else table
+    table = table if threshold is None else partial(prediction_table.count_answers, table)
     broken = write(here, images, rows_of, table, inputs=inputs, output=output, is_strict=is_strict)
     if explained is not None:
         together(lambda: move(row_chunks.pictures_of(output), Path(explained)) if here.rank == 0 else None)
@@ -299,7 +310,7 @@ def _losses(module: Classifier, outputs: Tensor, inputs: Tensor, targets: Tensor
     return [[f"{loss:.6g}"] for loss in (values if weights is None else values / weights).tolist()]
 
 
-def write_fold(here: Session, data: ImageData, module: L.LightningModule) -> None:
+def write_fold(here: Session, data: ImageData, module: L.LightningModule) -> dict[str, Any]:
     """Write the predictions of a tested module on the images of its fold into the run folder. Every rank must call it.
 
     Runs of other tasks than classification write none.
@@ -307,6 +318,7 @@ def write_fold(here: Session, data: ImageData, module: L.LightningModule) -> Non
     images, fold = data.splits.test, str(here.config.data.fold)
     if isinstance(module, Classifier) and isinstance(module.task, Classification) and images.classes is not None:
         write_probabilities(here, module.to(here.device).eval(), images, here.folder.fold_rows, fold)
+    return {}
 
 
 def write_probabilities(here: Session, module: Classifier, images: Images, output: Path, fold: str) -> None:

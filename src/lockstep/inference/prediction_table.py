@@ -4,8 +4,10 @@ import csv
 import heapq
 import io
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from lockstep.inference.row_chunks import RowWriter
+from lockstep.inference.selective import UNKNOWN
 from lockstep.runs.files import uncell
 from lockstep.system.terminal import new_table, print_table, say, terminal
 from lockstep.system.wording import join_names, plural
@@ -15,6 +17,19 @@ from lockstep.tasks.vectors import Multilabel
 
 MOST_ROWS, MOST_NAMES, MOST_DOUBTS = 20, 5, 3
 LEAST = 0.5  # probability of a label that an image has
+
+
+def count_answers(write: RowWriter, chunks: Iterable[str]) -> None:
+    """Let `write` write rows of predictions, and then print how many images have an answer."""
+    is_answer = Counter[bool]()
+
+    def counted() -> Iterator[str]:
+        for text in chunks:
+            is_answer.update(row[1] != UNKNOWN for row in csv.reader(io.StringIO(text, newline="")))
+            yield text
+
+    write(counted())
+    print(f"{is_answer[True]:,} of {plural(is_answer.total(), 'image')} answered", flush=True)
 
 
 def show(task: Task, heads: Sequence[str], chunks: Iterable[str]) -> None:
@@ -40,7 +55,7 @@ def show(task: Task, heads: Sequence[str], chunks: Iterable[str]) -> None:
     print_table(new_table(heads, shown, out, right=numbers, wraps=[head for head in heads if head not in numbers]), out)
     if num_images > 1:
         out.print()
-        found = join_names([f"{name} {count:,}" for name, count in counts.most_common()], MOST_NAMES)
+        found = join_names([f"{name} ({count:,})" for name, count in counts.most_common()], MOST_NAMES)
         say(out, ": ".join(filter(None, [plural(num_images, "image"), found])))
     if num_images > MOST_ROWS:
         if doubts:

@@ -189,10 +189,8 @@ class Workers:
 
 def _rank_variables(rank: int, num_workers: int, port: int) -> dict[str, str]:
     variables = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": num_workers,
-        "LOCAL_WORLD_SIZE": num_workers,
+        **dict.fromkeys(("RANK", "LOCAL_RANK"), rank),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), num_workers),
         "GROUP_RANK": 0,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,

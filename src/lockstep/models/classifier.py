@@ -93,7 +93,11 @@ class Classifier(L.LightningModule):
         self.accumulate_grad_batches = accumulate_grad_batches
         self._gradient_clip_norm = gradient_clip_norm
         self._autocast = autocast
-        self.loss_scale = _loss_scale() if autocast == torch.float16 else None
+        self.loss_scale: LossScale | None = None
+        if autocast == torch.float16:
+            from lockstep.models import loss_scale
+
+            self.loss_scale = loss_scale.LossScale()
         self._log_every_n_steps = log_every_n_steps
         refuse_inexact_norms(net)
         self.dropouts = replace_dropout(net, seed)
@@ -348,9 +352,3 @@ class _BatchEnd(Callback):
     ) -> None:
         assert isinstance(pl_module, Classifier)
         pl_module.end_batch(batch_idx)
-
-
-def _loss_scale() -> "LossScale":
-    from lockstep.models.loss_scale import LossScale
-
-    return LossScale()

@@ -1,23 +1,57 @@
-"""Predictions of all samples of a split, collected for pictures."""
+"""Predictions of all samples of a split, and how probable they were said to be: for reports and pictures."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lockstep.distributed.collectives import gather_objects
+from lockstep.models.calibration import Calibration
+from lockstep.tasks.task import Task
+from lockstep.tasks.vectors import Multilabel
+
+NUM_BINS = 15  # of equal width, from 0 to 1 (Guo et al. 2017)
+EDGES = np.linspace(0, 1, NUM_BINS + 1)
+
+
+class Quality(NamedTuple):
+    """Scores of probabilities for each image: negative log-likelihood and Brier score (N,), and the `confidences`.
+
+    Of classes these are the probabilities of the predicted ones (N,), and the Brier score is the sum over the classes.
+    Of labels they are those of all labels (N, L), and both scores are means over the labels.
+    """
+
+    nll: NDArray[np.float64]
+    brier: NDArray[np.float64]
+    confidences: NDArray[np.float64]
 
 
 class Findings(NamedTuple):
-    """Predictions of a split in the order of its positions; `probabilities` (N,) are those of the predictions."""
+    """Predictions of a split in the order of its positions: classes (N,), or for each label 1 or 0 (N, L).
+
+    `probabilities` (N,) or (N, L) are the bits of `lockstep predict`, which a threshold compares. `calibrated` is None
+    where a calibration changes nothing, or there is none.
+    """
 
     num_classes: int
     indices: NDArray[np.int64]
     labels: NDArray[np.int64]
     predictions: NDArray[np.int64]
     probabilities: NDArray[np.float64]
+    raw: Quality
+    calibrated: Quality | None
+
+    @property
+    def is_multilabel(self) -> bool:
+        return self.labels.ndim == 2
+
+    @property
+    def hits(self) -> NDArray[np.bool_]:
+        """True where the event of a confidence came true: the predicted class (N,), or the label (N, L)."""
+        return self.labels == (1 if self.is_multilabel else self.predictions)
 
     @property
     def confusion(self) -> NDArray[np.int64]:
@@ -30,26 +64,80 @@ class Findings(NamedTuple):
         wrong = np.flatnonzero(self.labels != self.predictions)
         return wrong[np.argsort(-self.probabilities[wrong], kind="stable")][:count]
 
+    def bins(self, quality: Quality) -> NDArray[np.float64]:
+        """Return counts, mean confidences and fractions of hits in the bins of the confidence, (3, NUM_BINS).
+
+        Means of an empty bin are NaN.
+        """
+        confidences, hits = quality.confidences.ravel(), self.hits.ravel()
+        weights = np.ones(len(hits)), confidences, hits
+        counts, *sums = (np.bincount(bins_of(confidences), each, NUM_BINS) for each in weights)
+        with np.errstate(invalid="ignore"):
+            return np.stack([counts, *(each / counts for each in sums)]).astype(np.float64)
+
+
+def bins_of(confidences: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the numbers of the bins: each contains its lower edge, the last one 1 as well."""
+    return np.digitize(confidences, EDGES[1:-1])
+
+
+def labels_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor | None:
+    """Return targets int64 as classes (B,) or labels (B, L) of outputs (B, C); None for maps, and for soft targets."""
+    if outputs.dim() == 2 and isinstance(task, Multilabel):
+        return targets.reshape(outputs.shape).long()
+    is_class = outputs.dim() == 2 and targets.dim() == 1 and not targets.is_floating_point()
+    return targets.long() if is_class else None
+
 
 class Outcomes:
     """Collects the predictions of this rank's shards on the device, without waiting for it."""
 
-    def __init__(self, num_classes: int) -> None:
-        self._num_classes = num_classes
-        self._samples: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    def __init__(self, task: Task, calibration: nn.Module, num_classes: int) -> None:
+        self._task, self._calibration, self._num_classes = task, calibration, num_classes
+        is_own = isinstance(calibration, Calibration)
+        self._is_calibrated = is_own and bool(((calibration.slope != 1) | (calibration.offset != 0)).any())
+        self._samples: list[list[Tensor]] = []
 
-    def update(self, logits: Tensor, labels: Tensor, indices: Tensor) -> None:
-        """Add logits (B, C), labels (B,) and the positions (B,) of the samples in the split."""
-        probabilities, predictions = logits.softmax(1).nan_to_num(0.0).max(1)  # the metrics show a NaN
-        self._samples.append((indices, labels, predictions, probabilities))
+    def update(self, outputs: Tensor, targets: Tensor, indices: Tensor) -> None:
+        """Add outputs (B, C), their targets and the positions (B,) of the samples; others are not counted."""
+        labels = labels_of(self._task, outputs, targets)
+        if labels is not None:
+            probabilities = self._task.predictions(self._calibration(outputs)).nan_to_num(0.0).double()
+            outputs = outputs.double()
+            # the metrics show a NaN
+            best = (outputs > 0).long() if labels.dim() == 2 else outputs.softmax(1).nan_to_num(0.0).argmax(1)
+            scores = _scores(outputs, labels)
+            if self._is_calibrated:
+                scores += _scores(self._calibration(outputs), labels)
+            own = probabilities if labels.dim() == 2 else probabilities.amax(1)
+            self._samples.append([indices, labels, best, own, *scores])
 
     def findings(self) -> Findings | None:
-        """Gather the findings of all ranks; None without any sample. Every rank must call it."""
+        """Gather the findings of all ranks; None without any sample. Every rank must call it.
+
+        Samples whose class is no number from 0 to C - 1, which a custom loss may ignore, are left out.
+        """
         mine: Any = [torch.cat(parts).cpu().numpy() for parts in zip(*self._samples, strict=True)]
         gathered = [parts for parts in gather_objects(mine) if parts]  # a rank's shard of a split can be empty
         if not gathered:
             return None
-        indices, labels, predictions, probabilities = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
+        indices, labels, *others = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
         order = np.argsort(indices)
-        probabilities = probabilities[order].astype(np.float64)
-        return Findings(self._num_classes, indices[order], labels[order], predictions[order], probabilities)
+        if labels.ndim == 1:
+            order = order[(labels[order] >= 0) & (labels[order] < self._num_classes)]
+        best, own, *scores = (part[order] for part in others)
+        raw, calibrated = Quality(*scores[:3]), Quality(*scores[3:]) if scores[3:] else None
+        found = Findings(self._num_classes, indices[order], labels[order], best, own, raw, calibrated)
+        return found if len(order) else None
+
+
+def _scores(outputs: Tensor, labels: Tensor) -> list[Tensor]:
+    """Return the parts of `Quality` of outputs (B, C) in float64."""
+    if labels.dim() == 2:
+        truth, probabilities = labels.double(), outputs.sigmoid()
+        nll = F.binary_cross_entropy_with_logits(outputs, truth, reduction="none").mean(1)
+        return [nll, (probabilities - truth).square().mean(1), probabilities.nan_to_num(0.0)]
+    logs = outputs.log_softmax(1)
+    probabilities, own = logs.exp(), logs.gather(1, labels.clamp(0, outputs.shape[1] - 1)[:, None]).squeeze(1)
+    brier = probabilities.square().sum(1) - 2 * own.exp() + 1  # the squares of their differences from 0 and 1
+    return [-own, brier, probabilities.amax(1).nan_to_num(0.0)]

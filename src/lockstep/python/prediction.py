@@ -7,6 +7,8 @@ from typing import overload
 from torch import Tensor
 from typing_extensions import override
 
+from lockstep.inference import selective
+
 CERTAIN = 0.5  # a label is predicted from this probability on
 MOST_SHOWN = 5  # predictions in `repr`
 
@@ -16,22 +18,26 @@ class Prediction:
     """The prediction for one image: `values` (C, ...) in host memory, for each of `class_names`.
 
     Values are the probabilities of classes or of labels, or numbers. `kind` is the kind of the names: classes, labels,
-    numbers, or that of a custom task. `file` is the image file, or None.
+    numbers, or that of a custom task. `file` is the image file, or None. The class is `unknown`
+    up to a probability of `threshold`.
     """
 
     values: Tensor
     class_names: tuple[str, ...]
     kind: str
     file: str | None
+    threshold: float | None = None
 
     @property
     def class_name(self) -> str:
-        """The most probable class. Raises AttributeError for another kind of prediction, as the properties below."""
-        return self.class_names[int(self._only("class_name", "classes").argmax())]
+        """The most probable class, or `unknown`. Raises AttributeError for others, as the properties below."""
+        values = self._only("class_name", "classes")
+        number = values.argmax() if self.threshold is None else selective.answers(values.unsqueeze(0), self.threshold)
+        return (*self.class_names, selective.UNKNOWN)[int(number)]
 
     @property
     def probability(self) -> float:
-        """The probability of that class, 0 to 1."""
+        """The probability of the most probable class, 0 to 1."""
         return self._only("probability", "classes").max().item()
 
     @property
@@ -80,6 +86,7 @@ class Predictions(Sequence[Prediction]):
     class_names: tuple[str, ...]
     kind: str
     files: tuple[str | None, ...]
+    threshold: float | None = None
 
     @override
     def __len__(self) -> int:
@@ -92,8 +99,8 @@ class Predictions(Sequence[Prediction]):
     @override
     def __getitem__(self, index: int | slice) -> "Prediction | Predictions":
         if isinstance(index, slice):
-            return Predictions(self.values[index], self.class_names, self.kind, self.files[index])
-        return Prediction(self.values[index], self.class_names, self.kind, self.files[index])
+            return Predictions(self.values[index], self.class_names, self.kind, self.files[index], self.threshold)
+        return Prediction(self.values[index], self.class_names, self.kind, self.files[index], self.threshold)
 
     @override
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ from lockstep.assembly.session import Session
 from lockstep.config import saved_run
 from lockstep.config.checks import validation
 from lockstep.config.saved import config_file
-from lockstep.inference import embed, predict
+from lockstep.inference import embed, predict, selective
 from lockstep.models.classifier import Classifier
 from lockstep.python import configuration
 from lockstep.python.images import ImageLike, Inputs, inputs_of
@@ -39,18 +39,22 @@ def load(
     *,
     checkpoint: Literal["best", "last"] = "best",
     device: str | torch.device | None = None,
+    calibrate: bool = True,
+    max_error: float | None = None,
     trust: bool = False,
 ) -> "Predictor":
     """Load the trained network of a run: its folder, `latest` for the newest below outputs/, or a `lockstep.Run`.
 
     Device and precision are those of a training with these settings on this machine: its first GPU, else its CPU.
     `device` selects another one: "cpu", "cuda", "cuda:1". Random states and switches of this process stay unchanged.
+    Without `calibrate` probabilities are those of the trained network, as they are for a run with calibrate=false.
+    With `max_error`, such as 0.05, classes are `unknown` except where at most this fraction of the answers is wrong.
     Only code of known libraries and of the project in the current folder is called; with `trust`, any code that the run
     folder names.
 
     Raises FileNotFoundError if the run or its checkpoint does not exist, ValueError if the checkpoint is damaged or the
-    device does not exist, and ConfigError, a ValueError, for untrusted or missing modules, and for a custom
-    LightningModule, which has no task that predicts.
+    device does not exist, and ConfigError, a ValueError, for untrusted or missing modules, an error rate that cannot be
+    kept, and for a custom LightningModule, which has no task that predicts.
     """
     folder = naming.find(os.fspath(run))
     if checkpoint not in ("best", "last"):
@@ -61,9 +65,10 @@ def load(
         saved = configuration.load_settings(folder, is_trusted=trust)
         predict.refuse_own_module(saved, "lockstep.load")
         adapted = saved_run.adapt_to_machine(saved, devices=devices, strategy=strategy)
-        config = validation.check_tree(config_file.to_tree(adapted))
+        config = validation.check_tree(config_file.to_tree(adapted) | {"calibrate": calibrate and saved.calibrate})
         with session.open_session(RunFolder(Path(scratch)), config, None) as here:
-            return Predictor(here, predict.load_network(here, path), path)
+            threshold, _ = selective.threshold_of(path, config, max_error, "max_error=")
+            return Predictor(here, predict.load_network(here, path), path, threshold)
 
 
 @contextlib.contextmanager
@@ -105,9 +110,10 @@ class Predictor:
     the size of the network, as the run does. Batches have eval_batch_size images.
     """
 
-    def __init__(self, here: Session, module: Classifier, checkpoint: Path) -> None:
+    def __init__(self, here: Session, module: Classifier, checkpoint: Path, threshold: float | None = None) -> None:
         self.checkpoint = checkpoint
         self.precision = here.precision
+        self.threshold = threshold
         self._module = module
         self._batch_size = here.config.eval_batch_size
         self._view = predict.view_of(here.config, module.image_format)
@@ -148,7 +154,7 @@ class Predictor:
         """
         values, found = self._values(images, predict.predictions)
         files = tuple(file for inputs in found for file in inputs.files)
-        predictions = Predictions(values, self.class_names, self._module.task.named, files)
+        predictions = Predictions(values, self.class_names, self._module.task.named, files, self.threshold)
         is_many = isinstance(images, Sequence) and not isinstance(images, str)
         return predictions[0] if not is_many and found[0].is_one else predictions
 

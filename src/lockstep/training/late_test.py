@@ -33,12 +33,13 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
             enable_checkpointing=False,
         )
         internals.set_global_step(trainer, steps)
+        results = dict[str, object]()
         if is_overridden("test_step", module):
             trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
-            for write in features.used_features("tested", config):
-                write(here, data, module)
+            for report in features.used_features("tested", config):
+                results |= report(here, data, module)
         if here.rank == 0:
             metrics = metrics_of(trainer, module)
-            folder.write_summary(folder.read_summary() | metrics_of_test(module, data, metrics))
+            folder.write_summary(folder.read_summary() | metrics_of_test(module, data, metrics) | results)
             folder.update_status(metrics=folder.read_status().get("metrics", {}) | metrics)
     return 0

@@ -1,4 +1,4 @@
-"""The callbacks and loggers of the configuration of a run."""
+"""The callbacks, loggers and profiler of the configuration of a run."""
 
 from pathlib import Path
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 
 from lockstep.assembly.session import Session
 from lockstep.assembly.staging import together
@@ -16,6 +17,8 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import Open, is_ours
 from lockstep.runs.folder import RunFolder
+
+PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 
 
 def built_callbacks(config: Config) -> list[Callback]:
@@ -59,6 +62,12 @@ def built_loggers(here: Session, purge_step: int) -> list[Logger]:
     """
     sections = [section for section in here.config.logger.values() if section is not None]
     return together(lambda: [_logger(here, section, purge_step) for section in sections])
+
+
+def built_profiler(config: Config, folder: RunFolder) -> Profiler | None:
+    """Build Lightning's profiler of the configuration, which writes into the run folder."""
+    name = config.trainer.profiler
+    return name and PROFILERS[name](dirpath=folder.path, filename="profile")
 
 
 def _logger(here: Session, section: Open, purge_step: int) -> Logger:

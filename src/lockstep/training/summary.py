@@ -99,8 +99,7 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     rows = [("data", f"{used} images of {shape}, {_classes(module, data)}, {data.placement}")]
     if data.class_counts is not None:
         rows.append(("classes", describe_counts(data.class_names, data.class_counts, config.data.balance)))
-    if groups := describe_groups(data.splits):
-        rows.append(("groups", groups))
+    rows.append(("groups", describe_groups(data.splits)))
     rows += [row_of(config) for row_of in features.used_features("data row", config)]
     if alike := similar_names(data.class_names):
         rows.append(("similar", f"classes {alike}: are they one class?"))
@@ -159,12 +158,11 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
         return
     folder, run, rows = here.folder, quote_path(here.folder.path), list[tuple[str, str]]()
     tests = {key: value for key, value in summary.items() if key.startswith("test_") and key != "test_images"}
-    images = plural(summary["test_images"] or 0, "image")
     for key, value in tests.items():
         if value is not None:
-            is_flipped = key.startswith("test_flip_")
             name = key.removeprefix("test_flip_").removeprefix("test_").replace("_", " ")
-            size = f" on {images}" if not rows else " with mirror images" if is_flipped else ""
+            others = " with mirror images" if key.startswith("test_flip_") else ""
+            size = others if rows else f" on {plural(summary['test_images'], 'image')}"
             rows.append((f"test {name}", f"{measure(value)}{size}"))
     if summary["best_checkpoint"]:
         monitor, value, path = summary["monitor"], summary["best"], display_path(folder.best_checkpoint)
@@ -173,17 +171,16 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
     if "l2" in summary:
         rows.append(("l2", f"{summary['l2']:g}"))
     rows.append(("weights", f"SHA-256 {summary['weights_sha256'][:12]}"))
-    if folder.pictures.exists():
-        rows.append(("pictures", display_path(folder.pictures)))
+    rows.append(("pictures", display_path(folder.pictures) if folder.pictures.exists() else ""))
     speed = f", {summary['images_per_s']:,.0f} images/s" if summary["images_per_s"] else ""
     epoch = f", {duration(summary['epoch_s_median'])} an epoch" if summary["epoch_s_median"] else ""
     rows.append(("training", f"{duration(summary['training_s'])}{epoch}{speed}"))
     if skipped := summary.get("skipped_steps"):
         rows.append(("skipped", f"{plural(skipped, 'step')} whose gradients overflowed float16"))
     rows.append(("watch", f"lockstep board --logdir {run}"))
-    if tests or not here.config.has_own_module:
-        rows.append(("evaluate", f"lockstep eval {run}"))
-    rows += [] if here.config.has_own_module else [("predict", f"lockstep predict {run} FOLDER")]
+    is_ours = not here.config.has_own_module
+    rows.append(("evaluate", f"lockstep eval {run}" if tests or is_ours else ""))
+    rows.append(("predict", f"lockstep predict {run} FOLDER" if is_ours else ""))
     show_table(f"Finished {plural(summary['epochs'], 'epoch')}", rows)
 
 

@@ -6,7 +6,6 @@ import time
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback, Timer
-from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lockstep.assembly import run_parts, session, try_out
@@ -29,8 +28,6 @@ from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.training import observers
 from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize
-
-PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 
 
 def train(
@@ -71,19 +68,19 @@ def train(
         )
         names = () if config.has_own_module else metric_names.names(config)
         console = [] if config.silent else [Console(record, names, is_cell=is_cell)]
-        profiler = config.trainer.profiler
         trainer = run_parts.lightning_trainer(
             here,
             module,
             callbacks=[*first, record, Relocation(), *console, *callbacks, stop],
             logger=observers.built_loggers(here, observers.next_step(resumed_from.path, is_own=config.has_own_module)),
-            profiler=profiler and PROFILERS[profiler](dirpath=folder.path, filename="profile"),
+            profiler=observers.built_profiler(config, folder),
             max_epochs=config.trainer.max_epochs,
             log_every_n_steps=config.trainer.log_every_n_steps,
             check_val_every_n_epoch=config.trainer.check_val_every_n_epoch,
             enable_checkpointing=True,
         )
-        after_test = features.used_features("tested", config)  # imported now: the source may change during a training
+        # imported now: the source may change during a training
+        after_fit, after_test = (features.used_features(moment, config) for moment in ("fitted", "tested"))
         norms = ExactBatchNorm()
         if here.device.type == "cuda" and not config.has_own_module:
             norms.apply(module)  # Lightning does it for several workers; one GPU gains the faster kernels
@@ -103,14 +100,17 @@ def train(
             if isinstance(module, Classifier):
                 module.drop_graphs()
         used = timer.time_elapsed("train") if timer is not None else time.monotonic() - started
+        has_best = checkpoint is not None and folder.best_checkpoint.exists()
+        best = session.checkpoint(here, folder.best_checkpoint).path if has_best else None
+        for finish in after_fit:
+            finish(here, data, module, best)
+        results = dict[str, object]()
         if has_test and is_overridden("test_step", module):
-            has_best = checkpoint is not None and folder.best_checkpoint.exists()
-            best = session.checkpoint(here, folder.best_checkpoint).path if has_best else None
             trainer.test(module, data, ckpt_path=best, weights_only=True, verbose=False)
-            for write in after_test:
-                write(here, data, module)
+            for report in after_test:
+                results |= report(here, data, module)
         if here.rank == 0:
-            summary = summarize(here, trainer, module, data, checkpoint, record, used)
+            summary = summarize(here, trainer, module, data, checkpoint, record, used) | results
             folder.write_summary(summary)
             folder.clear_stop()
             show_summary(here, summary)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lockstep.callbacks import plots
+from lockstep.models.outcomes import Findings, Quality
 
 AWKWARD = ["$x_1$", "Ж", "日本", "a very long name of a class that does not fit", "", "  ", "<b>"]
 
@@ -104,3 +105,30 @@ def test_an_image_of_a_grid_keeps_its_shape_above_its_caption(height: int, width
         assert bottom < caption.get_position()[1] < bottom + 0.1
     assert boxes[0][1] < boxes[1][0], "side by side"
     assert boxes[6][3] > ax.texts[1].get_position()[1] + 0.25, "two lines of a caption fit between two rows"
+
+
+@pytest.mark.parametrize("shape", [(1,), (30,), (5000,), (300, 4)])
+@pytest.mark.parametrize("is_calibrated", [False, True])
+def test_a_reliability_diagram_has_its_bins_at_any_number_of_images(
+    shape: tuple[int, ...], is_calibrated: bool
+) -> None:
+    made = np.random.default_rng(0)
+    confidences = made.random(shape) ** 0.3
+    hits = (made.random(shape) < confidences**2).astype(np.int64)
+    zeros = np.zeros(shape[0])
+    raw, own = Quality(zeros, zeros, confidences), Quality(zeros, zeros, confidences**2)
+    numbers = np.arange(shape[0]), hits, np.ones(shape, np.int64), confidences
+    found = Findings(4, *numbers, raw, own if is_calibrated else None)
+    with plots.style():
+        figure = plots.reliability(found, "test, step 12")
+        assert drawn(figure).std() > 1
+    top, below = figure.axes
+    last, front = (own if is_calibrated else raw), top.lines[1].get_xydata()
+    at = np.minimum((last.confidences * 15).astype(int), 14)
+    expected = [(last.confidences[at == n].mean(), hits[at == n].mean()) for n in np.unique(at)]
+    np.testing.assert_allclose(np.asarray(front), expected)
+    legend = top.get_legend()
+    assert legend is not None
+    names = [text.get_text().partition(",")[0] for text in legend.get_texts()]
+    assert names == (["calibrated", "not calibrated"] if is_calibrated else ["not calibrated"])
+    assert below.get_ylabel() == ("images" if len(shape) == 1 else "labels")

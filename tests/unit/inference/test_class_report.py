@@ -8,13 +8,14 @@ from numpy.typing import NDArray
 from sklearn.metrics import classification_report, confusion_matrix
 
 from lockstep.inference import class_report
-from lockstep.models.outcomes import Findings
+from lockstep.models.outcomes import Findings, Quality
 
 NAMES = ["ape", "bee", "cat", "dog", "never"]
 
 
 def findings(true: NDArray[np.int64], predicted: NDArray[np.int64]) -> Findings:
-    return Findings(len(NAMES), np.arange(len(true)), true, predicted, np.ones(len(true)))
+    sure = np.ones(len(true))
+    return Findings(len(NAMES), np.arange(len(true)), true, predicted, sure, Quality(sure, sure, sure), None)
 
 
 @pytest.mark.parametrize("labels", [[0, 1, 2, 3], [0, 1, 2], [1]])  # "dog" is only predicted; one class alone

@@ -48,7 +48,8 @@ def trained(view: View) -> Any:
     torch.manual_seed(0)
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in ((110.0, 120.0, 130.0), (50.0, 60.0, 70.0)))
     form = SimpleNamespace(image_shape=(3, *(view.size or ())), is_float=False)
-    return SimpleNamespace(net=nn.Conv2d(3, 4, 3), task=Means(), mean=mean, std=std, image_format=form)
+    parts = {"net": nn.Conv2d(3, 4, 3), "task": Means(), "calibration": nn.Identity()}
+    return SimpleNamespace(**parts, mean=mean, std=std, image_format=form)
 
 
 def images(sizes: int) -> list[Tensor]:
@@ -64,7 +65,7 @@ def images(sizes: int) -> list[Tensor]:
 def test_images_of_any_size_and_number_are_predicted_as_by_the_network(view: View) -> None:
     module = trained(view)
     with torch.no_grad():
-        program = export._program(module, view, AXES)
+        program = export._program(Exported(module, view).eval(), module.image_format, AXES)
         running = [make(program, AXES, "{}")[1] for make in (export._onnx, export._pt2)]
         for batch in images(30):
             viewed = view(batch.float()).clamp(0, 255)
@@ -80,17 +81,43 @@ def test_a_file_that_predicts_something_else_is_noticed(monkeypatch: pytest.Monk
     monkeypatch.setattr(export.predict, "predictions", lambda module, inputs: module.net(inputs).mean((2, 3)))
     network = Exported(module, view)
     with torch.no_grad():
-        assert export._difference(module, view, network, 1, batch) <= 1e-6
-        assert not export._difference(module, view, lambda images: network(images) + wrong, 1, batch) <= export.LIMIT
+        assert export._difference(module, network, network, 1, batch) <= 1e-6
+        assert not export._difference(module, network, lambda images: network(images) + wrong, 1, batch) <= export.LIMIT
 
 
 @pytest.mark.parametrize("make", [export._onnx, export._pt2])
 def test_a_file_has_neither_paths_nor_lines_of_the_code(make: Callable[..., tuple[bytes, Any]]) -> None:
     module = trained(VIEWS[0])
     module.net = Branch()  # in training, as torch.no_grad of an export would remove the block
-    content, _ = make(export._program(module, VIEWS[0], AXES), AXES, "{}")
+    content, _ = make(export._program(Exported(module, VIEWS[0]).eval(), module.image_format, AXES), AXES, "{}")
     if zipfile.is_zipfile(io.BytesIO(content)):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             content += b"".join(map(archive.read, archive.namelist()))
     inside = (f"{Path(__file__).parents[3]}/", f"{Path.home()}/", "site-packages", "secret_scale", "images.float()")
     assert not [text for text in inside if text.encode() in content]
+
+
+def test_a_file_answers_with_a_class_or_none_and_a_wrong_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, view = trained(VIEWS[0]), VIEWS[0]
+    monkeypatch.setattr(export.predict, "predictions", lambda module, inputs: module.net(inputs).mean((2, 3)))
+    batches = images(30)
+    with torch.no_grad():
+        best = torch.cat([Exported(module, view)(batch).amax(1) for batch in batches])
+        exported = Exported(module, view, best.median().item()).eval()
+        program = export._program(exported, module.image_format, AXES)
+        running = [make(program, AXES, "{}")[1] for make in (export._onnx, export._pt2)]
+        for number, batch in enumerate(batches):
+            for run in running:
+                predictions, answer = run(batch)
+                assert answer.dtype == torch.int64
+                is_known = predictions.amax(1) > best.median()
+                assert answer.tolist() == torch.where(is_known, predictions.argmax(1), -1).tolist()
+                assert export._difference(module, exported, run, number, batch[:1]) <= export.LIMIT
+        found = torch.cat([running[0](batch)[1] for batch in batches])
+        assert 0 < int((found < 0).sum()) < len(found)
+
+        def wrong(images: Tensor) -> tuple[Tensor, Tensor]:
+            predictions, answer = running[1](images)
+            return predictions, answer + 1
+
+        assert export._difference(module, exported, wrong, 1, batches[0][:1]) == 1

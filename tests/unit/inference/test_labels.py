@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lockstep.inference.labels import _draw, _read  # pyright: ignore[reportPrivateUsage]
+from lockstep.inference.labels import _draw  # pyright: ignore[reportPrivateUsage]
+from lockstep.inference.tables import read
 from tests.support.sources import few_digits
 
 GOOD = "file,truth,prediction,'=a,b,fold\n'-1.png,'=a,b,0.25,0.75,0\n2.png,b,b,0.1,0.9,1\n"
@@ -13,7 +14,7 @@ GOOD = "file,truth,prediction,'=a,b,fold\n'-1.png,'=a,b,0.25,0.75,0\n2.png,b,b,0
 
 def test_cells_that_are_safe_in_a_spreadsheet_are_read_as_they_were(tmp_path: Path) -> None:
     (tmp_path / "all.csv").write_text(GOOD)
-    lines, classes, labels, probabilities = _read([tmp_path / "all.csv", tmp_path / "all.csv"])
+    lines, classes, labels, probabilities = read([tmp_path / "all.csv", tmp_path / "all.csv"])
     assert ([line[0] for line in lines], classes) == (["-1.png", "2.png"] * 2, ["=a", "b"])
     assert (labels.tolist(), probabilities[:, 1].tolist()) == ([0, 1] * 2, [0.75, 0.9] * 2)
 
@@ -35,7 +36,7 @@ def test_a_link_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "elsewhere.csv").write_text(GOOD)
     (tmp_path / "all.csv").symlink_to("elsewhere.csv")
     with pytest.raises(ValueError, match=r"all\.csv does not have the probability of each class"):
-        _read([tmp_path / "all.csv"])
+        read([tmp_path / "all.csv"])
 
 
 @pytest.mark.parametrize(
@@ -56,4 +57,4 @@ def test_a_link_is_refused_in_one_line(tmp_path: Path) -> None:
 def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "all.csv").write_text(text)
     with pytest.raises(ValueError, match=r"all\.csv does not have the probability of each class in each row: the com"):
-        _read([tmp_path / "all.csv"])
+        read([tmp_path / "all.csv"])

@@ -57,7 +57,7 @@ def test_many_images_are_the_first_twenty_and_a_summary(capsys: pytest.CaptureFi
     assert lines[3].split() == ["-2.jpg", "=eel", "0.8800", "fox", "0.1000"]
     assert lines[21:] == [
         "",
-        "25 images: dog 9, cat 8, =eel 8",
+        "25 images: dog (9), cat (8), =eel (8)",
         "Least certain: -24.jpg (dog 0.6600), -23.jpg (=eel 0.6700), -22.jpg (cat 0.6800)",
         "These are the first 20. All rows: add --output predictions.csv",
     ]
@@ -66,14 +66,22 @@ def test_many_images_are_the_first_twenty_and_a_summary(capsys: pytest.CaptureFi
 def test_the_summary_names_the_commonest_of_many_classes(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [[f"{number}.jpg", f"c{number % 9}", "0.5", "x", "0.1"] for number in range(10)]
     summary = printed(capsys, Classification, CLASSES, rows).splitlines()[-1]
-    assert summary == "10 images: c0 2, c1 1, c2 1, c3 1, c4 1 and 4 more"
+    assert summary == "10 images: c0 (2), c1 (1), c2 (1), c3 (1), c4 (1) and 4 more"
+
+
+def test_answers_are_counted_as_rows_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["unknown", "5", "44"]
+    rows = [[f"unknown,{number}.jpg", names[number % 3], "0.5"] for number in range(1300)]
+    chunks = [csv_text(rows[:3]), csv_text(rows[3:])]
+    prediction_table.count_answers(lambda rows: print(*rows, sep="", end=""), chunks)
+    assert capsys.readouterr().out == "".join(chunks) + "866 of 1,300 images answered\n"
 
 
 def test_labels_are_the_probable_ones_or_the_best(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [["a.jpg", "0.5", "0.75", "0.1"], ["b.jpg", "0.2", "0.1", "0.4999"], ["c.jpg", "0.1", "0.9", "0"]]
     assert printed(capsys, Multilabel, ["file", "cat", "dog", "a bird"], rows) == (
         "file   labels\na.jpg  dog 0.7500, cat 0.5000\nb.jpg  a bird 0.4999\nc.jpg  dog 0.9000\n"
-        "\n3 images: dog 2, cat 1, none 1\n"
+        "\n3 images: dog (2), cat (1), none (1)\n"
     )
 
 

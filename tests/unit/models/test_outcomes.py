@@ -1,4 +1,4 @@
-"""What is drawn of an evaluation, against scikit-learn, and the same from any split over ranks."""
+"""What is drawn and reported of an evaluation, against scikit-learn, and the same from any split over ranks."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,15 @@ from sklearn import metrics
 from torch import Tensor
 
 from lockstep.inference.class_report import accuracy_interval
+from lockstep.inference.reliability import report
+from lockstep.models.calibration import Calibration
 from lockstep.models.outcomes import Findings, Outcomes
+from tests.support.modules import classification
 from tests.support.processes import Ranks
 
 NUM_CLASSES = 5
+ENTRY = {"slope": torch.tensor([0.7]), "offset": torch.tensor([0.0]), "num_images": 9, "note": ""}
+CALIBRATION = Calibration(ENTRY)
 
 
 def made_up(count: int = 400) -> tuple[Tensor, Tensor]:
@@ -23,7 +28,7 @@ def made_up(count: int = 400) -> tuple[Tensor, Tensor]:
 
 
 def findings_of(logits: Tensor, labels: Tensor, parts: list[Tensor]) -> Findings:
-    outcomes = Outcomes(NUM_CLASSES)
+    outcomes = Outcomes(classification(), CALIBRATION, NUM_CLASSES)
     for positions in parts:
         if len(positions):
             outcomes.update(logits[positions], labels[positions], positions)
@@ -57,8 +62,18 @@ def test_the_worst_mistake_is_the_most_confident_one() -> None:
     assert len(found.worst(1000)) == wrong.sum()
 
 
+def test_probabilities_are_the_bits_of_a_prediction() -> None:
+    """A rounded float64 number would be another one, and near 1 many images are a bit from the threshold."""
+    logits, labels = (3 * made_up()[0]).float(), made_up()[1]
+    expected = classification().predictions(CALIBRATION(logits)).amax(1)
+    assert expected.dtype == torch.float32
+    found = findings_of(logits, labels, [torch.arange(400)])
+    assert np.array_equal(found.probabilities, expected.numpy())
+    assert not np.array_equal(found.probabilities, logits.double().mul(CALIBRATION.slope).softmax(1).amax(1).float())
+
+
 def test_a_network_that_computes_no_numbers_is_counted_too() -> None:
-    outcomes = Outcomes(3)
+    outcomes = Outcomes(classification(), CALIBRATION, 3)
     outcomes.update(torch.tensor([[float("nan")] * 3, [1.0, 5.0, 2.0]]), torch.tensor([1, 1]), torch.tensor([0, 1]))
     found = outcomes.findings()
     assert found is not None
@@ -72,5 +87,7 @@ def test_any_split_over_ranks_finds_the_same(ranks: Ranks, cuts: list[int]) -> N
     alone = findings_of(logits, labels, [torch.arange(400)])
     groups = [str(position % 17) for position in range(400)]
     for found in ranks.run(len(cuts) - 1, of_rank, cuts):
-        assert all(np.array_equal(one, other) for one, other in zip(alone, found, strict=True))
+        for one, other in (*zip(alone, found, strict=True), *zip(alone.raw, found.raw, strict=True)):
+            assert np.array_equal(np.asarray(one), np.asarray(other))
         assert accuracy_interval(found, groups) == accuracy_interval(alone, groups)
+        assert str(report(found, groups, ENTRY)) == str(report(alone, groups, ENTRY))  # a NaN is not equal

@@ -60,3 +60,13 @@ def test_many_predictions_are_a_sequence() -> None:
     assert repr(found).endswith(", ... 2 more])")
     with pytest.raises(IndexError):
         _ = found[7]
+
+
+def test_a_class_without_an_answer_is_unknown() -> None:
+    found = Predictions(torch.tensor([[0.25, 0.625, 0.125], [0.125, 0.75, 0.125]]), NAMES, "classes", ("a", "b"), 0.625)
+    assert [one.class_name for one in found] == ["unknown", "bee"]
+    assert (found[0].probability, found[:1][0].class_name) == (0.625, "unknown")
+    assert repr(found) == (
+        "Predictions([Prediction('unknown', probability 0.6250), Prediction('bee', probability 0.7500)])"
+    )
+    assert prediction("classes", 0.25, 0.625, 0.125).class_name == "bee"

@@ -26,6 +26,7 @@ from lockstep.config.composing.sweep_space import separate_space
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
+from lockstep.inference import tables
 from lockstep.launch import child
 from lockstep.runs import files
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
@@ -601,7 +602,7 @@ def test_predictions_of_all_folds_are_joined_once_all_are_tested(tmp_path: Path)
         record = {split: {"names": list(names)} for split, names in parts.items()}
         trial.folder.images.write_bytes(gzip.compress(json.dumps(record).encode()))
     for trial in ledger.trials[:3]:
-        rows = "c,1,0\r\n" if trial.settings["data.fold"] == "0" else "a,1,1\r\nb,0,1\r\n"
+        rows = f"c,{trial.settings['lr']},0\r\n" if trial.settings["data.fold"] == "0" else "a,1,1\r\nb,0,1\r\n"
         trial.folder.fold_rows.write_text(f"file,truth,fold\r\n{rows}", newline="")
         finish(trial, 0.9, test_accuracy=0.8)
     found = table(ledger, ACCURACY, {})
@@ -609,6 +610,8 @@ def test_predictions_of_all_folds_are_joined_once_all_are_tested(tmp_path: Path)
     joined = (ledger.path / "out_of_fold_1.csv").read_bytes()
     assert joined == b"file,truth,fold\r\nc,1,0\r\na,1,1\r\nb,0,1\r\n"
     assert not (ledger.path / "out_of_fold_2.csv").exists()
+    of_trials = [tables.of_folds(trial.folder) for trial in ledger.trials]
+    assert of_trials == [ledger.path / "out_of_fold_1.csv"] * 2 + [None] * 2
     (ledger.path / "out_of_fold_1.csv").unlink()
     finish(ledger.trials[0], 0.9)  # trained on since its rows were written
     assert out_of_fold.join(ledger, table(ledger, ACCURACY, {})) == []

@@ -61,9 +61,7 @@ class Config(Section):
     flip_test: Annotated[bool, Scope.WATCHING] = Field(
         description="also test with logits averaged over each image and its mirror image, reported separately"
     )
-    calibrate: Annotated[bool, Scope.WATCHING] = Field(
-        description="correct the probabilities of classes or labels by those of the validation images"
-    )
+    calibrate: Annotated[bool, Scope.WATCHING] = Field(description="calibrate probabilities by the validation images")
     augment: Augment
     silent: Annotated[bool, Scope.OUTPUT] = Field(description="print only errors")
     notify: Notify
@@ -74,9 +72,7 @@ class Config(Section):
     changed_data: Annotated[Literal["refuse", "accept"], Scope.SUBMISSION] = Field(
         description="if the images differ from those the run was trained on: refuse, or accept them with a warning",
     )
-    dry_run: Annotated[bool, Scope.SUBMISSION] = Field(
-        description="with a cluster: print the script without submitting it"
-    )
+    dry_run: Annotated[bool, Scope.SUBMISSION] = Field(description="print the script of a job without submitting it")
     launcher: Launcher
     sweep: Sweep
     search: Annotated[Search | None, Scope.SWEEP] = Field(description="set by search=...")

@@ -1,0 +1,73 @@
+"""Predictions of a test or a validation, calibrated if its checkpoint is."""
+
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
+from typing_extensions import override
+
+from lockstep.models import calibration
+from lockstep.models.classifier import Classifier
+from lockstep.models.outcomes import Findings, Outcomes
+
+
+class Reliability(L.Callback):
+    """Keeps the `findings` of each test and validation outside a training, and of those inside that others `start`.
+
+    Gives the module the calibration of a checkpoint that it loads for them. A training that resumes from one goes on
+    without: its weights change.
+    """
+
+    def __init__(self, here: Any) -> None:
+        """Take the session, as all callbacks that come first."""
+        self._is_applied = here.config.calibrate
+        self._outcomes: Outcomes | None = None
+        self.findings: Findings | None = None
+
+    def start(self, pl_module: L.LightningModule) -> None:
+        """Collect the predictions of classes or labels until the end of this pass."""
+        assert isinstance(pl_module, Classifier)
+        if calibration.has_probabilities(pl_module.task):
+            classes = pl_module.image_format.class_names
+            self._outcomes = Outcomes(pl_module.task, pl_module.calibration, len(classes))
+
+    @override
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self._is_applied and trainer.state.fn != TrainerFn.FITTING:
+            assert isinstance(pl_module, Classifier)
+            calibration.restore(pl_module, checkpoint)
+
+    @override
+    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.state.fn != TrainerFn.FITTING:
+            self.start(pl_module)
+
+    on_test_epoch_start = on_validation_epoch_start
+
+    @override
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if self._outcomes is not None and outputs is not None:
+            self._outcomes.update(outputs, batch.targets, batch.indices)
+
+    on_test_batch_end = on_validation_batch_end
+
+    @override
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        outcomes, self._outcomes = self._outcomes, None
+        self.findings = None if outcomes is None else outcomes.findings()
+
+    on_test_epoch_end = on_validation_epoch_end
+
+
+def of(trainer: L.Trainer) -> Reliability | None:
+    """Return that of a trainer; that of a custom module has none."""
+    callbacks: Any = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+    return next((each for each in callbacks if isinstance(each, Reliability)), None)

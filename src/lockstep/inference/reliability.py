@@ -1,0 +1,190 @@
+"""Whether probabilities can be believed: the calibration of a finished training, and scores with 95 % intervals."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lockstep.assembly import checkpoint_io
+from lockstep.assembly.session import Session
+from lockstep.assembly.staging import together
+from lockstep.callbacks import reliability
+from lockstep.data.module import ImageData
+from lockstep.distributed.collectives import gather_objects
+from lockstep.models import calibration
+from lockstep.models.classifier import Classifier
+from lockstep.models.outcomes import NUM_BINS, Findings, Outcomes, Quality, bins_of, labels_of
+from lockstep.system.terminal import measure, new_table, print_table, say, terminal
+from lockstep.system.wording import plural
+
+SCORES = {"nll": "NLL", "brier": "Brier score", "ece": "ECE"}
+NUM_RESAMPLES = 1000
+UNCALIBRATED = {"note": "calibrate=false, or not the best checkpoint of a finished training"}
+
+Array = NDArray[np.float64]
+
+
+def calibrate(here: Session, data: ImageData, module: L.LightningModule, best: Path | None) -> None:
+    """Fit the calibration of a finished training on its validation images; add it to its checkpoint and to `module`.
+
+    The module gets the weights of `best`, as for the test; without it the last checkpoint has those of the module.
+    Tasks whose predictions are not the softmax or the sigmoid of outputs (B, C) get none. Every rank must call it.
+    """
+    if not isinstance(module, Classifier) or not calibration.has_probabilities(module.task):
+        return
+    if best is not None:
+        module.load_state_dict(_read(best)["state_dict"])
+    own = _own_outputs(module.to(here.device).eval(), data)
+    if not all(gather_objects(own is not None)):
+        return
+    assert own is not None
+    names = module.image_format.class_names
+    entry = calibration.fit(*own[:2], names, here.device)
+    calibration.restore(module, {"calibration": entry})
+    outcomes = Outcomes(module.task, module.calibration, len(names))
+    for part in zip(*(each.split(calibration.ROWS) for each in own), strict=True):
+        outcomes.update(*(each.to(here.device) for each in part))
+    keep(here, module, best, "val", outcomes.findings())
+
+
+def keep(here: Session, module: Classifier, best: Path | None, split: str, findings: Findings | None) -> None:
+    """Write the calibration of a module into `best`, with the predictions of a split; every rank must call it.
+
+    Without `best` into the last checkpoint, if that has the weights of the module: the same step.
+    """
+    own = module.calibration
+    if not isinstance(own, calibration.Calibration):
+        return
+    if findings is not None and not findings.is_multilabel:
+        confidences, is_right = torch.from_numpy(findings.probabilities).float(), torch.from_numpy(findings.hits)
+        own.entry = {**own.entry, split: {"confidences": confidences, "is_right": is_right}}
+    path, entry = best or here.folder.last_checkpoint, own.entry
+
+    def write() -> None:
+        saved = _read(path) if path.exists() else {}
+        if best is not None or saved.get("global_step") == module.global_step:
+            checkpoint_io.write(saved | {"calibration": entry}, path)
+
+    together(lambda: write() if here.rank == 0 else None)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _own_outputs(module: Classifier, data: ImageData) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return outputs (n, C), labels (n,) or (n, C) and positions (n,) of this rank's validation images; None for maps.
+
+    They are in host memory. Images whose class is no number from 0 to C - 1, which a custom loss may ignore, are left
+    out.
+    """
+    found = []
+    with torch.inference_mode():
+        for batch in data.val_dataloader():
+            if found and not len(batch.indices):
+                continue
+            moved = data.transfer_batch_to_device(batch, module.device, 0)
+            outputs = module(moved.inputs).cpu()
+            labels = labels_of(module.task, outputs, batch.targets.cpu())
+            if labels is None:
+                return None
+            is_known = slice(None) if labels.dim() == 2 else (labels >= 0) & (labels < outputs.shape[1])
+            found.append((outputs[is_known], labels[is_known], batch.indices[is_known]))
+    outputs, labels, indices = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return outputs, labels, indices
+
+
+def report(findings: Findings, groups: Sequence[str] | None, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the scores of the probabilities and their bins, raw and, if there are such, calibrated.
+
+    The expected calibration error (ECE) is that of Guo et al. (2017, https://arxiv.org/abs/1706.04599). Of few images
+    it is too large, because it contains their chance. Intervals are from resampled images, or from whole groups of
+    them: `groups` of the split, by position. `entry` is the calibration of the checkpoint.
+    """
+    result: dict[str, Any] = {}
+    units = findings.indices
+    if groups and len({*groups}) > 1:
+        units = np.array([groups[index] for index in units.tolist()])
+        result["num_groups"] = len({*units.tolist()})
+    units = np.unique(units, return_inverse=True)[1]
+    for way, quality in (("raw", findings.raw), ("calibrated", findings.calibrated)):
+        if quality is not None:
+            counts, confidences, hits = findings.bins(quality).tolist()
+            bins = {"count": [*map(int, counts)], "confidence": confidences, "accuracy": hits}
+            result[way] = {**_scores(_sums(findings, quality, units)), "bins": bins}
+    if "calibrated" in result:
+        result |= {"temperature": 1 / entry["slope"].item()} if not findings.is_multilabel else {}
+        result["num_images"] = entry["num_images"]
+    return {**result, "note": entry["note"]}
+
+
+def _sums(findings: Findings, quality: Quality, units: NDArray[np.int64]) -> Array:
+    """Return what scores are made of, summed over each unit: images, NLL, Brier score, gaps in the bins (U, 3 + bins).
+
+    `units` (N,) are those of the images.
+    """
+    gaps = (quality.confidences - findings.hits).reshape(len(units), -1)
+    at = NUM_BINS * units[:, None] + bins_of(quality.confidences).reshape(gaps.shape)
+    gaps_of = np.bincount(at.ravel(), gaps.ravel() / gaps.shape[1], NUM_BINS * (units.max() + 1)).reshape(-1, NUM_BINS)
+    scores = np.stack([np.ones(len(units)), quality.nll, quality.brier])
+    return np.column_stack([*(np.bincount(units, each) for each in scores), gaps_of]).astype(np.float64)
+
+
+def _scores(sums: Array) -> dict[str, dict[str, float]]:
+    """Return NLL, Brier score and ECE of `_sums`, with percentiles of resampled units as intervals.
+
+    A resample has about twice the chance in its ECE: the interval of that is mirrored at its value, which takes it off
+    (the basic bootstrap: Davison and Hinkley 1997, 5.6).
+    """
+    draw, count = np.random.default_rng(0), len(sums)
+    drawn = (draw.integers(count, size=count) for _ in range(NUM_RESAMPLES))
+    with np.errstate(invalid="ignore"):  # 0 times an infinite NLL
+        found = np.stack([sums.sum(0), *(np.bincount(units, minlength=count) @ sums for units in drawn)])
+    found = np.column_stack([found[:, 1:3], abs(found[:, 3:]).sum(1)]) / found[:, :1]
+    value, (low, high) = found[0], np.percentile(found[1:], [2.5, 97.5], axis=0)
+    low[2], high[2] = np.maximum(0, 2 * value[2] - [high[2], low[2]])
+    rows = zip(SCORES, value.tolist(), low.tolist(), high.tolist(), strict=True)
+    return {name: {"value": mean, "low": least, "high": most} for name, mean, least, most in rows}
+
+
+def report_test(here: Session, data: ImageData, module: L.LightningModule) -> dict[str, Any]:
+    """Print the report of a test and return it for summary.json; add the confidences to the checkpoint.
+
+    Every rank must call it.
+    """
+    trainer = module.trainer
+    found = reliability.of(trainer)
+    if found is None or found.findings is None:
+        return {}
+    assert isinstance(module, Classifier)
+    keep(here, module, Path(trainer.ckpt_path) if trainer.ckpt_path else None, "test", found.findings)
+    if here.rank > 0:
+        return {}
+    result = report(found.findings, data.splits.test.groups, getattr(module.calibration, "entry", UNCALIBRATED))
+    if not here.config.silent:
+        show(result)
+    return {"calibration": result}
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print a report as a table, and how the probabilities were calibrated, or why they were not."""
+    out, ways = terminal(), [way for way in ("raw", "calibrated") if way in result]
+    interval = f"95 % interval, {plural(result['num_groups'], 'group')}" if "num_groups" in result else "95 % interval"
+    rows = []
+    for key, name in SCORES.items():
+        *_, last = scores = [result[way][key] for way in ways]
+        cells = [measure(score["value"]) for score in scores]
+        rows.append([name, *cells, f"{measure(last['low'])} to {measure(last['high'])}"])
+    print_table(new_table(["probabilities", *ways, interval], rows, out, right=ways), out)
+    if "calibrated" in result:
+        what = f"temperature {result['temperature']:.3g}" if "temperature" in result else "slope and offset of labels"
+        fitted = f"{what}, fitted on {plural(result['num_images'], 'validation image')}"
+        text = "; ".join(filter(None, [fitted, result["note"]]))
+    else:
+        text = f"none: {result['note']}"
+    say(out, f"calibration: {text}")

@@ -1,0 +1,99 @@
+"""Answers only where a network errs seldom enough: a threshold on the probability of the predicted class."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lockstep.config.errors import ConfigError, Error
+from lockstep.config.schema.configuration import Config
+from lockstep.inference import tables
+from lockstep.runs.folder import RunFolder
+from lockstep.runs.naming import display_path
+
+UNKNOWN = "unknown"  # the class of an image without an answer
+DOUBT = 0.05  # probability that the error rate of the answers is larger than promised
+NUM_SHARES = 50  # thresholds that are tested
+
+
+def answers(predictions: Tensor, threshold: float) -> Tensor:
+    """Return the class int64 (B,) of probabilities (B, C) if one is above the threshold, else -1, as for NaN."""
+    return torch.where(predictions.amax(1).float() > threshold, predictions.argmax(1), -1)
+
+
+def choose(confidences: NDArray[Any], is_right: NDArray[np.bool_], max_error: float) -> float | None:
+    """Return the threshold that answers most of n images, of those that keep `max_error`; None if there is none.
+
+    Growing shares of the images are tested, each by the exact binomial test, until one fails: a fixed sequence, of
+    which every test has the whole level (Angelopoulos et al. 2021, https://arxiv.org/abs/2110.01052). The first is
+    a fifth of all, and large enough to pass with one error, or with none if there are too few images. The threshold of
+    a share is the next smaller confidence: given it, those above are independent draws. Equal `confidences` (n,) are
+    answered together. That thresholds are drawn, too, breaks the promise no more often: simulated in the tests.
+    """
+    from scipy.special import bdtr
+
+    order = np.argsort(-confidences, kind="stable")
+    ranked, wrong, n = confidences[order], np.cumsum(~is_right[order]), len(order)
+    sizes = ((size, allowed) for allowed in (1, 0) for size in range(1, n + 1))
+    first = next((size for size, allowed in sizes if bdtr(allowed, size, max_error) <= DOUBT), None)
+    if first is None:
+        return None
+    ends, threshold = np.append(np.flatnonzero(ranked[1:] < ranked[:-1]) + 1, n), None
+    shares = np.linspace(max(first, n // 5), n, NUM_SHARES).round()
+    for count in np.unique(ends[np.searchsorted(ends, shares)]).tolist():
+        if bdtr(wrong[count - 1], count, max_error) > DOUBT:
+            break
+        threshold = float(ranked[count]) if count < n else 0.0
+    return threshold
+
+
+def threshold_of(
+    checkpoint: Path, config: Config, max_error: float | None, option: str = "--max-error "
+) -> tuple[float | None, str]:
+    """Return the threshold of the checkpoint of a run, with lines to print about it; None without `max_error`.
+
+    It is chosen on the validation images, or on those of all folds of its setting. Raises ConfigError, which names the
+    `option`, if there is none.
+    """
+    if max_error is None:
+        return None, ""
+    option += f"{max_error:g}"
+    if not 0 < max_error < 1:
+        raise ConfigError(Error(option, "is no error rate", "use a number between 0 and 1, such as 0.05"))
+    saved = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)
+    kept = saved.get("calibration", {})
+    if not config.calibrate or "val" not in kept:
+        problem = f"needs calibrate=true and calibrated validation images in {display_path(checkpoint)}"
+        raise ConfigError(Error(option, problem, "use the best checkpoint of a classification trained to its end"))
+    if UNKNOWN in saved["image_format"]["class_names"]:
+        raise ConfigError(Error(option, f"answers {UNKNOWN}, which is a class of this run, too", "rename the class"))
+    names = {"val": "validation images", "test": "test images"}
+    found = [(name, kept[split]) for split, name in names.items() if split in kept]
+    parts = [(name, rows["confidences"].numpy(), rows["is_right"].numpy()) for name, rows in found]
+    if (path := tables.of_folds(RunFolder(checkpoint.parent.parent))) is not None:  # with the test images
+        rows, _, _, probabilities = tables.read([path])
+        is_right = np.array([truth == prediction for _, truth, prediction, *_ in rows])
+        # confidences that are the same in six digits are on one side of it
+        parts = [(f"images in {display_path(path)}", probabilities.max(1) + 5e-7, is_right)]
+    images, confidences, is_right = parts[0]
+    threshold = choose(confidences, is_right, max_error)
+    if threshold is None:
+        rates = (step / 1000 for step in range(int(max_error * 1000) + 1, 1000))
+        least = next((f", or use {rate:g}" for rate in rates if choose(confidences, is_right, rate) is not None), "")
+        problem = f"cannot be kept with {1 - DOUBT:.0%} confidence on {len(is_right):,} {images}"
+        raise ConfigError(Error(option, problem, f"train with more of them{least}"))
+    doubt = "less than " if any(config.data.arguments().get(key) for key in ("group", "group_column")) else ""
+    promise = f"Error rate of the answers: at most {100 * max_error:g}% with {doubt}{1 - DOUBT:.0%} confidence"
+    head = f"Answers where the probability is above {threshold:.6g}, else {UNKNOWN}"
+    shares = [_share(threshold, *part) for part in parts]
+    checks = [f"{share}: the independent check" for share in shares[1:]]  # which did not choose the checkpoint
+    return threshold, "\n".join([head, shares[0], f"{promise}, for images like these", *checks, ""])
+
+
+def _share(threshold: float, images: str, confidences: NDArray[Any], is_right: NDArray[np.bool_]) -> str:
+    answered = is_right[confidences > threshold]
+    count = f"{len(answered) / len(is_right):.1%} of {len(is_right):,} {images} are answered"
+    return f"{count}, {(~answered).sum():,} of {len(answered):,} wrong"

@@ -1,0 +1,48 @@
+"""Files of the probabilities of all classes for images that have a class."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.inference.confident_learning import Labels, Probabilities
+from lockstep.runs.files import LARGEST_UNPACKED, read_bytes, uncell
+from lockstep.runs.folder import RunFolder
+from lockstep.runs.naming import display_path
+
+OF_FOLDS = "out_of_fold*.csv"  # next to the run folders of a sweep
+
+
+def of_folds(run: RunFolder) -> Path | None:
+    """Return the file of all folds of a setting that has the rows of a run, one of its trials; None without one."""
+    if not run.fold_rows.exists():
+        return None
+    *_, own = read_bytes(run.fold_rows, LARGEST_UNPACKED).partition(b"\n")
+    files = sorted(run.path.parent.glob(OF_FOLDS))
+    return next((path for path in files if own in read_bytes(path, LARGEST_UNPACKED)), None)
+
+
+def read(paths: Sequence[Path]) -> tuple[list[list[str]], list[str], Labels, Probabilities]:
+    """Return rows, classes, labels and probabilities of files of `predict.write_probabilities`; ValueError for others.
+
+    The last cell of a row is the fold of a sweep, or the split of a run.
+    """
+    head, lines = list[str](), list[list[str]]()
+    try:
+        for path in paths:
+            text = read_bytes(path, LARGEST_UNPACKED).decode(errors="surrogateescape")
+            head, *rows = [[uncell(cell) for cell in row] for row in csv.reader(io.StringIO(text, newline=""))]
+            lines += rows
+        classes = head[3:-1]
+        numbers = {name: number for number, name in enumerate(classes)}
+        labels = np.array([numbers[line[1]] for line in lines])
+        probabilities = np.array([line[3:-1] for line in lines], np.float64)
+        is_whole = len(classes) > 1 and probabilities.shape == (len(lines), len(classes))
+        if not is_whole or not ((probabilities >= 0) & (probabilities <= 1)).all():
+            raise ValueError(head)
+    except (OSError, csv.Error, IndexError, KeyError, ValueError) as error:
+        what = "does not have the probability of each class in each row"
+        raise ValueError(f"{display_path(paths[-1])} {what}: the command of the sweep writes it again.") from error
+    return lines, classes, labels, probabilities

@@ -1,0 +1,260 @@
+"""A training ends with its calibration: the same on any number of workers and after a stop, and used by all readers."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+import lockstep
+from lockstep.assembly import checkpoint_io
+from lockstep.config.composing.compose import DEFAULT
+from lockstep.config.saved import config_file
+from lockstep.config.saved_run import change_config
+from lockstep.data.splits import whole
+from lockstep.distributed.batch import Batch
+from lockstep.inference import reliability
+from lockstep.models import calibration
+from lockstep.runs.folder import EXIT_FAILED, RunFolder
+from tests.support import commands
+from tests.support.exact import cut_after, train
+from tests.support.harness import difference, train_all, write_run
+from tests.support.modules import batch_of, classifier
+from tests.support.recipes import on_data, turned
+from tests.support.sources import SETTINGS, digits
+
+CPU = torch.device("cpu")
+DIGITS = (*on_data("data=digits"), "optimizer.lr=0.2", "model.dropout=0")
+LABELS = (
+    *(*DIGITS, "data._target_=tests.support.sources.labelled", "+data.kind=labels", "task=multilabel"),
+    *("~data.val_fraction", "~data.test_fraction", "~data.split_seed", "~data.memory"),
+)
+
+
+def entry_of(run: RunFolder) -> dict[str, Any]:
+    return torch.load(run.best_checkpoint, weights_only=True)["calibration"]
+
+
+def without_entry(run: RunFolder) -> None:
+    """Give a run the checkpoint of an earlier version."""
+    saved = torch.load(run.best_checkpoint, weights_only=True)
+    del saved["calibration"]
+    checkpoint_io.write(saved, run.best_checkpoint)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    run = write_run(tmp_path_factory.mktemp("calibrated") / "run", DIGITS)
+    assert train(run) == 0
+    return run
+
+
+def test_the_entry_is_fitted_to_the_validation_images_and_changes_no_number_of_the_training(
+    trained: RunFolder, tmp_path: Path
+) -> None:
+    raw = write_run(tmp_path / "raw", (*DIGITS, "calibrate=false"))
+    assert train(raw) == 0
+    assert "calibration" not in torch.load(raw.best_checkpoint, weights_only=True)
+    assert difference(raw, trained) == 0
+    for name in ("test_loss", "test_accuracy", "best", "weights_sha256"):
+        assert raw.read_summary()[name] == trained.read_summary()[name]
+    val, entry = digits(**SETTINGS).val, entry_of(trained)
+    predictor = lockstep.load(trained.path, calibrate=False)
+    outputs = predictor(whole(val.pixels)).values.log()  # logits but for a number of each image
+    expected = calibration.fit(outputs, val.targets, (), CPU)
+    assert entry["slope"].item() == pytest.approx(expected["slope"].item(), rel=1e-9)
+    assert (entry["num_images"], entry["note"], entry["offset"].tolist()) == (180, "", [0.0])
+    found = lockstep.load(trained.path)(whole(val.pixels)).values.max(1)
+    assert entry["val"]["confidences"].dtype == torch.float32
+    torch.testing.assert_close(entry["val"]["confidences"], found.values.float(), rtol=1e-6, atol=0)
+    assert torch.equal(entry["val"]["is_right"], found.indices == val.targets)
+    assert trained.best_checkpoint.stat().st_mode == trained.last_checkpoint.stat().st_mode
+
+
+def test_every_reader_uses_it_or_leaves_it_out(trained: RunFolder, tmp_path: Path) -> None:
+    test = digits(**SETTINGS).test
+    calibrated, raw = (
+        lockstep.load(trained.path, calibrate=wanted)(whole(test.pixels)).values for wanted in (True, False)
+    )
+    slope = entry_of(trained)["slope"]
+    torch.testing.assert_close(calibrated, (raw.log() * slope).softmax(1))
+    assert (calibrated - raw).abs().max() > 0.01
+    assert torch.equal(calibrated.argmax(1), raw.argmax(1))
+    for more, expected in (((), calibrated), (("calibrate=false",), raw)):
+        output = tmp_path / f"{len(more)}.csv"
+        done = commands.lockstep(tmp_path, "predict", trained.path, "test", "--output", output, *more)
+        assert done.returncode == 0, done.stderr
+        rows = list(csv.DictReader(output.read_text().splitlines()))
+        assert [float(row["probability"]) for row in rows] == pytest.approx(expected.max(1).values.tolist(), abs=1e-6)
+        assert [int(row["class"]) for row in rows] == expected.argmax(1).tolist()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("more", [(), ("calibrate=false",)])
+def test_an_exported_file_has_it_inside(trained: RunFolder, tmp_path: Path, more: tuple[str, ...]) -> None:
+    images = whole(digits(**SETTINGS).test.pixels)
+    expected = lockstep.load(trained.path, device="cpu", calibrate=not more)(images).values
+    for name in ("net.onnx", "net.pt2"):
+        done = commands.lockstep(tmp_path, "export", trained.path, "--output", name, *more)
+        assert done.returncode == 0, done.stderr
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
+    found = np.asarray(session.run(None, {"images": images.numpy()})[0])
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+    program = torch.export.load(tmp_path / "net.pt2").module()
+    torch.testing.assert_close(program(images).double(), expected, rtol=0, atol=1e-5)
+
+
+def test_a_checkpoint_of_an_earlier_version_predicts_as_before(trained: RunFolder, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", DIGITS)
+    checkpoint_io.write(torch.load(trained.best_checkpoint, weights_only=True), run.best_checkpoint)
+    without_entry(run)
+    images = whole(digits(**SETTINGS).test.pixels)
+    raw = lockstep.load(trained.path, calibrate=False)(images).values
+    assert torch.equal(lockstep.load(run.path)(images).values, raw)
+    done = commands.lockstep(tmp_path, "eval", run.path, "changed_data=accept")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_stopped_run_has_none_before_its_end_and_a_longer_one_fits_again(trained: RunFolder, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", DIGITS)
+    cut_after(run, 11)
+    assert "calibration" not in torch.load(run.last_checkpoint, weights_only=True)
+    assert train(run) == 0
+    expected, found = entry_of(trained), entry_of(run)
+    assert torch.equal(found["slope"], expected["slope"])
+    assert torch.equal(found["val"]["confidences"], expected["val"]["confidences"])
+    longer = change_config(run, config_file.load(run.config), ["trainer.max_epochs=3"], DEFAULT)
+    config_file.save(longer, run.config)
+    run.forget_end()
+    without_entry(run)  # if no later epoch is better
+    assert train(run) == 0
+    assert entry_of(run)["note"] == ""
+
+
+def test_a_run_that_fails_while_its_checkpoint_is_written_again_keeps_the_old_one(
+    trained: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, write = write_run(tmp_path / "run", DIGITS), checkpoint_io.write
+
+    def fail(checkpoint: dict[str, Any], target: Path) -> None:
+        if "calibration" in checkpoint:
+            raise RuntimeError("killed")
+        write(checkpoint, target)
+
+    monkeypatch.setattr(checkpoint_io, "write", fail)
+    assert train(run) == EXIT_FAILED
+    assert "calibration" not in torch.load(run.best_checkpoint, weights_only=True)
+    monkeypatch.undo()
+    run.forget_end()
+    assert train(run) == 0
+    assert torch.equal(entry_of(run)["slope"], entry_of(trained)["slope"])
+
+
+@pytest.mark.parametrize(
+    ("more", "count"), [((), 180), (("trainer.overfit_batches=20", "trainer.max_epochs=8"), 320)], ids=["few", "many"]
+)
+def test_labels_have_a_slope_and_an_offset_each(tmp_path: Path, more: tuple[str, ...], count: int) -> None:
+    run = write_run(tmp_path / "run", (*LABELS, *more))
+    assert train(run) == 0
+    images, entry = digits(**SETTINGS).parts["val" if count == 180 else "train"].head(count), entry_of(run)
+    assert (entry["num_images"], "val" in entry) == (count, False)
+    raw, calibrated = (
+        lockstep.load(run.path, calibrate=wanted, trust=True)(whole(images.pixels)).values for wanted in (False, True)
+    )
+    targets = torch.stack([images.targets % 2 == 0, images.targets > 4], 1)
+    expected = calibration.fit(raw.logit(), targets, ("even", "above 4"), CPU)
+    for name in ("slope", "offset"):
+        torch.testing.assert_close(entry[name], expected[name], rtol=1e-6, atol=1e-6)
+    assert entry["note"] == expected["note"]
+    assert entry["note"].startswith("even, above 4: fewer than 100") == (count == 180)
+    assert (entry["slope"] != 1).any() == (count == 320)
+    torch.testing.assert_close(calibrated, (raw.logit() * entry["slope"] + entry["offset"]).sigmoid())
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        pytest.param((*DIGITS, "trainer.limit_val_batches=3"), 30, id="limited"),
+        pytest.param((*DIGITS, "trainer.overfit_batches=2"), 32, id="overfitted"),
+        pytest.param((*turned(), "trainer.max_epochs=1"), 23, id="Dataset"),
+        pytest.param((*DIGITS, "trainer.virtual_shards=4", "trainer.precision=bfloat16"), 180, id="virtual shards"),
+        pytest.param((*DIGITS, "callbacks=ema", "trainer.precision=float32"), 180, id="averaged weights"),
+        pytest.param((*DIGITS, "compile=true"), 180, id="compiled", marks=pytest.mark.full),
+    ],
+)
+def test_the_images_are_those_of_the_validation(tmp_path: Path, settings: tuple[str, ...], count: int) -> None:
+    run = write_run(tmp_path / "run", settings)
+    assert train(run) == 0
+    entry = entry_of(run)
+    assert entry["num_images"] == len(entry["val"]["confidences"]) == count
+    assert bool(entry["note"]) == (count < 100), entry["note"]
+    accuracy = max(float(row["val/accuracy"]) for row in run.read_metrics())
+    assert entry["val"]["is_right"].double().mean().item() == pytest.approx(accuracy, abs=0.011)
+
+
+def test_a_task_without_probabilities_gets_none(tmp_path: Path) -> None:
+    settings = [text.replace("labels", "number").replace("multilabel", "regression") for text in LABELS]
+    run = write_run(tmp_path / "run", (*settings, "trainer.max_epochs=1"))
+    assert train(run) == 0
+    assert "calibration" not in torch.load(run.best_checkpoint, weights_only=True)
+
+
+def test_maps_get_none_and_are_not_all_in_memory(tmp_path: Path) -> None:
+    module, read = classifier(nn.Conv2d(1, 4, 1)), list[int]()
+
+    def batches() -> Iterator[Batch]:
+        for number in range(5):
+            read.append(number)
+            yield batch_of(0, 0)._replace(inputs=torch.ones(2, 1, 3, 3), targets=torch.ones(2, 3, 3, dtype=torch.int64))
+
+    data: Any = SimpleNamespace(val_dataloader=batches, transfer_batch_to_device=lambda batch, device, index: batch)
+    here: Any = SimpleNamespace(device=CPU, rank=0, folder=RunFolder(tmp_path))
+    reliability.calibrate(here, data, module, None)
+    assert isinstance(module.calibration, nn.Identity)
+    assert read == [0]
+
+
+@pytest.mark.parametrize("more", [(), ("callbacks.checkpoint=null",)], ids=["best", "last"])
+def test_the_predictions_of_a_fold_are_calibrated(tmp_path: Path, more: tuple[str, ...]) -> None:
+    settings = (*DIGITS, "data.folds=5", "data.fold=1", "trainer.max_epochs=1", *more)
+    run = write_run(tmp_path / "run", settings)
+    assert train(run) == 0
+    rows = list(csv.DictReader(run.fold_rows.read_text().splitlines()))
+    found = torch.tensor([[float(row[str(number)]) for number in range(10)] for row in rows], dtype=torch.float64)
+    path = run.last_checkpoint if more else run.best_checkpoint
+    entry = torch.load(path, weights_only=True)["calibration"]
+    assert (entry["note"], entry["slope"] != 1) == ("", True)
+    raw = write_run(
+        tmp_path / "raw", (*DIGITS, "data.folds=5", "data.fold=1", "trainer.max_epochs=1", "calibrate=false")
+    )
+    assert train(raw) == 0
+    rows = list(csv.DictReader(raw.fold_rows.read_text().splitlines()))
+    values = torch.tensor([[float(row[str(number)]) for number in range(10)] for row in rows], dtype=torch.float64)
+    sure = values.min(1).values > 1e-4  # six digits are written
+    assert sure.sum() > 20
+    torch.testing.assert_close(found[sure], (values[sure].log() * entry["slope"]).softmax(1), rtol=0, atol=3e-3)
+    assert (found - values).abs().max() > 0.01
+
+
+@pytest.mark.full
+@pytest.mark.processes
+@pytest.mark.parametrize("settings", [DIGITS, (*DIGITS, "trainer.virtual_shards=6")], ids=["float64", "virtual shards"])
+def test_any_number_of_workers_has_the_same(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    ways = {"1": 1, "2": 2, "3": 3, "[1,0]": 2}
+    runs = {}
+    for way, count in ways.items():
+        loads = [f"trainer.loads={way}"] if way.startswith("[") else []
+        runs[way] = write_run(tmp_path / way, (*settings, f"trainer.devices={count}", *loads))
+        train_all([runs[way]], count)
+    alone, *others = (entry_of(run) for run in runs.values())
+    assert alone["note"] == ""
+    for other in others:
+        torch.testing.assert_close(other["slope"], alone["slope"], rtol=1e-12, atol=0)
+        torch.testing.assert_close(other["val"]["confidences"], alone["val"]["confidences"], rtol=1e-6, atol=0)
+        assert torch.equal(other["val"]["is_right"], alone["val"]["is_right"])

@@ -1,0 +1,130 @@
+"""A training reports whether its probabilities can be believed: the same by any workers, by eval, and in pictures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import log_loss
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import lockstep
+from lockstep.data.splits import whole
+from lockstep.launch import worker
+from lockstep.models import calibration
+from lockstep.runs.folder import RunFolder
+from tests.support import commands
+from tests.support.exact import train
+from tests.support.harness import WATCHED, train_all, write_run
+from tests.support.recipes import on_data
+from tests.support.sources import SETTINGS, digits
+
+pytestmark = [pytest.mark.full, pytest.mark.processes]
+DIGITS = (*on_data("data=digits"), "trainer.max_epochs=4", "global_batch_size=64")
+LABELS = (
+    *(*DIGITS, "data._target_=tests.support.sources.labelled", "+data.kind=labels", "task=multilabel"),
+    *("~data.val_fraction", "~data.test_fraction", "~data.split_seed", "~data.memory"),
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RunFolder]:
+    """The same training by one, two and three processes, with uneven shards."""
+    root, found = tmp_path_factory.mktemp("reliability"), {}
+    for world_size, loads in ((1, "null"), (2, "[1,2]"), (3, "[2,0,1]")):
+        overrides = (*DIGITS, *WATCHED, f"trainer.devices={world_size}", f"trainer.loads={loads}")
+        found[world_size] = write_run(root / str(world_size), overrides)
+        train_all([found[world_size]], world_size)
+    return found
+
+
+def evaluated(run: RunFolder, *words: str) -> dict[str, Any]:
+    done = commands.lockstep(run.path.parent, "eval", str(run.path), "--json", *words)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["calibration"]
+
+
+def numbers(report: Any) -> list[float]:
+    """All numbers of a report, in order."""
+    if isinstance(report, dict | list):
+        return [
+            number for each in (report.values() if isinstance(report, dict) else report) for number in numbers(each)
+        ]
+    return [] if report is None or isinstance(report, str) else [report]
+
+
+def test_the_report_of_a_training_is_that_of_eval_on_any_number_of_workers(runs: dict[int, RunFolder]) -> None:
+    expected = runs[1].read_summary()["calibration"]
+    assert expected["num_images"] == 180
+    assert len(numbers(expected)) > 40
+    for world_size, run in runs.items():
+        found = run.read_summary()["calibration"]
+        assert numbers(found) == pytest.approx(numbers(expected), rel=1e-6)
+        again = evaluated(run, "--devices", str(world_size % 3 + 1))
+        assert again.keys() == found.keys()
+        assert numbers(again) == pytest.approx(numbers(found), rel=1e-9)
+
+
+def test_the_report_and_the_checkpoint_are_those_of_the_probabilities_that_are_predicted(
+    runs: dict[int, RunFolder],
+) -> None:
+    test, report = digits(**SETTINGS).test, runs[1].read_summary()["calibration"]
+    found = lockstep.load(runs[1].path)(whole(test.pixels)).values
+    assert report["calibrated"]["nll"]["value"] == pytest.approx(log_loss(test.targets, found.double()), rel=1e-6)
+    raw = lockstep.load(runs[1].path, calibrate=False)(whole(test.pixels)).values
+    assert report["raw"]["nll"]["value"] == pytest.approx(log_loss(test.targets, raw.double()), rel=1e-6)
+    assert report["raw"]["nll"]["value"] == pytest.approx(runs[1].read_summary()["test_loss"], rel=1e-6)
+    for run in runs.values():
+        kept = torch.load(run.best_checkpoint, weights_only=True)["calibration"]["test"]
+        torch.testing.assert_close(kept["confidences"], found.amax(1).float(), rtol=1e-5, atol=0)
+        assert torch.equal(kept["is_right"], found.argmax(1) == test.targets)
+
+
+def test_the_diagram_stands_next_to_the_confusion_matrix(runs: dict[int, RunFolder]) -> None:
+    for run in runs.values():
+        assert {"test_reliability.png", "test_confusion_matrix.png"} <= {path.name for path in run.pictures.iterdir()}
+        events = EventAccumulator(str(run.curves("test")), size_guidance={"images": 0}).Reload()
+        assert {"test/reliability", "test/confusion_matrix"} <= set(events.Tags()["images"])
+
+
+def test_without_calibration_the_report_is_of_raw_probabilities_and_has_the_reason(
+    runs: dict[int, RunFolder], tmp_path: Path
+) -> None:
+    raw = evaluated(runs[1], "calibrate=false")
+    why = "calibrate=false, or not the best checkpoint of a finished training"
+    assert ("calibrated" in raw, raw["note"]) == (False, why)
+    assert raw["raw"] == evaluated(runs[1])["raw"]
+    done = commands.lockstep(tmp_path, "eval", str(runs[1].path), "--checkpoint", "last")
+    assert done.stdout.endswith(f"\ncalibration: none: {why}\n"), done.stderr
+
+
+def test_the_late_test_of_a_sweep_reports_as_the_training_would_have(
+    runs: dict[int, RunFolder], tmp_path: Path
+) -> None:
+    late = write_run(tmp_path / "late", DIGITS)
+    assert worker.run_here(worker.Job(worker.TRAIN, str(late.path), {"command": "", "has_test": False}), None) == 0
+    assert "calibration" not in late.read_summary()
+    assert worker.run_here(worker.Job(worker.TEST, str(late.path), {}), None) == 0
+    expected = runs[1].read_summary()["calibration"]
+    assert numbers(late.read_summary()["calibration"]) == pytest.approx(numbers(expected), rel=1e-9)
+    assert "test" in torch.load(late.best_checkpoint, weights_only=True)["calibration"]
+
+
+def test_labels_have_a_report_and_a_diagram_of_all_pairs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "LEAST", 20)
+    run = write_run(tmp_path / "run", (*LABELS, *WATCHED))
+    assert train(run) == 0
+    report = run.read_summary()["calibration"]
+    scores = (f"{report[way]['nll']['value']:.4f}" for way in ("raw", "calibrated"))
+    assert ["NLL", *scores] in [line.split()[:3] for line in capfd.readouterr().out.splitlines()]
+    assert report["num_images"] == 180
+    assert numbers(evaluated(run, "--trust", "--devices", "2", "--pictures", "drawn")) == pytest.approx(
+        numbers(report), rel=1e-9
+    )
+    assert sorted(path.name for path in (tmp_path / "drawn").iterdir()) == ["reliability.png", "report.json"]
+    assert [path.name for path in run.pictures.iterdir()] == ["test_reliability.png"]
+    assert np.isfinite(numbers(report)).all()

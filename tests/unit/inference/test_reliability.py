@@ -1,0 +1,191 @@
+"""Scores of probabilities against scikit-learn, torchmetrics and numpy, and their intervals against a plain loop."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from sklearn.metrics import brier_score_loss, log_loss
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+from torchmetrics.functional.classification import binary_calibration_error, multiclass_calibration_error
+
+from lockstep.inference import reliability
+from lockstep.models.calibration import Calibration
+from lockstep.models.outcomes import Findings, Outcomes
+from lockstep.tasks.vectors import Multilabel
+from tests.support.modules import classification
+
+ONE_CLASS, LABELS = classification(), Multilabel(loss=nn.BCEWithLogitsLoss(reduction="none"))
+NUM_CLASSES = 5
+SLOPE = 0.4
+ENTRY = {"slope": torch.tensor([SLOPE]), "offset": torch.zeros(1), "num_images": 120, "note": ""}
+
+
+def made_up(count: int = 300, num_classes: int = NUM_CLASSES) -> tuple[Tensor, Tensor]:
+    """Logits (N, C) that are too sure of themselves, and classes (N,)."""
+    made = torch.Generator().manual_seed(5)
+    labels = torch.randint(num_classes, (count,), generator=made)
+    logits = 3 * torch.randn(count, num_classes, generator=made, dtype=torch.float64)
+    logits[torch.arange(count), labels] += 3
+    return logits, labels
+
+
+def found(
+    logits: Tensor, targets: Tensor, calibration: nn.Module | None = None, *, is_labels: bool = False
+) -> Findings:
+    outcomes = Outcomes(LABELS if is_labels else ONE_CLASS, calibration or nn.Identity(), logits.shape[1])
+    for rows in torch.arange(len(logits)).split(64):
+        outcomes.update(logits[rows], targets[rows], rows)
+    findings = outcomes.findings()
+    assert findings is not None
+    return findings
+
+
+def calibrated_by(slope: float = SLOPE) -> Calibration:
+    return Calibration(ENTRY | {"slope": torch.tensor([slope])})
+
+
+def values(scores: dict[str, Any]) -> list[float]:
+    return [scores[name]["value"] for name in reliability.SCORES]
+
+
+@pytest.mark.parametrize("num_classes", [2, NUM_CLASSES])
+def test_the_scores_of_classes_are_those_of_scikit_learn_and_torchmetrics(num_classes: int) -> None:
+    logits, labels = made_up(num_classes=num_classes)
+    report = reliability.report(found(logits, labels, calibrated_by()), None, ENTRY)
+    for way, slope in (("raw", 1.0), ("calibrated", float(torch.tensor(SLOPE)))):
+        probabilities = (slope * logits).softmax(1)
+        expected = [
+            log_loss(labels, probabilities),
+            (probabilities - one_hot(labels, num_classes)).square().sum(1).mean().item(),
+            multiclass_calibration_error(probabilities, labels, num_classes, n_bins=15).item(),
+        ]
+        assert values(report[way]) == pytest.approx(expected, rel=1e-6)  # torchmetrics computes in float32
+        assert values(report[way])[:2] == pytest.approx(expected[:2], rel=1e-12)
+    assert report["temperature"] == pytest.approx(1 / SLOPE)
+    assert (report["num_images"], report["note"]) == (120, "")
+
+
+def test_the_scores_of_labels_are_those_of_all_pairs_of_image_and_label() -> None:
+    logits, _ = made_up()
+    targets = (torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)) < (logits / 3).sigmoid()).int()
+    parts = {"slope": torch.full((NUM_CLASSES,), SLOPE), "offset": torch.full((NUM_CLASSES,), 0.25)}
+    entry = {**parts, "num_images": 7, "note": "z: too few"}
+    calibration = Calibration(entry)
+    report = reliability.report(found(logits, targets, calibration, is_labels=True), None, entry)
+    for way, outputs in (("raw", logits), ("calibrated", calibration(logits))):
+        probabilities, truth = outputs.sigmoid().flatten(), targets.flatten()
+        expected = [
+            log_loss(truth, probabilities),
+            brier_score_loss(truth, probabilities),
+            binary_calibration_error(probabilities, truth, n_bins=15).item(),
+        ]
+        assert values(report[way]) == pytest.approx(expected, rel=1e-6)
+        assert sum(report[way]["bins"]["count"]) == 300 * NUM_CLASSES
+    assert "temperature" not in report
+
+
+def test_bins_have_their_images_and_an_error_of_their_gaps() -> None:
+    logits, labels = made_up()
+    report = reliability.report(found(logits, labels), None, {"note": "calibrate=false"})["raw"]
+    confidences, predicted = logits.softmax(1).max(1)
+    error = 0.0
+    bins = report["bins"]
+    for number, (count, mean, accuracy) in enumerate(zip(*bins.values(), strict=True)):
+        inside = (confidences >= number / 15) & (confidences < (number + 1) / 15)
+        assert count == inside.sum()
+        if count:
+            assert mean == pytest.approx(confidences[inside].mean().item())
+            assert accuracy == pytest.approx((predicted == labels)[inside].double().mean().item())
+            error += count / 300 * abs(mean - accuracy)
+    assert 0 in bins["count"]
+    assert report["ece"]["value"] == pytest.approx(error, rel=1e-12)
+
+
+def test_a_network_that_is_sure_counts_in_the_last_bin() -> None:
+    report = reliability.report(found(torch.eye(3) * 1000, torch.tensor([0, 1, 0])), None, {"note": ""})["raw"]
+    assert [numbers[-1] for numbers in report["bins"].values()] == [3, 1.0, 2 / 3]
+    assert report["bins"]["count"] == [0] * 14 + [3]
+
+
+def resampled(units: list[NDArray[np.int64]], logits: Tensor, labels: Tensor) -> NDArray[np.float64]:
+    """The 95 % percentiles (2, 3) of the scores of resampled units, the rows of an image or a group each."""
+    draw, scores = np.random.default_rng(3), []
+    for _ in range(2000):
+        rows = torch.from_numpy(np.concatenate([units[at] for at in draw.integers(len(units), size=len(units))]))
+        probabilities, own = logits[rows].softmax(1), labels[rows]
+        error = multiclass_calibration_error(probabilities, own, NUM_CLASSES, n_bins=15)
+        nll = -probabilities.gather(1, own[:, None]).log().mean()
+        brier = (probabilities - one_hot(own, NUM_CLASSES)).square().sum(1).mean()
+        scores.append([nll.item(), brier.item(), error.item()])
+    return np.percentile(scores, [2.5, 97.5], axis=0)
+
+
+@pytest.mark.parametrize("num_groups", [None, 23])
+def test_intervals_are_those_of_resampled_images_or_groups(num_groups: int | None) -> None:
+    logits, labels = made_up(120)
+    numbers = np.arange(120) if num_groups is None else np.arange(120) ** 2 % num_groups
+    groups = None if num_groups is None else [f"patient {number}" for number in numbers]
+    report = reliability.report(found(logits, labels), groups, {"note": ""})
+    low, high = resampled([np.flatnonzero(numbers == number) for number in np.unique(numbers)], logits, labels)
+    twice = 2 * report["raw"]["ece"]["value"]
+    low[2], high[2] = twice - high[2], twice - low[2]
+    ends = [(report["raw"][name]["low"], report["raw"][name]["high"]) for name in reliability.SCORES]
+    for (start, end), *expected in zip(ends, low, high, strict=True):
+        # of the quantiles of 1,000 resamples the standard error is 3 % of the width
+        assert (start, end) == pytest.approx(tuple(expected), abs=0.15 * (expected[1] - expected[0]))
+    assert report.get("num_groups") == (None if num_groups is None else len(np.unique(numbers)))
+
+
+def test_outputs_that_are_no_numbers_have_no_score_and_are_in_the_bins(capsys: pytest.CaptureFixture[str]) -> None:
+    logits, labels = made_up()
+    logits[3, 1] = float("nan")
+    logits[7, 0] = float("inf")
+    report = reliability.report(found(logits, labels, calibrated_by()), None, ENTRY)
+    assert np.isnan(report["calibrated"]["nll"]["value"])
+    assert 0 < report["raw"]["ece"]["value"] < 1  # such an image has the probability 0
+    assert sum(report["raw"]["bins"]["count"]) == 300
+    reliability.show(report)
+    assert "nan" in capsys.readouterr().out
+
+
+def test_a_calibration_that_changes_nothing_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    note = "40 validation images, and 100 are needed"
+    report = reliability.report(found(*made_up(), calibrated_by(1.0)), None, ENTRY | {"note": note})
+    assert "calibrated" not in report
+    reliability.show(report)
+    *table, last = capsys.readouterr().out.splitlines()
+    assert last == f"calibration: none: {note}"
+    assert [line.split()[:2] for line in table[:2]] == [
+        ["probabilities", "raw"],
+        ["NLL", f"{report['raw']['nll']['value']:.4f}"],
+    ]
+
+
+def test_a_report_has_five_lines_that_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = [str(number % 40) for number in range(300)]
+    report = reliability.report(found(*made_up(), calibrated_by()), groups, ENTRY)
+    reliability.show(report)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == "calibration: temperature 2.5, fitted on 120 validation images"
+
+
+def test_images_whose_class_a_loss_ignores_are_left_out_and_other_targets_have_no_report() -> None:
+    logits, labels = made_up(20)
+    ignored = labels.clone()
+    ignored[::4] = -100
+    kept = found(logits, ignored)
+    assert kept.indices.tolist() == [number for number in range(20) if number % 4]
+    assert values(reliability.report(kept, None, {"note": ""})["raw"])[0] == pytest.approx(
+        log_loss(ignored[kept.indices], logits[kept.indices].softmax(1), labels=range(NUM_CLASSES))
+    )
+    maps = logits[..., None, None]
+    others = ((ONE_CLASS, logits, labels.double()), (ONE_CLASS, maps, labels[:, None, None]), (LABELS, maps, maps > 0))
+    for task, outputs, targets in others:
+        outcomes = Outcomes(task, nn.Identity(), NUM_CLASSES)
+        outcomes.update(outputs, targets, torch.arange(20))
+        assert outcomes.findings() is None

@@ -1,0 +1,220 @@
+"""Answers whose error rate is kept: by simulation, and from a checkpoint or the file of all folds."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy.stats import binomtest
+
+from lockstep.config.errors import ConfigError
+from lockstep.inference import selective
+from lockstep.runs.folder import RunFolder
+from tests.support.composed import config_of
+
+NUM_DRAWS = 2000
+MOST = selective.DOUBT + 3 * math.sqrt(selective.DOUBT * (1 - selective.DOUBT) / NUM_DRAWS)
+# error rates of images in the order of their confidence, the most confident first; few levels are many ties
+LEVELS = np.linspace(0, 1, 100_000)
+HARD = np.full(100_000, 0.0501)  # every answer is one too many
+STEEP = 0.3 * LEVELS**3  # 5 % at 87 % of the images
+WORSE = np.where(LEVELS < 0.3, 0.049, np.where(LEVELS < 0.6, 0.06, 0.03))  # not the surest are the best
+TIED = np.array([0.02, 0.02, 0.21, 0.4, 0.6])  # 5 % and then 8.3 %
+ALIKE = np.array([0.0501])
+
+
+def draws(rates: NDArray[Any], n: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return confidences and is_right, (NUM_DRAWS, n) each."""
+    random = np.random.default_rng(seed)
+    levels = random.integers(len(rates), size=(NUM_DRAWS, n))
+    return (1 - levels / len(rates)).astype(np.float32), random.random(levels.shape) >= rates[levels]
+
+
+def num_broken(rates: NDArray[Any], n: int, max_error: float, seed: int = 0) -> tuple[float, float]:
+    """Return the fractions of draws whose answers have a larger error rate than `max_error`, and that answer any."""
+    true = np.cumsum(rates) / np.arange(1, len(rates) + 1)
+    broken = answered = 0
+    for confidences, is_right in zip(*draws(rates, n, seed), strict=True):
+        threshold = selective.choose(confidences, is_right, max_error)
+        if threshold is not None:
+            answered += 1
+            last = math.ceil(round((1 - threshold) * len(rates), 3)) - 1  # the last level above the threshold
+            broken += bool(true[last] > max_error)
+    return broken / NUM_DRAWS, answered / NUM_DRAWS
+
+
+SETTINGS: dict[str, tuple[NDArray[Any], int, float]] = {
+    "hard": (HARD, 180, 0.05),
+    "hard, few images": (HARD, 93, 0.05),
+    "fewer": (HARD, 60, 0.05),
+    "hard, many": (HARD, 1000, 0.05),
+    "steep": (STEEP, 180, 0.05),
+    "steep, many": (STEEP, 1000, 0.05),
+    "small rate": (STEEP / 3, 400, 0.0167),
+    "not monotone": (WORSE, 300, 0.05),
+    "tied": (TIED, 180, 0.05),
+    "tied, many": (TIED, 1000, 0.05),
+    "all alike": (ALIKE, 180, 0.05),
+    "two alike": (np.array([0.04, 0.0603]), 181, 0.05),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_error_rate_of_the_answers_exceeds_the_promised_one_in_five_of_a_hundred_draws(setting: str) -> None:
+    broken, _ = num_broken(*SETTINGS[setting])
+    assert broken <= MOST
+
+
+@pytest.mark.parametrize("setting", ["hard", "steep", "all alike"])
+def test_an_estimate_in_place_of_the_bound_would_break_the_promise(
+    monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    def estimate(wrong: Any, n: Any, rate: float) -> Any:
+        return np.where(wrong / n <= rate, 0, 1)
+
+    monkeypatch.setattr("scipy.special.bdtr", estimate)
+    broken, _ = num_broken(*SETTINGS[setting])
+    assert broken > 0.15
+
+
+def test_a_few_wrong_labels_among_the_surest_of_many_images_do_not_refuse() -> None:
+    broken, answered = num_broken(np.full(100_000, 0.02), 2500, 0.05)
+    assert (broken, answered) == (0, pytest.approx(1, abs=0.05))
+
+
+def test_most_images_are_answered_and_equal_confidences_together() -> None:
+    confidences = np.linspace(1, 0.01, 200)
+    is_right = np.arange(200) < 160
+    # 93 images pass with an error; of 50 shares from there to all, the next one has 165 images and 5 errors
+    assert selective.choose(confidences, is_right, 0.05) == confidences[163]
+    assert binomtest(1, 93, 0.05, "less").pvalue < 0.05 < binomtest(1, 92, 0.05, "less").pvalue
+    assert binomtest(3, 163, 0.05, "less").pvalue < 0.05 < binomtest(5, 165, 0.05, "less").pvalue
+    assert selective.choose(confidences, np.ones(200, bool), 0.05) == 0
+    alike = np.where(np.arange(200) < 180, 1.0, confidences)
+    assert selective.choose(alike, is_right, 0.05) is None  # not the 160 of these 180 that are right
+    assert selective.choose(alike, np.arange(200) < 180, 0.05) == confidences[183]
+
+
+@pytest.mark.parametrize(("n", "is_kept"), [(0, False), (58, False), (59, True)])
+def test_few_images_without_an_error_are_enough_from_59_on(n: int, is_kept: bool) -> None:
+    threshold = selective.choose(np.linspace(1, 0.5, n), np.ones(n, bool), 0.05)
+    assert (threshold is not None) == is_kept  # 0.95 ** 59 < 0.05
+
+
+def test_an_image_at_the_threshold_or_without_a_number_has_no_answer() -> None:
+    predictions = torch.tensor([[0.75, 0.25], [0.2499, 0.7501], [math.nan, math.nan]])
+    assert selective.answers(predictions, 0.75).tolist() == [-1, 1, -1]
+    near = torch.tensor([[0.75 + 1e-12, 0.25 - 1e-12]], dtype=torch.float64)
+    assert selective.answers(near, 0.75).tolist() == [-1]
+    assert selective.answers(predictions, 0.0).tolist() == [0, 1, -1]
+
+
+def rows(n: int, wrong: int) -> dict[str, torch.Tensor]:
+    return {"confidences": torch.linspace(1, 0.5, n), "is_right": torch.arange(n) < n - wrong}
+
+
+def write(folder: Path, names: tuple[str, ...] = ("a", "b"), **parts: Any) -> Path:
+    """Write the checkpoint of a run into its folder."""
+    path = RunFolder(folder).best_checkpoint
+    path.parent.mkdir(parents=True)
+    calibration = {"slope": torch.ones(1), "offset": torch.zeros(1), "num_images": 200, "note": "", **parts}
+    torch.save({"image_format": {"class_names": list(names)}, **({"calibration": calibration} if parts else {})}, path)
+    return path
+
+
+def test_a_checkpoint_has_a_threshold_by_its_validation_images_and_is_checked_on_the_others(tmp_path: Path) -> None:
+    path = write(tmp_path / "run", val=rows(200, 20), test=rows(100, 30))
+    assert selective.threshold_of(path, config_of(), None) == (None, "")
+    threshold, text = selective.threshold_of(path, config_of(), 0.05)
+    val = rows(200, 20)
+    assert threshold == selective.choose(val["confidences"].numpy(), val["is_right"].numpy(), 0.05)
+    assert text.splitlines() == [
+        "Answers where the probability is above 0.540201, else unknown",
+        "91.5% of 200 validation images are answered, 3 of 183 wrong",
+        "Error rate of the answers: at most 5% with 95% confidence, for images like these",
+        "92.0% of 100 test images are answered, 22 of 92 wrong: the independent check",
+    ]
+
+
+def test_images_of_groups_are_not_called_independent(tmp_path: Path) -> None:
+    path, data = write(tmp_path / "run", val=rows(200, 0)), ("data=image_folder", "data.root=.")
+    for typed, doubt in (((*data, 'data.group="(.*)_"'), "less than 95%"), (data, "95%")):
+        _, text = selective.threshold_of(path, config_of(*typed), 0.05)
+        assert f"at most 5% with {doubt} confidence" in text
+
+
+def write_folds(path: Path, folds: range) -> str:
+    lines = [f"{number}.png,b,b,{number / 2e3:.6f},{1 - number / 2e3:.6f},{number % 5}\r\n" for number in range(400)]
+    lines[350:] = [line.replace(",b,b,", ",a,b,") for line in lines[350:]]
+    head = "file,truth,prediction,a,b,fold\r\n"
+    path.write_text(head + "".join(line for fold in folds for line in lines[fold::5]), newline="")
+    return head
+
+
+def test_the_rows_of_all_folds_are_used_where_there_are_some(tmp_path: Path) -> None:
+    path = write(tmp_path / "0", val=rows(200, 0), test=rows(20, 0))
+    write_folds(RunFolder(tmp_path / "0").fold_rows, range(3, 4))
+    head = write_folds(tmp_path / "out_of_fold_2.csv", range(5))
+    (tmp_path / "out_of_fold_0.csv").write_text(head)  # of another setting
+    threshold, text = selective.threshold_of(path, config_of(), 0.05)
+    # 0.8220004 is 0.822000 in the file, as the first image that was not answered there
+    assert threshold == pytest.approx(0.8220005, abs=1e-9)
+    assert text.splitlines()[1].startswith("89.0% of 400 images in ")
+    assert text.splitlines()[1].endswith("out_of_fold_2.csv are answered, 6 of 356 wrong")
+    assert "test images" not in text
+    (tmp_path / "out_of_fold_2.csv").unlink()
+    assert "of 200 validation images" in selective.threshold_of(path, config_of(), 0.05)[1]
+
+
+@pytest.mark.parametrize(
+    ("parts", "names", "settings", "error"),
+    [
+        ({}, ("a", "b"), (), "--max-error 0.05 needs calibrate=true and calibrated validation images in "),
+        (
+            {"test": rows(9, 0)},
+            ("a", "b"),
+            (),
+            "best.ckpt: use the best checkpoint of a classification trained to its end",
+        ),
+        ({"val": rows(200, 0)}, ("a", "unknown"), (), "--max-error 0.05 answers unknown, which is a class of this run"),
+        ({"val": rows(200, 0)}, ("a", "b"), ("calibrate=false",), "--max-error 0.05 needs calibrate=true"),
+        (
+            {"val": rows(50, 0)},
+            ("a", "b"),
+            (),
+            "on 50 validation images: train with more of them, or use 0.0",
+        ),
+        ({"val": rows(9, 9)}, ("a", "b"), (), "on 9 validation images: train with more of them"),
+    ],
+)
+def test_what_has_no_rule_is_refused_in_a_line_with_a_fix(
+    tmp_path: Path, parts: dict[str, Any], names: tuple[str, ...], settings: tuple[str, ...], error: str
+) -> None:
+    path = write(tmp_path / "run", names, **parts)
+    with pytest.raises(ConfigError) as raised:
+        selective.threshold_of(path, config_of(*settings), 0.05)
+    assert error in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_smallest_rate_of_a_refusal_is_kept_and_no_smaller_one(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "run", val={"confidences": torch.linspace(1, 0.5, 200), "is_right": torch.arange(200) % 10 > 0}
+    )
+    with pytest.raises(ConfigError, match=r"or use 0\.\d+$") as raised:
+        selective.threshold_of(path, config_of(), 0.05)
+    least = float(str(raised.value).rpartition(" ")[2])
+    assert selective.threshold_of(path, config_of(), least)[0] is not None
+    with pytest.raises(ConfigError):
+        selective.threshold_of(path, config_of(), least - 0.001)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0, 1.5, -1.0, math.nan])
+def test_no_error_rate_is_refused(tmp_path: Path, rate: float) -> None:
+    error = re.escape(f"max_error={rate:g} is no error rate: use a number between 0 and 1, such as 0.05")
+    with pytest.raises(ConfigError, match=error):
+        selective.threshold_of(tmp_path / "best.ckpt", config_of(), rate, "max_error=")
