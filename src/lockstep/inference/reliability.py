@@ -167,12 +167,12 @@ def report_test(here: Session, data: ImageData, module: L.LightningModule) -> di
         return {}
     result = report(found.findings, data.splits.test.groups, getattr(module.calibration, "entry", UNCALIBRATED))
     if not here.config.silent:
-        show(result)
+        show(result, "test probabilities")
     return {"calibration": result}
 
 
-def show(result: dict[str, Any]) -> None:
-    """Print a report as a table, and how the probabilities were calibrated, or why they were not."""
+def show(result: dict[str, Any], title: str = "probabilities") -> None:
+    """Print a report as a table below `title`, and how the probabilities were calibrated, or why they were not."""
     out, ways = terminal(), [way for way in ("raw", "calibrated") if way in result]
     interval = f"95 % interval, {plural(result['num_groups'], 'group')}" if "num_groups" in result else "95 % interval"
     rows = []
@@ -180,7 +180,7 @@ def show(result: dict[str, Any]) -> None:
         *_, last = scores = [result[way][key] for way in ways]
         cells = [measure(score["value"]) for score in scores]
         rows.append([name, *cells, f"{measure(last['low'])} to {measure(last['high'])}"])
-    print_table(new_table(["probabilities", *ways, interval], rows, out, right=ways), out)
+    print_table(new_table([title, *ways, interval], rows, out, right=ways), out)
     if "calibrated" in result:
         what = f"temperature {result['temperature']:.3g}" if "temperature" in result else "slope and offset of labels"
         fitted = f"{what}, fitted on {plural(result['num_images'], 'validation image')}"
