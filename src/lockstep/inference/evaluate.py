@@ -98,7 +98,7 @@ def evaluate(
         metrics = metrics_of(trainer, module)
         found = reliability.of(trainer)
         findings, reports = found and found.findings, dict[str, Any]()
-        if findings is not None:
+        if findings is not None and here.rank == 0:
             if not findings.is_multilabel:
                 reports = class_report.scores_of(findings, data.class_names, images.groups)
             entry = getattr(module.calibration, "entry", scores.UNCALIBRATED)
