@@ -2,10 +2,13 @@
 
 import contextlib
 import re
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
+import simplejpeg
 import torch
+from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 from torch import Tensor
@@ -15,16 +18,21 @@ from lockstep.data.splits import ImageError
 
 # Pillow has 43 parsers, of PostScript among others: no file reaches the rest
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
-TURNS = {  # by EXIF orientation
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+Array = NDArray[np.uint8]  # (H, W) or (H, W, C)
+Turn = Callable[[Array], Array]
+TURNS: dict[int, Turn] = {  # upright, by EXIF orientation
+    2: np.fliplr,
+    3: lambda pixels: np.rot90(pixels, 2),
+    4: np.flipud,
+    5: lambda pixels: pixels.swapaxes(0, 1),
+    6: lambda pixels: np.rot90(pixels, -1),
+    7: lambda pixels: np.rot90(pixels, 2).swapaxes(0, 1),
+    8: np.rot90,
 }
 SWAPS = [TURNS[orientation] for orientation in (5, 6, 7, 8)]  # height and width
+JPEGS = ("JPEG", "MPO")
+# colours of simplejpeg by mode and channels; the grey of colours is Pillow's, which rounds it
+PLAIN = {("RGB", 3): "RGB", ("L", 3): "RGB", ("L", 1): "GRAY"}
 # what is done about files that are not plain upright photographs of 8 bits, by the name that `data check` counts
 SPECIAL = {
     "rotated": "turned upright by their EXIF data",
@@ -55,18 +63,25 @@ def decode(path: str, channels: int, view: View) -> DecodedImage:
 
     Raises ImageError, also for an image that would be too large once it is scaled.
 
-    By Pillow, because torchvision's decoders are deprecated since 0.29; the RGB pixels are the same. The decoder of a
-    JPEG shrinks it by 2, 4 or 8 if it stays twice as large as `view` scales it, at least.
+    A JPEG is shrunk by 2, 4 or 8 as it is decoded, if it stays twice as large as `view` scales it, at least. Plain
+    JPEGs are decoded by libjpeg-turbo itself: the pixels of Pillow, without its copies. Pillow has all other files.
     """
     try:
-        with Image.open(path, formats=FORMATS) as file:
+        with open(path, "rb") as stream, Image.open(stream, formats=FORMATS) as file:
             limit = Image.MAX_IMAGE_PIXELS
             if limit is not None and file.width * file.height > limit:
                 raise ValueError(f"{file.height}x{file.width} (HxW) are more than {limit:,} pixels")
-            size = _shrunk(file, view)
-            pixels, special = pixels_of(file, channels, view.background)
-            special = (*special, "animated") if _is_animated(file) else special
-            size = size or size_of(pixels)
+            size, divisor = upright_size(file), _divisor(file, view)
+            plain = _plain_jpeg(stream, file, channels, divisor)
+            if plain is not None:
+                turn = _turn(file)
+                pixels, special = _as_tensor(plain, turn), () if turn is None else ("rotated",)
+            else:
+                if divisor > 1:
+                    file.draft(file.mode, (file.width // divisor, file.height // divisor))
+                pixels, special = pixels_of(file, channels, view.background)
+                special = (*special, "animated") if _is_animated(file) else special
+            size = size if divisor > 1 else size_of(pixels)
             view.scaled_size(*size)
             return DecodedImage(pixels, size, special)
     except Exception as error:  # decoders raise any exception
@@ -75,16 +90,30 @@ def decode(path: str, channels: int, view: View) -> DecodedImage:
         raise ImageError([f"image {path} cannot be read ({reason}): replace or delete it."]) from error
 
 
-def _shrunk(file: ImageFile, view: View) -> tuple[int, int] | None:
-    """Have the decoder of a JPEG shrink it, if it is much larger than its view. Returns its size (H, W) then."""
-    if file.format not in ("JPEG", "MPO") or view.size is None:
-        return None
+def _divisor(file: ImageFile, view: View) -> int:
+    """Return by how much the decoder shrinks an image, if that is a JPEG much larger than its view; else 1."""
+    if file.format not in JPEGS or view.size is None:
+        return 1
     size = upright_size(file)
     factor = min(side // (2 * scaled) for side, scaled in zip(size, view.scaled_size(*size), strict=True))
-    if factor < 2:
+    return next((divisor for divisor in (8, 4, 2) if divisor <= factor), 1)
+
+
+def _plain_jpeg(stream: BinaryIO, file: ImageFile, channels: int, divisor: int) -> Array | None:
+    """Decode a JPEG of 8-bit grey or RGB, shrunk by `divisor`; None for another, or with any warning of the decoder."""
+    colours = PLAIN.get((file.mode, channels))
+    if file.format not in JPEGS or colours is None:
         return None
-    file.draft(file.mode, (file.width // factor, file.height // factor))
-    return size
+    height, width = (-(-side // divisor) for side in (file.height, file.width))
+    pixels = np.empty((height, width, channels), np.uint8)  # no more, whatever else the file says
+    stream.seek(0)
+    try:
+        simplejpeg.decode_jpeg(
+            stream.read(), colours, min_height=height, min_width=width, min_factor=divisor, buffer=pixels
+        )
+    except ValueError:
+        return None
+    return pixels
 
 
 def pixels_of(image: Image.Image, channels: int, background: str) -> tuple[Tensor, tuple[str, ...]]:
@@ -114,7 +143,6 @@ def pixels_of(image: Image.Image, channels: int, background: str) -> tuple[Tenso
         image.paste(layer, mask=layer)
     wanted = "L" if channels == 1 else "RGB"
     image = image if image.mode == wanted else image.convert(wanted)
-    pixels = np.array(image if turn is None else image.transpose(turn))
     found = {
         "rotated": turn is not None,
         "CMYK": mode == "CMYK",
@@ -123,8 +151,13 @@ def pixels_of(image: Image.Image, channels: int, background: str) -> tuple[Tenso
         "transparent": alpha not in ((0, 0), (255, 255)),
         "all alpha 0": alpha == (0, 0),
     }
-    tensor = torch.from_numpy(pixels).view(*pixels.shape[:2], channels).permute(2, 0, 1)
-    return tensor, tuple(name for name, is_there in found.items() if is_there)
+    return _as_tensor(np.array(image), turn), tuple(name for name, is_there in found.items() if is_there)
+
+
+def _as_tensor(pixels: Array, turn: Turn | None) -> Tensor:
+    """Turn pixels (H, W) or (H, W, C), and return them as (C, H, W)."""
+    turned = torch.from_numpy(pixels if turn is None else turn(pixels).copy())
+    return turned.view(*turned.shape[:2], -1).permute(2, 0, 1)
 
 
 def upright_size(file: ImageFile) -> tuple[int, int]:
@@ -133,7 +166,7 @@ def upright_size(file: ImageFile) -> tuple[int, int]:
     return (file.width, file.height) if is_swapped else (file.height, file.width)
 
 
-def _turn(image: Image.Image) -> Image.Transpose | None:
+def _turn(image: Image.Image) -> Turn | None:
     """Return the turn that makes a photograph upright; None also if its EXIF cannot be read.
 
     Not ImageOps.exif_transpose, which writes all tags again and fails for any invalid one.
