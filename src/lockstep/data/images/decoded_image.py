@@ -105,15 +105,15 @@ def _plain_jpeg(stream: BinaryIO, file: ImageFile, channels: int, divisor: int) 
     if file.format not in JPEGS or colours is None:
         return None
     height, width = (-(-side // divisor) for side in (file.height, file.width))
-    pixels = np.empty((height, width, channels), np.uint8)  # no more, whatever else the file says
+    most = np.empty((height, width, channels), np.uint8)  # whatever size the rest of the file says
     stream.seek(0)
     try:
-        simplejpeg.decode_jpeg(
-            stream.read(), colours, min_height=height, min_width=width, min_factor=divisor, buffer=pixels
+        pixels = simplejpeg.decode_jpeg(
+            stream.read(), colours, min_height=height, min_width=width, min_factor=divisor, buffer=most
         )
     except ValueError:
         return None
-    return pixels
+    return pixels if pixels.shape == most.shape else None
 
 
 def pixels_of(image: Image.Image, channels: int, background: str) -> tuple[Tensor, tuple[str, ...]]:
