@@ -24,16 +24,19 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from benchmarks.augmentations import OFF
 from benchmarks.table import Row
+from lockstep.data.images import decoded_image
+from lockstep.data.images.random_crop import RandomCrop
 from lockstep.data.loader import ShardDataset, ShardLoader
 from lockstep.data.sampler import GlobalBatches
 from lockstep.data.sources.folders import image_folder
-from lockstep.data.splits import Images
+from lockstep.data.splits import Images, Pixels
 from lockstep.data.transforms.augment import Augment
 
 IMAGE_SIZE = 32
@@ -42,6 +45,14 @@ NUM_DECODED = 4096  # images an epoch of the ways that decode has
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
 AIMS = {"mapped cache, crop, flip": ">= 300,000 images/s"}
 USUAL = "torchvision ImageFolder, PIL transforms, DataLoader, 0 workers"
+
+
+class CropByPillow(RandomCrop):
+    """Has the process that crops decode all files by Pillow."""
+
+    def __call__(self, pixels: Pixels, positions: Tensor, epoch: int, drawn_by: Tensor | None = None) -> Tensor:
+        decoded_image.PLAIN.clear()
+        return super().__call__(pixels, positions, epoch, drawn_by)
 
 
 def measure(root: Path, *, num_rounds: int, num_builds: int) -> list[dict[str, Any]]:

@@ -1,11 +1,12 @@
 """Images per second of epochs of photographs, cropped at random to 224 pixels and mirrored, without a network.
 
-    python -m benchmarks.photographs --images 200
-    python -m benchmarks.photographs --images 64 --differences
+    python -m benchmarks.photographs
+    python -m benchmarks.photographs --differences
 
-Lockstep from its cache and from files, and torchvision's ImageFolder, v2 transforms and DataLoader, each with two
-processes. Every round measures each way once; a ratio is taken inside a round. Processes are started before the clock.
-With --differences, in place of that: grey levels of JPEGs that the decoder shrinks, next to those of whole ones.
+Lockstep from its cache, from files, and from files with Pillow alone, and torchvision's ImageFolder, v2 transforms and
+DataLoader, each with two processes. Also what every decoder of a JPEG must do, on two threads: read its codes, here for
+an image of an eighth. Every round measures each way once; a ratio is taken inside a round. Processes are started before
+the clock. With --differences, in place of that: grey levels of JPEGs that the decoder shrinks, next to whole ones.
 """
 
 import argparse
@@ -13,10 +14,12 @@ import contextlib
 import io
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import simplejpeg
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader
@@ -24,12 +27,13 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from benchmarks.augmentations import OFF
-from benchmarks.input import batches_of, rate
+from benchmarks.input import CropByPillow, batches_of, rate
 from benchmarks.table import Row, alternate, conditions, markdown, ratios, row
 from lockstep.data.images.decoded_image import decode, pixels_of
 from lockstep.data.images.preprocessing import View
 from lockstep.data.images.random_crop import RandomCrop
 from lockstep.data.loader import ShardDataset, ShardLoader
+from lockstep.data.prefetch import worker_settings
 from lockstep.data.sources.folders import image_folder
 from lockstep.data.splits import Images
 from lockstep.data.transforms.augment import Augment
@@ -38,11 +42,14 @@ IMAGE_SIZE = 224
 BATCH_SIZE = 32
 NUM_WORKERS = 2
 WAYS = {
-    "cached": f"photographs, crop to {IMAGE_SIZE}, flip: from the cache, {NUM_WORKERS} processes",
-    "files": f"photographs, crop to {IMAGE_SIZE}, flip: from files, {NUM_WORKERS} processes",
-    "torchvision": f"photographs, crop to {IMAGE_SIZE}, flip: torchvision ImageFolder, v2, {NUM_WORKERS} workers",
+    "cached": "from the cache",
+    "files": "from files",
+    "pillow": "from files, Pillow alone",
+    "torchvision": "torchvision ImageFolder, v2",
+    "codes": "codes read, no more",
 }
-AIMS = {"cached": ">= 3", "files": ">= 1.5"}
+AIMS = {"cached": ">= 3", "files": ">= 3", "pillow": "", "codes": ""}
+SHORTEST = {(400, 600): 400, (800, 2000): 200, (3000, 3000): 96}  # pixels of the shorter side, number of photographs
 
 
 def photograph(noise: np.random.Generator, height: int, width: int) -> Image.Image:
@@ -60,11 +67,11 @@ def photograph(noise: np.random.Generator, height: int, width: int) -> Image.Ima
     return Image.fromarray(total.clip(0, 255).astype(np.uint8))
 
 
-def generate(folder: Path, num_images: int) -> None:
-    """Write photographs of four classes, whose shorter side has 800 to 2,000 pixels, of the usual shapes."""
+def generate(folder: Path, num_images: int, least: int = 800, most: int = 2000) -> None:
+    """Write photographs of four classes, whose shorter side has `least` to `most` pixels, of the usual shapes."""
     noise = np.random.default_rng(0)
     for number in range(num_images):
-        shortest = int(noise.integers(800, 2001))
+        shortest = int(noise.integers(least, most + 1))
         longest = int(shortest * noise.choice([3 / 2, 4 / 3, 16 / 9, 1], p=[0.5, 0.3, 0.15, 0.05]))
         height, width = (shortest, longest) if noise.random() < 0.7 else (longest, shortest)
         path = folder / f"class {number % 4}" / f"{number}.jpg"
@@ -94,11 +101,9 @@ def _read(root: Path, cache: str | None) -> Images:
     return splits.train
 
 
-def _own(images: Images) -> Callable[[], float]:
-    crop = RandomCrop(scale=(0.08, 1.0), ratio=(0.75, 1.3333), seed=0)
-    loader = ShardLoader(
-        ShardDataset(images.pixels, images.targets, crop), batches_of(images, BATCH_SIZE), num_workers=NUM_WORKERS
-    )
+def _own(images: Images, crop_type: type[RandomCrop] = RandomCrop) -> Callable[[], float]:
+    dataset = ShardDataset(images.pixels, images.targets, crop_type(scale=(0.08, 1.0), ratio=(0.75, 1.3333), seed=0))
+    loader = ShardLoader(dataset, batches_of(images, BATCH_SIZE), **worker_settings(NUM_WORKERS))
     augment = Augment(**{**OFF, "flip": True})
 
     def epoch() -> Iterator[int]:
@@ -125,18 +130,39 @@ def _usual(root: Path) -> Callable[[], float]:
     return partial(rate, epoch)
 
 
-def measure(root: Path, num_rounds: int) -> list[Row]:
+def _codes(root: Path) -> Callable[[], float]:
+    paths = sorted(root.rglob("*.jpg"))
+
+    def eighth(path: Path) -> int:
+        simplejpeg.decode_jpeg(path.read_bytes(), min_height=1, min_width=1, min_factor=8)
+        return 1
+
+    def epoch() -> Iterator[int]:
+        with ThreadPoolExecutor(NUM_WORKERS) as threads:
+            yield from threads.map(eighth, paths)
+
+    return partial(rate, epoch)
+
+
+def measure(root: Path, num_rounds: int, what: str) -> list[Row]:
     """Return a row for each way, and its ratio to torchvision."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="lockstep-") as cache:
-        ways = {"cached": _own(_read(root, cache)), "files": _own(_read(root, None)), "torchvision": _usual(root)}
+        streamed = _read(root, None)
+        ways = {
+            "cached": _own(_read(root, cache)),
+            "files": _own(streamed),
+            "pillow": _own(streamed, CropByPillow),
+            "torchvision": _usual(root),
+            "codes": _codes(root),
+        }
         for way in ways.values():
             way()  # starts processes, reads files
         values = alternate(num_rounds, **ways)
-    rows = [row(what, values[name], "{:,.0f} images/s") for name, what in WAYS.items()]
+    rows = [row(f"{what}: {WAYS[name]}", found, "{:,.0f} images/s") for name, found in values.items()]
     for name, aim in AIMS.items():
         quotients = ratios(values[name], values["torchvision"])
-        rows.append(row(f"photographs, {name} / torchvision", quotients, "{:.2f}", aim=aim))
+        rows.append(row(f"{what}: {WAYS[name]} / torchvision", quotients, "{:.2f}", aim=aim))
     return rows
 
 
@@ -154,29 +180,34 @@ def differences(root: Path) -> Iterator[str]:
         yield f"{size}: mean {levels.mean():.1f}, 99 % at most {np.quantile(levels, 0.99):.0f}"
 
 
-def photographs(num_images: int = 200, num_rounds: int = 5) -> list[Row]:
-    """Rows for a folder of generated photographs."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
-        generate(Path(scratch), num_images)
-        return measure(Path(scratch), num_rounds)
+def photographs(num_rounds: int = 5) -> list[Row]:
+    """Rows for folders of generated photographs."""
+    rows: list[Row] = []
+    for (least, most), num_images in SHORTEST.items():
+        with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
+            generate(Path(scratch), num_images, least, most)
+            sides = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+            rows += measure(Path(scratch), num_rounds, f"photographs of {sides}, cropped to {IMAGE_SIZE}")
+    return rows
 
 
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, help="folder of class folders; without it, photographs are generated")
-    parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--differences", action="store_true", help="measure what the shrinking decoder changes")
     arguments = parser.parse_args()
-    given = arguments.root is not None
+    root: Path | None = arguments.root
     if arguments.differences:
         with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
-            if not given:
-                generate(Path(scratch), arguments.images)
-            print("\n".join(differences(arguments.root or Path(scratch))))
+            if root is None:
+                generate(Path(scratch), 64)
+            print("\n".join(differences(root or Path(scratch))))
         return
-    rows = measure(arguments.root, arguments.rounds) if given else photographs(arguments.images, arguments.rounds)
+    rows = (
+        photographs(arguments.rounds) if root is None else measure(root, arguments.rounds, f"cropped to {IMAGE_SIZE}")
+    )
     print(markdown(conditions(), rows))
 
 

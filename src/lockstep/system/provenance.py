@@ -16,7 +16,7 @@ from lockstep.system import processes
 from lockstep.system.redaction import redact
 
 FROZEN_COMMIT = "COMMIT"  # a file in the copy of the code that a job runs
-PACKAGES = ("torch", "torchvision", "lightning", "hydra-core", "torchmetrics", "tensorboard")
+PACKAGES = ("torch", "torchvision", "lightning", "hydra-core", "torchmetrics", "tensorboard", "pillow", "simplejpeg")
 
 
 def describe() -> dict[str, Any]:
