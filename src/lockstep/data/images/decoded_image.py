@@ -110,15 +110,13 @@ def _plain_jpeg(file: ImageFile, channels: int) -> Array | None:
     assert file.fp is not None
     if os.fstat(file.fp.fileno()).st_size > MOST_BYTES:
         return None
-    buffer = np.empty((file.height, file.width, channels), np.uint8)
+    height, width = file.height, file.width
+    most = np.empty((height, width, channels), np.uint8)  # refused if the rest of the file says that it is larger
     file.fp.seek(0)
     try:
-        pixels = simplejpeg.decode_jpeg(
-            file.fp.read(), colours, min_height=file.height, min_width=file.width, buffer=buffer
-        )
+        return simplejpeg.decode_jpeg(file.fp.read(), colours, min_height=height, min_width=width, buffer=most)
     except ValueError:
         return None
-    return pixels if pixels.shape == buffer.shape else None
 
 
 def pixels_of(image: Image.Image, channels: int, background: str) -> tuple[Tensor, tuple[str, ...]]:
