@@ -1,9 +1,10 @@
 """From image files to uint8 pixels, the same in training, prediction and a cache."""
 
 import contextlib
+import os
 import re
 from collections.abc import Callable
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -31,6 +32,7 @@ TURNS: dict[int, Turn] = {  # upright, by EXIF orientation
 }
 SWAPS = [TURNS[orientation] for orientation in (5, 6, 7, 8)]  # height and width
 JPEGS = ("JPEG", "MPO")
+MOST_BYTES = 1 << 28  # of a JPEG that is read whole; Pillow reads no further than the image
 # colours of simplejpeg by mode and channels; the grey of colours is Pillow's, which rounds it
 PLAIN = {("RGB", 3): "RGB", ("L", 3): "RGB", ("L", 1): "GRAY"}
 # what is done about files that are not plain upright photographs of 8 bits, by the name that `data check` counts
@@ -67,21 +69,19 @@ def decode(path: str, channels: int, view: View) -> DecodedImage:
     JPEGs are decoded by libjpeg-turbo itself: the pixels of Pillow, without its copies. Pillow has all other files.
     """
     try:
-        with open(path, "rb") as stream, Image.open(stream, formats=FORMATS) as file:
+        with Image.open(path, formats=FORMATS) as file:
             limit = Image.MAX_IMAGE_PIXELS
             if limit is not None and file.width * file.height > limit:
                 raise ValueError(f"{file.height}x{file.width} (HxW) are more than {limit:,} pixels")
-            size, divisor = upright_size(file), _divisor(file, view)
-            plain = _plain_jpeg(stream, file, channels, divisor)
+            size = _shrunk(file, view)
+            plain = _plain_jpeg(file, channels)
             if plain is not None:
                 turn = _turn(file)
                 pixels, special = _as_tensor(plain, turn), () if turn is None else ("rotated",)
             else:
-                if divisor > 1:
-                    file.draft(file.mode, (file.width // divisor, file.height // divisor))
                 pixels, special = pixels_of(file, channels, view.background)
                 special = (*special, "animated") if _is_animated(file) else special
-            size = size if divisor > 1 else size_of(pixels)
+            size = size or size_of(pixels)
             view.scaled_size(*size)
             return DecodedImage(pixels, size, special)
     except Exception as error:  # decoders raise any exception
@@ -90,30 +90,33 @@ def decode(path: str, channels: int, view: View) -> DecodedImage:
         raise ImageError([f"image {path} cannot be read ({reason}): replace or delete it."]) from error
 
 
-def _divisor(file: ImageFile, view: View) -> int:
-    """Return by how much the decoder shrinks an image, if that is a JPEG much larger than its view; else 1."""
+def _shrunk(file: ImageFile, view: View) -> tuple[int, int] | None:
+    """Have the decoder of a JPEG shrink it, if it is much larger than its view. Returns its size (H, W) then."""
     if file.format not in JPEGS or view.size is None:
-        return 1
+        return None
     size = upright_size(file)
     factor = min(side // (2 * scaled) for side, scaled in zip(size, view.scaled_size(*size), strict=True))
-    return next((divisor for divisor in (8, 4, 2) if divisor <= factor), 1)
+    if factor < 2:
+        return None
+    file.draft(file.mode, (file.width // factor, file.height // factor))
+    return size
 
 
-def _plain_jpeg(stream: BinaryIO, file: ImageFile, channels: int, divisor: int) -> Array | None:
-    """Decode a JPEG of 8-bit grey or RGB, shrunk by `divisor`; None for another, or with any warning of the decoder."""
+def _plain_jpeg(file: ImageFile, channels: int) -> Array | None:
+    """Decode an opened JPEG of 8-bit grey or RGB, as shrunk; None for another, or with any warning of the decoder."""
     colours = PLAIN.get((file.mode, channels))
     if file.format not in JPEGS or colours is None:
         return None
-    height, width = (-(-side // divisor) for side in (file.height, file.width))
-    most = np.empty((height, width, channels), np.uint8)  # whatever size the rest of the file says
-    stream.seek(0)
+    assert file.fp is not None
+    if os.fstat(file.fp.fileno()).st_size > MOST_BYTES:
+        return None
+    height, width = file.height, file.width
+    most = np.empty((height, width, channels), np.uint8)  # refused if the rest of the file says that it is larger
+    file.fp.seek(0)
     try:
-        pixels = simplejpeg.decode_jpeg(
-            stream.read(), colours, min_height=height, min_width=width, min_factor=divisor, buffer=most
-        )
+        return simplejpeg.decode_jpeg(file.fp.read(), colours, min_height=height, min_width=width, buffer=most)
     except ValueError:
         return None
-    return pixels if pixels.shape == most.shape else None
 
 
 def pixels_of(image: Image.Image, channels: int, background: str) -> tuple[Tensor, tuple[str, ...]]:
