@@ -1,0 +1,87 @@
+"""Chunks of rows, computed by threads: each reads files, and on a CPU has its own copy of the network."""
+
+import copy
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from itertools import islice
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lockstep.config.errors import ConfigError, Error, one_line
+from lockstep.data.images.dataset_samples import Samples
+from lockstep.data.images.image_files import ImageFiles
+from lockstep.data.splits import Images
+from lockstep.inference.row_chunks import Chunk
+from lockstep.models.classifier import Classifier
+from lockstep.runs.files import csv_text
+
+
+class RowsOf(Protocol):
+    """Cells of images at positions (n,), with pixels (n, C, H, W) and targets (n, ...), by a copy of the module."""
+
+    def __call__(
+        self, module: Classifier, positions: Tensor, pixels: Tensor, targets: Tensor, /
+    ) -> list[list[str]]: ...
+
+
+def compute_chunks(
+    module: Classifier, images: Images, numbered: Iterable[tuple[int, Tensor]], rows_of: RowsOf, count: int
+) -> Iterator[Chunk]:
+    """Yield the chunk of each number and positions (n,), as soon as it is computed, by up to `count` threads.
+
+    A kernel of a CPU has one thread: it rounds by their number, and its threads would wait for those that decode. A GPU
+    computes one chunk at a time. Only files are read by the threads: Samples of a Dataset may need this one.
+    """
+    on_cpu, files = module.device.type == "cpu", images.pixels if isinstance(images.pixels, ImageFiles) else None
+    num_threads = count if on_cpu else 1 + (files.num_threads(count) if files is not None else 0)
+    free = SimpleQueue[Classifier]()
+    for each in _copies(module, count if on_cpu else 1):
+        free.put(each)
+
+    def chunk_of(number: int, positions: Tensor, known: Tensor | None, targets: Tensor) -> Chunk:
+        errors: dict[int, str] = {}
+        if known is None:
+            assert files is not None
+            known, errors = files.read(positions)
+        kept = [row for row, position in enumerate(positions.tolist()) if position not in errors]
+        own = free.get()
+        try:  # a network may fail without an image
+            rows = rows_of(own, positions[kept], known[kept], targets[kept]) if kept else []
+        finally:
+            free.put(own)
+        return Chunk(number, csv_text(rows), [errors[key] for key in sorted(errors)])
+
+    source, pending = iter(numbered), set[Future[Chunk]]()
+    threads = ThreadPoolExecutor(num_threads, "chunk", torch.set_num_threads, (1,))
+    try:
+        while True:
+            for number, positions in islice(source, num_threads - len(pending)):
+                pending.add(threads.submit(chunk_of, number, positions, *_read(images, positions)))
+            if not pending:
+                return
+            done = next(as_completed(pending))
+            pending.remove(done)
+            yield done.result()
+    finally:
+        threads.shutdown(wait=False)  # a signal ends the process, whatever they compute
+
+
+def _read(images: Images, positions: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Return the pixels (n, C, H, W), None of files, and the targets (n, ...)."""
+    if isinstance(images.pixels, Samples):
+        return images.pixels.make(positions, 0)
+    known = None if isinstance(images.pixels, ImageFiles) else images.pixels[positions]
+    return known, images.targets[positions]
+
+
+def _copies(module: Classifier, count: int) -> list[Classifier]:
+    """Return the module and copies that share its weights. Raises ConfigError if it cannot be copied."""
+    shared = {id(parameter): parameter for parameter in module.parameters()}
+    try:
+        return [module, *(copy.deepcopy(module, dict[int, Any](shared)) for _ in range(1, count))]
+    except Exception as error:  # of custom code
+        hint = f"set OMP_NUM_THREADS=1 ({type(error).__name__}: {one_line(error)})"
+        raise ConfigError(Error(type(module.net).__name__, "cannot be copied for several threads", hint)) from error
