@@ -1,11 +1,11 @@
 """Chunks of rows, computed by threads: each reads files, and on a CPU has its own copy of the network."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from itertools import islice
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +18,8 @@ from lockstep.inference.row_chunks import Chunk
 from lockstep.models.classifier import Classifier
 from lockstep.runs.files import csv_text
 
-
-class RowsOf(Protocol):
-    """Cells of images at positions (n,), with pixels (n, C, H, W) and targets (n, ...), by a copy of the module."""
-
-    def __call__(
-        self, module: Classifier, positions: Tensor, pixels: Tensor, targets: Tensor, /
-    ) -> list[list[str]]: ...
+# by a copy of the module, of positions (n,), pixels (n, C, H, W) and targets (n, ...)
+RowsOf = Callable[[Classifier, Tensor, Tensor, Tensor], list[list[str]]]
 
 
 def compute_chunks(
@@ -35,21 +30,18 @@ def compute_chunks(
     A kernel of a CPU has one thread: it rounds by their number, and its threads would wait for those that decode. A GPU
     computes one chunk at a time. Only files are read by the threads: Samples of a Dataset may need this one.
     """
-    on_cpu, files = module.device.type == "cpu", images.pixels if isinstance(images.pixels, ImageFiles) else None
-    num_threads = count if on_cpu else 1 + (files.num_threads(count) if files is not None else 0)
-    free = SimpleQueue[Classifier]()
+    on_cpu, files, free = module.device.type == "cpu", images.pixels, SimpleQueue[Classifier]()
+    num_readers = files.num_threads(count) if isinstance(files, ImageFiles) else 0
+    num_threads = count if on_cpu else 1 + num_readers
     for each in _copies(module, count if on_cpu else 1):
         free.put(each)
 
-    def chunk_of(number: int, positions: Tensor, known: Tensor | None, targets: Tensor) -> Chunk:
-        errors: dict[int, str] = {}
-        if known is None:
-            assert files is not None
-            known, errors = files.read(positions)
+    def chunk_of(number: int, positions: Tensor, known: Tensor, targets: Tensor) -> Chunk:
+        pixels, errors = files.read(positions) if isinstance(files, ImageFiles) else (known, dict[int, str]())
         kept = [row for row, position in enumerate(positions.tolist()) if position not in errors]
         own = free.get()
         try:  # a network may fail without an image
-            rows = rows_of(own, positions[kept], known[kept], targets[kept]) if kept else []
+            rows = rows_of(own, positions[kept], pixels[kept], targets[kept]) if kept else []
         finally:
             free.put(own)
         return Chunk(number, csv_text(rows), [errors[key] for key in sorted(errors)])
@@ -69,12 +61,12 @@ def compute_chunks(
         threads.shutdown(wait=False)  # a signal ends the process, whatever they compute
 
 
-def _read(images: Images, positions: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Return the pixels (n, C, H, W), None of files, and the targets (n, ...)."""
+def _read(images: Images, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the pixels (n, C, H, W), none of files, and the targets (n, ...)."""
     if isinstance(images.pixels, Samples):
         return images.pixels.make(positions, 0)
-    known = None if isinstance(images.pixels, ImageFiles) else images.pixels[positions]
-    return known, images.targets[positions]
+    is_later = isinstance(images.pixels, ImageFiles)
+    return torch.empty(0) if is_later else images.pixels[positions], images.targets[positions]
 
 
 def _copies(module: Classifier, count: int) -> list[Classifier]:

@@ -226,9 +226,9 @@ def write(
     Images are cut into chunks that do not depend on the workers. Each worker takes the next one when it is free, and
     writes its rows to the folder OUTPUT.part, from which the same command continues.
     """
-    fitting = NUM_PIXELS // math.prod(module.image_format.image_shape[1:])
-    most = max(1, min(NUM_PER_RUN, fitting)) if here.device.type == "cpu" else NUM_PER_RUN
-    size = min(here.config.eval_batch_size, most)
+    height, width = module.image_format.image_shape[1:]
+    fitting = NUM_PIXELS // (height * width) if here.device.type == "cpu" else NUM_PER_RUN
+    size = max(1, min(here.config.eval_batch_size, NUM_PER_RUN, fitting))
     inputs = {**inputs, "chunks": f"of {size}"}
     part, num_chunks = Path(f"{output}.part"), math.ceil(len(images) / size)
     found = together(lambda: row_chunks.open_folder(part, inputs, here.held) if here.rank == 0 else {})
@@ -252,13 +252,7 @@ def settings_of(here: Session) -> str:
 
 
 def _compute(
-    here: Session,
-    module: Classifier,
-    images: Images,
-    rows_of: RowsOf,
-    size: int,
-    done: Collection[int],
-    path: Path,
+    here: Session, module: Classifier, images: Images, rows_of: RowsOf, size: int, done: Collection[int], path: Path
 ) -> Path:
     """Compute chunks that are not `done`: this rank takes the next one when it is free. Returns `path`, their file.
 
