@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from functools import partial
 from itertools import islice
 from queue import SimpleQueue
 from typing import Any
@@ -27,17 +28,14 @@ def compute_chunks(
 ) -> Iterator[Chunk]:
     """Yield the chunk of each number and positions (n,), as soon as it is computed, by up to `count` threads.
 
-    A kernel of a CPU has one thread: it rounds by their number, and its threads would wait for those that decode. A GPU
-    computes one chunk at a time. Only files are read by the threads: Samples of a Dataset may need this one.
+    A kernel of a CPU has one thread: it rounds by their number, and its threads would wait for those that decode. For a
+    GPU the threads only read. Samples of a Dataset are read by the caller's thread, which they may need.
     """
     on_cpu, files, free = module.device.type == "cpu", images.pixels, SimpleQueue[Classifier]()
-    num_readers = files.num_threads(count) if isinstance(files, ImageFiles) else 0
-    num_threads = count if on_cpu else 1 + num_readers
     for each in _copies(module, count if on_cpu else 1):
         free.put(each)
 
-    def chunk_of(number: int, positions: Tensor, known: Tensor, targets: Tensor) -> Chunk:
-        pixels, errors = files.read(positions) if isinstance(files, ImageFiles) else (known, dict[int, str]())
+    def chunk_of(number: int, positions: Tensor, pixels: Tensor, targets: Tensor, errors: dict[int, str]) -> Chunk:
         kept = [row for row, position in enumerate(positions.tolist()) if position not in errors]
         own = free.get()
         try:  # a network may fail without an image
@@ -46,17 +44,23 @@ def compute_chunks(
             free.put(own)
         return Chunk(number, csv_text(rows), [errors[key] for key in sorted(errors)])
 
-    source, pending = iter(numbered), set[Future[Chunk]]()
+    def work(number: int, positions: Tensor, known: Tensor, targets: Tensor) -> Callable[[], Chunk]:
+        pixels, errors = files.read(positions) if isinstance(files, ImageFiles) else (known, dict[int, str]())
+        finish = partial(chunk_of, number, positions, pixels, targets, errors)
+        return partial(Chunk, *finish()) if on_cpu else finish
+
+    num_threads = files.num_threads(count) if isinstance(files, ImageFiles) and not on_cpu else count
+    source, pending = iter(numbered), set[Future[Callable[[], Chunk]]]()
     threads = ThreadPoolExecutor(num_threads, "chunk", torch.set_num_threads, (1,))
     try:
         while True:
             for number, positions in islice(source, num_threads - len(pending)):
-                pending.add(threads.submit(chunk_of, number, positions, *_read(images, positions)))
+                pending.add(threads.submit(work, number, positions, *_read(images, positions)))
             if not pending:
                 return
             done = next(as_completed(pending))
             pending.remove(done)
-            yield done.result()
+            yield done.result()()
     finally:
         threads.shutdown(wait=False)  # a signal ends the process, whatever they compute
 

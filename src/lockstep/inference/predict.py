@@ -6,6 +6,7 @@ import math
 import time
 from bisect import bisect
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,8 @@ def refuse_own_module(config: Config, who: str) -> None:
 def load_network(here: Session, checkpoint: Path) -> Classifier:
     """Load the network of a checkpoint on the device of this process, ready to predict. Every rank must call it."""
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    if here.device.type == "cpu":  # each copy in a thread would be compiled
+        here = replace(here, config=here.config.model_copy(update={"compile": False}))
     module = networks.classifier(here, ImageFormat(**saved["image_format"]), total_steps=1)
     module.load_state_dict(saved["state_dict"])
     if here.config.calibrate:
