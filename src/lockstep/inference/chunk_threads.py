@@ -50,11 +50,12 @@ def compute_chunks(
         return partial(Chunk, *finish()) if on_cpu else finish
 
     num_threads = files.num_threads(count) if isinstance(files, ImageFiles) and not on_cpu else count
+    most = count if on_cpu else count + 1  # with the one that the GPU computes
     source, pending = iter(numbered), set[Future[Callable[[], Chunk]]]()
     threads = ThreadPoolExecutor(num_threads, "chunk", torch.set_num_threads, (1,))
     try:
         while True:
-            for number, positions in islice(source, num_threads - len(pending)):
+            for number, positions in islice(source, most - len(pending)):
                 pending.add(threads.submit(work, number, positions, *_read(images, positions)))
             if not pending:
                 return

@@ -19,6 +19,7 @@ from lockstep.assembly import networks
 from lockstep.assembly.session import Session
 from lockstep.config.errors import ConfigError
 from lockstep.data.images.dataset_samples import Samples
+from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.preprocessing import View
 from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.data.splits import Images
@@ -249,3 +250,28 @@ def test_only_predictions_of_a_gpu_are_compiled(
     rest: Any = {field.name: None for field in fields(Session)}
     predict.load_network(Session(**rest | {"config": config, "device": torch.device(device)}), tmp_path / "c")
     assert compiled == [expected]
+
+
+def test_for_a_gpu_the_next_files_are_read_while_the_callers_thread_computes(
+    photographs: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, has_second, read = module_of(Sums()), threading.Event(), ImageFiles.read
+    readers, computers = set[int](), set[int]()
+    monkeypatch.setattr(Classifier, "device", torch.device("cuda"))
+
+    def reading(files: ImageFiles, positions: Tensor) -> tuple[Tensor, dict[int, str]]:
+        readers.add(threading.get_ident())
+        if int(positions[0]) == 1:
+            has_second.set()
+        return read(files, positions)
+
+    def rows_of(own: Classifier, positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
+        assert own is module
+        assert has_second.wait(WAIT_S)
+        computers.add(threading.get_ident())
+        return []
+
+    monkeypatch.setattr(ImageFiles, "read", reading)
+    assert len(in_order(compute_chunks(module, photographs, numbered(10, 1), rows_of, 1))) == 10
+    assert computers == {threading.get_ident()}
+    assert readers.isdisjoint(computers)
