@@ -1,9 +1,7 @@
 """Features of images, which the last layer of a network takes, as an array: the same bytes by any number of workers."""
 
-import copy
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 from lockstep.assembly import networks, pretrained_weights, session
 from lockstep.assembly.session import Session
 from lockstep.config.checks import validation
-from lockstep.config.errors import ConfigError, Error, one_line
+from lockstep.config.errors import ConfigError, Error
 from lockstep.distributed.broadcast import broadcast
 from lockstep.inference import predict
 from lockstep.models.classifier import Classifier, ImageFormat
@@ -27,8 +25,6 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.system.wording import plural
-
-NUM_IN_PART = 4  # images that one thread computes: as fast as more (ResNet-18 at 128 pixels, AVX2, 2026-11-27)
 
 
 def embed(
@@ -53,17 +49,17 @@ def embed(
     with session.open_session(folder, settings, world) as here:
         module = _pretrained(here) if checkpoint is None else predict.load_network(here, Path(checkpoint))
         images, digest = predict.images_of(here, run, source, module.image_format)
-        compute, dtype = _in_threads(here, module), str(module.mean.dtype).removeprefix("torch.")
+        dtype = str(module.mean.dtype).removeprefix("torch.")
         inputs = {"weights": weights_hash(module.state_dict()), "settings": predict.settings_of(here)}
         inputs |= {"images": digest, "columns": f"features {dtype}"}
 
-        def rows_of(positions: Tensor, pixels: Tensor) -> list[list[str]]:
-            rows = zip(positions.tolist(), compute(pixels).numpy(), strict=True)
+        def rows_of(module: Classifier, positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
+            rows = zip(positions.tolist(), features(module, pixels).cpu().numpy(), strict=True)
             return [[str(position), row.tobytes().hex()] for position, row in rows]
 
         write_file = partial(write_array, Path(output), images.names, dtype)
         broken = predict.write(
-            here, images, rows_of, write_file, inputs=inputs, output=Path(output), is_strict=is_strict
+            here, module, images, rows_of, write_file, inputs=inputs, output=Path(output), is_strict=is_strict
         )
         return predict.report(here, len(images), broken, "image", output)
 
@@ -107,30 +103,6 @@ def _pretrained(here: Session) -> Classifier:
     if here.is_distributed:
         broadcast(module.net.parameters())
     return module
-
-
-def _in_threads(here: Session, module: Classifier) -> Callable[[Tensor], Tensor]:
-    """Return what computes features (n, D) of pixels (n, C, H, W), in host memory.
-
-    On a CPU it uses threads, each with a copy of the module that shares its weights: a kernel rounds by its number of
-    threads, which depends on the number of workers.
-    """
-    if here.device.type == "cuda":
-        return lambda pixels: features(module, pixels).cpu()
-    shared, count = {id(parameter): parameter for parameter in module.parameters()}, torch.get_num_threads()
-    try:
-        modules = [module, *(copy.deepcopy(module, dict[int, Any](shared)) for _ in range(1, count))]
-    except Exception as error:  # of custom code
-        hint = f"set OMP_NUM_THREADS=1 ({type(error).__name__}: {one_line(error)})"
-        raise ConfigError(Error(type(module.net).__name__, "cannot be copied for several threads", hint)) from error
-    threads = here.held.enter_context(ThreadPoolExecutor(count, "features", torch.set_num_threads, (1,)))
-
-    def compute(pixels: Tensor) -> Tensor:
-        parts = pixels.split(NUM_IN_PART)
-        each = threads.map(lambda first: [features(modules[first], part) for part in parts[first::count]], range(count))
-        return torch.cat([part for row in itertools.zip_longest(*each) for part in row if part is not None])
-
-    return compute
 
 
 def write_array(output: Path, names: Sequence[object], dtype: str, rows: Iterable[str]) -> None:

@@ -3,7 +3,7 @@ import pickle
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from torchvision.datasets import utils as downloads
 
 from lockstep.data.images import decoded_splits
 from lockstep.data.images.decoded_image import DecodedImage, decode
-from lockstep.data.images.image_files import read_runs
 from lockstep.data.images.image_table import IMAGE_SUFFIXES, class_folders, list_classes, list_images
 from lockstep.data.images.preprocessing import View
 from lockstep.data.sources.builtin import digits, synthetic
@@ -707,28 +706,6 @@ def test_the_digest_of_a_folder_changes_with_its_files(tmp_path: Path, change: b
     else:
         (tmp_path / "b.png").write_bytes(change)
     assert unlabelled_folder(str(tmp_path), **settings)[1] != before
-
-
-@pytest.mark.parametrize("most", [1, 3])
-def test_runs_of_files_are_read_in_order_and_not_far_ahead(tmp_path: Path, most: int) -> None:
-    for number in range(10):
-        write(tmp_path / f"{number}.png", height=200, width=200, seed=number)
-    (tmp_path / "4.png").write_bytes(b"no image")
-    pixels = unlabelled(str(tmp_path), size=[4, 6]).pixels
-    taken: list[int] = []
-
-    def runs() -> Iterator[torch.Tensor]:
-        for run in torch.arange(10).split(3):
-            taken.append(int(run[0]))
-            yield run
-
-    for count, (positions, images, errors) in enumerate(read_runs(pixels, runs(), most)):
-        assert positions[0] == 3 * count
-        assert len(taken) <= count + most
-        assert [*errors] == ([4] if count == 1 else [])
-        sound = [row for row, position in enumerate(positions.tolist()) if position not in errors]
-        assert torch.equal(images[sound], pixels[positions[sound]])
-    assert taken == [0, 3, 6, 9]
 
 
 SYNTHETIC: dict[str, Any] = {

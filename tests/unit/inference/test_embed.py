@@ -4,10 +4,8 @@ import csv
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -57,17 +55,6 @@ class Pairs(OfTokens):
         return super().forward(x[::2]).repeat(2, 1)
 
 
-class Sums(nn.Module):
-    """Adds up an image, which several threads do in parts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.Linear(1, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.stack([image.square().sum() for image in x]).unsqueeze(1))
-
-
 class Functional(OfTokens):
     """Uses the weights of its last layer without calling it."""
 
@@ -106,25 +93,6 @@ def test_features_are_what_the_network_gives_without_its_last_layer(name: str) -
     assert found.shape == (3, expected.shape[1])
     torch.testing.assert_close(found, expected)
     assert logits.shape == (3, CLASSES)  # no trace of the first call
-
-
-def test_any_number_of_threads_computes_the_same_bits() -> None:
-    module, images, before = module_of(Sums(), 256), pixels(30, 256), torch.get_num_threads()
-    found: list[Tensor] = []
-    plain: list[Tensor] = []
-    try:
-        for num_threads in (1, 2, 3):
-            torch.set_num_threads(num_threads)
-            with ExitStack() as held:
-                here: Any = SimpleNamespace(device=torch.device("cpu"), held=held)
-                found.append(embed._in_threads(here, module)(images))
-            plain.append(embed.features(module, images))
-    finally:
-        torch.set_num_threads(before)
-    assert not torch.equal(plain[0], plain[2])
-    assert torch.equal(found[0], plain[0])
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize(

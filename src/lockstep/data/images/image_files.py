@@ -2,12 +2,10 @@
 
 import contextlib
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 
 import numpy as np
 import torch
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from lockstep.data.images.decoded_image import FORMATS, DecodedImage, decode, upright_size
 from lockstep.data.images.preprocessing import View, size_of
-from lockstep.data.splits import ImageError, Pixels
+from lockstep.data.splits import ImageError
 from lockstep.system.hardware import num_cores
 
 NUM_SAMPLED = 4096
@@ -109,13 +107,15 @@ class ImageFiles:
     def head(self, count: int) -> "ImageFiles":
         return replace(self, files=self.files[:count])
 
-    def threads(self, max_threads: int) -> ThreadPoolExecutor:
-        """Make threads for decoding: one for small files, which would wait for the interpreter, else `max_threads`.
+    def num_threads(self, most: int) -> int:
+        """Return how many threads decode: one for small files, which would wait for the interpreter, else `most`.
 
         Two CPU cores, 2026-11-21: 32x32 at 9,000 images/s by one thread, 5,000 by two; 500x500 at 550 and 850.
         """
-        num_threads = max_threads if self.mean_bytes > 16 * 1024 else 1
-        return ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,))
+        return most if self.mean_bytes > 16 * 1024 else 1
+
+    def threads(self, most: int) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.num_threads(most), initializer=torch.set_num_threads, initargs=(1,))
 
 
 def decode_all(images: ImageFiles, max_threads: int, store: Store, show: Callable[[int], None] | None = None) -> None:
@@ -141,24 +141,6 @@ def decode_all(images: ImageFiles, max_threads: int, store: Store, show: Callabl
     if errors:
         positions = sorted(errors)
         raise ImageError([errors[position] for position in positions], positions)
-
-
-def read_runs(pixels: Pixels, runs: Iterable[Tensor], most: int) -> Iterator[tuple[Tensor, Tensor, dict[int, str]]]:
-    """Yield positions (n,), pixels (n, C, H, W) and errors by position of each run, in order.
-
-    Up to `most` threads decode files, each a run, while the caller uses the one before. Raises ImageError for others.
-    """
-    if not isinstance(pixels, ImageFiles):
-        yield from ((run, pixels[run], {}) for run in runs)
-        return
-    source, pending = iter(runs), deque[tuple[Tensor, Future[tuple[Tensor, dict[int, str]]]]]()
-    with pixels.threads(most) as threads:
-        while True:
-            pending.extend((run, threads.submit(pixels.read, run)) for run in islice(source, most - len(pending)))
-            if not pending:
-                return
-            run, reading = pending.popleft()
-            yield run, *reading.result()
 
 
 def sampled_positions(count: int) -> Tensor:

@@ -1,0 +1,277 @@
+"""Chunks of a prediction, computed by threads that wait for nothing, with the same bits by any number of them."""
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from lockstep.assembly import networks
+from lockstep.assembly.session import Session
+from lockstep.config.errors import ConfigError
+from lockstep.data.images.dataset_samples import Samples
+from lockstep.data.images.image_files import ImageFiles
+from lockstep.data.images.preprocessing import View
+from lockstep.data.sources.folders import unlabelled_folder
+from lockstep.data.splits import Images
+from lockstep.inference import predict, row_chunks
+from lockstep.inference.chunk_threads import compute_chunks
+from lockstep.inference.row_chunks import Chunk
+from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.runs.files import csv_text
+from tests.support import modules
+
+WAIT_S = 60.0
+SIZE = 64
+
+
+class Sums(nn.Module):
+    """Adds up an image, which several threads do in parts; keeps the last images, as some networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.last = torch.empty(0)
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.last = images
+        return torch.stack([image.square().sum() for image in images]).unsqueeze(1) * self.weight
+
+
+def module_of(net: nn.Module, size: int = SIZE) -> Classifier:
+    image_format = ImageFormat(("a", "b", "c", "d"), (3, size, size), (0.5,) * 3, (0.25,) * 3)
+    return modules.classifier(net, image_format=image_format).eval()
+
+
+def cells(module: Classifier, positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
+    with torch.inference_mode():
+        sums = module(pixels)[:, 0]
+    return [[str(at), float(each).hex()] for at, each in zip(positions.tolist(), sums, strict=True)]
+
+
+def numbered(count: int, size: int, taken: list[int] | None = None) -> Iterator[tuple[int, Tensor]]:
+    for number, run in enumerate(torch.arange(count).split(size)):
+        if taken is not None:
+            taken.append(number)
+        yield number, run
+
+
+def in_order(chunks: Iterable[Chunk]) -> list[Chunk]:
+    return sorted(chunks)
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Images:
+    noise = np.random.default_rng(0)
+    for number in range(10):
+        Image.fromarray(noise.integers(0, 256, (200, 200, 3), dtype=np.uint8)).save(tmp_path / f"{number}.png")
+    (tmp_path / "4.png").write_bytes(b"no image")
+    return unlabelled_folder(str(tmp_path), view=View.from_keys(SIZE, "auto", "crop", "auto", "white"), channels=3)[0]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_every_file_has_a_row_or_an_error_and_none_is_taken_too_early(photographs: Images, count: int) -> None:
+    taken: list[int] = []
+    found: list[Chunk] = []
+    for chunk in compute_chunks(module_of(Sums()), photographs, numbered(10, 3, taken), cells, count):
+        assert len(taken) <= len(found) + count
+        found.append(chunk)
+    assert [chunk.number for chunk in in_order(found)] == [0, 1, 2, 3]
+    assert [line.split(",")[0] for chunk in in_order(found) for line in chunk.rows.splitlines()] == [*"012356789"]
+    assert [(chunk.number, len(chunk.errors)) for chunk in found if chunk.errors] == [(1, 1)]
+    assert taken == [0, 1, 2, 3]
+
+
+def test_threads_compute_at_once_each_with_its_own_copy_and_wait_for_no_slow_one(photographs: Images) -> None:
+    module, others_done = module_of(Sums()), threading.Event()
+    seen: dict[int, list[Any]] = {}
+
+    def rows_of(own: Classifier, positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
+        number = int(positions[0])
+        own(pixels)
+        if number == 0:  # the first is the last to end
+            assert others_done.wait(WAIT_S)
+        assert own.net.last.shape == pixels.shape
+        assert torch.get_num_threads() == 1
+        seen.setdefault(id(own), []).append(own)
+        return [[str(number)]]
+
+    numbers = []
+    for chunk in compute_chunks(module, photographs, numbered(10, 1), rows_of, 2):
+        numbers.append(chunk.number)
+        if len(numbers) == 9:
+            others_done.set()
+    assert numbers[-1] == 0
+    owns = [each[0] for each in seen.values()]
+    assert len(owns) == 2
+    assert len({own.net.weight.data_ptr() for own in owns}) == 1
+
+
+@pytest.mark.parametrize("from_files", [True, False])
+def test_any_number_of_threads_computes_the_same_bits(photographs: Images, from_files: bool) -> None:
+    pixels = torch.randint(0, 256, (30, 3, 256, 256), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    images = photographs if from_files else Images(pixels, torch.zeros(30, dtype=torch.int64), [*map(str, range(30))])
+    module, before = module_of(Sums(), images.pixels.shape[2]), torch.get_num_threads()
+    plain, found = set(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            chunks = compute_chunks(module, images, numbered(len(images), 4), cells, count)
+            found.append(in_order(chunks))
+            plain.add(csv_text(cells(module, torch.arange(30), pixels, pixels)))
+    finally:
+        torch.set_num_threads(before)
+    assert len(plain) > 1
+    assert found[0] == found[1] == found[2]
+
+
+def test_samples_of_a_dataset_are_read_by_one_thread_with_their_targets() -> None:
+    readers: set[int] = set()
+
+    class Numbers(torch.utils.data.Dataset[Any]):
+        def __getitem__(self, row: int) -> tuple[Tensor, int]:
+            readers.add(threading.get_ident())
+            return torch.full((3, SIZE, SIZE), row, dtype=torch.uint8), row % 4
+
+    none = torch.empty(0, 3, SIZE, SIZE, dtype=torch.uint8), torch.empty(0, dtype=torch.int64)
+    samples = Samples(Numbers(), torch.arange(6), "data", True, *none)
+    images = Images(samples, none[1], [str(name) for name in range(6)])
+
+    def rows_of(own: Classifier, positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
+        assert pixels[:, 0, 0, 0].tolist() == positions.tolist()
+        return [[str(target)] for target in targets.tolist()]
+
+    chunks = compute_chunks(module_of(Sums()), images, numbered(6, 2), rows_of, 3)
+    assert "".join(chunk.rows for chunk in in_order(chunks)).split() == [*"012301"]
+    assert readers == {threading.get_ident()}
+
+
+def test_a_network_that_cannot_be_copied_is_refused_for_several_threads_only(photographs: Images) -> None:
+    net: Any = Sums()
+    net.lock = threading.Lock()
+
+    def compute(count: int) -> list[Chunk]:
+        return in_order(compute_chunks(module_of(net), photographs, numbered(10, 3), cells, count))
+
+    assert len(compute(1)) == 4
+    with pytest.raises(ConfigError, match="Sums cannot be copied for several threads: set OMP_NUM_THREADS=1"):
+        compute(2)
+
+
+def write(path: Path, images: Images, computed: list[int], *, most: int = 99, device: str = "cpu") -> list[str]:
+    """Write the rows of images; fails in place of the chunk after `most`."""
+    config: Any = SimpleNamespace(eval_batch_size=512, silent=True)
+
+    def rows_of(own: Classifier, positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
+        if len(computed) == most:
+            raise RuntimeError("killed")
+        computed.append(len(positions))
+        return [[str(at)] for at in positions.tolist()]
+
+    with ExitStack() as held:
+        here: Any = SimpleNamespace(config=config, rank=0, world_size=1, held=held, device=torch.device(device))
+        table, module = partial(row_chunks.write_table, path, "file\n"), module_of(Sums(), images.pixels.shape[2])
+        return predict.write(here, module, images, rows_of, table, inputs={}, output=path)
+
+
+def blank(count: int, size: int) -> Images:
+    names = [*map(str, range(count))]
+    return Images(torch.zeros(count, 3, size, size, dtype=torch.uint8), torch.zeros(count), names)
+
+
+@pytest.mark.parametrize(
+    ("size", "device", "expected"),
+    [(224, "cpu", [4] * 10), (64, "cpu", [32, 8]), (600, "cpu", [1] * 40), (224, "cuda", [32, 8])],
+)
+def test_chunks_are_as_small_as_maps_that_a_cpu_reuses(
+    tmp_path: Path, size: int, device: str, expected: list[int]
+) -> None:
+    computed: list[int] = []
+    write(tmp_path / "out.csv", blank(40, size), computed, device=device)
+    assert computed == expected
+
+
+def test_only_chunks_of_the_same_size_are_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    computed: list[int] = []
+    for num_pixels in (8 * SIZE**2, 8 * SIZE**2, 4 * SIZE**2):
+        monkeypatch.setattr(predict, "NUM_PIXELS", num_pixels)
+        with pytest.raises(RuntimeError, match="killed"):
+            write(tmp_path / "out.csv", blank(20, SIZE), computed, most=len(computed) + 1)
+    assert computed == [8, 8, 4]
+    assert "chunks changed: the rows in" in capsys.readouterr().out
+    write(tmp_path / "out.csv", blank(20, SIZE), computed)
+    assert computed == [8, 8, 4, 4, 4, 4, 4]
+    assert (tmp_path / "out.csv").read_text().split() == ["file", *map(str, range(20))]
+
+
+def test_an_error_waits_for_no_thread_that_computes(photographs: Images) -> None:
+    is_released, ended = threading.Event(), list[bool]()
+
+    def rows_of(own: Classifier, positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
+        ended.append(is_released.wait(WAIT_S))
+        return []
+
+    def interrupted() -> Iterator[tuple[int, Tensor]]:
+        yield 0, torch.tensor([0])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        in_order(compute_chunks(module_of(Sums()), photographs, interrupted(), rows_of, 2))
+    assert not ended
+    is_released.set()
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", False), ("cuda", True)])
+def test_only_predictions_of_a_gpu_are_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, expected: bool
+) -> None:
+    module, compiled = module_of(Sums()), list[bool]()
+    torch.save({"image_format": module.image_format._asdict(), "state_dict": module.state_dict()}, tmp_path / "c")
+    config: Any = SimpleNamespace(compile=True, calibrate=False)
+    config.model_copy = lambda update: SimpleNamespace(**vars(config) | update)
+
+    def build(here: Session, *_: Any, **__: Any) -> Classifier:
+        compiled.append(here.config.compile)
+        return module
+
+    monkeypatch.setattr(networks, "classifier", build)
+    monkeypatch.setattr(Classifier, "to", lambda self, _: self)
+    rest: Any = {field.name: None for field in fields(Session)}
+    predict.load_network(Session(**rest | {"config": config, "device": torch.device(device)}), tmp_path / "c")
+    assert compiled == [expected]
+
+
+def test_for_a_gpu_the_next_files_are_read_while_the_callers_thread_computes(
+    photographs: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, has_second, read = module_of(Sums()), threading.Event(), ImageFiles.read
+    readers, computers = set[int](), set[int]()
+    monkeypatch.setattr(Classifier, "device", torch.device("cuda"))
+
+    def reading(files: ImageFiles, positions: Tensor) -> tuple[Tensor, dict[int, str]]:
+        readers.add(threading.get_ident())
+        if int(positions[0]) == 1:
+            has_second.set()
+        return read(files, positions)
+
+    def rows_of(own: Classifier, positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
+        assert own is module
+        assert has_second.wait(WAIT_S)
+        computers.add(threading.get_ident())
+        return []
+
+    monkeypatch.setattr(ImageFiles, "read", reading)
+    assert len(in_order(compute_chunks(module, photographs, numbered(10, 1), rows_of, 1))) == 10
+    assert computers == {threading.get_ident()}
+    assert readers.isdisjoint(computers)
