@@ -59,14 +59,15 @@ def memory_bytes() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what this process frees for its next allocations, unless variables of the user configure it.
+    """Let glibc keep blocks up to 32 MiB that this process frees, unless variables of the user configure it.
 
-    By default it returns large blocks to the kernel, which fills each page with zeros when it is used again.
+    By default it returns them to the kernel, which fills each page with zeros when it is used again. To keep larger
+    blocks, too, would fragment the memory.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
-        mallopt(-4, 0)  # M_MMAP_MAX
-        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: the most that an int holds
+        mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, the most that glibc takes
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, the most that an int holds
 
 
 def available_bytes() -> int | None:
