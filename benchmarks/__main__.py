@@ -16,6 +16,7 @@ from benchmarks import (
     augmentations,
     checkpoint,
     dropout,
+    epoch,
     features,
     input,
     near_copies,
@@ -33,6 +34,7 @@ from benchmarks.table import Row, device, markdown
 SECTIONS = (
     ("A step", step.overhead),
     ("The full ResNet-18", step.resnet18),
+    ("The first epoch", epoch.first_epoch),
     ("Watching", step.watching),
     ("Averaged weights", step.averaging),
     ("Input", input.generated),

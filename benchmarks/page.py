@@ -33,6 +33,7 @@ QUESTIONS: dict[str, Sequence[str]] = {
     "How exact are several workers?": ("exactness", "gpu-exactness", "gpu-graphs"),
     "How fast is one GPU?": ("gpu-speed", "gpu-epoch", "gpu-step"),
     "How fast is a step next to a raw loop and a usual template?": ("the-full-resnet-18", "a-step"),
+    "Where does an epoch on a CPU go?": ("the-first-epoch",),
     "Do several processes pay on one CPU?": ("workers", "small-workers", "small-workers-without-messages", "unequal"),
     "What do virtual shards cost?": ("virtual-shards",),
     "What do messages between workers cost?": ("messages", "batch-norm"),

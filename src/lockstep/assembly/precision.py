@@ -8,6 +8,7 @@ import torch
 
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config
+from lockstep.system.hardware import keep_freed_memory
 from lockstep.system.launcher import World
 
 VOLTA, AMPERE = (7, 0), (8, 0)  # the first compute capabilities with float16 products, and with bfloat16 and TF32
@@ -86,8 +87,9 @@ def keep_float32() -> Iterator[None]:
 
 
 def chosen_device(config: Config, gpus: tuple[int, ...], world: World) -> torch.device:
-    """Return the device of this process, made torch's current one."""
+    """Return the device of this process, made torch's current one; its memory is kept on a CPU."""
     if not gpus:
+        keep_freed_memory()
         return torch.device("cpu")
     number = gpus[world.local_rank]
     if torch.cuda.device_count() <= number:

@@ -134,7 +134,7 @@ class OptimizerStep:
         starting = {parameter for parameter in self._new if parameter.grad is not None}
         if not self._is_skipped(starting):
             self._start_momentum(starting)
-            self._optimizer.step()
+            internals.step_in_memory_order(self._optimizer)
             self._new -= starting
         self._progress.increment_completed()
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):

@@ -1,5 +1,6 @@
 """GPUs, cores and memory of this machine or container. No torch until it is needed."""
 
+import ctypes
 import itertools
 import os
 import re
@@ -55,6 +56,18 @@ def memory_bytes() -> int:
     """Return the memory of this machine, or of the container if that is less."""
     limits = [limit for group in _control_groups() for limit in _memory_limit(group)]
     return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *limits])
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep blocks up to 32 MiB that this process frees, unless variables of the user configure it.
+
+    By default it returns them to the kernel, which fills each page with zeros when it is used again. To keep larger
+    blocks, too, would fragment the memory.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, the most that glibc takes
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, the most that an int holds
 
 
 def available_bytes() -> int | None:

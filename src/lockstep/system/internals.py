@@ -6,6 +6,7 @@ function states the consequence. tests/unit/system/test_internals.py fails once 
 
 import atexit
 import contextlib
+import functools
 import itertools
 import re
 import uuid
@@ -204,6 +205,37 @@ def can_skip_update(optimizer: "Optimizer") -> bool:
     Otherwise the loss guard reads every loss before the backward pass, which waits for the GPU.
     """
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def step_in_memory_order(optimizer: "Optimizer") -> None:
+    """Step an optimizer whose fused update gets tensors in channels_last as they lie in memory: the same bits.
+
+    Otherwise torch 2.15 on a CPU copies every such gradient into another layout, and does not use the copy. Below
+    0.5 MiB a copy costs less than its avoidance.
+    """
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    is_copied = any(each.numel() >= 1 << 17 and each.is_cpu and each.dim() == 4 for each in parameters)
+    with _memory_order()() if is_copied else contextlib.nullcontext():
+        optimizer.step()
+
+
+@functools.cache
+def _memory_order() -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    def flat(x: Any) -> Any:
+        is_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+        return x.permute(0, 2, 3, 1) if is_last else x
+
+    class MemoryOrder(TorchDispatchMode):
+        @override
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.name().startswith("aten::_fused_"):
+                args = [[*map(flat, values)] if isinstance(values, list) else values for values in args]
+            return func(*args, **(kwargs or {}))
+
+    return MemoryOrder
 
 
 def add_summary(writer: Any, summary: Any) -> None:

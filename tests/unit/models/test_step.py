@@ -2,6 +2,7 @@
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.autograd import grad
+from torch.profiler import profile
 
 from lockstep.data.loader import ShardDataset, ShardLoader
 from lockstep.distributed.collectives import FailedElsewhere
 from lockstep.models.classifier import Classifier
 from lockstep.models.step import MOST_PENDING, LossGuard, NonFiniteLoss
+from lockstep.system import internals
 from tests.support.modules import bare_trainer, batch_of, classifier
 from tests.support.plans import Plan
 from tests.support.processes import Ranks
@@ -107,6 +110,54 @@ def guarded_weights(is_deferred: bool) -> tuple[nn.Parameter, torch.optim.Optimi
     optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
     guard = LossGuard(optimizer, torch.device("cpu"), rank=0, is_deferred=is_deferred)
     return weight, optimizer, guard
+
+
+class CountsCopies(L.Callback):
+    """Counts the tensors that are copied between the backward passes and the end of each step."""
+
+    def __init__(self) -> None:
+        self.copies: list[int] = []
+        self._profiles: list[profile] = []
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+        self._profiles.append(profile())
+        self._profiles[-1].start()
+
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        for one in self._profiles:
+            one.stop()
+            self.copies.append(sum(event.name == "aten::clone" for event in one.events() or ()))
+        self._profiles.clear()
+
+
+def test_an_update_in_channels_last_copies_no_gradient() -> None:
+    counts = CountsCopies()
+    net = nn.Sequential(nn.Conv2d(1, 4096, 3, padding=1), nn.Conv2d(4096, 4, 3), nn.Flatten())
+    _, module = fitted(counts, net=net)
+    assert next(module.net.parameters()).is_contiguous(memory_format=torch.channels_last)
+    assert counts.copies == [0, 0, 0]
+
+
+@pytest.mark.parametrize("optimizer", [functools.partial(torch.optim.SGD, momentum=0.9), torch.optim.AdamW])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_an_update_in_the_order_of_memory_has_the_bits_of_torchs(
+    optimizer: Callable[..., torch.optim.Optimizer], is_last: bool
+) -> None:
+    def updated(step: Callable[[torch.optim.Optimizer], object]) -> list[Tensor]:
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Conv2d(3, 70, 3), nn.Conv2d(70, 211, 3), nn.Conv2d(211, 9, 1), nn.Linear(5, 3))
+        layers = layers.to(memory_format=torch.channels_last if is_last else torch.contiguous_format)  # pyright: ignore[reportCallIssue]
+        made = optimizer(layers.parameters(), lr=0.1, weight_decay=0.1, fused=True)
+        for _ in range(3):
+            for parameter in layers.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            step(made)
+        states = [value for parameter in layers.parameters() for value in made.state[parameter].values()]
+        return [*layers.parameters(), *states]
+
+    for ours, torchs in zip(updated(internals.step_in_memory_order), updated(lambda made: made.step()), strict=True):
+        assert torch.equal(ours, torchs)
+        assert ours.stride() == torchs.stride()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

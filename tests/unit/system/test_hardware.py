@@ -2,7 +2,11 @@
 
 import itertools
 import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -157,3 +161,44 @@ def test_without_linux_there_are_no_limits_to_read(tmp_path: Path, monkeypatch: 
     assert hardware.num_cores() == len(hardware.cores())
     assert hardware.memory_bytes() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert hardware.available_bytes() is None
+
+
+IN_TURNS = """
+import resource
+from lockstep.assembly.precision import chosen_device
+from lockstep.config.schema.configuration import Config
+chosen_device(Config.model_construct(), (), None)
+size = 24 << 20  # four of them are more than glibc keeps by itself
+faults = []
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [b"1" * size for _ in range(4)]
+    del blocks
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(sum(faults[1:]))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_a_process_that_computes_on_a_cpu_uses_freed_memory_again() -> None:
+    done = subprocess.run([sys.executable, "-c", IN_TURNS], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1000  # page faults; new memory has 24,576 each time, or 48 with huge pages
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [("", [(-3, 32 << 20), (-1, 2**31 - 1)]), ("MALLOC_TRIM_THRESHOLD_", []), ("GLIBC_TUNABLES", [])],
+)
+def test_an_allocator_that_the_user_configured_stays_so(
+    variable: str, expected: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[tuple[int, int]] = []
+    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
+        monkeypatch.delenv(name)
+    if variable:
+        monkeypatch.setenv(variable, "glibc.malloc.check=0")
+    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=lambda *one: called.append(one)))
+    hardware.keep_freed_memory()
+    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: SimpleNamespace())  # of another system
+    hardware.keep_freed_memory()
+    assert called == expected
