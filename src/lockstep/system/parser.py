@@ -2,11 +2,13 @@
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from typing_extensions import override
 
+from lockstep.system.internals import hydra_parser
 from lockstep.system.wording import near_names, question
 
 
@@ -31,4 +33,14 @@ def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> ar
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")
     if rest:
         arguments.overrides += rest
+    return arguments
+
+
+def hydra_arguments() -> argparse.Namespace:
+    """Parse this command as Hydra does, and join the overrides in `sys.argv`, which Hydra parses again."""
+    parser = hydra_parser()
+    arguments = parse_arguments(parser, sys.argv[1:])
+    if parser.parse_known_args()[1]:
+        options = [word for word in sys.argv[1:] if word not in arguments.overrides]
+        sys.argv[1:] = [*arguments.overrides, *options]  # options last: --info would take an override for its value
     return arguments
