@@ -15,6 +15,7 @@ from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG, SWEEP
 from lockstep.runs.naming import display_path, quote_path
 from lockstep.system import launcher
+from lockstep.system.parser import CommandParser, parse_arguments
 from lockstep.system.process import leave
 from lockstep.system.signals import STOP_SIGNALS
 
@@ -56,7 +57,7 @@ def _command() -> int:
             from lockstep.cluster.commands import run_jobs_command as run
 
             return run(sys.argv[2:])
-        arguments = _parse_arguments(_join_sort(sys.argv[1:]))
+        arguments = parse_arguments(_parser(), _join_sort(sys.argv[1:]))
         if arguments.command in ("eval", "predict", "embed", "labels"):
             launcher.shared_world(os.environ)
             entry.start_training()
@@ -82,17 +83,6 @@ def _restore_handlers() -> None:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
-def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments; overrides may also follow options, where argparse does not accept them."""
-    parser = _parser()
-    arguments, rest = parser.parse_known_args(words)
-    if wrong := [word for word in rest if "overrides" not in arguments or word.startswith("-")]:
-        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
-    if rest:
-        arguments.overrides += rest
-    return arguments
-
-
 def _join_sort(words: Sequence[str]) -> list[str]:
     """Join `--sort -best` into one word: argparse takes -best for an option."""
     joined: list[str] = []
@@ -105,7 +95,7 @@ def _join_sort(words: Sequence[str]) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lockstep", description="Train, monitor and use image classifiers.")
+    parser = CommandParser(prog="lockstep", description="Train, monitor and use image classifiers.")
     parser.add_argument("--version", action="version", version=f"lockstep {lockstep.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 

@@ -55,7 +55,7 @@ def _parse_command(folder: Path) -> "tuple[Namespace, Source]":
     from lockstep.config.composing import compose
     from lockstep.config.errors import ConfigError, Error
     from lockstep.config.saved import project
-    from lockstep.system.internals import hydra_parser
+    from lockstep.system.parser import hydra_arguments
 
     is_trusted, run = "--trust" in sys.argv, None
     sys.argv[1:] = [word for word in sys.argv[1:] if word != "--trust"]
@@ -66,7 +66,7 @@ def _parse_command(folder: Path) -> "tuple[Namespace, Source]":
         raise ConfigError(Error("--trust", "is for a run or a sweep that is resumed", "remove it, or add resume=..."))
     project.enter(folder, None if is_trusted else run)
     source = compose.source_of(folder)
-    arguments = hydra_parser().parse_args()
+    arguments = hydra_arguments()
     arguments.is_trusted = is_trusted
     if arguments.config_path:
         source = source._replace(conf=folder / arguments.config_path)

@@ -20,6 +20,7 @@ from lockstep.runs.files import to_json
 from lockstep.runs.folder import EXIT_CONFIG
 from lockstep.runs.naming import ADOPT, TRUSTING, display_path, quote_path, resume_override
 from lockstep.system import terminal
+from lockstep.system.parser import CommandParser
 from lockstep.system.redaction import redact
 from lockstep.system.terminal import duration, new_table, print_table, printable, show_table
 from lockstep.system.wording import plural
@@ -43,7 +44,7 @@ def _select_jobs(arguments: argparse.Namespace) -> list[Job]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lockstep jobs", description="Manage submitted runs.", epilog=EPILOG)
+    parser = CommandParser(prog="lockstep jobs", description="Manage submitted runs.", epilog=EPILOG)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -42,7 +41,7 @@ class ConfigError(ValueError):
     """All errors of a configuration, one line each."""
 
     def __init__(self, *errors: Error) -> None:
-        self.errors = [Error(*map(redact, error)) for error in dict.fromkeys(errors)]
+        self.errors: list[Error] = [Error(*map(redact, error)) for error in dict.fromkeys(errors)]
         super().__init__(*self.errors)
 
     @override
@@ -104,18 +103,3 @@ def mismatch(key: str, value: Any, expected: str, *, as_text: bool) -> Error:
     if not expected:
         return Error(f"{key}={text}", "is too large", f"{LARGEST:,} at most")
     return Error(f"{key}={text}", f"must be {expected}", f"write \"{key}='{text}'\"" if as_text else "")
-
-
-def near_names(name: str, names: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return the most similar names; if there are none, those that are similar in lower case."""
-    from difflib import get_close_matches  # 10 ms that a good configuration does not need
-
-    names = list(names)
-    by_lower = {other.lower(): other for other in names}
-    matches = get_close_matches(name, names, count, cutoff)
-    return matches or [by_lower[other] for other in get_close_matches(name.lower(), by_lower, count, cutoff)]
-
-
-def question(meant: Sequence[str], otherwise: str) -> str:
-    """Return a fix: the names that may have been meant, else a hint."""
-    return f"did you mean {' or '.join(meant)}?" if meant else otherwise

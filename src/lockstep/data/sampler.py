@@ -60,9 +60,9 @@ class GlobalBatches(Sampler[ShardIndices]):
         self.accumulate_grad_batches = accumulate_grad_batches
         self.shuffle_seed = shuffle_seed
         self.rank = rank
-        self.loads = tuple(loads)
-        self.micro_batch_size = global_batch_size // accumulate_grad_batches
-        self.num_batches = math.ceil(num_samples / self.micro_batch_size)
+        self.loads: tuple[int, ...] = tuple(loads)
+        self.micro_batch_size: int = global_batch_size // accumulate_grad_batches
+        self.num_batches: int = math.ceil(num_samples / self.micro_batch_size)
         if self.num_batches > 1 and 1 in (num_samples % self.micro_batch_size, num_samples % global_batch_size):
             self.num_batches -= 1
         self._is_cut_short = num_batches is not None and num_batches < self.num_batches
@@ -70,8 +70,8 @@ class GlobalBatches(Sampler[ShardIndices]):
             self.num_batches = min(self.num_batches, num_batches)
         self.with_partner = with_partner
         self.order = order
-        self.epoch = 0
-        self.start = 0
+        self.epoch: int = 0
+        self.start: int = 0
         # Lightning calls set_epoch on `batch_sampler.sampler`, not on a batch sampler itself
         self.sampler = self
 

@@ -52,7 +52,7 @@ class ImageError(ValueError):
 
     def __init__(self, errors: Sequence[str], positions: Sequence[int] = ()) -> None:
         super().__init__(errors, positions)
-        self.errors = list(errors)
+        self.errors: list[str] = list(errors)
         self.positions = positions
 
     @override

@@ -19,7 +19,7 @@ from typing_extensions import override
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.batch_norm import refuse_inexact_norms
 from lockstep.distributed.collectives import sum_over_ranks, world_size
-from lockstep.distributed.rng import replace_dropout
+from lockstep.distributed.rng import ExactDropout, replace_dropout
 from lockstep.models.counts import EpochCounts
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
 from lockstep.models.passes import Compiler, Graphed, Grapher, Layout
@@ -60,7 +60,7 @@ class Classifier(L.LightningModule):
 
     mean: Tensor
     std: Tensor
-    step_class = OptimizerStep
+    step_class: type[OptimizerStep] = OptimizerStep
     caches_casts = True  # of weights to the number format of autocast, in a pass
 
     def __init__(
@@ -100,22 +100,22 @@ class Classifier(L.LightningModule):
             self.loss_scale = loss_scale.LossScale()
         self._log_every_n_steps = log_every_n_steps
         refuse_inexact_norms(net)
-        self.dropouts = replace_dropout(net, seed)
+        self.dropouts: list[ExactDropout] = replace_dropout(net, seed)
         self._groups = ParameterGroups(net, task, rules)
         self.layout = layout
-        self.net = net.to(memory_format=layout.memory_format)  # pyright: ignore[reportCallIssue]
+        self.net: nn.Module = net.to(memory_format=layout.memory_format)  # pyright: ignore[reportCallIssue]
         self.task = task
         self.calibration: nn.Module = nn.Identity()  # from outputs to those of predictions: of a trained network
         channels = (1, len(image_format.mean), 1, 1)
         self.register_buffer("mean", 255 * torch.tensor(image_format.mean).view(channels))
         self.register_buffer("std", 255 * torch.tensor(image_format.std).view(channels))
-        self.test_splits = ("test", "test_flip") if has_flip_test else ("test",)
-        self.measured = (*measured, "loss")
-        self.scores = nn.ModuleDict({split: Scores(measured) for split in ("val", *self.test_splits)})
+        self.test_splits: tuple[str, ...] = ("test", "test_flip") if has_flip_test else ("test",)
+        self.measured: tuple[str, ...] = (*measured, "loss")
+        self.scores: nn.ModuleDict = nn.ModuleDict({split: Scores(measured) for split in ("val", *self.test_splits)})
         self._compiled = compiler and compiler(net, self.dropouts, layout)
         self.grapher = grapher
         self._graphed: Graphed | None = None
-        self.counts = EpochCounts(task.scored)
+        self.counts: EpochCounts = EpochCounts(task.scored)
         self._weight_sum: Tensor | None = None  # of this rank's samples of the global batch, if they have weights
         self.metrics: dict[str, float] = {}
         self._step: OptimizerStep | None = None

@@ -112,7 +112,7 @@ class Predictor:
 
     def __init__(self, here: Session, module: Classifier, checkpoint: Path, threshold: float | None = None) -> None:
         self.checkpoint = checkpoint
-        self.precision = here.precision
+        self.precision: str = here.precision
         self.threshold = threshold
         self._module = module
         self._batch_size = here.config.eval_batch_size

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 
@@ -34,3 +34,18 @@ def similar_names(names: Sequence[str]) -> str:
         key = str(Fraction(key)) if re.fullmatch(r"[-+]?\d{1,40}(\.\d{0,40})?", key) else key
         groups.setdefault(key, {})[name] = None
     return "; ".join(" = ".join(map(repr, group)) for group in groups.values() if len(group) > 1)
+
+
+def near_names(name: str, names: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return the most similar names; if there are none, those that are similar in lower case."""
+    from difflib import get_close_matches  # 10 ms that a good configuration does not need
+
+    names = list(names)
+    by_lower = {other.lower(): other for other in names}
+    matches = get_close_matches(name, names, count, cutoff)
+    return matches or [by_lower[other] for other in get_close_matches(name.lower(), by_lower, count, cutoff)]
+
+
+def question(meant: Sequence[str], otherwise: str) -> str:
+    """Return a fix: the names that may have been meant, else a hint."""
+    return f"did you mean {' or '.join(meant)}?" if meant else otherwise

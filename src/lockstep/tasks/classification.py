@@ -23,7 +23,7 @@ class Classification(SupervisedTask):
 
     takes = "class numbers int64 from 0 to {last}"
     named = "classes"
-    scored = ("accuracy",)
+    scored: tuple[str, ...] = ("accuracy",)
     takes_flips = True
     class_weights: Tensor | None
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lockstep.config.errors import Error, mismatch, question
+from lockstep.config.errors import Error, mismatch
 from lockstep.config.schema.configuration import ENVIRONMENTS, METRICS, NAMED, fields, section
 from lockstep.config.schema.legal_keys import Groups, hint, meant_key, unknown_key
 from lockstep.config.schema.target_sections import Target
@@ -13,6 +13,7 @@ from lockstep.config.schema.type_names import kind_of
 from lockstep.system.kinds import LARGEST
 from lockstep.system.redaction import redact
 from lockstep.system.trees import at
+from lockstep.system.wording import question
 
 
 def schema_errors(tree: dict[str, Any], found: ValidationError, groups: Groups) -> Iterator[tuple[str, Error]]:

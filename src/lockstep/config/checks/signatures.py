@@ -13,11 +13,12 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from lockstep.config.errors import Error, mismatch, near_names, one_line, question
+from lockstep.config.errors import Error, mismatch, one_line
 from lockstep.config.schema.configuration import METRICS, NAMED, fields, section
 from lockstep.config.schema.target_sections import CLASSIFIER, LIBRARIES, Target, is_ours, targets
 from lockstep.system.kinds import LARGEST
 from lockstep.system.trees import at
+from lockstep.system.wording import near_names, question
 
 # parameters that the training supplies: the first one by position, others by keyword
 BY_POSITION = ("optimizer", "scheduler")

@@ -4,10 +4,11 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from lockstep.config.composing.compose import plain_tree
-from lockstep.config.errors import Error, near_names, one_line
+from lockstep.config.errors import Error, one_line
 from lockstep.config.schema.key_scopes import OF_ENVIRONMENTS, SAME_FOR_ALL_JOBS, scope
 from lockstep.config.schema.legal_keys import Groups, hint, legal_names, meant_key, unknown_key
 from lockstep.system.trees import at
+from lockstep.system.wording import near_names
 
 
 def misplacement(override: Override, *, is_multirun: bool, is_benchmark: bool) -> Error | None:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep.config.errors import Error, near_names, question
+from lockstep.config.errors import Error
 from lockstep.config.schema.configuration import CALLED, NAMED, fields, root, section
 from lockstep.config.schema.target_sections import is_ours
 from lockstep.system.trees import at, leaves
+from lockstep.system.wording import near_names, question
 
 Groups = Mapping[str, Sequence[str]]  # the options of every configuration group, for hints
 # settings, and their names in PyTorch scripts, Lightning, timm and MATLAB, which the search for near names misses

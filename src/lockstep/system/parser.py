@@ -1,0 +1,46 @@
+"""Command lines: a parser of commands, and overrides between options."""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from typing_extensions import override
+
+from lockstep.system.internals import hydra_parser
+from lockstep.system.wording import near_names, question
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Suggests the nearest command for an unknown one, where argparse lists all commands.
+
+    Its `add_subparsers` need the metavar COMMAND. Raises ValueError, with one line.
+    """
+
+    @override
+    def error(self, message: str) -> NoReturn:
+        if found := re.search(r"COMMAND: invalid choice: '(.*)' \(choose from (.*)\)", message):
+            fix = question(near_names(found[1], re.findall(r"[\w-]+", found[2])), f"see {self.prog} --help")
+            raise ValueError(f"{found[1]} is not a command of {self.prog}: {fix}")
+        super().error(message)
+
+
+def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments; `overrides` may be on any side of options, where argparse accepts one side."""
+    arguments, rest = parser.parse_known_args(words)
+    if wrong := [word for word in rest if "overrides" not in arguments or word.startswith("-")]:
+        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
+    if rest:
+        arguments.overrides += rest
+    return arguments
+
+
+def hydra_arguments() -> argparse.Namespace:
+    """Parse this command as Hydra does, and join the overrides in `sys.argv`, which Hydra parses again."""
+    parser = hydra_parser()
+    arguments = parse_arguments(parser, sys.argv[1:])
+    if parser.parse_known_args()[1]:
+        options = [word for word in sys.argv[1:] if word not in arguments.overrides]
+        sys.argv[1:] = [*arguments.overrides, *options]  # options last: --info would take an override for its value
+    return arguments
