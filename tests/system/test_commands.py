@@ -151,7 +151,7 @@ TRIED = ["status", "stop", "eval", "predict", "export"]  # above, in test_readme
 COMMANDS: dict[str, list[str]] = {
     "train": ["--cfg", "job"], "new": ["flowers"], "benchmark": ["--help"], "verify": ["--help"],
     "model": ["--depth", "1"], "runs": ["RUNS"], "compare": ["RUN", "RUN"], "jobs": ["list", "--folder", "RUNS"],
-    "board": ["--help"], "data": ["check"], "machine": [], "labels": ["RUN"],
+    "board": ["--help"], "data": ["check"], "machine": [], "labels": ["RUN"], "schema": [],
     "embed": ["RUN", "test", "--output", "digits.npy"],
 }  # fmt: skip
 
