@@ -13,32 +13,37 @@ SETTINGS = {"yaml": {"completion": True, "validate": True, "schemaStore": {"enab
 
 
 class Editor:
-    """An editor with open files, whose texts need not be those on the disk."""
+    """An editor that opens each text as a new file, which need not be on the disk."""
 
     def __init__(self, to_server: IO[bytes], from_server: IO[bytes]) -> None:
         self._to, self._from = to_server, from_server
-        self._num_calls = 0
+        self._num_calls = self._num_files = 0
         self._problems: dict[str, list[Any]] = {}
         self._call("initialize", {"processId": None, "rootUri": None, "capabilities": {}})
         self._send({"method": "initialized", "params": {}})
         self._send({"method": "workspace/didChangeConfiguration", "params": {"settings": SETTINGS}})
 
-    def problems(self, path: Path, text: str) -> list[tuple[int, str]]:
-        """Open a file. Returns the number of the line, from 1, and the message of each problem."""
-        document = {"uri": path.as_uri(), "languageId": "yaml", "version": 1, "text": text}
-        self._send({"method": "textDocument/didOpen", "params": {"textDocument": document}})
-        while path.as_uri() not in self._problems:
-            self._receive()
-        found = self._problems.pop(path.as_uri())
+    def problems(self, folder: Path, text: str) -> list[tuple[int, str]]:
+        """Return the number of the line, from 1, and the message of each problem of a file."""
+        found = self._problems[self._open(folder, text)]
         return sorted((problem["range"]["start"]["line"] + 1, problem["message"]) for problem in found)
 
-    def completions(self, path: Path, text: str) -> list[str]:
-        """Open a file. Returns the completions at the end of its text."""
-        self.problems(path, text)
-        lines = text.split("\n")
+    def completions(self, folder: Path, text: str) -> list[str]:
+        """Return the completions at the end of a file."""
+        uri, lines = self._open(folder, text), text.split("\n")
         position = {"line": len(lines) - 1, "character": len(lines[-1])}
-        found = self._call("textDocument/completion", {"textDocument": {"uri": path.as_uri()}, "position": position})
+        found = self._call("textDocument/completion", {"textDocument": {"uri": uri}, "position": position})
         return [item["label"] for item in found["items"]]
+
+    def _open(self, folder: Path, text: str) -> str:
+        """Open a file, and wait for its problems. Returns its URI."""
+        self._num_files += 1
+        uri = (folder / f"new{self._num_files}.yaml").as_uri()
+        document = {"uri": uri, "languageId": "yaml", "version": 1, "text": text}
+        self._send({"method": "textDocument/didOpen", "params": {"textDocument": document}})
+        while uri not in self._problems:
+            self._receive()
+        return uri
 
     def _call(self, method: str, params: Mapping[str, Any]) -> Any:
         self._num_calls += 1

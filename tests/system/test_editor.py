@@ -24,39 +24,48 @@ def server() -> Iterator[Editor]:
         yield started
 
 
+def problems(server: Editor, conf: Path) -> dict[Path, list[tuple[int, str]]]:
+    paths = sorted(conf.rglob("*.yaml"))
+    return {path: found for path in paths if (found := server.problems(path.parent, path.read_text()))}
+
+
 def test_files_of_conf_have_no_problems(server: Editor) -> None:
-    found = {path: server.problems(path, path.read_text()) for path in sorted(CONF.rglob("*.yaml"))}
-    assert {path: problems for path, problems in found.items() if problems} == {}
+    assert problems(server, CONF) == {}
 
 
-def test_keys_and_values_are_completed(server: Editor) -> None:
-    assert "trainer" in server.completions(CONF / "experiment/new.yaml", f"{EXPERIMENT}tra")
-    assert "max_epochs" in server.completions(CONF / "experiment/new.yaml", f"{EXPERIMENT}trainer:\n  max")
-    values = server.completions(CONF / "experiment/new.yaml", f"{EXPERIMENT}trainer:\n  precision: ")
-    assert {"auto", "bfloat16", "float16"} <= {*values}
-    option = server.completions(CONF / "experiment/new.yaml", f"{EXPERIMENT}defaults:\n  - override /model: ")
-    assert {"resnet18", "timm"} <= {*option}
-    assert "shortcut_norm" in server.completions(CONF / "model/new.yaml", f"{MODEL}sho")
-    assert {"small", "imagenet"} <= {*server.completions(CONF / "model/new.yaml", f"{MODEL}stem: ")}
-    assert "lockstep.models.timm" in server.completions(CONF / "model/new.yaml", f"{MODEL}_target_: ")
+@pytest.mark.parametrize(
+    ("group", "text", "expected"),
+    [
+        ("experiment", f"{EXPERIMENT}tra", {"trainer", "optimizer"}),
+        ("experiment", f"{EXPERIMENT}trainer:\n  max", {"max_epochs", "max_time_s"}),
+        ("experiment", f"{EXPERIMENT}trainer:\n  precision: ", {"auto", "bfloat16", "float16"}),
+        ("experiment", f"{EXPERIMENT}defaults:\n  - override /model: ", {"resnet18", "timm"}),
+        ("model", f"{MODEL}sho", {"shortcut_norm", "width"}),
+        ("model", f"{MODEL}stem: ", {"small", "imagenet"}),
+        ("model", f"{MODEL}_target_: ", {"lockstep.models.ResNet18", "lockstep.models.timm"}),
+    ],
+)
+def test_keys_values_and_options_are_completed(server: Editor, group: str, text: str, expected: set[str]) -> None:
+    assert expected <= {*server.completions(CONF / group, text)}
 
 
 def test_an_error_is_shown_in_its_line(server: Editor) -> None:
     text = f"{EXPERIMENT}trainer:\n  max_epoch: 3\n  precision: bf16\naugment:\n  rotation: 500\n"
-    assert server.problems(CONF / "experiment/wrong.yaml", text) == [
+    assert server.problems(CONF / "experiment", text) == [
         (4, "Property max_epoch is not allowed."),
         (5, 'Value is not accepted. Valid values: "auto", "bfloat16", "float16", "tf32", "float32", "float64".'),
         (7, "Value is above the maximum of 180."),
     ]
     text = f"{MODEL}_target_: lockstep.models.ResNet18\nwidht: 32\n"
-    assert server.problems(CONF / "model/wrong.yaml", text) == [(3, "Property widht is not allowed.")]
+    assert server.problems(CONF / "model", text) == [(3, "Property widht is not allowed.")]
 
 
 def test_a_new_project_has_its_own_schema(server: Editor, tmp_path: Path) -> None:
     project.create(tmp_path / "roses")
     conf = tmp_path / "roses" / "conf"
-    assert [server.problems(path, path.read_text()) for path in sorted(conf.rglob("*.yaml"))] == [[]] * 5
-    ((_, message),) = server.problems(
-        conf / "model" / "net.yaml", (conf / "model/net.yaml").read_text() + "_partial_: 3\n"
-    )
-    assert message == 'Incorrect type. Expected "boolean".'
+    assert len([*conf.rglob("*.yaml")]) == 5
+    assert problems(server, conf) == {}
+    (conf / "model" / "net.yaml").write_text(f"{MODEL}_target_: roses.network.Net\n_partial_: 3\n")
+    assert problems(server, conf) == {
+        conf / "model" / "net.yaml": [(3, 'Incorrect type. Expected "boolean | string".')]
+    }
