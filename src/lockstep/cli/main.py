@@ -281,10 +281,8 @@ def _run(arguments: argparse.Namespace) -> int:
             return data.run_data_command(arguments, _enter_project())
         case "schema":
             from lockstep.cli.schema import show_schema
-            from lockstep.config.composing.compose import source_of
 
-            show_schema(source_of(_current_folder()))
-            return 0
+            return show_schema(_current_folder())
         case _:
             from lockstep.cli.machine import show_machine
 

@@ -4,6 +4,7 @@ Its top describes config.yaml and files with `# @package _global_`, and `#/$defs
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict, create_model
@@ -11,7 +12,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from typing_extensions import override
 
 from lockstep.cli import declarations
-from lockstep.config.composing.compose import CONF, Source, groups
+from lockstep.config.composing.compose import CONF, Source, groups, source_of
 from lockstep.config.schema.configuration import CALLED, BenchmarkConfig
 from lockstep.config.schema.target_sections import is_ours, targets
 from lockstep.system.trees import from_yaml
@@ -36,8 +37,9 @@ class _Generator(GenerateJsonSchema):
         return {}
 
 
-def show_schema(source: Source) -> None:
-    print(json.dumps(json_schema(source), indent=1))
+def show_schema(project: Path) -> int:
+    print(json.dumps(json_schema(source_of(project)), indent=1))
+    return 0
 
 
 def json_schema(source: Source) -> Schema:
