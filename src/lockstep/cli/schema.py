@@ -26,7 +26,7 @@ INTERPOLATION: Schema = {
     "pattern": r"^\?\?\?$|\$\{.+\}",
 }
 DEFAULTS: Schema = {"defaults": {"$ref": "#/$defs/defaults"}}
-RESULT: Schema = {"type": "object", "required": ["_target_"]}  # of another callable
+CALL: Schema = {"type": "object", "required": ["_target_"]}  # whose result is the value
 
 
 class _Generator(GenerateJsonSchema):
@@ -58,12 +58,15 @@ def json_schema(source: Source) -> Schema:
     sections["Open"] = _with_parameters(sections["Open"], ours["Open"], is_complete=False)
     text = json.dumps([whole, parts, sections])
     used = {name: section for name, section in sections.items() if f'"#/$defs/{name}"' in text}
-    hydra = {"description": "settings of Hydra", "type": "object"}
     return {
         "$schema": GenerateJsonSchema.schema_dialect,
         **whole,
         "description": "Settings of a run, or some of them",
-        "properties": {**DEFAULTS, "hydra": hydra, **whole["properties"]},
+        "properties": {
+            **DEFAULTS,
+            "hydra": {"description": "settings of Hydra", "type": "object"},
+            **whole["properties"],
+        },
         "$defs": {"interpolation": INTERPOLATION, "defaults": _defaults(source), **parts, **used},
     }
 
@@ -117,7 +120,7 @@ def _with_parameters(section: Schema, ours: Targets, *, is_complete: bool) -> Sc
         fields: Any = {name: (field.annotation, field) for name, field in found.items()}
         model = create_model(target, __config__=ConfigDict(arbitrary_types_allowed=True), **fields)
         types = _loosen(model.model_json_schema(schema_generator=_Generator)).get("properties", {})
-        checked = {name: _or(schema, RESULT) for name, schema in types.items()}
+        checked = {name: _or(schema, CALL) for name, schema in types.items()}
         then: Schema = {"properties": checked}
         if is_complete:
             suggestions = {**types, **suggestions}
