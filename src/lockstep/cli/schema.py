@@ -20,11 +20,8 @@ from lockstep.system.trees import from_yaml
 Schema = dict[str, Any]
 Targets = dict[str, set[str]]  # the keys in conf/ of each callable
 LEFT_OUT = ("default", "required", "title")  # a file has some of the keys, and conf/ has the defaults
-INTERPOLATION: Schema = {
-    "description": "an interpolation, or ??? for a value that a command has to give",
-    "type": "string",
-    "pattern": r"^\?\?\?$|\$\{.+\}",
-}
+INTERPOLATION: Schema = {"type": "string", "pattern": r"^\?\?\?$|\$\{.+\}"}  # or ???: a command has to give the value
+HYDRA: Schema = {"hydra": {"description": "settings of Hydra", "type": "object"}}
 DEFAULTS: Schema = {"defaults": {"$ref": "#/$defs/defaults"}}
 CALL: Schema = {"type": "object", "required": ["_target_"]}  # whose result is the value
 
@@ -62,11 +59,7 @@ def json_schema(source: Source) -> Schema:
         "$schema": GenerateJsonSchema.schema_dialect,
         **whole,
         "description": "Settings of a run, or some of them",
-        "properties": {
-            **DEFAULTS,
-            "hydra": {"description": "settings of Hydra", "type": "object"},
-            **whole["properties"],
-        },
+        "properties": {**DEFAULTS, **HYDRA, **whole["properties"]},
         "$defs": {"interpolation": INTERPOLATION, "defaults": _defaults(source), **parts, **used},
     }
 
