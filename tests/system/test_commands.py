@@ -17,7 +17,7 @@ from lockstep.data.sources.builtin import digits
 from lockstep.data.splits import whole
 from lockstep.runs.folder import RunFolder
 from tests.support import commands
-from tests.support.harness import command
+from tests.support.harness import ROOT, command
 
 pytestmark = pytest.mark.processes
 
@@ -147,11 +147,26 @@ def test_an_unknown_run_is_named_with_those_there_are(trained: RunFolder) -> Non
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [
+        ("experiment=unknown_key", "trainer.max_epoch"),
+        ("model=unknown_parameter", "model.widht"),
+        ("experiment=rule_between_keys", "trainer.accumulate_grad_batches"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_the_command_too(tmp_path: Path, option: str, key: str) -> None:
+    done = lockstep(tmp_path, "train", "--config-dir", str(ROOT / "tests/wrong_files"), option)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"config error: {key}")
+    assert done.stderr.splitlines()[1:] == ["1 error; nothing was started. See --help."]
+
+
 TRIED = ["status", "stop", "eval", "predict", "export"]  # above, in test_readme.py and test_project.py
 COMMANDS: dict[str, list[str]] = {
     "train": ["--cfg", "job"], "new": ["flowers"], "benchmark": ["--help"], "verify": ["--help"],
     "model": ["--depth", "1"], "runs": ["RUNS"], "compare": ["RUN", "RUN"], "jobs": ["list", "--folder", "RUNS"],
-    "board": ["--help"], "data": ["check"], "machine": [], "labels": ["RUN"],
+    "board": ["--help"], "data": ["check"], "machine": [], "labels": ["RUN"], "schema": [],
     "embed": ["RUN", "test", "--output", "digits.npy"],
 }  # fmt: skip
 

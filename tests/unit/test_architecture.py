@@ -122,7 +122,7 @@ def test_commands_start_without_torch_and_those_that_only_read_runs_without_hydr
 
 def test_public_names_are_those_of_conf_and_no_module_hides_one() -> None:
     text = "".join(path.read_text() for path in (ROOT / "conf").rglob("*.yaml"))
-    for target in set(re.findall(r"(?<![\w.])lockstep\.[\w.]+", text)):
+    for target in set(re.findall(r"(?<![\w./=])lockstep\.[\w.]+", text)):
         package, _, name = target.rpartition(".")
         assert name in importlib.import_module(package).__all__, target
     importlib.import_module("lockstep.runs.folder")  # binds `lockstep.runs` to the package

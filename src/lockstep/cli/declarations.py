@@ -34,11 +34,16 @@ def meaning(tree: dict[str, Any], path: list[str]) -> FieldInfo | None:
     *above, name = path
     section_type = section(tree, above)
     field = fields(section_type).get(name) if section_type is not None else None
-    if field is None and name in (annotations := _declaration(at(tree, [*above, "_target_"]))[1]):
-        field = FieldInfo.from_annotation(annotations[name])
+    return parameters(at(tree, [*above, "_target_"])).get(name) if field is None else field
+
+
+def parameters(target: object) -> dict[str, FieldInfo]:
+    """Return type, range and description of the keywords of a callable of Lockstep; none for one of another library."""
+    found = {name: FieldInfo.from_annotation(annotation) for name, annotation in _declaration(target)[1].items()}
+    for field in found.values():
         docs = (part.documentation for part in field.metadata if isinstance(part, typing_extensions.Doc))
         field.description = next(docs, None)
-    return field
+    return found
 
 
 def purpose(tree: dict[str, Any], name: str) -> str:

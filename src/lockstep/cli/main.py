@@ -196,6 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     data.add_commands(command("data", "check, fetch and prepare images"))
     machine = command("machine", "show GPUs, cores, memory and disks, and the partitions of the cluster")
     machine.add_argument("--json", action="store_true", help="as JSON")
+    command("schema", "print a JSON Schema of the files in conf/, for editors")
     return parser
 
 
@@ -268,6 +269,10 @@ def _run(arguments: argparse.Namespace) -> int:
             return _board(arguments)
         case "data":
             return data.run_data_command(arguments, _enter_project())
+        case "schema":
+            from lockstep.cli.schema import show_schema
+
+            return show_schema(_current_folder())
         case _:
             from lockstep.cli.machine import show_machine
 

@@ -18,4 +18,4 @@ class BuildWithConf(build_py):
             shutil.copytree("conf", Path(self.build_lib, "lockstep/conf"), dirs_exist_ok=True)
 
     def get_source_files(self) -> list[str]:
-        return [*super().get_source_files(), *map(str, Path("conf").rglob("*.yaml"))]
+        return [*super().get_source_files(), *(str(path) for path in Path("conf").rglob("*") if path.is_file())]

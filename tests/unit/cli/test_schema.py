@@ -1,0 +1,131 @@
+"""`lockstep schema`: it accepts every file of conf/, and refuses what a schema can refuse; training refuses the rest.
+
+A file of tests/wrong_files has one error. Its first line names the key, and whether only a training refuses it.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from omegaconf import OmegaConf
+
+from lockstep.cli.schema import json_schema
+from lockstep.config import overrides
+from lockstep.config.checks import signatures
+from lockstep.config.composing.compose import CONF, DEFAULT, Source
+from lockstep.config.errors import ConfigError
+from lockstep.config.schema.target_sections import CLASSIFIER
+from lockstep.starter.project import FILES, SCHEMA
+from lockstep.system import hardware, processes
+from lockstep.system.trees import at
+from tests.support.harness import ROOT
+
+WRONG = ROOT / "tests/wrong_files"
+FILES_OF_CONF = [*sorted(CONF.rglob("*.yaml")), *sorted((FILES / "conf").rglob("*.yaml"))]
+WHOLE = json_schema(DEFAULT)
+LINE = re.compile(r"^(?:# @package _global_\n)?# yaml-language-server: \$schema=(\S+?)(?:#/\$defs/(\w+))?\n")
+
+
+def errors(tree: Any, part: str | None = None) -> list[str]:
+    schema = WHOLE if part is None else {"$ref": f"#/$defs/{part}", "$defs": WHOLE["$defs"]}
+    return [f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema).iter_errors(tree)]
+
+
+def tree_of(path: Path) -> Any:
+    return OmegaConf.to_container(OmegaConf.load(path))
+
+
+def test_it_is_a_schema_of_2020_12_and_the_committed_file_is_current() -> None:
+    Draft202012Validator.check_schema(WHOLE)
+    assert WHOLE["$schema"] == Draft202012Validator.META_SCHEMA["$id"]
+    assert json.loads((CONF / SCHEMA).read_text()) == WHOLE, "lockstep schema > conf/lockstep.schema.json"
+
+
+@pytest.mark.parametrize("path", FILES_OF_CONF, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_is_valid_and_names_its_part_of_the_schema(path: Path) -> None:
+    line = LINE.match(path.read_text())
+    assert line is not None
+    conf = FILES / "conf" if path.is_relative_to(FILES) else CONF
+    assert (path.parent / line[1]).resolve() == conf / SCHEMA
+    if line[2] != "Open":  # the files of Hydra's groups
+        assert line[2] == (None if path.parent == conf or "@package _global_" in path.read_text() else path.parent.name)
+    assert errors(tree_of(path), line[2]) == []
+
+
+@pytest.mark.parametrize("value", ["${seed}", "???", "a ${name} in a text"])
+def test_any_value_may_be_an_interpolation(value: str) -> None:
+    tree = {"trainer": {"max_epochs": value, "devices": [value, 1]}, "augment": {"flip": value}, "task": value}
+    assert errors(tree) == []
+    assert errors({"width": value, "_target_": "lockstep.models.ResNet18"}, "model") == []
+
+
+def test_targets_of_a_project_have_any_parameter_of_any_type() -> None:
+    tree = {"_target_": "flowers.network.Net", "width": "large", "stem": 7, "rest": {"deep": [1]}}
+    assert errors(tree, "model") == []
+    assert errors({**tree, "_target_": "lockstep.models.ResNet18", "rest": None}, "model") != []
+    assert errors({"defaults": ["net"], "width": "large"}, "model") == []  # the file `net` names the target
+
+
+def test_the_parameters_that_it_refuses_are_no_parameters() -> None:
+    """Where the schema says that a callable has no other keys, its signature has none either."""
+    closed = [
+        rule
+        for part in WHOLE["$defs"].values()
+        for rule in part.get("allOf", ())
+        if "patternProperties" in rule["then"]
+    ]
+    assert len(closed) > 15
+    for rule in closed:
+        target = rule["if"]["properties"]["_target_"]["const"]
+        signature = signatures.find(target)
+        assert signature is not None
+        supplied = {"in_channels", "num_classes", "has_crops", "kept", "total_steps", "optimizer", "params"}
+        others = {*signature.names} - rule["then"]["properties"].keys() - supplied
+        assert not others or target == CLASSIFIER, target
+
+
+def test_keys_have_descriptions_and_no_default() -> None:
+    properties = [*WHOLE["properties"].items()]
+    for name, part in WHOLE["$defs"].items():
+        properties += [(f"{name}.{key}", value) for key, value in part.get("properties", {}).items()]
+    sections = {"interpolation", "defaults", *WHOLE["$defs"]}
+    for name, value in properties:
+        refers = at(value, ["anyOf"])[0].get("$ref", "") if "anyOf" in value else value.get("$ref", "")
+        is_section = refers.rpartition("/")[2] in sections or name in ("callbacks", "logger")
+        assert is_section or "description" in value, name
+    assert '"default":' not in json.dumps(WHOLE)
+
+
+@pytest.fixture
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "call", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 0)
+
+
+@pytest.mark.usefixtures("_in_this_process")
+@pytest.mark.parametrize("path", sorted(WRONG.rglob("*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_wrong_file_is_refused_for_its_one_error(path: Path) -> None:
+    text = path.read_text()
+    header = re.search(r"^# Refused( by lockstep train only)?: (.*)$", text, re.MULTILINE)
+    assert header is not None
+    with pytest.raises(ConfigError) as caught:
+        overrides.check([f"{path.parent.name}={path.stem}"], Source(added=WRONG), is_multirun=False)
+    assert len(caught.value.errors) == 1
+    assert header[2] in str(caught.value)
+    tree, part = tree_of(path), None if "@package _global_" in text else path.parent.name
+    if header[1]:
+        assert errors(tree, part) == []
+        return
+    assert len(errors(tree, part)) == 1
+    *above, name = header[2].split(".")
+    del at(tree, above)[name]
+    assert errors(tree, part) == []
+
+
+def test_there_is_a_wrong_file_of_each_kind() -> None:
+    texts = [path.read_text() for path in WRONG.rglob("*.yaml")]
+    assert sum("# Refused: " in text for text in texts) >= 20
+    assert sum("# Refused by lockstep train only: " in text for text in texts) >= 5
