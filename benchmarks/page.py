@@ -10,7 +10,7 @@ from lockstep.sweeps.differences import spread
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "results.md"
 HEAD = """\
-# Results
+# Results: accuracy, exactness and speed
 
 Written by `python -m benchmarks.page` from the files in `benchmarks/results/`. A command below measures again;
 `python -m benchmarks` and its sections replace their files. Each figure is valid for its device and date only.

@@ -8,7 +8,7 @@ from benchmarks.gpu.page import table
 from benchmarks.table import conditions
 
 HEAD = f"""\
-# Reliability
+# Reliability: the outcome of every signal and crash
 
 `python -m benchmarks.faults --out runs`: {{conditions}}.
 

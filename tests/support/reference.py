@@ -26,7 +26,7 @@ from lockstep.config.schema.type_names import kind_of
 from lockstep.system.trees import at, leaves
 
 CONFIGURATION = """\
-# Configuration
+# Configuration: every key, its type and its range
 
 Written by `python -m tests.support.reference configuration > docs/configuration.md` from the schema and `conf/`; a test
 fails when it is not current. `python train.py --help` prints the same for the options that you choose there.
@@ -49,7 +49,7 @@ COLUMNS = "| key | value | type and range | decides | meaning |\n| --- | --- | -
 
 
 API = """\
-# Public names
+# Public names: functions, classes and their parameters
 
 Written by `python -m tests.support.reference api > docs/api.md` from signatures and docstrings; a test fails when it is
 not current.

@@ -18,7 +18,7 @@ from tests.support.guides import BLOCK, guides, project_of, run, trained
 from tests.support.harness import ROOT, command, difference, wait_until
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
-NAMES = ("from-lightning-hydra-template", "from-matlab", "from-d2l")
+NAMES = ("from-lightning-hydra-template", "from-composer", "from-matlab", "from-d2l")
 SMALL = ("debug=fast", "eval_batch_size=32", "callbacks.pictures=null", "callbacks.curves=null")
 DIGITS = ("data=synthetic", "data.train_size=70", "data.image_size=16")
 CODE = re.compile(r"`((?:python train\.py|lockstep )[^`]*)`")
