@@ -65,10 +65,8 @@ def test_the_list_of_materials_has_the_dependencies(tmp_path: Path) -> None:
     run(".ci/sbom", sys.executable, tmp_path / "sbom.cdx.json")
     sbom = json.loads((tmp_path / "sbom.cdx.json").read_text())
     assert sbom["bomFormat"] == "CycloneDX"
-    assert (sbom["metadata"]["component"]["name"], sbom["metadata"]["component"]["version"]) == (
-        "lockstep-vision",
-        lockstep.__version__,
-    )
+    root = sbom["metadata"]["component"]
+    assert (root["name"], root["version"]) == ("lockstep-vision", lockstep.__version__)
     assert {"torch", "hydra-core", "simplejpeg"} <= {part["name"] for part in sbom["components"]}
     assert str(ROOT) not in json.dumps(sbom)
 
