@@ -1,11 +1,11 @@
 # make train: install, train the default.  make board: watch the runs in outputs/ in a browser.
 # make test: every promise once, some minutes.  make test-fast: units, under a minute.  make test-all: all other tests.
-# make docs: build the site into docs/_build/html.
+# make docs: build the site into docs/_build/html.  make release: build sdist and wheel of HEAD into release/.
 # make check: lint, types and `make test`.  make mutants: break each mechanism of docs/testing.md, and run its tests.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train board docs test test-fast test-all mutants check lint clean
+.PHONY: train board docs release test test-fast test-all mutants check lint clean
 
 train: .venv/installed
 	$(BIN)/python train.py
@@ -15,6 +15,10 @@ board: .venv/installed
 
 docs: .venv/installed
 	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
+
+release: .venv/installed
+	rm -rf release
+	PATH="$$PWD/$(BIN):$$PATH" .ci/release release
 
 test: .venv/installed
 	$(BIN)/python -m pytest -m "not full"

@@ -5,7 +5,7 @@ import importlib.metadata
 project = "Lockstep"
 author = "The Lockstep authors"
 copyright = "2026, The Lockstep authors"
-release = importlib.metadata.version("lockstep")
+release = importlib.metadata.version("lockstep-vision")
 
 extensions = ["myst_nb", "sphinx_copybutton"]
 exclude_patterns = ["_build", "images/*.py"]

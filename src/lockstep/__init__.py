@@ -5,5 +5,5 @@ These names are public: projects use them. Each is imported on first use, so tha
 
 import lazy_loader
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

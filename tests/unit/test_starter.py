@@ -32,19 +32,19 @@ def new(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 @pytest.mark.parametrize(
     ("origin", "requirement"),
     [
-        (None, "lockstep>=0.1.0,<0.2"),
-        ({"url": "file:///wheels/lockstep.whl", "archive_info": {}}, "lockstep @ file:///wheels/lockstep.whl"),
-        ({"url": "file:///clone", "dir_info": {"editable": True}}, "lockstep @ file:///clone"),
+        (None, "lockstep-vision>=0.1.0,<0.2"),
+        ({"url": "file:///wheels/lockstep.whl", "archive_info": {}}, "lockstep-vision @ file:///wheels/lockstep.whl"),
+        ({"url": "file:///clone", "dir_info": {"editable": True}}, "lockstep-vision @ file:///clone"),
         (
             {"url": "https://git.example/lockstep", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
-            "lockstep @ git+https://git.example/lockstep@abc",
+            "lockstep-vision @ git+https://git.example/lockstep@abc",
         ),
     ],
 )
 def test_a_project_requires_lockstep_from_its_origin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: dict[str, Any] | None, requirement: str
 ) -> None:
-    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Installed(origin))
+    monkeypatch.setattr(importlib.metadata, "distribution", {"lockstep-vision": Installed(origin)}.__getitem__)
     monkeypatch.setattr(lockstep, "__version__", "0.1.0")
     assert project.create(tmp_path / "roses") == requirement
     assert f'dependencies = ["{requirement}"]' in (tmp_path / "roses" / "pyproject.toml").read_text()

@@ -1,14 +1,17 @@
-"""Dependencies have no known hole, and actions of CI are pinned by commit."""
+"""Dependencies have no known hole, nothing of a stranger is installed, and actions of CI are pinned by commit."""
 
 import re
 import tomllib
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+import lockstep
 from tests.support.harness import ROOT
 
-WORKFLOWS = (ROOT / ".github/workflows/check.yml", ROOT / "src/lockstep/starter/files/.github/workflows/check.yml")
+STARTER = ROOT / "src/lockstep/starter/files"
+WORKFLOWS = [path for folder in (ROOT, STARTER) for path in sorted((folder / ".github" / "workflows").iterdir())]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ALLOWED = {needed.name: needed.specifier for needed in map(Requirement, PROJECT["dependencies"])}
 # the last version with a hole that matters to Lockstep
@@ -31,6 +34,30 @@ def test_no_version_with_a_known_hole_is_allowed_and_pinned_ones_are() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {name.lower(): version for name, _, version in (line.partition("==") for line in lines)}
     assert [name for name, specifier in ALLOWED.items() if not specifier.contains(pinned[name.lower()])] == []
+
+
+def _texts() -> list[Path]:
+    """Pages, configurations and modules, whose commands users copy."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*.ipynb")]
+    return [*pages, *ROOT.glob("conf/**/*.yaml"), *ROOT.glob("src/**/*.py"), *STARTER.rglob("*.*")]
+
+
+def test_no_page_or_message_installs_the_package_of_a_stranger() -> None:
+    """`lockstep` on the package index is another project: commands name lockstep-vision, a path, or what is missing."""
+    extras = "|".join(PROJECT["optional-dependencies"])
+    stranger = re.compile(rf"pip install\b[^\n`|;]*[\s'\"]lockstep(?![-_]vision|[\w/.])|\blockstep\[(?:{extras})\\?\b")
+    assert stranger.search("pip install 'lockstep[export]'")
+    assert stranger.search("%pip install --quiet lockstep-*.whl")
+    assert not stranger.search("pip install lockstep-vision")
+    texts = [path for path in _texts() if path.is_file()]
+    assert [f"{path}: {found[0]}" for path in texts if (found := stranger.search(path.read_text()))] == []
+
+
+def test_the_changelog_and_the_citation_are_those_of_this_version() -> None:
+    heads = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    released = [head for head in heads if head != "Unreleased"]
+    assert re.fullmatch(rf"{re.escape(lockstep.__version__)} - \d{{4}}-\d\d-\d\d", released[0])
+    assert f"\nversion: {lockstep.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_a_workflow_runs_actions_of_known_content_and_keeps_no_token() -> None:

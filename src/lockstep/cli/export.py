@@ -15,7 +15,7 @@ NEEDED = ("onnx", "onnxruntime", "onnxscript")
 def run_export(arguments: argparse.Namespace, current: Path) -> int:
     """Write the network of a checkpoint to a file. Returns the exit code. Raises FileNotFoundError or ValueError."""
     missing = [name for name in NEEDED if not signatures.is_there(name)]
-    needs = f"needs {', '.join(missing)}: pip install 'lockstep[export]'"
+    needs = f"needs {', '.join(missing)}: pip install {' '.join(missing)}"
     if arguments.output is None:
         run = naming.find(arguments.run)
         gate.need_own(run, "name a file with --output", is_trusted=arguments.trust)

@@ -89,7 +89,7 @@ def timm(
 ) -> nn.Module:
     """Make a network of timm by its name, as `resnet18` or `resnet18.a1_in1k`; the rest is as in `torchvision`.
 
-    Needs the extra lockstep[timm].
+    Needs the package timm.
     """
     import timm as library
 

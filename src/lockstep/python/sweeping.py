@@ -41,7 +41,7 @@ class Sweep(NamedTuple):
         try:
             import pandas
         except ImportError as error:
-            what = "Sweep.table needs the package pandas: install it with: pip install 'lockstep[pandas]'"
+            what = "Sweep.table needs the package pandas: install it with: pip install pandas"
             raise ImportError(f"{what}, or use Sweep.rows") from error
         table: Any = pandas.DataFrame(self.rows)
         for key in table:

@@ -16,7 +16,8 @@ from lockstep.runs.naming import display_path
 FILES = Path(__file__).parent / "files"
 SCHEMA = "lockstep.schema.json"  # in conf/, for editors; written by `lockstep schema`
 NAME = "flowers"  # replaced by the name of the new project
-REQUIREMENT = '"lockstep"'  # in its pyproject.toml
+DISTRIBUTION = "lockstep-vision"
+REQUIREMENT = f'"{DISTRIBUTION}"'  # in its pyproject.toml
 
 
 def create(path: Path) -> str:
@@ -50,13 +51,13 @@ def create(path: Path) -> str:
 def _requirement() -> str:
     """Return the requirement for this Lockstep: its origin if pip recorded one, else its version."""
     try:
-        text = importlib.metadata.distribution("lockstep").read_text("direct_url.json")
+        text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
         text = None
     if text is None:
         major, minor, *_ = lockstep.__version__.split(".")
-        return f"lockstep>={lockstep.__version__},<{major}.{int(minor) + 1}"
+        return f"{DISTRIBUTION}>={lockstep.__version__},<{major}.{int(minor) + 1}"
     origin = json.loads(text)  # https://packaging.python.org/en/latest/specifications/direct-url/
     vcs = origin.get("vcs_info")
     url = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}" if vcs else origin["url"]
-    return f"lockstep @ {url}"
+    return f"{DISTRIBUTION} @ {url}"

@@ -14,7 +14,7 @@ from tests.support.harness import write_run
     ("output", "reason"),
     [
         ("network.h5", r"--output network\.h5: name a file that ends in \.onnx or \.pt2\."),
-        ("network.onnx", r"--output network\.onnx needs onnxscript: pip install 'lockstep\[export\]', or name a file"),
+        ("network.onnx", r"--output network\.onnx needs onnxscript: pip install onnxscript, or name a file"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_refused_with_the_fix(
@@ -29,7 +29,7 @@ def test_a_file_that_cannot_be_written_is_refused_with_the_fix(
     ("missing", "name", "line"),
     [
         ("", "network.onnx", ""),
-        ("onnx", "network.pt2", "As network.pt2, because network.onnx needs onnx: pip install 'lockstep[export]'\n"),
+        ("onnx", "network.pt2", "As network.pt2, because network.onnx needs onnx: pip install onnx\n"),
     ],
 )
 def test_without_a_name_the_file_is_in_the_run_folder(

@@ -11,9 +11,10 @@ from omegaconf import OmegaConf
 from lockstep.config import overrides
 from lockstep.config.composing.compose import CONF, Source, compose_config
 from lockstep.config.saved.config_file import to_tree
+from lockstep.starter.project import FILES
 from lockstep.system.trees import at, leaves
 
-STARTER = CONF.parent / "src" / "lockstep" / "starter" / "files" / "conf"
+STARTER = FILES / "conf"
 OURS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 OWN = """\
 # @package _global_

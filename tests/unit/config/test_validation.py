@@ -409,7 +409,7 @@ def test_an_unknown_network_of_a_library_is_reported_with_near_names(monkeypatch
     assert error == "model.pretrained=1 must be true|false or a path, as timm has it"
     monkeypatch.setattr(signatures, "is_there", lambda package: package != "timm")
     (error,) = errors("model=timm", "model.name=resnet18")
-    assert error.endswith("needs the package timm: install it with: pip install 'lockstep[timm]'")
+    assert error.endswith("needs the package timm: install it with: pip install timm")
 
 
 def test_a_logger_whose_package_is_not_installed_is_reported_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,7 +418,7 @@ def test_a_logger_whose_package_is_not_installed_is_reported_before_the_run(monk
         "logger.wandb.projct is not a key: did you mean logger.wandb.project?"
     ]
     monkeypatch.setattr(signatures, "is_there", lambda package: package != "wandb")
-    hint = "needs the package wandb: install it with: pip install 'lockstep[wandb]'"
+    hint = "needs the package wandb: install it with: pip install wandb"
     assert errors("logger=wandb") == [f"logger.wandb {hint}"]
     lightnings = "+logger.mine={_target_:lightning.pytorch.loggers.WandbLogger}"
     assert errors(lightnings) == [f"logger.mine {hint}"]

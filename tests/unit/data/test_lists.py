@@ -259,7 +259,7 @@ def test_a_list_that_is_missing_or_cannot_be_read_is_refused_before_the_run(
     assert "data.root=nowhere does not exist" in errors("data.file=list.parquet", "data.root=nowhere")[0]
     monkeypatch.setattr("lockstep.config.checks.signatures.is_there", lambda package: False)
     (line,) = errors("data.file=list.parquet")
-    assert line == "data.file=list.parquet needs pyarrow: pip install 'lockstep[parquet]', or give a CSV file."
+    assert line == "data.file=list.parquet needs pyarrow: pip install pyarrow, or give a CSV file."
 
 
 def write_patients(folder: Path) -> Path:

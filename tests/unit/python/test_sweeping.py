@@ -20,7 +20,7 @@ def test_the_table_of_a_sweep_has_numbers_where_all_values_are(tmp_path: Path, m
     assert [table.loc[0, key] for key in ("trial", "optimizer", "reason", "epoch")] == [1, "sgd", "", "2/2"]
     assert Sweep(tmp_path, [], []).table.empty
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"install it with: pip install 'lockstep\[pandas\]', or use Sweep\.rows"):
+    with pytest.raises(ImportError, match=r"install it with: pip install pandas, or use Sweep\.rows"):
         _ = sweep.table
 
 

@@ -63,7 +63,7 @@ def _check_list(section: Data, root: str | None) -> None:
     if not path.is_file() or path.suffix not in (".csv", ".parquet"):
         raise ValueError(f"{setting} is not a .csv or .parquet file: use one of these formats.")
     if path.suffix == ".parquet" and not signatures.is_there("pyarrow"):
-        raise ValueError(f"{setting} needs pyarrow: pip install 'lockstep[parquet]', or give a CSV file.")
+        raise ValueError(f"{setting} needs pyarrow: pip install pyarrow, or give a CSV file.")
     if root is not None:
         require_path(root, f"data.root={root}")
 

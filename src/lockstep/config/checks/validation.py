@@ -97,7 +97,7 @@ def _package_rules(config: Config) -> Iterator[Error]:
             needed.append(("wandb", f"logger.{name}"))
     for package, key in needed:
         if not signatures.is_there(package):
-            yield Error(key, f"needs the package {package}", f"install it with: pip install 'lockstep[{package}]'")
+            yield Error(key, f"needs the package {package}", f"install it with: pip install {package}")
 
 
 def _data_rules(config: Config) -> Iterator[Error]:

