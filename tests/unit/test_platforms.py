@@ -16,7 +16,7 @@ FORMS = sorted(path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") 
 PAGE = (ROOT / "docs/platforms.md").read_text()
 
 
-def tested_pythons() -> list[str]:
+def pythons_of_ci() -> list[str]:
     workflow = yaml.safe_load((ROOT / ".github/workflows/check.yml").read_text())
     return workflow["jobs"]["check"]["strategy"]["matrix"]["python"]
 
@@ -41,14 +41,14 @@ def test_a_report_of_a_bug_asks_for_what_a_fix_needs() -> None:
 
 def test_ci_tests_every_python_that_is_allowed_and_the_page_has_them() -> None:
     allowed = [f"3.{minor}" for minor in range(30) if PYTHONS.contains(f"3.{minor}.99")]
-    assert tested_pythons() == allowed
+    assert pythons_of_ci() == allowed
     assert [version for version in allowed if f"| Python {version} " not in PAGE] == []
 
 
 def test_images_have_a_python_that_is_allowed() -> None:
     base = re.findall(r"^ARG BASE=python:(\d+\.\d+)-slim$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     image = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())["image"]
-    assert {*base, image.rpartition(":")[2]} <= set(tested_pythons())
+    assert {*base, image.rpartition(":")[2]} <= set(pythons_of_ci())
     assert len(base) == 1
 
 
