@@ -23,6 +23,7 @@ from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.results import Objective
 from lockstep.sweeps.table import table
 from lockstep.sweeps.views import View
+from lockstep.system.signals import STOP_SIGNALS
 from tests.support import job_records
 
 ACCURACY = Objective("val/accuracy", True)
@@ -181,7 +182,8 @@ def test_a_stop_cancels_what_has_not_begun_which_would_remove_the_request_and_le
     assert [trial.folder.read_job()["cancelled"] for trial in ledger.trials] == [False, True, True, True]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+# a hangup is ignored under nohup
+@pytest.mark.parametrize("number", sorted({signal.SIGINT, signal.SIGTERM, signal.SIGHUP}.intersection(STOP_SIGNALS)))
 def test_a_signal_ends_the_command_and_no_job_and_a_pruned_trial_is_told_by_its_run(
     cluster: Cluster, tmp_path: Path, number: int
 ) -> None:
