@@ -9,7 +9,7 @@ from types import FrameType
 from typing import NoReturn
 
 from lockstep.runs.folder import EXIT_CONFIG
-from lockstep.system import output
+from lockstep.system import json_output, output
 from lockstep.system.launcher import outer_world
 from lockstep.system.signals import STOP_SIGNALS, report_end
 
@@ -17,6 +17,7 @@ from lockstep.system.signals import STOP_SIGNALS, report_end
 def begin() -> None:
     """Let this command outlive its terminal. Until a run starts, a signal ends it with a one-line message."""
     output.outlive()
+    json_output.reserve()
     for number in STOP_SIGNALS:
         signal.signal(number, _end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked by the process of a job
@@ -35,9 +36,10 @@ def start_training() -> None:
     try:
         world = outer_world(os.environ)
     except ValueError as error:
-        print(f"lockstep: {error}", file=sys.stderr)
+        json_output.fail(error)
         raise SystemExit(EXIT_CONFIG) from error
-    is_help = any(word.startswith("-") and word not in ("-m", "--multirun") for word in sys.argv[1:])
+    others = ("-m", "--multirun", json_output.OPTION)
+    is_help = any(word.startswith("-") and word not in others for word in sys.argv[1:])
     if not is_help and (world is None or world.world_size == 1):
         from lockstep.system import processes  # imports multiprocessing
 

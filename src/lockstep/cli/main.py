@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import lockstep
 from lockstep.cli import data, entry
 from lockstep.runs import naming
+from lockstep.runs.files import print_json
 from lockstep.runs.folder import EXIT_CONFIG, SWEEP
 from lockstep.runs.naming import display_path, quote_path
-from lockstep.system import launcher
+from lockstep.system import json_output, launcher
 from lockstep.system.process import leave
 from lockstep.system.signals import STOP_SIGNALS
 
@@ -67,12 +68,12 @@ def _command() -> int:
             _restore_handlers()
         return _run(arguments)
     except (FileNotFoundError, ValueError) as error:
-        print(f"lockstep: {error}", file=sys.stderr)
+        json_output.fail(error)
     except OSError as error:
         if error.filename is None:
             raise
         separator = " " if error.errno == errno.EPERM else ": "  # a sentence of runs/gate.py
-        print(f"lockstep: {display_path(Path(error.filename))}{separator}{error.strerror}", file=sys.stderr)
+        json_output.fail(f"{display_path(Path(error.filename))}{separator}{error.strerror}")
     return EXIT_CONFIG
 
 
@@ -105,7 +106,7 @@ def _join_sort(words: Sequence[str]) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lockstep", description="Train, monitor and use image classifiers.")
+    parser = json_output.Parser(prog="lockstep", description="Train, monitor and use image classifiers.")
     parser.add_argument("--version", action="version", version=f"lockstep {lockstep.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
@@ -154,8 +155,6 @@ def _parser() -> argparse.ArgumentParser:
     labels.add_argument("run", metavar="SWEEP|RUN", help=text)
     text = "CSV file to write, with a row for each image, and pictures next to it (.png); default: labels.csv"
     labels.add_argument("--output", default="labels.csv", help=text)
-    for subparser in (model, status, what, compare, labels):
-        subparser.add_argument("--json", action="store_true", help="as JSON")
     commands.add_parser("jobs", help="list, follow, cancel and requeue submitted runs", add_help=False)
     stop = command("stop", "stop a run, or all trials of a sweep, with a checkpoint")
     evaluate = command("eval", "evaluate a trained network, on any number of workers")
@@ -174,7 +173,6 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--output", help="CSV file to write: truth, prediction and loss, one row per image")
     text = "new folder for report.json, the confusion matrix, and the worst mistakes with what the network looked at"
     evaluate.add_argument("--pictures", metavar="FOLDER", help=text)
-    evaluate.add_argument("--json", action="store_true", help="print one JSON object only")
     predict.add_argument("source", help="image file, folder of images, or split of the run's data: val or test")
     predict.add_argument("--output", help="CSV file to write, one row per image; default: print a table")
     text = "new folder for a picture of each image: what the network looked at (Grad-CAM)"
@@ -205,7 +203,9 @@ def _parser() -> argparse.ArgumentParser:
     board.add_argument("--training_hosts", default="", metavar="NAMES", help="additional host names to accept")
     data.add_commands(command("data", "check, fetch and prepare images"))
     machine = command("machine", "show GPUs, cores, memory and disks, and the partitions of the cluster")
-    machine.add_argument("--json", action="store_true", help="as JSON")
+    listed = (new, benchmark, verify, model, status, what, compare, labels, stop)
+    for subparser in (*listed, evaluate, predict, embed, export, machine):
+        subparser.add_argument(json_output.OPTION, action="store_true", help="print one JSON value only")
     return parser
 
 
@@ -236,7 +236,7 @@ def _run(arguments: argparse.Namespace) -> int:
     """Run a command with what it needs, which others do not import. Returns the exit code."""
     match arguments.command:
         case "new":
-            return _new(_current_folder() / arguments.path)
+            return _new(_current_folder() / arguments.path, is_json=arguments.json)
         case "benchmark":
             source = _enter_project()
             if arguments.is_help:
@@ -246,12 +246,12 @@ def _run(arguments: argparse.Namespace) -> int:
                 return 0
             from lockstep.benchmark.command import run_benchmark
 
-            return run_benchmark(arguments.overrides, source)
+            return run_benchmark(arguments.overrides, source, is_json=arguments.json)
         case "verify":
             source = _enter_project()
             from lockstep.verify.command import run_verification
 
-            return run_verification(arguments.overrides, source, is_by_bits=arguments.bits)
+            return run_verification(arguments.overrides, source, is_by_bits=arguments.bits, is_json=arguments.json)
         case "model":
             from lockstep.cli.model import show_model
 
@@ -265,7 +265,7 @@ def _run(arguments: argparse.Namespace) -> int:
         case "stop":
             from lockstep.cluster.stopping import stop
 
-            return stop(arguments.run, arguments.reason)
+            return stop(arguments.run, arguments.reason, is_json=arguments.json)
         case "eval" | "predict" | "embed" | "labels":
             from lockstep.cli.inference import infer
 
@@ -284,10 +284,13 @@ def _run(arguments: argparse.Namespace) -> int:
             return show_machine(is_json=arguments.json)
 
 
-def _new(path: Path) -> int:
+def _new(path: Path, *, is_json: bool) -> int:
     from lockstep.starter.project import create
 
     requirement = create(path)
+    if is_json:
+        print_json({"path": str(path), "requirement": requirement})
+        return 0
     print(
         f"{quote_path(path)} is a project with its own images, network and task:\n"
         f"  cd {quote_path(path)}\n"

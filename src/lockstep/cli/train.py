@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lockstep
+from lockstep.runs.files import print_json
+from lockstep.system import json_output
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -58,7 +60,7 @@ def _parse_command(folder: Path) -> "tuple[Namespace, Source]":
     from lockstep.system.internals import hydra_parser
 
     is_trusted, run = "--trust" in sys.argv, None
-    sys.argv[1:] = [word for word in sys.argv[1:] if word != "--trust"]
+    sys.argv[1:] = [word for word in sys.argv[1:] if word not in ("--trust", json_output.OPTION)]
     if any("resume=" in word for word in sys.argv):
         with contextlib.suppress(ConfigError):  # reported later, unless this is --help
             run = saved_run.run_to_resume(sys.argv[1:])
@@ -141,19 +143,22 @@ def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
         if resumed is None:
             config = overrides.check_job(cfg, typed, partial(compose, hydra.job.config_name))
             if config.cluster.name == "none":
-                _, code = runner.start(config, typed, chosen, first=first)
+                folder, code = runner.start(config, typed, chosen, first=first)
             else:
                 from lockstep.cluster import submission  # not imported for a new run on this machine
 
                 overrides.check_called([config])
-                _, code = submission.start(config, typed, chosen)
+                folder, code = submission.start(config, typed, chosen)
         else:
             from lockstep.cluster import submission
 
             submission.refuse_live(resumed.folder)
             is_submitted = resumed.config.cluster.name != "none"
-            _, code = (submission.resume if is_submitted else partial(runner.resume, first=first))(*resumed)
+            folder, code = (submission.resume if is_submitted else partial(runner.resume, first=first))(*resumed)
     except ConfigError as error:
         exit_with(error)
+    if json_output.is_reserved():
+        facts = {"path": str(folder.path), "state": folder.read_status().get("state"), "exit_code": code}
+        print_json(facts | {"job": folder.read_job().get("id"), "summary": folder.read_summary()})
     if code:
         raise SystemExit(code)

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG
+from lockstep.system import json_output
 from lockstep.system.kinds import LARGEST
 from lockstep.system.redaction import redact
 from lockstep.system.wording import plural
@@ -61,6 +62,7 @@ def report(error: ConfigError) -> str:
 
 def exit_with(error: ConfigError) -> NoReturn:
     """Print every error and exit with the code of a bad configuration."""
+    json_output.put_errors(error)
     print(f"{report(error)}{plural(len(error.errors), 'error')}; nothing was started. See --help.", file=sys.stderr)
     raise SystemExit(EXIT_CONFIG)
 

@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import logging
-import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -31,9 +30,10 @@ from lockstep.data.images.preprocessing import View
 from lockstep.data.splits import ImageError, Images
 from lockstep.inference import predict, selective
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.runs.files import atomic_file
+from lockstep.runs.files import atomic_file, print_json
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from lockstep.runs.naming import display_path
+from lockstep.system import json_output
 from lockstep.system.terminal import show_table
 from lockstep.system.wording import plural, size_text
 
@@ -92,7 +92,9 @@ def _round_quotient(numerator: Any, denominator: Any) -> Any:
     return (2 * numerator + denominator - 1 + numerator // denominator % 2) // (2 * denominator)
 
 
-def export(config: Config, run: RunFolder, checkpoint: Path, output: Path, max_error: float | None) -> int:
+def export(
+    config: Config, run: RunFolder, checkpoint: Path, output: Path, max_error: float | None, *, is_json: bool
+) -> int:
     """Write the network of a checkpoint of `run` to `output`, once it has run on images of the test set.
 
     Returns the exit code, 1 if it predicts something else there. Raises ConfigError if it cannot be exported.
@@ -129,11 +131,15 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path, max_e
         largest, checked = torch.stack(differences).max().item(), plural(len(differences), "test image")
         if not largest <= LIMIT:  # also NaN
             error = f"its predictions for {checked} differ by up to {largest:.2g}, more than {LIMIT:g}"
-            print(f"lockstep: {display_path(output)} was not written: {error}", file=sys.stderr)
+            json_output.fail(f"{display_path(output)} was not written: {error}")
             return EXIT_FAILED
         output.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(output) as file:
             file.write(content)
+    if is_json:
+        checks = {"images": len(differences), "by": by, "largest_difference": largest, "limit": LIMIT}
+        print_json({"file": str(output), "bytes": len(content), **facts, "checked": checks})
+        return 0
     shape = ", ".join(str(axes.get(axis, length)) for axis, length in enumerate((0, *form.image_shape)))
     rows = [
         ("images", f"{'float32' if form.is_float else 'uint8'} ({shape})"),

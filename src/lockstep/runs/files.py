@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from lockstep.system import json_output
+
 LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # what `temporary_name` returns
 # in front of text that a spreadsheet would run as a formula (OWASP, "CSV injection"), quoted or not, also if it takes ;
 # or a tab for the separator; no number matches
@@ -323,6 +325,11 @@ def no_link(path: str, flags: int, folder: int | None = None) -> int:
 def to_json(value: Any) -> str:
     """Format plain values as JSON; numbers that are not finite become null."""
     return json.dumps(_finite(value), indent=1, allow_nan=False)
+
+
+def print_json(value: Any) -> None:
+    """Print plain values as the JSON value of a command."""
+    json_output.put(_finite(value))
 
 
 def _finite(value: Any, level: int = 0) -> Any:

@@ -7,7 +7,7 @@ below any mistake: with even, uneven and empty shards, and stopped and resumed w
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -23,6 +23,7 @@ from lockstep.config.schema.configuration import Config
 from lockstep.launch import parent
 from lockstep.launch.worker import Job
 from lockstep.runs import verified
+from lockstep.runs.files import print_json
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from lockstep.system import hardware
 from lockstep.system.signals import SignalList
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 NUM_STEPS, NUM_EPOCHS, NUM_EVALUATED = 3, 2, 2  # optimizer steps of an epoch, epochs, batches of an evaluation
 CUT_AFTER = 2  # in the middle of an epoch
 LOG = "terminal.log"
+KINDS = ("weights", "statistics", "metrics")
 VERIFY = "lockstep.training.exactness_check:verify"
 
 
@@ -59,7 +61,9 @@ VARIANTS = {
 MOST_WORKERS = max(len(part.loads) for parts in VARIANTS.values() for part in parts)
 
 
-def run_verification(texts: Sequence[str], source: compose.Source, *, is_by_bits: bool = False) -> int:
+def run_verification(
+    texts: Sequence[str], source: compose.Source, *, is_by_bits: bool = False, is_json: bool = False
+) -> int:
     """Verify the configuration of these overrides. Returns the exit code: 0 if it is exact, else 1.
 
     `is_by_bits` compares the bits that it has with virtual shards, in its own precision.
@@ -71,7 +75,7 @@ def run_verification(texts: Sequence[str], source: compose.Source, *, is_by_bits
         exit_with(error)
     signals = SignalList()
     with signals.handle_signals(), tempfile.TemporaryDirectory(prefix="lockstep-verify-") as path:
-        return Verification(Path(path), config, signals).run()
+        return Verification(Path(path), config, signals, is_json=is_json).run()
 
 
 def _check_config(texts: Sequence[str], source: compose.Source, *, is_by_bits: bool) -> Config:
@@ -104,10 +108,11 @@ def _check_config(texts: Sequence[str], source: compose.Source, *, is_by_bits: b
 class Verification:
     """Trains one configuration in every variant, in folders below `path`, and compares them."""
 
-    def __init__(self, path: Path, config: Config, signals: SignalList) -> None:
+    def __init__(self, path: Path, config: Config, signals: SignalList, *, is_json: bool = False) -> None:
         self._path = path
         self._config = config
         self._signals = signals
+        self._is_json = is_json
         self._is_by_bits = config.trainer.virtual_shards is not None
         self._others = [each for each in VARIANTS if each != ALONE and (self._is_by_bits or each != OF_ONE_THREAD)]
         self._uses_gpus = hardware.num_visible_gpus() >= MOST_WORKERS
@@ -168,6 +173,9 @@ class Verification:
         texts = list(_explanations(compared, failures, is_by_bits=self._is_by_bits))
         for text in texts:
             say(self._out, text)
+        if self._is_json:
+            limit = 0.0 if self._is_by_bits else LIMIT
+            print_json({"is_exact": not texts, "limit": limit, **_facts(compared, failures, texts)})
         if texts:
             return EXIT_FAILED
         if self._is_by_bits:
@@ -190,8 +198,17 @@ def _table(variants: Sequence[str], compared: "dict[str, Compared]", out: Consol
         else:
             is_exact = Text("exact", style="green") if result.is_exact else Text("differs", style="red")
             rows.append([variant, is_exact, *(_size_text(kind.size) for kind in result[:3])])
-    kinds = ("weights", "statistics", "metrics")
-    return new_table(("compared with 1 worker", "", *kinds), rows, out, right=kinds)
+    return new_table(("compared with 1 worker", "", *KINDS), rows, out, right=KINDS)
+
+
+def _facts(compared: "dict[str, Compared]", failures: dict[str, str], texts: Sequence[str]) -> dict[str, Any]:
+    rows = [
+        {"variant": variant, "state": "exact" if each.is_exact else "differs"}
+        | {kind: getattr(each, kind).size for kind in KINDS}
+        for variant, each in compared.items()
+    ]
+    rows += [{"variant": variant, "state": "failed"} for variant in failures]
+    return {"variants": rows, "explanations": list(texts)}
 
 
 def _explanations(compared: "dict[str, Compared]", failures: dict[str, str], *, is_by_bits: bool) -> Iterator[str]:
