@@ -33,7 +33,7 @@ def setup(app: Sphinx) -> None:
 
 
 def write_llms(app: Sphinx, error: Exception | None) -> None:
-    """Write each page as Markdown next to its HTML, llms.txt as their index (llmstxt.org), and llms-full.txt with all."""
+    """Write each page as Markdown next to its HTML, their index llms.txt (llmstxt.org), and llms-full.txt with all."""
     if error is not None or app.builder.format != "html":
         return
     root, texts = app.env.get_doctree(app.config.root_doc), []

@@ -31,7 +31,7 @@ from lockstep.config.schema.configuration import BenchmarkConfig, Config
 from lockstep.launch.parent import Workers
 from lockstep.launch.worker import TRAIN, Job
 from lockstep.runs import gate, naming
-from lockstep.runs.files import print_json, read_json, write_json
+from lockstep.runs.files import answer, read_json, write_json
 from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder
 from lockstep.runs.naming import display_path
 from lockstep.system.redaction import redact
@@ -48,7 +48,7 @@ LOG = "terminal.log"  # the output of rank 0, in the folder of an environment
 NAME = "benchmark"
 
 
-def run_benchmark(texts: Sequence[str], source: compose.Source, *, is_json: bool = False) -> int:
+def run_benchmark(texts: Sequence[str], source: compose.Source) -> int:
     try:
         typed = add_benchmark(texts)
         (config,) = overrides.check(typed, source, is_benchmark=True).configs
@@ -70,13 +70,10 @@ def run_benchmark(texts: Sequence[str], source: compose.Source, *, is_json: bool
         exit_with(error)
     path = chosen or naming.create_path(Path("outputs").resolve(), NAME, datetime.now())
     try:
-        code = Benchmark(gate.open_new(path).path, config, built, texts).run()
+        return Benchmark(gate.open_new(path).path, config, built, texts).run()
     except KeyboardInterrupt:
         print(f"Interrupted; the results so far are in {display_path(path)}", file=sys.stderr)
         return EXIT_INTERRUPTED
-    if is_json:
-        print_json({"path": str(path), **read_json(path / BENCHMARK)})
-    return code
 
 
 def add_benchmark(overrides: Sequence[str]) -> list[str]:
@@ -264,6 +261,7 @@ class Benchmark:
             say(self._out, line)
         benchmark = read_json(self._path / BENCHMARK)
         report.write(self._path, benchmark)
+        answer({"path": str(self._path), **benchmark})
         files = [name for name in FILES if (self._path / name).exists()]
         rows = [*report.facts(benchmark), ("folder", display_path(self._path)), ("files", ", ".join(files))]
         show_table(report.title(benchmark), rows)

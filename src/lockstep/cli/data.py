@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lockstep.runs import naming
-from lockstep.runs.files import print_json
+from lockstep.runs.files import answer
 from lockstep.runs.folder import EXIT_CONFIG
 from lockstep.system import json_output
 from lockstep.system.wording import plural
@@ -46,15 +46,15 @@ def run_data_command(arguments: argparse.Namespace, source: "Source") -> int:
     try:
         if arguments.data_command == "prepare":
             changes = {name: getattr(arguments, name) for name in ("image_size", "channels", "cache")}
-            return prepare(arguments.root, changes, source, is_json=arguments.json)
+            return prepare(arguments.root, changes, source)
         if arguments.data_command == "check":
             return check.check(arguments.overrides, source, is_json=arguments.json, pictures=arguments.pictures)
-        return fetch.fetch(arguments.overrides, source, is_json=arguments.json)
+        return fetch.fetch(arguments.overrides, source)
     except errors.ConfigError as error:
         errors.exit_with(error)
 
 
-def prepare(root: str, changes: Mapping[str, str | None], source: "Source", *, is_json: bool = False) -> int:
+def prepare(root: str, changes: Mapping[str, str | None], source: "Source") -> int:
     """Decode the images of a folder into the cache, with these `changes` of data.*. Returns the exit code."""
     from lockstep.config import overrides
 
@@ -84,10 +84,8 @@ def prepare(root: str, changes: Mapping[str, str | None], source: "Source", *, i
     names = decoding.table.class_names
     assert isinstance(images, torch.Tensor), "cropped"
     count, channels, height, width = images.shape
-    if is_json:
-        facts = {"images": count, "image_shape": list(images.shape[1:]), "class_names": list(names)}
-        print_json(facts | {"cache": str(decoding.path), "is_new": is_new, "bytes": images.nbytes, "overrides": typed})
-        return 0
+    facts = {"images": count, "image_shape": list(images.shape[1:]), "class_names": list(names), "is_new": is_new}
+    answer(facts | {"cache": str(decoding.path), "bytes": images.nbytes, "overrides": typed})
     print(
         f"{plural(count, 'image')} of {channels}x{height}x{width} "
         f"in {plural(len(names), 'class', 'classes')}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}\n"

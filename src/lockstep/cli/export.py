@@ -37,4 +37,4 @@ def run_export(arguments: argparse.Namespace, current: Path) -> int:
     import_training()
     from lockstep.inference import export
 
-    return export.export(config, folder, checkpoint, output, arguments.max_error, is_json=arguments.json)
+    return export.export(config, folder, checkpoint, output, arguments.max_error)

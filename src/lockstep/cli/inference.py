@@ -21,9 +21,8 @@ from lockstep.config.schema.sections import Scope
 from lockstep.launch import parent, worker
 from lockstep.launch.worker import Job
 from lockstep.runs import gate, naming
-from lockstep.runs.files import LARGEST_UNPACKED, print_json, read_json
+from lockstep.runs.files import LARGEST_UNPACKED, answer, read_json
 from lockstep.runs.folder import SWEEP, RunFolder
-from lockstep.system import json_output
 from lockstep.system.launcher import outer_world
 
 # functions of the workers
@@ -232,8 +231,8 @@ def _compute(task: str, given: dict[str, Any], config: Config, job: Path | None)
 
 def _print_result(folder: RunFolder) -> None:
     """Print what the workers computed, with --json; that of an evaluation is its report."""
-    if json_output.is_reserved() and (result := read_json(folder.scores, LARGEST_UNPACKED)):
-        print_json(result.get("report", result))
+    if result := read_json(folder.scores, LARGEST_UNPACKED):
+        answer(result.get("report", result))
 
 
 def _submit(arguments: argparse.Namespace, names: list[str], config: Config) -> int:

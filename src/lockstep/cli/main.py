@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import lockstep
 from lockstep.cli import data, entry
 from lockstep.runs import naming
-from lockstep.runs.files import print_json
+from lockstep.runs.files import answer
 from lockstep.runs.folder import EXIT_CONFIG, SWEEP
 from lockstep.runs.naming import display_path, quote_path
 from lockstep.system import json_output, launcher
@@ -236,7 +236,7 @@ def _run(arguments: argparse.Namespace) -> int:
     """Run a command with what it needs, which others do not import. Returns the exit code."""
     match arguments.command:
         case "new":
-            return _new(_current_folder() / arguments.path, is_json=arguments.json)
+            return _new(_current_folder() / arguments.path)
         case "benchmark":
             source = _enter_project()
             if arguments.is_help:
@@ -246,12 +246,12 @@ def _run(arguments: argparse.Namespace) -> int:
                 return 0
             from lockstep.benchmark.command import run_benchmark
 
-            return run_benchmark(arguments.overrides, source, is_json=arguments.json)
+            return run_benchmark(arguments.overrides, source)
         case "verify":
             source = _enter_project()
             from lockstep.verify.command import run_verification
 
-            return run_verification(arguments.overrides, source, is_by_bits=arguments.bits, is_json=arguments.json)
+            return run_verification(arguments.overrides, source, is_by_bits=arguments.bits)
         case "model":
             from lockstep.cli.model import show_model
 
@@ -265,7 +265,7 @@ def _run(arguments: argparse.Namespace) -> int:
         case "stop":
             from lockstep.cluster.stopping import stop
 
-            return stop(arguments.run, arguments.reason, is_json=arguments.json)
+            return stop(arguments.run, arguments.reason)
         case "eval" | "predict" | "embed" | "labels":
             from lockstep.cli.inference import infer
 
@@ -284,13 +284,11 @@ def _run(arguments: argparse.Namespace) -> int:
             return show_machine(is_json=arguments.json)
 
 
-def _new(path: Path, *, is_json: bool) -> int:
+def _new(path: Path) -> int:
     from lockstep.starter.project import create
 
     requirement = create(path)
-    if is_json:
-        print_json({"path": str(path), "requirement": requirement})
-        return 0
+    answer({"path": str(path), "requirement": requirement})
     print(
         f"{quote_path(path)} is a project with its own images, network and task:\n"
         f"  cd {quote_path(path)}\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lockstep
-from lockstep.runs.files import print_json
+from lockstep.runs.files import answer
 from lockstep.system import json_output
 
 if TYPE_CHECKING:
@@ -159,6 +159,6 @@ def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
         exit_with(error)
     if json_output.is_reserved():
         facts = {"path": str(folder.path), "state": folder.read_status().get("state"), "exit_code": code}
-        print_json(facts | {"job": folder.read_job().get("id"), "summary": folder.read_summary()})
+        answer(facts | {"job": folder.read_job().get("id"), "summary": folder.read_summary()})
     if code:
         raise SystemExit(code)

@@ -16,7 +16,7 @@ from lockstep.cluster import following, jobs
 from lockstep.cluster.jobs import Job
 from lockstep.monitoring import cells, pruning
 from lockstep.runs import gate
-from lockstep.runs.files import print_json
+from lockstep.runs.files import answer, print_json
 from lockstep.runs.folder import EXIT_CONFIG
 from lockstep.runs.naming import ADOPT, TRUSTING, display_path, quote_path, resume_override
 from lockstep.system import json_output, terminal
@@ -154,8 +154,7 @@ def _cancel(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
         else:
             hint = f" lockstep jobs requeue {job.id} resumes it." if job.record.is_resumable else ""
             print(f"Cancelled job {job.id}: it saves a checkpoint first.{hint}")
-    if arguments.json:
-        print_json([{"id": job.id, "was": job.state, "is_cancelled": job.is_live} for job in chosen_jobs])
+    answer([{"id": job.id, "was": job.state, "is_cancelled": job.is_live} for job in chosen_jobs])
     return 0 if live else EXIT_CONFIG
 
 
@@ -176,8 +175,7 @@ def _requeue(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
         job.folder.claim()
         resumed.append({"id": submission.resubmit(job.folder, job.record).id, "was": job.id})
         print(f"Job {job.id} resumes as job {resumed[-1]['id']}.", flush=True)
-    if arguments.json:
-        print_json(resumed)
+    answer(resumed)
     return 0
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lockstep.cluster import jobs
 from lockstep.cluster.jobs import Job
-from lockstep.runs.files import no_link, print_json
+from lockstep.runs.files import answer, no_link, print_json
 from lockstep.runs.folder import EXIT_FAILED, EXIT_INTERRUPTED
 from lockstep.system import json_output, output
 from lockstep.system.terminal import printable, terminal
@@ -91,8 +91,7 @@ def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
                     print(f"{job.id}\t{job.state}\t{printable(job.run.name)}", flush=True)
             reported |= {job.id for job in ended}
             if len(ended) == len(looked):
-                if arguments.json:
-                    print_json([jobs.job_facts(job) for job in ended])
+                answer([jobs.job_facts(job) for job in ended])
                 return next(filter(None, (job.end_code for job in ended)), 0)
     except KeyboardInterrupt:
         print("The jobs continue.", file=sys.stderr)

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from lockstep.cluster import jobs
 from lockstep.runs import gate, naming
-from lockstep.runs.files import print_json
+from lockstep.runs.files import answer
 from lockstep.runs.folder import LIVE_STATES, SWEEP, RunFolder
 
 STOP_IT = "to stop it all the same, create a file STOP in it"
 
 
-def stop(run: str, reason: str, *, is_json: bool) -> int:
+def stop(run: str, reason: str) -> int:
     """Request a checkpoint and the end of a run or a sweep. Returns the exit code. Raises ValueError."""
     live: list[jobs.Job] = []
     if (Path(run) / SWEEP).is_file():
@@ -28,8 +28,6 @@ def stop(run: str, reason: str, *, is_json: bool) -> int:
         raise ValueError(f"{name} is not running{f': {state}' if state else ''}")
     folder.request_stop(reason)  # first, or a search would draw others
     jobs.stop(live, reason)
-    if is_json:
-        print_json({"path": str(folder.path), "jobs": [job.id for job in live]})
-    else:
-        print(f"Stop requested for {name}; {its} saves a checkpoint first.")
+    print(f"Stop requested for {name}; {its} saves a checkpoint first.")
+    answer({"path": str(folder.path), "jobs": [job.id for job in live]})
     return 0

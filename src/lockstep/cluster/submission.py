@@ -20,10 +20,10 @@ from lockstep.config.saved import config_file, project
 from lockstep.config.schema.configuration import Config
 from lockstep.launch import runner
 from lockstep.runs import gate, naming
-from lockstep.runs.files import print_json
+from lockstep.runs.files import answer
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path, quote_path, resume_override
-from lockstep.system import json_output, signals
+from lockstep.system import signals
 from lockstep.system.provenance import project_root
 from lockstep.system.terminal import show_table
 
@@ -260,8 +260,7 @@ def script(base: RunFolder, config: Config, *, name: str, num_runs: int = 1, is_
 
 
 def _show(folder: RunFolder, job: Record, config: Config) -> None:
-    if json_output.is_reserved():
-        print_json({"job": job.id, "path": str(folder.path)})
+    answer({"job": job.id, "path": str(folder.path)})
     if config.silent:
         return
     rows = [

@@ -30,7 +30,7 @@ from lockstep.data.images.preprocessing import View
 from lockstep.data.splits import ImageError, Images
 from lockstep.inference import predict, selective
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.runs.files import atomic_file, print_json
+from lockstep.runs.files import answer, atomic_file
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from lockstep.runs.naming import display_path
 from lockstep.system import json_output
@@ -92,9 +92,7 @@ def _round_quotient(numerator: Any, denominator: Any) -> Any:
     return (2 * numerator + denominator - 1 + numerator // denominator % 2) // (2 * denominator)
 
 
-def export(
-    config: Config, run: RunFolder, checkpoint: Path, output: Path, max_error: float | None, *, is_json: bool
-) -> int:
+def export(config: Config, run: RunFolder, checkpoint: Path, output: Path, max_error: float | None) -> int:
     """Write the network of a checkpoint of `run` to `output`, once it has run on images of the test set.
 
     Returns the exit code, 1 if it predicts something else there. Raises ConfigError if it cannot be exported.
@@ -136,10 +134,8 @@ def export(
         output.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(output) as file:
             file.write(content)
-    if is_json:
-        checks = {"images": len(differences), "by": by, "largest_difference": largest, "limit": LIMIT}
-        print_json({"file": str(output), "bytes": len(content), **facts, "checked": checks})
-        return 0
+    checks = {"images": len(differences), "by": by, "largest_difference": largest, "limit": LIMIT}
+    answer({"file": str(output), "bytes": len(content), **facts, "checked": checks})
     shape = ", ".join(str(axes.get(axis, length)) for axis, length in enumerate((0, *form.image_shape)))
     rows = [
         ("images", f"{'float32' if form.is_float else 'uint8'} ({shape})"),

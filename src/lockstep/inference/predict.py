@@ -68,7 +68,7 @@ def predict(
     top_k: int,
     explained: str | None,
     max_error: float | None,
-    is_json: bool,
+    is_json: bool = False,
 ) -> int:
     """Write the prediction of every image of `source` to the CSV file `output`, or print them. Returns the exit code.
 

@@ -332,6 +332,12 @@ def print_json(value: Any) -> None:
     json_output.put(_finite(value))
 
 
+def answer(value: Any) -> None:
+    """Print plain values as the JSON value of a command with --json, in addition to its texts."""
+    if json_output.is_reserved():
+        print_json(value)
+
+
 def _finite(value: Any, level: int = 0) -> Any:
     if level > DEEPEST:
         raise ValueError(f"it is nested in more than {DEEPEST} levels")

@@ -23,7 +23,7 @@ from lockstep.config.schema.configuration import Config
 from lockstep.launch import parent
 from lockstep.launch.worker import Job
 from lockstep.runs import verified
-from lockstep.runs.files import print_json
+from lockstep.runs.files import answer
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from lockstep.system import hardware
 from lockstep.system.signals import SignalList
@@ -61,9 +61,7 @@ VARIANTS = {
 MOST_WORKERS = max(len(part.loads) for parts in VARIANTS.values() for part in parts)
 
 
-def run_verification(
-    texts: Sequence[str], source: compose.Source, *, is_by_bits: bool = False, is_json: bool = False
-) -> int:
+def run_verification(texts: Sequence[str], source: compose.Source, *, is_by_bits: bool = False) -> int:
     """Verify the configuration of these overrides. Returns the exit code: 0 if it is exact, else 1.
 
     `is_by_bits` compares the bits that it has with virtual shards, in its own precision.
@@ -75,7 +73,7 @@ def run_verification(
         exit_with(error)
     signals = SignalList()
     with signals.handle_signals(), tempfile.TemporaryDirectory(prefix="lockstep-verify-") as path:
-        return Verification(Path(path), config, signals, is_json=is_json).run()
+        return Verification(Path(path), config, signals).run()
 
 
 def _check_config(texts: Sequence[str], source: compose.Source, *, is_by_bits: bool) -> Config:
@@ -108,11 +106,10 @@ def _check_config(texts: Sequence[str], source: compose.Source, *, is_by_bits: b
 class Verification:
     """Trains one configuration in every variant, in folders below `path`, and compares them."""
 
-    def __init__(self, path: Path, config: Config, signals: SignalList, *, is_json: bool = False) -> None:
+    def __init__(self, path: Path, config: Config, signals: SignalList) -> None:
         self._path = path
         self._config = config
         self._signals = signals
-        self._is_json = is_json
         self._is_by_bits = config.trainer.virtual_shards is not None
         self._others = [each for each in VARIANTS if each != ALONE and (self._is_by_bits or each != OF_ONE_THREAD)]
         self._uses_gpus = hardware.num_visible_gpus() >= MOST_WORKERS
@@ -173,9 +170,8 @@ class Verification:
         texts = list(_explanations(compared, failures, is_by_bits=self._is_by_bits))
         for text in texts:
             say(self._out, text)
-        if self._is_json:
-            limit = 0.0 if self._is_by_bits else LIMIT
-            print_json({"is_exact": not texts, "limit": limit, **_facts(compared, failures, texts)})
+        facts = {"is_exact": not texts, "limit": 0.0 if self._is_by_bits else LIMIT, "explanations": texts}
+        answer(facts | {"variants": [_facts(variant, compared.get(variant)) for variant in self._others]})
         if texts:
             return EXIT_FAILED
         if self._is_by_bits:
@@ -201,14 +197,11 @@ def _table(variants: Sequence[str], compared: "dict[str, Compared]", out: Consol
     return new_table(("compared with 1 worker", "", *KINDS), rows, out, right=KINDS)
 
 
-def _facts(compared: "dict[str, Compared]", failures: dict[str, str], texts: Sequence[str]) -> dict[str, Any]:
-    rows = [
-        {"variant": variant, "state": "exact" if each.is_exact else "differs"}
-        | {kind: getattr(each, kind).size for kind in KINDS}
-        for variant, each in compared.items()
-    ]
-    rows += [{"variant": variant, "state": "failed"} for variant in failures]
-    return {"variants": rows, "explanations": list(texts)}
+def _facts(variant: str, result: "Compared | None") -> dict[str, Any]:
+    if result is None:
+        return {"variant": variant, "state": "failed"}
+    sizes = {kind: getattr(result, kind).size for kind in KINDS}
+    return {"variant": variant, "state": "exact" if result.is_exact else "differs", **sizes}
 
 
 def _explanations(compared: "dict[str, Compared]", failures: dict[str, str], *, is_by_bits: bool) -> Iterator[str]:
