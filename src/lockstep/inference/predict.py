@@ -216,7 +216,7 @@ def write_rows(
     inputs = {"checkpoint": f"{state.st_size} {state.st_mtime_ns}", "settings": settings_of(here), "images": digest}
     inputs |= {"columns": csv_text([head]), "explanations": str(explained is not None), "threshold": str(threshold)}
     table = partial(row_chunks.write_table, output, csv_text([head]))
-    table = partial(prediction_table.show, module.task, head, rows) if is_shown else table
+    table = partial(prediction_table.show, module.task, head, rows=rows) if is_shown else table
     table = table if threshold is None else partial(prediction_table.count_answers, table)
     broken = write(here, module, images, rows_of, table, inputs=inputs, output=output, is_strict=is_strict)
     if explained is not None:

@@ -33,7 +33,7 @@ def count_answers(write: RowWriter, chunks: Iterable[str]) -> None:
     print(f"{is_answer[True]:,} of {plural(is_answer.total(), 'image')} answered", flush=True)
 
 
-def show(task: Task, heads: Sequence[str], rows: list[dict[str, Any]] | None, chunks: Iterable[str]) -> None:
+def show(task: Task, heads: Sequence[str], chunks: Iterable[str], *, rows: list[dict[str, Any]] | None = None) -> None:
     """Print rows of predictions, which come as CSV below `heads`, once all are there; add all to `rows`."""
     is_of = type(task).cells  # what made the rows; those of other tasks are printed as they are
     shown, counts, doubts, num_images = list[list[str]](), Counter[str](), list[tuple[float, str]](), 0
