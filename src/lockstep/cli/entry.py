@@ -17,7 +17,6 @@ from lockstep.system.signals import STOP_SIGNALS, report_end
 def begin() -> None:
     """Let this command outlive its terminal. Until a run starts, a signal ends it with a one-line message."""
     output.outlive()
-    json_output.reserve()
     for number in STOP_SIGNALS:
         signal.signal(number, _end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked by the process of a job
@@ -38,8 +37,7 @@ def start_training() -> None:
     except ValueError as error:
         json_output.fail(error)
         raise SystemExit(EXIT_CONFIG) from error
-    others = ("-m", "--multirun", json_output.OPTION)
-    is_help = any(word.startswith("-") and word not in others for word in sys.argv[1:])
+    is_help = any(word.startswith("-") and word not in ("-m", "--multirun", "--json") for word in sys.argv[1:])
     if not is_help and (world is None or world.world_size == 1):
         from lockstep.system import processes  # imports multiprocessing
 

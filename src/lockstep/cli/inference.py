@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.assembly import checkpoints, refusals
+from lockstep.cli import answers
 from lockstep.config import build, overrides, saved_run
 from lockstep.config.checks import data_presence
 from lockstep.config.checks.workers import resolve_workers
@@ -21,7 +22,6 @@ from lockstep.config.schema.sections import Scope
 from lockstep.launch import parent, worker
 from lockstep.launch.worker import Job
 from lockstep.runs import gate, naming
-from lockstep.runs.files import LARGEST_UNPACKED, answer, read_json
 from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.launcher import outer_world
 
@@ -208,7 +208,7 @@ def _compute(task: str, given: dict[str, Any], config: Config, job: Path | None)
         num_workers = resolve_workers(config).world_size
         with tempfile.TemporaryDirectory(prefix="lockstep-") as path:
             code = parent.run_workers(Job(task, str(job or path), given), num_workers, is_parallel=num_workers > 1)
-            _print_result(RunFolder(job or Path(path)))
+            answers.end_task(RunFolder(job or Path(path)))
             return code
     worker.import_training()
     from lockstep.assembly.process_group import meet, shared_folder
@@ -223,16 +223,11 @@ def _compute(task: str, given: dict[str, Any], config: Config, job: Path | None)
     meet(config, world, known)
     folder = known or shared_folder(make, config, world)
     code = worker.run_here(Job(task, str(folder.path), given), world)
-    _print_result(folder)
-    if known is None and world.rank == 0:
-        shutil.rmtree(folder.path, ignore_errors=True)  # others may still write their logs
+    if world.rank == 0:
+        answers.end_task(folder)
+        if known is None:
+            shutil.rmtree(folder.path, ignore_errors=True)  # others may still write their logs
     return code
-
-
-def _print_result(folder: RunFolder) -> None:
-    """Print what the workers computed, with --json; that of an evaluation is its report."""
-    if result := read_json(folder.scores, LARGEST_UNPACKED):
-        answer(result.get("report", result))
 
 
 def _submit(arguments: argparse.Namespace, names: list[str], config: Config) -> int:

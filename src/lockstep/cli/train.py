@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lockstep
-from lockstep.runs.files import answer
-from lockstep.system import json_output
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -60,7 +58,7 @@ def _parse_command(folder: Path) -> "tuple[Namespace, Source]":
     from lockstep.system.internals import hydra_parser
 
     is_trusted, run = "--trust" in sys.argv, None
-    sys.argv[1:] = [word for word in sys.argv[1:] if word not in ("--trust", json_output.OPTION)]
+    sys.argv[1:] = [word for word in sys.argv[1:] if word not in ("--trust", "--json")]
     if any("resume=" in word for word in sys.argv):
         with contextlib.suppress(ConfigError):  # reported later, unless this is --help
             run = saved_run.run_to_resume(sys.argv[1:])
@@ -131,6 +129,7 @@ def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
     from hydra import compose
     from hydra.core.hydra_config import HydraConfig
 
+    from lockstep.cli.answers import end_run
     from lockstep.config import build, overrides
     from lockstep.config.errors import ConfigError, exit_with
     from lockstep.launch import runner
@@ -157,8 +156,4 @@ def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
             folder, code = (submission.resume if is_submitted else partial(runner.resume, first=first))(*resumed)
     except ConfigError as error:
         exit_with(error)
-    if json_output.is_reserved():
-        facts = {"path": str(folder.path), "state": folder.read_status().get("state"), "exit_code": code}
-        answer(facts | {"job": folder.read_job().get("id"), "summary": folder.read_summary()})
-    if code:
-        raise SystemExit(code)
+    end_run(folder, code)

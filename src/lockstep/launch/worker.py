@@ -15,7 +15,6 @@ from lockstep.config.features import named_function
 from lockstep.runs import vitals
 from lockstep.runs.files import open_to_append
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, GRACE_S, RunFolder
-from lockstep.system import json_output
 from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World, outer_world
 from lockstep.system.libraries import lazy, silence_libraries
@@ -191,10 +190,5 @@ def show_failure(job: Job, out: TextIO | None = None) -> None:
 
         text = failure or explain_error(error, folder.path, "the command") or text
     print(text, file=out or sys.stderr)
-    if out is None:  # else its caller reports it
-        lines = [folder.failure_cause()] if "Traceback (" in text else text.splitlines()
-        for line in lines:
-            key = job.folder if job.task == TRAIN else ""
-            json_output.put_errors(line.removeprefix(PREFIX), key=key)
     if job.task == TRAIN:
         print(f"The run failed: {folder.path}", file=out or sys.stderr, flush=True)

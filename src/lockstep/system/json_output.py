@@ -22,7 +22,7 @@ _outputs: list[int] = []  # the descriptor of standard output, while it is reser
 
 def reserve() -> None:
     """Reserve standard output if the command line has --json. Of several ranks, only rank 0 prints the value."""
-    if OPTION in sys.argv[1:] and not _outputs:
+    if OPTION in sys.argv[1:]:
         rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID") if name in os.environ), "0")
         _outputs.append(os.dup(1) if rank == "0" else os.open(os.devnull, os.O_WRONLY))
         os.dup2(2, 1)

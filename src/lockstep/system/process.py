@@ -16,6 +16,7 @@ def leave(command: Callable[[], int]) -> NoReturn:
     Nothing else is cleaned up: freeing the modules of torch takes over a second, and a crash there changes the code.
     """
     output.outlive()
+    json_output.reserve()
     close_files()
     code = 1
     try:
