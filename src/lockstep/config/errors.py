@@ -11,7 +11,6 @@ from typing_extensions import override
 
 from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG
-from lockstep.system import json_output
 from lockstep.system.kinds import LARGEST
 from lockstep.system.redaction import redact
 from lockstep.system.wording import plural
@@ -62,6 +61,8 @@ def report(error: ConfigError) -> str:
 
 def exit_with(error: ConfigError) -> NoReturn:
     """Print every error and exit with the code of a bad configuration."""
+    from lockstep.system import json_output  # a worker does not need it
+
     json_output.put_errors(error)
     print(f"{report(error)}{plural(len(error.errors), 'error')}; nothing was started. See --help.", file=sys.stderr)
     raise SystemExit(EXIT_CONFIG)

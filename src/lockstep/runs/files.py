@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lockstep.system import json_output
-
 LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # what `temporary_name` returns
 # in front of text that a spreadsheet would run as a formula (OWASP, "CSV injection"), quoted or not, also if it takes ;
 # or a tab for the separator; no number matches
@@ -329,11 +327,15 @@ def to_json(value: Any) -> str:
 
 def print_json(value: Any) -> None:
     """Print plain values as the JSON value of a command."""
+    from lockstep.system import json_output  # a worker does not need it
+
     json_output.put(_finite(value))
 
 
 def answer(value: Any) -> None:
     """Print plain values as the JSON value of a command with --json, in addition to its texts."""
+    from lockstep.system import json_output
+
     if json_output.is_reserved():
         print_json(value)
 
