@@ -1,6 +1,12 @@
 """The site: `make docs` builds docs/_build/html by Sphinx, without a network. The pages stay plain Markdown."""
 
 import importlib.metadata
+import json
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.addnodes import toctree
+from sphinx.application import Sphinx
 
 project = "Lockstep"
 author = "The Lockstep authors"
@@ -20,3 +26,37 @@ html_show_sphinx = False
 html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("build-finished", write_llms)
+
+
+def write_llms(app: Sphinx, error: Exception | None) -> None:
+    """Write each page as Markdown next to its HTML, their index llms.txt (llmstxt.org), and llms-full.txt with all."""
+    if error is not None or app.builder.format != "html":
+        return
+    root, texts = app.env.get_doctree(app.config.root_doc), []
+    index = [f"# {project}", f"> {_first_paragraph(root)}"]
+    for tree in root.findall(toctree):
+        lines = []
+        for _, name in tree["entries"]:
+            texts.append(_markdown(Path(app.env.doc2path(name))))
+            (app.outdir / f"{name}.md").write_text(texts[-1])
+            about = _first_paragraph(app.env.get_doctree(name))
+            lines.append(f"- [{app.env.titles[name].astext()}]({name}.md): {about}")
+        index += [f"## {tree['caption']}", "\n".join(lines)]
+    (app.outdir / "llms.txt").write_text("\n\n".join(index) + "\n")
+    (app.outdir / "llms-full.txt").write_text("\n\n".join(texts) + "\n")
+
+
+def _first_paragraph(page: nodes.document) -> str:
+    return next((" ".join(found.astext().split()) for found in page.findall(nodes.paragraph)), "")
+
+
+def _markdown(path: Path) -> str:
+    """Return a page as Markdown; cells of a notebook become blocks of Python."""
+    if path.suffix == ".md":
+        return path.read_text()
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(path.read_text())["cells"]]
+    return "\n\n".join(text if kind == "markdown" else f"```python\n{text}\n```" for kind, text in cells)

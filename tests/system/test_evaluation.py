@@ -123,7 +123,6 @@ def test_what_cannot_be_evaluated_is_refused_by_name(project: tuple[Path, RunFol
         (["--pictures", "full"], "--pictures full is not empty: name a new folder"),
         (["--top-k", "2"], "--top-k 2 has no rows to be written to: add --output rows.csv"),
         (["--output", "rows.csv", "--top-k", "4"], "--top-k 4: the run has 3 classes: use 3 at most"),
-        (["--json", "cluster=local"], "--json prints what is computed here"),
     ):
         done = lockstep(tmp_path, "eval", str(trained.path), *words)
         assert (done.returncode, "accuracy" in done.stdout) == (EXIT_CONFIG, False), words

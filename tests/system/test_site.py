@@ -21,6 +21,10 @@ def test_the_site_builds_with_a_search_that_works_offline(tmp_path: Path) -> Non
     done = subprocess.run(command, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "exactness" in (tmp_path / "searchindex.js").read_text()
+    listed = re.findall(r"^- \[.+\]\((.+\.md)\): .", (tmp_path / "llms.txt").read_text(), re.MULTILINE)
+    pages = {path.stem for kind in ("md", "ipynb") for path in (ROOT / "docs").glob(f"*.{kind}")} - {"index"}
+    assert sorted(listed) == sorted(f"{page}.md" for page in pages)
+    assert all((tmp_path / name).read_text() in (tmp_path / "llms-full.txt").read_text() for name in listed)
     for page in tmp_path.glob("*.html"):
         assert re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="https?:', page.read_text()) == [], page.name
 

@@ -31,7 +31,7 @@ from lockstep.config.schema.configuration import BenchmarkConfig, Config
 from lockstep.launch.parent import Workers
 from lockstep.launch.worker import TRAIN, Job
 from lockstep.runs import gate, naming
-from lockstep.runs.files import read_json, write_json
+from lockstep.runs.files import answer, read_json, write_json
 from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder
 from lockstep.runs.naming import display_path
 from lockstep.system.redaction import redact
@@ -261,6 +261,7 @@ class Benchmark:
             say(self._out, line)
         benchmark = read_json(self._path / BENCHMARK)
         report.write(self._path, benchmark)
+        answer({"path": str(self._path), **benchmark})
         files = [name for name in FILES if (self._path / name).exists()]
         rows = [*report.facts(benchmark), ("folder", display_path(self._path)), ("files", ", ".join(files))]
         show_table(report.title(benchmark), rows)

@@ -18,7 +18,7 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, Data, is_ours
 from lockstep.data.transfer.file_lock import Progress
-from lockstep.runs.files import to_json
+from lockstep.runs.files import print_json
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system.hardware import num_visible_gpus
 from lockstep.system.terminal import say, show_table, terminal
@@ -48,7 +48,7 @@ def check(typed: Sequence[str], source: compose.Source, *, is_json: bool = False
         data_presence.check(config.data)
         rows, lines, facts, is_wrong = _check(config, pictures)
     if is_json:
-        print(to_json(facts))
+        print_json(facts)
     else:
         show_table(f"Data: {config.data.target.rpartition('.')[2]}", rows)
         out = terminal()

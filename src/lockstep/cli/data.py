@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lockstep.runs import naming
+from lockstep.runs.files import answer
 from lockstep.runs.folder import EXIT_CONFIG
+from lockstep.system import json_output
 from lockstep.system.wording import plural
 
 if TYPE_CHECKING:
@@ -31,9 +33,10 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
         subparser = commands.add_parser(name, help=text, description=text)
         subparser.add_argument("overrides", nargs="*", help="settings, such as data=image_folder data.root=flowers")
         if name == "check":
-            subparser.add_argument("--json", action="store_true", help="print one JSON object only")
             text = "PNG file to write: the worst pairs of copies, leaks and contradictions first"
             subparser.add_argument("--pictures", metavar="FILE", help=text)
+    for subparser in commands.choices.values():
+        subparser.add_argument(json_output.OPTION, action="store_true", help="print one JSON value only")
 
 
 def run_data_command(arguments: argparse.Namespace, source: "Source") -> int:
@@ -76,10 +79,13 @@ def prepare(root: str, changes: Mapping[str, str | None], source: "Source") -> i
             images = decoding.load_pixels()
         except ImageError as error:
             print("\n".join(f"lockstep: {message}" for message in error.errors), file=sys.stderr)
+            json_output.put_errors(error)
             return EXIT_CONFIG
     names = decoding.table.class_names
     assert isinstance(images, torch.Tensor), "cropped"
     count, channels, height, width = images.shape
+    facts = {"images": count, "image_shape": list(images.shape[1:]), "class_names": list(names), "is_new": is_new}
+    answer(facts | {"cache": str(decoding.path), "bytes": images.nbytes, "overrides": typed})
     print(
         f"{plural(count, 'image')} of {channels}x{height}x{width} "
         f"in {plural(len(names), 'class', 'classes')}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}\n"

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import NoReturn
 
 from lockstep.runs.folder import EXIT_CONFIG
-from lockstep.system import output
+from lockstep.system import json_output, output
 from lockstep.system.launcher import outer_world
 from lockstep.system.signals import STOP_SIGNALS, report_end
 
@@ -35,9 +35,9 @@ def start_training() -> None:
     try:
         world = outer_world(os.environ)
     except ValueError as error:
-        print(f"lockstep: {error}", file=sys.stderr)
+        json_output.fail(error)
         raise SystemExit(EXIT_CONFIG) from error
-    is_help = any(word.startswith("-") and word not in ("-m", "--multirun") for word in sys.argv[1:])
+    is_help = any(word.startswith("-") and word not in ("-m", "--multirun", "--json") for word in sys.argv[1:])
     if not is_help and (world is None or world.world_size == 1):
         from lockstep.system import processes  # imports multiprocessing
 

@@ -8,6 +8,7 @@ from lockstep.config.checks import data_presence
 from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.target_sections import VARIABLE, Data
+from lockstep.runs.files import answer
 from lockstep.system.terminal import show_table
 from lockstep.system.wording import plural
 
@@ -39,6 +40,7 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
     file, weights = config.model.arguments().get("pretrained"), ""
     if pretrained_weights.fetch_weights(config, *shape):
         weights = file if isinstance(file, str) else "in the cache of the library, which TORCH_HOME or HF_HOME moves"
+    answer({"data": text, "root": root, "weights": weights or None})
     rows = [("data", text), ("weights", weights), ("for jobs", f"data.root={root}" if is_url else "")]
     show_table(f"Data: {section.target.rpartition('.')[2]}", rows)
     return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.assembly import checkpoints, refusals
+from lockstep.cli import answers
 from lockstep.config import build, overrides, saved_run
 from lockstep.config.checks import data_presence
 from lockstep.config.checks.workers import resolve_workers
@@ -54,8 +55,6 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
             here, given["may_differ"] = saved_run.replace_images(here, arguments.overrides)
         config = saved_run.change_config(folder, here, arguments.overrides, source)
         if config.cluster.name != "none":
-            if given.get("is_json"):
-                raise ConfigError(Error("--json", "prints what is computed here", "use `lockstep jobs result`"))
             return _submit(arguments, [str(Path(given.get("predictions") or folder.config).parent)], config)
         given |= {"may_differ": given["may_differ"] and config.changed_data == "refuse"} if is_evaluation else {}
         if reads_data and not given.get("may_differ"):
@@ -101,7 +100,7 @@ def open_run(
 
 def _prediction(arguments: argparse.Namespace) -> dict[str, Any]:
     given = _images(arguments) | {"top_k": _top_k(arguments), "max_error": arguments.max_error}
-    return given | {"explained": _new_folder("--explain", arguments.explain)}
+    return given | {"explained": _new_folder("--explain", arguments.explain), "is_json": arguments.json}
 
 
 def _embedding(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -135,7 +134,7 @@ def _evaluation(arguments: argparse.Namespace) -> dict[str, Any]:
     given = {"split": arguments.split, "top_k": _top_k(arguments)}
     given["output"] = _output(arguments.output)
     given["pictures"] = _new_folder("--pictures", arguments.pictures)
-    return given | {"is_json": arguments.json, "may_differ": False}
+    return given | {"may_differ": False}
 
 
 def _judgement(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -146,7 +145,7 @@ def _judgement(arguments: argparse.Namespace) -> dict[str, Any]:
     for path in filter(Path.exists, (output, output.with_suffix(".png"))):
         raise ValueError(f"--output: {naming.display_path(path)} exists: remove it, or name another file.")
     need_writable("--output", arguments.output)
-    given: dict[str, Any] = {"output": str(output), "is_json": arguments.json, "predictions": None}
+    given: dict[str, Any] = {"output": str(output), "predictions": None}
     if (Path(arguments.run) / SWEEP).is_file():
         from lockstep.sweeps import out_of_fold
 
@@ -208,7 +207,9 @@ def _compute(task: str, given: dict[str, Any], config: Config, job: Path | None)
     if world is None:
         num_workers = resolve_workers(config).world_size
         with tempfile.TemporaryDirectory(prefix="lockstep-") as path:
-            return parent.run_workers(Job(task, str(job or path), given), num_workers, is_parallel=num_workers > 1)
+            code = parent.run_workers(Job(task, str(job or path), given), num_workers, is_parallel=num_workers > 1)
+            answers.end_task(RunFolder(job or Path(path)))
+            return code
     worker.import_training()
     from lockstep.assembly.process_group import meet, shared_folder
 
@@ -222,8 +223,10 @@ def _compute(task: str, given: dict[str, Any], config: Config, job: Path | None)
     meet(config, world, known)
     folder = known or shared_folder(make, config, world)
     code = worker.run_here(Job(task, str(folder.path), given), world)
-    if known is None and world.rank == 0:
-        shutil.rmtree(folder.path, ignore_errors=True)  # others may still write their logs
+    if world.rank == 0:
+        answers.end_task(folder)
+        if known is None:
+            shutil.rmtree(folder.path, ignore_errors=True)  # others may still write their logs
     return code
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from lockstep.cluster import scheduler
 from lockstep.monitoring.cells import NONE
-from lockstep.runs.files import to_json
+from lockstep.runs.files import print_json
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.runs.naming import training_command
 from lockstep.system import hardware, processes
@@ -35,7 +35,7 @@ def show_machine(*, is_json: bool) -> int:
         "commands": [training_command() + (f" trainer.devices={len(gpus)}" if gpus else ""), *_cluster_command(nodes)],
     }
     if is_json:
-        print(to_json(facts))
+        print_json(facts)
     else:
         _show(facts, nodes)
     if error:

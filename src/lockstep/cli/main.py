@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import lockstep
 from lockstep.cli import data, entry
 from lockstep.runs import naming
+from lockstep.runs.files import answer
 from lockstep.runs.folder import EXIT_CONFIG, SWEEP
 from lockstep.runs.naming import display_path, quote_path
-from lockstep.system import launcher
+from lockstep.system import json_output, launcher
 from lockstep.system.parser import CommandParser, parse_arguments
 from lockstep.system.process import leave
 from lockstep.system.signals import STOP_SIGNALS
@@ -68,12 +69,12 @@ def _command() -> int:
             _restore_handlers()
         return _run(arguments)
     except (FileNotFoundError, ValueError) as error:
-        print(f"lockstep: {error}", file=sys.stderr)
+        json_output.fail(error)
     except OSError as error:
         if error.filename is None:
             raise
         separator = " " if error.errno == errno.EPERM else ": "  # a sentence of runs/gate.py
-        print(f"lockstep: {display_path(Path(error.filename))}{separator}{error.strerror}", file=sys.stderr)
+        json_output.fail(f"{display_path(Path(error.filename))}{separator}{error.strerror}")
     return EXIT_CONFIG
 
 
@@ -144,8 +145,6 @@ def _parser() -> argparse.ArgumentParser:
     labels.add_argument("run", metavar="SWEEP|RUN", help=text)
     text = "CSV file to write, with a row for each image, and pictures next to it (.png); default: labels.csv"
     labels.add_argument("--output", default="labels.csv", help=text)
-    for subparser in (model, status, what, compare, labels):
-        subparser.add_argument("--json", action="store_true", help="as JSON")
     commands.add_parser("jobs", help="list, follow, cancel and requeue submitted runs", add_help=False)
     stop = command("stop", "stop a run, or all trials of a sweep, with a checkpoint")
     evaluate = command("eval", "evaluate a trained network, on any number of workers")
@@ -164,7 +163,6 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--output", help="CSV file to write: truth, prediction and loss, one row per image")
     text = "new folder for report.json, the confusion matrix, and the worst mistakes with what the network looked at"
     evaluate.add_argument("--pictures", metavar="FOLDER", help=text)
-    evaluate.add_argument("--json", action="store_true", help="print one JSON object only")
     predict.add_argument("source", help="image file, folder of images, or split of the run's data: val or test")
     predict.add_argument("--output", help="CSV file to write, one row per image; default: print a table")
     text = "new folder for a picture of each image: what the network looked at (Grad-CAM)"
@@ -195,7 +193,9 @@ def _parser() -> argparse.ArgumentParser:
     board.add_argument("--training_hosts", default="", metavar="NAMES", help="additional host names to accept")
     data.add_commands(command("data", "check, fetch and prepare images"))
     machine = command("machine", "show GPUs, cores, memory and disks, and the partitions of the cluster")
-    machine.add_argument("--json", action="store_true", help="as JSON")
+    listed = (new, benchmark, verify, model, status, what, compare, labels, stop)
+    for subparser in (*listed, evaluate, predict, embed, export, machine):
+        subparser.add_argument(json_output.OPTION, action="store_true", help="print one JSON value only")
     command("schema", "print a JSON Schema of the files in conf/, for editors")
     return parser
 
@@ -283,6 +283,7 @@ def _new(path: Path) -> int:
     from lockstep.starter.project import create
 
     requirement = create(path)
+    answer({"path": str(path), "requirement": requirement})
     print(
         f"{quote_path(path)} is a project with its own images, network and task:\n"
         f"  cd {quote_path(path)}\n"

@@ -9,7 +9,7 @@ from lockstep.config.checks import data_presence
 from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.launch.worker import import_training
-from lockstep.runs.files import to_json
+from lockstep.runs.files import print_json
 from lockstep.system.terminal import new_table, print_table, say, terminal
 
 HEADS = ("layer", "type", "output", "parameters", "MFLOPs")
@@ -38,7 +38,7 @@ def show_model(typed: Sequence[str], source: compose.Source, *, depth: int, is_j
         problem = f"fails on an image of {'x'.join(map(str, shape))} ({type(error).__name__}: {one_line(error)})"
         raise ConfigError(Error(f"model._target_={config.model.target}", problem)) from error
     if is_json:
-        print(to_json({"layers": [layer._asdict() for layer in layers]}))
+        print_json({"layers": [layer._asdict() for layer in layers]})
         return 0
     shown = [layer for layer in layers if layer.name and layer.name.count(".") < depth]
     rows = [

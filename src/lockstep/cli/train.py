@@ -58,7 +58,7 @@ def _parse_command(folder: Path) -> "tuple[Namespace, Source]":
     from lockstep.system.parser import hydra_arguments
 
     is_trusted, run = "--trust" in sys.argv, None
-    sys.argv[1:] = [word for word in sys.argv[1:] if word != "--trust"]
+    sys.argv[1:] = [word for word in sys.argv[1:] if word not in ("--trust", "--json")]
     if any("resume=" in word for word in sys.argv):
         with contextlib.suppress(ConfigError):  # reported later, unless this is --help
             run = saved_run.run_to_resume(sys.argv[1:])
@@ -129,6 +129,7 @@ def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
     from hydra import compose
     from hydra.core.hydra_config import HydraConfig
 
+    from lockstep.cli.answers import end_run
     from lockstep.config import build, overrides
     from lockstep.config.errors import ConfigError, exit_with
     from lockstep.launch import runner
@@ -141,19 +142,18 @@ def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
         if resumed is None:
             config = overrides.check_job(cfg, typed, partial(compose, hydra.job.config_name))
             if config.cluster.name == "none":
-                _, code = runner.start(config, typed, chosen, first=first)
+                folder, code = runner.start(config, typed, chosen, first=first)
             else:
                 from lockstep.cluster import submission  # not imported for a new run on this machine
 
                 overrides.check_called([config])
-                _, code = submission.start(config, typed, chosen)
+                folder, code = submission.start(config, typed, chosen)
         else:
             from lockstep.cluster import submission
 
             submission.refuse_live(resumed.folder)
             is_submitted = resumed.config.cluster.name != "none"
-            _, code = (submission.resume if is_submitted else partial(runner.resume, first=first))(*resumed)
+            folder, code = (submission.resume if is_submitted else partial(runner.resume, first=first))(*resumed)
     except ConfigError as error:
         exit_with(error)
-    if code:
-        raise SystemExit(code)
+    end_run(folder, code)

@@ -16,10 +16,10 @@ from lockstep.cluster import following, jobs
 from lockstep.cluster.jobs import Job
 from lockstep.monitoring import cells, pruning
 from lockstep.runs import gate
-from lockstep.runs.files import to_json
+from lockstep.runs.files import answer, print_json
 from lockstep.runs.folder import EXIT_CONFIG
 from lockstep.runs.naming import ADOPT, TRUSTING, display_path, quote_path, resume_override
-from lockstep.system import terminal
+from lockstep.system import json_output, terminal
 from lockstep.system.parser import CommandParser
 from lockstep.system.redaction import redact
 from lockstep.system.terminal import duration, new_table, print_table, printable, show_table
@@ -59,8 +59,7 @@ def _parser() -> argparse.ArgumentParser:
 
     listed = command("list", _list, "list jobs, newest last")
     listed.add_argument("--watch", action="store_true", help="refresh every two seconds until Ctrl-C")
-    for subparser in (listed, command("show", _show, "show the details of a job, and why it is waiting")):
-        subparser.add_argument("--json", action="store_true", help="as JSON")
+    command("show", _show, "show the details of a job, and why it is waiting")
     command("follow", following.follow, "print the log of a job until it ends; Ctrl-C does not stop the job")
     command("wait", following.wait, "wait until jobs end; exit code 0 only if all runs are finished")
     command("result", following.result, "print summary.json of a run, or a list of several")
@@ -69,6 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     requeue.add_argument("--trust", action="store_true", help=TRUSTING)
     text = "remove the records and run folders of ended jobs, after confirmation"
     command("delete", _delete, text, names="+").add_argument("--yes", action="store_true", help="without confirmation")
+    for name in commands.choices.keys() - {"follow", "delete"}:
+        commands.choices[name].add_argument(json_output.OPTION, action="store_true", help="print one JSON value only")
     return parser
 
 
@@ -77,7 +78,7 @@ def _list(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
         # as many as the screen has lines
         terminal.watch(lambda out: _table(_select_jobs(arguments)[2 - out.height :], out))
     elif arguments.json:
-        print(to_json([jobs.job_facts(job) for job in chosen_jobs]))
+        print_json([jobs.job_facts(job) for job in chosen_jobs])
     elif not chosen_jobs:
         print("No jobs: submit a run with cluster=slurm or cluster=local, or choose another --folder.", file=sys.stderr)
     else:
@@ -107,7 +108,7 @@ def _table(chosen_jobs: Sequence[Job], out: Console) -> Table:
 def _show(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     if arguments.json:
         values = [jobs.job_facts(job) for job in chosen_jobs]
-        print(to_json(values if len(values) > 1 else values[0]))
+        print_json(values if len(values) > 1 else values[0])
         return 0
     for job in chosen_jobs:
         show_table(f"Job {job.id}: {job.record.name}", _facts(job))
@@ -154,6 +155,7 @@ def _cancel(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
         else:
             hint = f" lockstep jobs requeue {job.id} resumes it." if job.record.is_resumable else ""
             print(f"Cancelled job {job.id}: it saves a checkpoint first.{hint}")
+    answer([{"id": job.id, "was": job.state, "is_cancelled": job.is_live} for job in chosen_jobs])
     return 0 if live else EXIT_CONFIG
 
 
@@ -169,9 +171,12 @@ def _requeue(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
             hint = "" if job.record.command else f": train longer with {resume_override(job.folder.path)}"
             raise ValueError(f"job {job.id} is finished{hint}.")
         gate.need_own(job.folder, ADOPT, is_trusted=arguments.trust)
+    resumed: list[dict[str, str]] = []
     for job in chosen_jobs:
         job.folder.claim()
-        print(f"Job {job.id} resumes as job {submission.resubmit(job.folder, job.record).id}.", flush=True)
+        resumed.append({"id": submission.resubmit(job.folder, job.record).id, "was": job.id})
+        print(f"Job {job.id} resumes as job {resumed[-1]['id']}.", flush=True)
+    answer(resumed)
     return 0
 
 

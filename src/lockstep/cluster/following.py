@@ -9,9 +9,9 @@ from pathlib import Path
 
 from lockstep.cluster import jobs
 from lockstep.cluster.jobs import Job
-from lockstep.runs.files import no_link, to_json
+from lockstep.runs.files import answer, no_link, print_json
 from lockstep.runs.folder import EXIT_FAILED, EXIT_INTERRUPTED
-from lockstep.system import output
+from lockstep.system import json_output, output
 from lockstep.system.terminal import printable, terminal
 
 LOOK_EVERY_S = 5.0  # between two calls of squeue
@@ -91,6 +91,7 @@ def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
                     print(f"{job.id}\t{job.state}\t{printable(job.run.name)}", flush=True)
             reported |= {job.id for job in ended}
             if len(ended) == len(looked):
+                answer([jobs.job_facts(job) for job in ended])
                 return next(filter(None, (job.end_code for job in ended)), 0)
     except KeyboardInterrupt:
         print("The jobs continue.", file=sys.stderr)
@@ -103,9 +104,9 @@ def result(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     for job, summary in zip(chosen_jobs, results, strict=True):
         if summary is None:
             reason = f": {job.reason}" if job.reason else ""
-            print(f"lockstep: {printable(f'job {job.id} has no result, it is {job.state}{reason}')}", file=sys.stderr)
+            json_output.fail(printable(f"job {job.id} has no result, it is {job.state}{reason}"))
     if len(chosen_jobs) > 1:
-        print(to_json(results))
+        print_json(results)
     elif results[0] is not None:
-        print(to_json(results[0]))
+        print_json(results[0])
     return EXIT_FAILED if None in results else 0

@@ -1,11 +1,11 @@
 """`lockstep stop`: a run, or all trials of a sweep, here and in jobs."""
 
-import sys
 from pathlib import Path
 
 from lockstep.cluster import jobs
 from lockstep.runs import gate, naming
-from lockstep.runs.folder import EXIT_CONFIG, LIVE_STATES, SWEEP, RunFolder
+from lockstep.runs.files import answer
+from lockstep.runs.folder import LIVE_STATES, SWEEP, RunFolder
 
 STOP_IT = "to stop it all the same, create a file STOP in it"
 
@@ -25,9 +25,9 @@ def stop(run: str, reason: str) -> int:
         state = folder.read_status().get("state", "starting" if folder.is_locked() else "not started")
         name, its, is_running = naming.display_path(folder.path), "it", state in LIVE_STATES
     if not is_running:
-        print(f"lockstep: {name} is not running{f': {state}' if state else ''}", file=sys.stderr)
-        return EXIT_CONFIG
+        raise ValueError(f"{name} is not running{f': {state}' if state else ''}")
     folder.request_stop(reason)  # first, or a search would draw others
     jobs.stop(live, reason)
     print(f"Stop requested for {name}; {its} saves a checkpoint first.")
+    answer({"path": str(folder.path), "jobs": [job.id for job in live]})
     return 0

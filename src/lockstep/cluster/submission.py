@@ -20,6 +20,7 @@ from lockstep.config.saved import config_file, project
 from lockstep.config.schema.configuration import Config
 from lockstep.launch import runner
 from lockstep.runs import gate, naming
+from lockstep.runs.files import answer
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path, quote_path, resume_override
 from lockstep.system import signals
@@ -259,6 +260,7 @@ def script(base: RunFolder, config: Config, *, name: str, num_runs: int = 1, is_
 
 
 def _show(folder: RunFolder, job: Record, config: Config) -> None:
+    answer({"job": job.id, "path": str(folder.path)})
     if config.silent:
         return
     rows = [

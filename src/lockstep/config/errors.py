@@ -60,6 +60,9 @@ def report(error: ConfigError) -> str:
 
 def exit_with(error: ConfigError) -> NoReturn:
     """Print every error and exit with the code of a bad configuration."""
+    from lockstep.system import json_output  # a worker does not need it
+
+    json_output.put_errors(error)
     print(f"{report(error)}{plural(len(error.errors), 'error')}; nothing was started. See --help.", file=sys.stderr)
     raise SystemExit(EXIT_CONFIG)
 

@@ -3,8 +3,6 @@
 Images that are named in place of those of the run are seen as the run sees its own, with classes by name.
 """
 
-import contextlib
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +27,7 @@ from lockstep.inference import class_report, predict
 from lockstep.inference import reliability as scores
 from lockstep.models.calibration import has_probabilities
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.runs.files import to_json, write_json
+from lockstep.runs.files import write_json
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.redaction import redact
@@ -53,21 +51,16 @@ def evaluate(
     output: str | None = None,
     top_k: int = 1,
     pictures: str | None = None,
-    is_json: bool = False,
 ) -> int:
     """Evaluate `checkpoint` of `run` on `split` of its data; print the result, and write scores.json into `folder`.
 
     Images that are not those of the run are evaluated if they `may_differ`. `output` is a CSV file for a row of each
-    image with its `top_k` most probable classes, `pictures` a folder for pictures and numbers. With `is_json` standard
-    output is one JSON object.
+    image with its `top_k` most probable classes, `pictures` a folder for pictures and numbers.
     """
-    settings, out = validation.check_tree(config), sys.stdout
+    settings = validation.check_tree(config)
     if output is not None or pictures is not None:
         predict.refuse_own_module(settings, "lockstep eval with --output or --pictures")
-    with (
-        session.open_session(folder, settings, world) as here,
-        contextlib.redirect_stdout(sys.stderr if is_json else out),
-    ):
+    with session.open_session(folder, settings, world) as here:
         other = None
         if may_differ:
             form = ImageFormat(**torch.load(checkpoint, map_location="cpu", weights_only=True)["image_format"])
@@ -112,7 +105,7 @@ def evaluate(
             **reports,
             **({"notes": notes} if notes else {}),
         }
-        if here.rank == 0 and not is_json:
+        if here.rank == 0:
             what = f"{plural(len(images), 'image')} of {place}" if notes else plural(len(images), f"{chosen} image")
             values = [(name, f"{value:.6f}") for name, value in result["metrics"].items()]
             show_table(f"{checkpoint} on {what}", [*values, *notes.items()])
@@ -131,9 +124,7 @@ def evaluate(
                 lambda: class_report.draw(Path(pictures), network, images, findings, result) if here.rank == 0 else None
             )
         if here.rank == 0:
-            write_json(folder.scores, metrics)
-            if is_json:
-                print(to_json(result), file=out, flush=True)
+            write_json(folder.scores, {**metrics, "report": result})
     return 0
 
 

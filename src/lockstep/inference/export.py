@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import logging
-import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -31,9 +30,10 @@ from lockstep.data.images.preprocessing import View
 from lockstep.data.splits import ImageError, Images
 from lockstep.inference import predict, selective
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.runs.files import atomic_file
+from lockstep.runs.files import answer, atomic_file
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from lockstep.runs.naming import display_path
+from lockstep.system import json_output
 from lockstep.system.terminal import show_table
 from lockstep.system.wording import plural, size_text
 
@@ -129,11 +129,13 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path, max_e
         largest, checked = torch.stack(differences).max().item(), plural(len(differences), "test image")
         if not largest <= LIMIT:  # also NaN
             error = f"its predictions for {checked} differ by up to {largest:.2g}, more than {LIMIT:g}"
-            print(f"lockstep: {display_path(output)} was not written: {error}", file=sys.stderr)
+            json_output.fail(f"{display_path(output)} was not written: {error}")
             return EXIT_FAILED
         output.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(output) as file:
             file.write(content)
+    checks = {"images": len(differences), "by": by, "largest_difference": largest, "limit": LIMIT}
+    answer({"file": str(output), "bytes": len(content), **facts, "checked": checks})
     shape = ", ".join(str(axes.get(axis, length)) for axis, length in enumerate((0, *form.image_shape)))
     rows = [
         ("images", f"{'float32' if form.is_float else 'uint8'} ({shape})"),

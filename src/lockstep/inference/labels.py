@@ -1,7 +1,5 @@
 """`lockstep labels`: images in the order in which networks that were not trained on them doubt their labels."""
 
-import contextlib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from lockstep.config.checks import validation
 from lockstep.config.errors import ConfigError, Error
 from lockstep.data.splits import Splits
 from lockstep.inference import confident_learning, predict, tables
-from lockstep.runs.files import atomic_file, csv_text, to_json, write_json
+from lockstep.runs.files import atomic_file, csv_text, write_json
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import quote_path
 from lockstep.system.launcher import World
@@ -37,19 +35,15 @@ def judge(
     checkpoint: str,
     predictions: str | None,
     output: str,
-    is_json: bool,
 ) -> int:
     """Write the list of images to the CSV file `output`, with pictures of the first ones next to it; print a summary.
 
     `predictions` is the file of all folds of a setting, of which `run` is one. Without it the validation and test
-    images of `run` are judged by its `checkpoint`. With `is_json` standard output is one JSON object.
+    images of `run` are judged by its `checkpoint`.
     """
-    settings, out = validation.check_tree(config), sys.stdout
+    settings = validation.check_tree(config)
     predict.refuse_own_module(settings, "lockstep labels")
-    with (
-        session.open_session(folder, settings, world) as here,
-        contextlib.redirect_stdout(sys.stderr if is_json else out),
-    ):
+    with session.open_session(folder, settings, world) as here:
         images = run_parts.splits(here, RunFolder(Path(run)), is_once=True)
         data_record.compare(here, images, RunFolder(Path(run)))
         paths = [Path(predictions)] if predictions is not None else _predict(here, images, Path(checkpoint))
@@ -63,10 +57,7 @@ def judge(
                 file.write(csv_text([HEAD, *rows]).encode(errors="surrogateescape"))
                 _draw(rows[:NUM_IMAGES], images, pictures, _summary(facts))
             write_json(folder.scores, facts)
-            if is_json:
-                print(to_json(facts), file=out, flush=True)
-            else:
-                _show(facts)
+            _show(facts)
 
         together(lambda: write() if here.rank == 0 else None)
     return 0

@@ -68,12 +68,14 @@ def predict(
     top_k: int,
     explained: str | None,
     max_error: float | None,
+    is_json: bool = False,
 ) -> int:
     """Write the prediction of every image of `source` to the CSV file `output`, or print them. Returns the exit code.
 
     `source` is a folder or an image file, or `val` or `test` of the data of `run`. Unreadable files of a folder are
     skipped, listed on standard error, and make the exit code of rank 0 1; if `is_strict`, nothing is written then.
     With `max_error` the class of an image without an answer is `unknown`: see `selective.threshold_of`.
+    With `is_json` the result that is recorded has the rows that are printed.
     """
     settings = validation.check_tree(config)
     refuse_own_module(settings, "lockstep predict")
@@ -84,17 +86,26 @@ def predict(
         images, digest = images_of(here, run, source, module.image_format)
         options: dict[str, Any] = {"top_k": top_k, "explained": explained, "digest": digest, "threshold": threshold}
         options |= {"checkpoint": Path(checkpoint), "is_strict": is_strict, "is_shown": output is None}
-        broken = write_rows(here, module, images, Path(output or folder.path / "predictions"), **options)
-        return report(here, len(images), broken, "prediction", output)
+        rows: list[dict[str, Any]] | None = [] if is_json and output is None else None
+        broken = write_rows(here, module, images, Path(output or folder.path / "predictions"), rows=rows, **options)
+        return report(here, len(images), broken, "prediction", output, rows)
 
 
-def report(here: Session, num_images: int, broken: list[str], noun: str, output: str | None) -> int:
+def report(
+    here: Session,
+    num_images: int,
+    broken: list[str],
+    noun: str,
+    output: str | None,
+    rows: list[dict[str, Any]] | None = None,
+) -> int:
     """Print and record how many rows were written, and the errors of `broken` images. Returns the exit code."""
     if here.rank == 0:
         count = num_images - len(broken)
         if output is not None:
             print(f"{plural(count, noun)} in {output}", flush=True)
-        write_json(here.folder.scores, {"output": output, f"{noun}s": count, "unreadable": len(broken)})
+        result = {"output": output, f"{noun}s": count, "unreadable": len(broken)}
+        write_json(here.folder.scores, result | ({} if rows is None else {"rows": rows}))
     if broken:  # the command prints a recorded failure
         count = f"{len(broken)} of {plural(num_images, 'image')} cannot be read and are left out"
         here.folder.record_failure("\n".join([*broken, f"{count}; --strict writes nothing then\n"]))
@@ -162,13 +173,15 @@ def write_rows(
     explained: str | None = None,
     is_strict: bool = True,
     is_shown: bool = False,
+    rows: list[dict[str, Any]] | None = None,
     threshold: float | None = None,
 ) -> list[str]:
     """Write predictions of images to the CSV file `output`. Returns the errors of those that cannot be read.
 
     `digest` is that of the images. A row has the `top_k` most probable classes, and with `has_truth` target and loss.
     Pictures of what the network looked at go into the folder `explained`. With `is_strict`, nothing is written if there
-    are errors. The class is `unknown` up to the `threshold`. With `is_shown` a table is printed in place of the file.
+    are errors. The class is `unknown` up to the `threshold`. With `is_shown` a table is printed in place of the file,
+    and its rows are added to `rows`.
     Every rank must call it.
     """
     names, ranks = module.image_format.class_names, ranking_argument(module, top_k, is_shown=is_shown)
@@ -203,7 +216,7 @@ def write_rows(
     inputs = {"checkpoint": f"{state.st_size} {state.st_mtime_ns}", "settings": settings_of(here), "images": digest}
     inputs |= {"columns": csv_text([head]), "explanations": str(explained is not None), "threshold": str(threshold)}
     table = partial(row_chunks.write_table, output, csv_text([head]))
-    table = partial(prediction_table.show, module.task, head) if is_shown else table
+    table = partial(prediction_table.show, module.task, head, rows=rows) if is_shown else table
     table = table if threshold is None else partial(prediction_table.count_answers, table)
     broken = write(here, module, images, rows_of, table, inputs=inputs, output=output, is_strict=is_strict)
     if explained is not None:

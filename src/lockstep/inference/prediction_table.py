@@ -5,6 +5,7 @@ import heapq
 import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from lockstep.inference.row_chunks import RowWriter
 from lockstep.inference.selective import UNKNOWN
@@ -32,12 +33,18 @@ def count_answers(write: RowWriter, chunks: Iterable[str]) -> None:
     print(f"{is_answer[True]:,} of {plural(is_answer.total(), 'image')} answered", flush=True)
 
 
-def show(task: Task, heads: Sequence[str], chunks: Iterable[str]) -> None:
-    """Print rows of predictions, which come as CSV below `heads`, once all are there."""
+def show(task: Task, heads: Sequence[str], chunks: Iterable[str], *, rows: list[dict[str, Any]] | None = None) -> None:
+    """Print rows of predictions, which come as CSV below `heads`, once all are there; add all to `rows`."""
     is_of = type(task).cells  # what made the rows; those of other tasks are printed as they are
     shown, counts, doubts, num_images = list[list[str]](), Counter[str](), list[tuple[float, str]](), 0
     for file, *cells in (map(uncell, row) for text in chunks for row in csv.reader(io.StringIO(text, newline=""))):
         num_images += 1
+        if rows is not None:
+            first, step = (1, 2) if is_of is Classification.cells else (0, 1)
+            values: list[str | float] = [*cells]
+            if is_of in (Classification.cells, Multilabel.cells, Task.cells):
+                values[first::step] = map(float, cells[first::step])
+            rows.append(dict(zip(heads, [file, *values], strict=True)))
         if is_of is Classification.cells:
             cells[1::2] = [f"{float(cell):.4f}" for cell in cells[1::2]]
             counts[cells[0]] += 1

@@ -8,7 +8,7 @@ import yaml
 
 from lockstep.monitoring import cells
 from lockstep.runs.discovery import look_at, read_tests
-from lockstep.runs.files import read_text, to_json
+from lockstep.runs.files import print_json, read_text
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path, find, quote_path
 from lockstep.system.redaction import redact
@@ -26,7 +26,7 @@ def compare_runs(names: Sequence[str], *, is_json: bool) -> int:
     settings, results = differences(folders), outcomes(folders)
     paths = [display_path(folder.path) for folder in folders]
     if is_json:
-        print(to_json({"runs": paths, "settings": dict(settings), "results": dict(results)}))
+        print_json({"runs": paths, "settings": dict(settings), "results": dict(results)})
         return 0
     for number, path in enumerate(paths):
         print(f"{letter(number)}  {printable(path)}")

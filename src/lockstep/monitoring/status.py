@@ -8,7 +8,7 @@ from rich.text import Text
 
 from lockstep.monitoring import cells
 from lockstep.runs.discovery import look_at
-from lockstep.runs.files import to_json
+from lockstep.runs.files import print_json
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.runs.naming import display_path, quote_path, resume_command
 from lockstep.system.terminal import duration, show_table, terminal
@@ -21,7 +21,7 @@ def show_status(folder: RunFolder, *, is_json: bool) -> int:
     facts = look_at(folder)
     if is_json:
         del facts["id"]
-        print(to_json(facts | {"path": str(folder.path)}))
+        print_json(facts | {"path": str(folder.path)})
         return 0
     show_table(facts.get("name", folder.path.name), [*_progress(facts), *_process(facts, folder), _next(facts, folder)])
     return 0

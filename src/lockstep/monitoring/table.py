@@ -13,7 +13,7 @@ from lockstep.monitoring import cells
 from lockstep.monitoring.selection import COLUMNS, Listed, Selection, all_runs, order
 from lockstep.runs import naming
 from lockstep.runs.discovery import Watched, differing_overrides
-from lockstep.runs.files import to_json
+from lockstep.runs.files import print_json
 from lockstep.runs.folder import LIVE_STATES
 from lockstep.system import terminal
 from lockstep.system.terminal import new_table, print_table, printable, say
@@ -39,7 +39,7 @@ def show_runs(selection: Selection, columns: Sequence[str], *, sort: str, is_jso
         return 0
     runs = sort_runs(selection.matching_runs(watched), sort)
     if is_json:
-        print(to_json([_plain_facts(run) | {key: run.value(key) for key in columns} for run in runs]))
+        print_json([_plain_facts(run) | {key: run.value(key) for key in columns} for run in runs])
     elif not runs:
         print(_empty_text(selection, num_found=len(watched.runs())), file=sys.stderr)
     else:

@@ -325,6 +325,21 @@ def to_json(value: Any) -> str:
     return json.dumps(_finite(value), indent=1, allow_nan=False)
 
 
+def print_json(value: Any) -> None:
+    """Print plain values as the JSON value of a command."""
+    from lockstep.system import json_output  # a worker does not need it
+
+    json_output.put(_finite(value))
+
+
+def answer(value: Any) -> None:
+    """Print plain values as the JSON value of a command with --json, in addition to its texts."""
+    from lockstep.system import json_output
+
+    if json_output.is_reserved():
+        print_json(value)
+
+
 def _finite(value: Any, level: int = 0) -> Any:
     if level > DEEPEST:
         raise ValueError(f"it is nested in more than {DEEPEST} levels")

@@ -20,6 +20,7 @@ from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.key_scopes import FREE_IN_A_RESUMED_SWEEP, scope
 from lockstep.launch import runner
 from lockstep.runs import gate
+from lockstep.runs.files import answer
 from lockstep.runs.folder import EXIT_FAILED, JOURNAL, LIVE_STATES, SWEEP, RunFolder
 from lockstep.runs.naming import display_path, quote_path
 from lockstep.sweeps import array, devices, job_pool, out_of_fold, views
@@ -28,7 +29,7 @@ from lockstep.sweeps.devices import Devices, Machine
 from lockstep.sweeps.ledger import DONE, FREE, Ledger, Trial, need_own, trial_of
 from lockstep.sweeps.pool import Pool
 from lockstep.sweeps.results import monitored_objective
-from lockstep.sweeps.table import Table, table, write
+from lockstep.sweeps.table import Table, table, table_facts, write
 from lockstep.system import hardware
 from lockstep.system.redaction import redact
 from lockstep.system.trees import leaves
@@ -163,6 +164,7 @@ def run_sweep(
     joined = out_of_fold.join(ledger, table_of({}))
     if not config.silent:
         views.show_table(table_of({}), ledger.path)
+    answer({"path": str(ledger.path), **table_facts(ledger, table_of({}))})
     tell("\n".join(joined))
     if is_submitted and pool.trials:
         tell(job_pool.remaining_text(ledger, len(pool.trials)))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.monitoring import comparison
-from lockstep.runs.files import to_json
+from lockstep.runs.files import print_json
 from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.sweeps.differences import Difference, holm, paired_test, unpaired_test, words
 from lockstep.sweeps.ledger import Ledger
@@ -56,7 +56,7 @@ def compare_sweeps(names: Sequence[str], *, is_json: bool) -> int:
         keys = "name", "num_trials", "num_groups", "results"
         listed = [{key: getattr(side, key) for key in keys} for side in known]
         between = [{"metric": metric, "second": sides[at].name, **each._asdict()} for metric, at, each in found]
-        print(to_json({"settings": dict(settings), "num_tests": num_tests, "sides": listed, "differences": between}))
+        print_json({"settings": dict(settings), "num_tests": num_tests, "sides": listed, "differences": between})
         return 0
     out = terminal()
     marks = map(comparison.letter, range(len(sides)))

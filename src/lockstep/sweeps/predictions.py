@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.runs.files import to_json
+from lockstep.runs.files import print_json
 from lockstep.sweeps.differences import image_test, words
 from lockstep.system.terminal import say, terminal
 
@@ -23,7 +23,7 @@ def compare_predictions(names: Sequence[str], *, is_json: bool) -> int:
     only = len(right[0] - right[1]), len(right[1] - right[0])
     difference, accuracies = image_test(*only, len(first)), [len(files) / len(first) for files in right]
     if is_json:
-        print(to_json({"accuracies": accuracies, "only_right": only, **difference._asdict()}))
+        print_json({"accuracies": accuracies, "only_right": only, **difference._asdict()})
         return 0
     out = terminal()
     for letter, name, accuracy, count in zip("AB", names, accuracies, only, strict=True):

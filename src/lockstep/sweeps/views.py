@@ -15,7 +15,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from lockstep.monitoring import cells
-from lockstep.runs.files import to_json
+from lockstep.runs.files import print_json
 from lockstep.runs.naming import display_path, quote_path
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.pool import LOG
@@ -124,7 +124,7 @@ def show_sweep(path: Path, *, is_json: bool) -> int:
     """Print the table of a sweep as it is now. Returns the exit code. Raises ValueError before its first trial."""
     ledger = Ledger.open(path, None, ())
     if is_json:
-        print(to_json(table_facts(ledger, present_table(ledger))))
+        print_json(table_facts(ledger, present_table(ledger)))
     else:
         show_table(present_table(ledger), path, has_files=False)
     return 0

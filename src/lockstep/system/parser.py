@@ -8,12 +8,13 @@ from typing import NoReturn
 
 from typing_extensions import override
 
+from lockstep.system import json_output
 from lockstep.system.internals import hydra_parser
 from lockstep.system.wording import near_names, question
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Suggests the nearest command for an unknown one, where argparse lists all commands.
+    """Suggests the nearest command for an unknown one, where argparse lists all. Errors are part of a JSON value, too.
 
     Its `add_subparsers` need the metavar COMMAND. Raises ValueError, with one line.
     """
@@ -23,6 +24,7 @@ class CommandParser(argparse.ArgumentParser):
         if found := re.search(r"COMMAND: invalid choice: '(.*)' \(choose from (.*)\)", message):
             fix = question(near_names(found[1], re.findall(r"[\w-]+", found[2])), f"see {self.prog} --help")
             raise ValueError(f"{found[1]} is not a command of {self.prog}: {fix}")
+        json_output.put_errors(message, hint=f"see {self.prog} --help")
         super().error(message)
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from lockstep.system import output, signals
+from lockstep.system import json_output, output, signals
 from lockstep.system.processes import ServerDied, close_files
 
 
@@ -16,7 +16,9 @@ def leave(command: Callable[[], int]) -> NoReturn:
     Nothing else is cleaned up: freeing the modules of torch takes over a second, and a crash there changes the code.
     """
     output.outlive()
+    json_output.reserve()
     close_files()
+    code = 1
     try:
         try:
             code = command()
@@ -34,6 +36,8 @@ def leave(command: Callable[[], int]) -> NoReturn:
     except signals.Ended as ended:
         signals.report_end(ended.args[0], "; ".join(getattr(ended, "__notes__", ())))
         code = 128 + ended.args[0]
+    finally:
+        json_output.close(code)
     sys.stderr.flush()
     sys.stdout.flush()
     os._exit(code)

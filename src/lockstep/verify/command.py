@@ -7,7 +7,7 @@ below any mistake: with even, uneven and empty shards, and stopped and resumed w
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -23,6 +23,7 @@ from lockstep.config.schema.configuration import Config
 from lockstep.launch import parent
 from lockstep.launch.worker import Job
 from lockstep.runs import verified
+from lockstep.runs.files import answer
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from lockstep.system import hardware
 from lockstep.system.signals import SignalList
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 NUM_STEPS, NUM_EPOCHS, NUM_EVALUATED = 3, 2, 2  # optimizer steps of an epoch, epochs, batches of an evaluation
 CUT_AFTER = 2  # in the middle of an epoch
 LOG = "terminal.log"
+KINDS = ("weights", "statistics", "metrics")
 VERIFY = "lockstep.training.exactness_check:verify"
 
 
@@ -168,6 +170,8 @@ class Verification:
         texts = list(_explanations(compared, failures, is_by_bits=self._is_by_bits))
         for text in texts:
             say(self._out, text)
+        facts = {"is_exact": not texts, "limit": 0.0 if self._is_by_bits else LIMIT, "explanations": texts}
+        answer(facts | {"variants": [_facts(variant, compared.get(variant)) for variant in self._others]})
         if texts:
             return EXIT_FAILED
         if self._is_by_bits:
@@ -190,8 +194,14 @@ def _table(variants: Sequence[str], compared: "dict[str, Compared]", out: Consol
         else:
             is_exact = Text("exact", style="green") if result.is_exact else Text("differs", style="red")
             rows.append([variant, is_exact, *(_size_text(kind.size) for kind in result[:3])])
-    kinds = ("weights", "statistics", "metrics")
-    return new_table(("compared with 1 worker", "", *kinds), rows, out, right=kinds)
+    return new_table(("compared with 1 worker", "", *KINDS), rows, out, right=KINDS)
+
+
+def _facts(variant: str, result: "Compared | None") -> dict[str, Any]:
+    if result is None:
+        return {"variant": variant, "state": "failed"}
+    sizes = {kind: getattr(result, kind).size for kind in KINDS}
+    return {"variant": variant, "state": "exact" if result.is_exact else "differs", **sizes}
 
 
 def _explanations(compared: "dict[str, Compared]", failures: dict[str, str], *, is_by_bits: bool) -> Iterator[str]:

@@ -1,0 +1,30 @@
+"""JSON values of commands that compute in workers, from the files of their folders."""
+
+from lockstep.config.errors import ConfigError, errors_of
+from lockstep.runs.files import LARGEST_UNPACKED, answer, read_json
+from lockstep.runs.folder import RunFolder
+from lockstep.system import json_output
+
+
+def end_run(folder: RunFolder, code: int) -> None:
+    """Print the state and the summary of a run, and exit with its code if that is not 0."""
+    if json_output.is_reserved():
+        facts = {"path": str(folder.path), "state": folder.read_status().get("state"), "exit_code": code}
+        answer(facts | {"job": folder.read_job().get("id"), "summary": folder.read_summary()})
+        _put_failure(folder)
+    if code:
+        raise SystemExit(code)
+
+
+def end_task(folder: RunFolder) -> None:
+    """Print what the workers of a command computed; that of an evaluation is its report."""
+    if json_output.is_reserved():
+        if result := read_json(folder.scores, LARGEST_UNPACKED):
+            answer(result.get("report", result))
+        _put_failure(folder)
+
+
+def _put_failure(folder: RunFolder) -> None:
+    if folder.failure.exists():
+        text = folder.failure.read_text("utf-8", "replace")
+        json_output.put_errors(ConfigError(*errors_of(folder.failure_cause() if "Traceback (" in text else text)))

@@ -1,0 +1,66 @@
+"""Standard output of a command with --json: one JSON value at its end, and nothing else.
+
+All other texts go to standard error, also those of the processes that the command starts.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from typing import Any
+
+OPTION = "--json"
+FIELDS = ("key", "message", "hint")
+
+_values: list[Any] = []  # the last one is printed
+_errors: list[dict[str, str]] = []
+_outputs: list[int] = []  # the descriptor of standard output, while it is reserved
+
+
+def reserve() -> None:
+    """Reserve standard output if the command line has --json. Of several ranks, only rank 0 prints the value."""
+    if OPTION in sys.argv[1:]:
+        rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID") if name in os.environ), "0")
+        _outputs.append(os.dup(1) if rank == "0" else os.open(os.devnull, os.O_WRONLY))
+        os.dup2(2, 1)
+
+
+def is_reserved() -> bool:
+    return bool(_outputs)
+
+
+def put(value: Any) -> None:
+    """Set the value of this command. Without a reserved output it is printed immediately."""
+    if _outputs:
+        _values.append(value)
+    else:
+        print(json.dumps(value, indent=1, allow_nan=False))
+
+
+def put_errors(problem: object, *, key: str = "", hint: str = "") -> None:
+    """Add errors to the value: a text, or the `errors` of an exception, each a text or (key, message, hint)."""
+    if not _outputs:
+        return
+    errors = getattr(problem, "errors", None)
+    for error in errors if isinstance(errors, list) else [str(problem)]:
+        fields = (key, error, hint) if isinstance(error, str) else error
+        _errors.append({name: text.lstrip(",: ") for name, text in zip(FIELDS, fields, strict=True)})
+
+
+def fail(problem: object) -> None:
+    """Print an error of the command, and add it to the value."""
+    print(f"lockstep: {problem}", file=sys.stderr)
+    put_errors(problem)
+
+
+def close(code: int) -> None:
+    """Print the value at the end of the command. A command that failed without an error gets a general one."""
+    if not _outputs:
+        return
+    value = _values[-1] if _values else {}
+    if code and not _errors and not _values:
+        put_errors(f"the command ended with exit code {code}, see standard error")
+    if _errors and isinstance(value, dict):
+        value = {**value, "errors": _errors}
+    with contextlib.suppress(OSError), open(_outputs.pop(), "w") as out:  # nobody may read it
+        out.write(json.dumps(value, indent=1, allow_nan=False) + "\n")

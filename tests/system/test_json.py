@@ -1,0 +1,205 @@
+"""With --json, standard output of every command is one JSON value, of errors too."""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.cli import main
+from lockstep.cluster import commands as jobs
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
+from lockstep.system import json_output
+from tests.support.commands import latest, lockstep
+from tests.support.harness import ROOT
+from tests.support.image_files import write_image
+
+SMALL = ("data=digits", "model.width=2", "trainer.max_epochs=1", "strategy=cpu")
+PHOTOS = ("prepare", "photos", "--image-size", "16", "--cache", "cache")
+
+
+def value(done: subprocess.CompletedProcess[str], code: int = 0) -> Any:
+    """The one value on standard output."""
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run, images and nothing else."""
+    folder = tmp_path_factory.mktemp("json")
+    for number in range(12):
+        write_image(folder / "photos" / "ab"[number % 2] / f"{number}.png", number)
+    found = value(lockstep(folder, "train", *SMALL, "--json"))
+    run = latest(folder)
+    assert (found["path"], found["state"], found["exit_code"]) == (str(run.path), "finished", 0)
+    assert found["summary"] == run.read_summary() != {}
+    return folder
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (("status",), "path state"),
+        pytest.param(("compare", "latest", "latest"), "settings results", marks=pytest.mark.full),
+        pytest.param(("model", *SMALL), "layers", marks=pytest.mark.full),
+        (("eval", "latest", "--devices", "2"), "metrics images run confusion_matrix calibration"),
+        (("predict", "latest", "photos"), "predictions rows unreadable"),
+        pytest.param(
+            ("predict", "latest", "photos", "--output", "rows.csv"), "predictions output", marks=pytest.mark.full
+        ),
+        pytest.param(
+            ("embed", "latest", "photos", "--output", "features.npy"), "images output", marks=pytest.mark.full
+        ),
+        pytest.param(("labels", "latest"), "labels output suspicious", marks=pytest.mark.full),
+        (("data", *PHOTOS), "images image_shape cache overrides"),
+        pytest.param(("data", "fetch", *SMALL), "data root weights", marks=pytest.mark.full),
+        pytest.param(("data", "check", *SMALL), "splits", marks=pytest.mark.full),
+        (("new", "roses"), "path requirement"),
+        pytest.param(("export", "latest", "--output", "net.pt2"), "file bytes checked", marks=pytest.mark.full),
+        pytest.param(("verify", *SMALL), "is_exact limit variants explanations", marks=pytest.mark.full),
+        pytest.param(("train", "-m", *SMALL, "seed=1,2"), "path", marks=pytest.mark.full),
+        pytest.param(
+            ("benchmark", "benchmark=default", *SMALL[:3], "benchmark.budget_s=2"),
+            "path environments verdict",
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_a_command_prints_one_json_value_and_nothing_else(here: Path, words: tuple[str, ...], keys: str) -> None:
+    found = value(lockstep(here, *words, "--json"))
+    assert {*keys.split()} <= found.keys()
+
+
+@pytest.mark.processes
+def test_the_rows_of_a_prediction_are_those_of_its_file(here: Path) -> None:
+    rows = value(lockstep(here, "predict", "latest", "photos", "--json"))["rows"]
+    lockstep(here, "predict", "latest", "photos", "--output", "file.csv", "--top-k", "2")
+    head, *lines = [line.split(",") for line in (here / "file.csv").read_text().splitlines()]
+    assert [*rows[0]] == head
+    assert [[row["file"], row["class"]] for row in rows] == [line[:2] for line in lines]
+    assert [row["probability"] for row in rows] == pytest.approx([float(line[2]) for line in lines])
+
+
+@pytest.mark.full
+@pytest.mark.processes
+def test_a_submitted_command_prints_its_job_and_jobs_print_theirs(here: Path) -> None:
+    job = value(lockstep(here, "eval", "latest", "cluster=local", "--json"))
+    (ended,) = value(lockstep(here, "jobs", "wait", job["job"], "--json"))
+    assert (ended["id"], ended["exit_code"]) == (job["job"], 0)
+    assert [each["id"] for each in value(lockstep(here, "jobs", "list", "--json"))] == [job["job"]]
+    assert value(lockstep(here, "jobs", "show", job["job"], "--json"))["id"] == job["job"]
+    result = value(lockstep(here, "jobs", "result", job["job"], "--json"))
+    assert result["report"]["metrics"]["accuracy"] == result["test/accuracy"]
+    assert value(lockstep(here, "jobs", "cancel", job["job"], "--json"), EXIT_CONFIG)[0]["is_cancelled"] is False
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("words", "code", "error"),
+    [
+        (
+            ("train", "trainer.max_epoch=3"),
+            EXIT_CONFIG,
+            ("trainer.max_epoch", "is not a key", "did you mean trainer.max_epochs?"),
+        ),
+        pytest.param(
+            ("train", "-m", "trainer.max_epoch=3,4"),
+            EXIT_CONFIG,
+            ("trainer.max_epoch", "is not a key", "did you"),
+            marks=pytest.mark.full,
+        ),
+        (("train", "--what"), EXIT_CONFIG, ("", "the command ended with exit code 2", "")),
+        (("verify", "model.width=x"), EXIT_CONFIG, ("model.width=x", "must be ", "")),
+        pytest.param(("benchmark", "seed=x"), EXIT_CONFIG, ("seed=x", "must be ", ""), marks=pytest.mark.full),
+        (("train", "data=image_folder", "data.root=none"), EXIT_CONFIG, ("", "data.root=none does not exist", "")),
+        pytest.param(
+            ("data", "check", "data=image_folder", "data.root=none"),
+            EXIT_CONFIG,
+            ("", "data.root=none does not exist", ""),
+            marks=pytest.mark.full,
+        ),
+        (("status", "unknown"), EXIT_CONFIG, ("", "unknown", "")),
+        (("stop", "latest"), EXIT_CONFIG, ("", "is not running: finished", "")),
+        pytest.param(
+            ("predict", "latest", "none"), EXIT_CONFIG, ("", "none does not exist", ""), marks=pytest.mark.full
+        ),
+        (("eval", "latest", "--split", "all"), EXIT_CONFIG, ("", "--split all is for images", "")),
+        (("runs", "--colour"), EXIT_CONFIG, ("", "unrecognized arguments: --colour", "see lockstep")),
+        pytest.param(
+            ("model", "--depth", "x"),
+            EXIT_CONFIG,
+            ("", "invalid int value", "see lockstep model --help"),
+            marks=pytest.mark.full,
+        ),
+        (("board",), EXIT_CONFIG, ("", "unrecognized arguments: --json", "see lockstep")),
+        pytest.param(("jobs", "list", "17"), EXIT_CONFIG, ("", "17 is not a job", ""), marks=pytest.mark.full),
+        (("jobs", "wait", "--what"), EXIT_CONFIG, ("", "unrecognized arguments: --what", "see lockstep jobs")),
+    ],
+)
+def test_an_error_is_json_too_with_its_exit_code(
+    here: Path, words: tuple[str, ...], code: int, error: tuple[str, str, str]
+) -> None:
+    done = lockstep(here, *words, "--json")
+    (found,) = value(done, code)["errors"]
+    assert [*found] == ["key", "message", "hint"]
+    for text, part in zip(found.values(), error, strict=True):
+        assert part in text
+    assert all(part in done.stderr for part in error[:2] if "exit code" not in part)  # for people
+
+
+@pytest.mark.processes
+def test_a_run_that_fails_has_its_path_and_its_error(here: Path) -> None:
+    breaks = "+callbacks.breaks={_target_:tests.support.callbacks.Breaks,seed:0,word:kaputt}"
+    found = value(lockstep(here, "train", *SMALL, "hydra.run.dir=failed", "seed=0", breaks, "--json"), EXIT_FAILED)
+    (error,) = found["errors"]
+    assert found["state"] == "failed"
+    assert error["message"] == RunFolder(Path(found["path"])).failure_cause() == "RuntimeError: kaputt"
+
+
+@pytest.mark.processes
+def test_images_that_cannot_be_read_are_errors_of_a_prediction(here: Path) -> None:
+    (here / "odd").mkdir()
+    write_image(here / "odd" / "good.png", 1)
+    (here / "odd" / "bad.png").write_bytes(b"no image")
+    found = value(lockstep(here, "predict", "latest", "odd", "--json"), EXIT_FAILED)
+    assert (len(found["rows"]), found["unreadable"]) == (1, 1)
+    assert "bad.png" in found["errors"][0]["message"]
+
+
+def leaves(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Every command of a parser, with its parser."""
+    nested = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not nested:
+        yield name.strip(), parser
+    for action in nested:
+        for word, subparser in action.choices.items():
+            yield from leaves(subparser, f"{name} {word}")
+
+
+def test_every_command_is_in_the_table_and_takes_the_option_unless_the_table_says_not() -> None:
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", (ROOT / "docs" / "json.md").read_text(), re.MULTILINE)
+    listed = {name: text for names, text in rows for name in re.findall(r"`(.*?)`", names)}
+    found = {name: parser for name, parser in leaves(main._parser()) if name not in ("train", "jobs")}
+    found |= dict(leaves(jobs._parser(), "jobs"))
+    assert found.keys() | {"train", "train -m", "python train.py"} == listed.keys()
+    for name, parser in found.items():
+        assert (json_output.OPTION in parser.format_help()) == ("no `--json`" not in listed[name]), name
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, {}), (3, "the command ended with exit code 3, see standard error")])
+def test_a_command_without_a_value_prints_an_empty_one_or_a_general_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, expected: object
+) -> None:
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(json_output, "_outputs", [os.open(out, os.O_WRONLY | os.O_CREAT)])
+    monkeypatch.setattr(json_output, "_errors", [])
+    json_output.close(code)
+    found = json.loads(out.read_text())
+    assert found == (expected if not code else {"errors": [{"key": "", "message": expected, "hint": ""}]})
