@@ -59,7 +59,7 @@ def test_a_plain_training_imports_what_it_uses_of_lockstep(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     lines = json.loads(path.read_text())
     assert len(lines) <= 96, sorted(lines)
-    assert sum(lines.values()) <= 11_500, lines
+    assert sum(lines.values()) <= 11_600, lines
 
 
 UPSTREAM = {
