@@ -39,7 +39,6 @@ QUESTIONS: dict[str, Sequence[str]] = {
     "What do messages between workers cost?": ("messages", "batch-norm"),
     "What does exact dropout cost?": ("dropout",),
     "How fast are images read?": ("input", "input-cifar10", "photographs"),
-    "How fast are photographs predicted?": ("predict",),
     "Which near copies are found?": ("near-copies", "near-copies-cifar10"),
     "How fast are images augmented?": ("augmentations",),
     "How soon does a training start?": ("start", "parts-of-a-start", "submit"),
