@@ -2,8 +2,8 @@
 
     python -m benchmarks.first_command --lightly-train VENV/bin/python
 
-By an author of Lockstep, so mind what differs. All train a ResNet-18 in float32 for 10 epochs of 1,258 digits, in 20
-steps each. Lockstep and the script have the same network, validate after each epoch, and test; Lockstep also draws
+By an author of Lockstep, so mind what differs. All train a ResNet-18 in float32 for 10 epochs of 1,258 digits, in 200
+steps. Lockstep and the script have the same network, validate after each epoch, and test; Lockstep also draws
 curves and pictures, and calibrates. lightly-train has torchvision's network, for images of 32x32, and augments them.
 """
 
@@ -124,13 +124,13 @@ def first_command(lightly: str | None, num_rounds: int) -> list[Row]:
             ),
         }
         if lightly is not None:
-            (folder / "lightly.py").write_text(LIGHTLY)
+            (folder / "classify.py").write_text(LIGHTLY)
             for split, part in _digits().items():
                 for number, (pixels, label) in enumerate(zip(*part.tensors, strict=True)):
                     path = folder / "digits" / split / str(int(label)) / f"{number}.png"
                     path.parent.mkdir(parents=True, exist_ok=True)
                     Image.fromarray((pixels[0] * 255).byte().numpy()).convert("RGB").save(path)
-            ways["lightly-train"] = partial(_seconds, folder, lightly, "lightly.py", str(NUM_STEPS), str(BATCH_SIZE))
+            ways["lightly-train"] = partial(_seconds, folder, lightly, "classify.py", str(NUM_STEPS), str(BATCH_SIZE))
         times = alternate(num_rounds, **ways)
     rows = [row(f"{what}, start to exit", values, "{:.1f} s") for what, values in times.items()]
     ours, *others = times

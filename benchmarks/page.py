@@ -1,6 +1,7 @@
 """Write docs/results.md from benchmarks/results/*.json: `python -m benchmarks.page`."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,9 @@ Written by `python -m benchmarks.page` from the files in `benchmarks/results/`. 
 `python -m benchmarks` and its sections replace their files. Each figure is valid for its device and date only.
 *n* is the number of runs or rounds; *result* is their median, or the mean where marked. A mean over seeds has a
 [95 % interval](sweeps.md#seeds-and-chance). Two or three seeds hardly show a deviation, so theirs is wide.
-An *aim* is what we want to reach, met or not. Ratios are taken within one round, and rounds alternate the order.
+Ratios are taken within one round, and rounds alternate the order.
+
+An *aim* is what we want to reach. {missed}.
 
 No run used several GPUs or several machines. [How GPUs are measured](gpu.md#what-the-figures-mean) explains the terms.
 [Reliability](reliability.md) has the end of a run after each signal.
@@ -26,6 +29,7 @@ ACCURACY = (
     *("recipes-quarter", "cifar10-recipes-quarter", "init-quarter", "public-recipe-quarter"),
 )
 QUESTIONS: dict[str, Sequence[str]] = {
+    "How long does the first command take?": ("first-command",),
     "How accurate are the recipes?": (*(f"accuracy-{name}" for name in ACCURACY), "gpu-accuracy", "gpu-cifar10"),
     "What does fine-tuning gain?": ("finetune", "animals"),
     "What do features that are computed once save?": ("features",),
@@ -65,10 +69,40 @@ def interval(row: dict[str, Any]) -> str:
     return f"{found.low:.3f} to {found.high:.3f}"
 
 
+def is_missed(row: dict[str, Any]) -> bool:
+    """Return True if the result is on the wrong side of an aim such as `<= 0.3 ms` or `>= 15`."""
+    if not (bound := re.match(r"([<>])= (\S+)", row["aim"])):
+        return False
+    result, limit = (float(text.replace(",", "")) for text in (row["median"].split()[0], bound[2]))
+    return result > limit if bound[1] == "<" else result < limit
+
+
+def aim(row: dict[str, Any]) -> str:
+    return row["aim"] + ", missed" * is_missed(row)
+
+
+def missed_aims(found: dict[str, dict[str, Any]]) -> str:
+    """Return how many aims of which questions are missed."""
+    counts = {
+        title: sum(map(is_missed, (row for name in names for row in found[name]["rows"])))
+        for title, names in QUESTIONS.items()
+    }
+    parts = (f"*{title}* ({count})" for title, count in counts.items() if count)
+    return f"{sum(counts.values())} were missed, under {', '.join(parts)}"
+
+
 def question(title: str, files: Sequence[dict[str, Any]]) -> str:
     """Return the section of a question: one table, and the command, device, versions and day of each row."""
     rows = [
-        (row["what"], row["median"], row["spread"], row["n"], interval(row), row["aim"], f"({number})")
+        (
+            row["what"],
+            row["median"],
+            row["spread"],
+            row["n"],
+            interval(row),
+            row["aim"] + ", missed" * is_missed(row),
+            f"({number})",
+        )
         for number, file in enumerate(files, 1)
         for row in file["rows"]
     ]
@@ -78,7 +112,8 @@ def question(title: str, files: Sequence[dict[str, Any]]) -> str:
         f"{number}. `{file['command']}`: {file['device']}; {file['software']}; {file['date']}"
         for number, file in enumerate(files, 1)
     ]
-    return "\n".join(["", f"## {title}", "", *table(columns, rows), "", *sources, ""])
+    notes = [text for file in files if "note" in file for text in (file["note"], "")]
+    return "\n".join(["", f"## {title}", "", *notes, *table(columns, rows), "", *sources, ""])
 
 
 def page() -> str:
@@ -87,7 +122,7 @@ def page() -> str:
     if set(shown) != set(found):
         raise ValueError(f"{RESULTS} and QUESTIONS differ in {sorted(set(shown) ^ set(found))}")
     sections = (question(title, [found[name] for name in names]) for title, names in QUESTIONS.items())
-    return HEAD + "".join(sections)
+    return HEAD.format(missed=missed_aims(found)) + "".join(sections)
 
 
 if __name__ == "__main__":
