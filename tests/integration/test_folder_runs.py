@@ -86,5 +86,5 @@ def test_the_first_worker_of_a_run_that_is_not_silent_prints_how_much_its_images
     new = write_run(tmp_path / "new", [*recipe, f"data.copy_to={tmp_path / 'copies'}"])
     silent = write_run(tmp_path / "silent", [*recipe, "silent=true"])
     add = "add experiment=finetune, or data.image_size=224 model=resnet18_imagenet"
-    assert "".join(train_all([new], 2)).count(f"\nshrunk      128 pixels to 32: {add}\n") == 1
+    assert "".join(train_all([new], 2)).count(f"\nshrunk      from 128 pixels to 32: {add}\n") == 1
     assert "shrunk" not in "".join(train_all([silent], 2))

@@ -62,7 +62,7 @@ def describe_shrinking(config: Config, view: View, sides: Sequence[int]) -> str:
     arguments = {"pretrained": True} if config.has_own_module else config.model.arguments()  # it keeps its network
     network = "" if arguments.get("pretrained") else "experiment=finetune, or "
     stem = " model=resnet18_imagenet" if arguments.get("stem") == "small" else ""  # small: of images up to 64 pixels
-    return f"{median:,.0f} pixels to {side}: add {network}data.image_size={PRETRAINED_SIZE}{stem}"
+    return f"from {median:,.0f} pixels to {side}: add {network}data.image_size={PRETRAINED_SIZE}{stem}"
 
 
 def _shorter_sides(images: Splits) -> list[int]:

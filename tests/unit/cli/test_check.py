@@ -121,21 +121,21 @@ def test_photographs_that_are_not_plain_are_counted_and_the_first_is_named(
 
 MORE = "data.image_size=224"
 TUNED = f"experiment=finetune, or {MORE}"
-PHONE = "3,024 pixels to 32: add"
+PHONE = "from 3,024 pixels to 32: add"
 
 
 @pytest.mark.parametrize(
     ("sides", "overrides", "line"),
     [
         ([127, 127, 128], (), ""),
-        ([127, 128, 128], (), f"128 pixels to 32: add {TUNED} model=resnet18_imagenet"),
+        ([127, 128, 128], (), f"from 128 pixels to 32: add {TUNED} model=resnet18_imagenet"),
         ([3024], ("model=resnet18_imagenet",), f"{PHONE} {TUNED}"),
         ([3024], ("model=torchvision", "model.name=vgg11", "model.pretrained=true"), f"{PHONE} {MORE}"),
         ([3024], ("module._target_=tests.support.own_modules.Plain",), f"{PHONE} {MORE}"),
         ([896], (MORE,), ""),
         ([3024], ("data.image_size=null",), ""),
         ([111], ("data.image_size=8",), ""),
-        ([112], ("data.image_size=8",), f"112 pixels to 8: add {TUNED} model=resnet18_imagenet"),
+        ([112], ("data.image_size=8",), f"from 112 pixels to 8: add {TUNED} model=resnet18_imagenet"),
         ([], (), ""),
     ],
 )
@@ -151,8 +151,10 @@ def test_a_check_reads_all_sizes_and_a_new_run_those_of_some_headers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(50):
-        write_image(tmp_path / "images" / "ab"[number % 2] / f"{number}.png", number, height=150, width=128 + 2 * number)
-    options, line = ("data=image_folder", "data.root=images"), f"150 pixels to 32: add {TUNED} model=resnet18_imagenet"
+        path = tmp_path / "images" / "ab"[number % 2] / f"{number}.png"
+        write_image(path, seed=number, height=150, width=128 + 2 * number)
+    options = ("data=image_folder", "data.root=images")
+    line = f"from 150 pixels to 32: add {TUNED} model=resnet18_imagenet"
     assert said(capsys, *options)[0]["shrunk"] == line
     assert check([*options, "strategy=cpu"], compose.DEFAULT, is_json=True) == 0
     assert json.loads(capsys.readouterr().out)["shrunk"] == line
