@@ -10,8 +10,8 @@ from lockstep.config.checks import validation
 from lockstep.config.saved import config_file
 from lockstep.runs.folder import EXIT_CONFIG
 from tests.support.exact import cut_after, train
-from tests.support.harness import difference, write_run
-from tests.support.image_files import write_folder, write_listed
+from tests.support.harness import difference, train_all, write_run
+from tests.support.image_files import write_folder, write_image, write_listed
 from tests.support.recipes import CROPPED, FOLDER, IN_MEMORY, LISTED, STREAMED
 
 pytestmark = pytest.mark.full
@@ -76,3 +76,15 @@ def test_an_image_that_breaks_while_it_is_streamed_ends_the_run_with_its_name(
     text = capsys.readouterr().err
     assert "val/red fox/bild ü 07.png cannot be read (not an image): replace or delete it." in text
     assert "Traceback" not in text
+
+
+@pytest.mark.processes
+def test_the_first_worker_of_a_run_that_is_not_silent_prints_how_much_its_images_are_shrunk(tmp_path: Path) -> None:
+    for number in range(24):
+        write_image(tmp_path / "images" / "ab"[number % 2] / f"{number}.png", number, height=128, width=160)
+    recipe = (*overrides(tmp_path, "cache"), "data.image_size=32", "trainer.max_epochs=1", "trainer.devices=2")
+    new = write_run(tmp_path / "new", [*recipe, f"data.copy_to={tmp_path / 'copies'}"])
+    silent = write_run(tmp_path / "silent", [*recipe, "silent=true"])
+    add = "add experiment=finetune, or data.image_size=224 model=resnet18_imagenet"
+    assert "".join(train_all([new], 2)).count(f"\nshrunk      from 128 pixels to 32: {add}\n") == 1
+    assert "shrunk" not in "".join(train_all([silent], 2))

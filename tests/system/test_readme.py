@@ -50,8 +50,10 @@ def commands(start: str) -> list[list[str]]:
 
 def smaller(words: list[str]) -> list[str]:
     """A training command on data and a network that take a second; folders stay what they are."""
-    keeps_data = any(word.startswith(("data=", "resume=")) for word in words)
+    keeps_data = any(word.startswith(("data", "resume=")) for word in words)
     extra = [word for word in SMALL if not (keeps_data and word.startswith("data"))]
+    if "experiment=finetune" in words:  # without its weights, which would be downloaded
+        extra = ["model.pretrained=false", "data.image_size=32", *(word for word in extra if "model" not in word)]
     return [*words, *extra, "debug=fast"]
 
 

@@ -1,14 +1,24 @@
 """The image files of a folder or list, not decoded, for copies, other images and commands that look at them."""
 
+import contextlib
+import statistics
+from collections.abc import Sequence
+
+from PIL import Image
+
 from lockstep.assembly.run_parts import fold_of, seed_splits, source
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, OF_FILES, Data
+from lockstep.data.images.decoded_image import FORMATS
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_table import list_classes
 from lockstep.data.images.preprocessing import VIEW_KEYS, View
 from lockstep.data.sources.folders import complete_splits
 from lockstep.data.sources.lists import read_list
 from lockstep.data.splits import Kept, Splits
+
+MUCH_LARGER = 4  # times the size of the input: each of its pixels is the mean of 16 pixels, or more
+PRETRAINED_SIZE = 224  # of the input of most pretrained networks; images of less than half of it stay small
 
 
 def files_of(section: Data, *, has_crops: bool = False, is_cut: bool = True, kept: Kept = None) -> Decoding:
@@ -35,9 +45,31 @@ def open_source(seed: int, has_crops: bool, section: Data) -> tuple[Splits, Deco
     return seed_splits(source(section), seed), None
 
 
-def header_row(config: Config) -> tuple[str, str]:
-    """Return the row of a header about how photographs are seen in an evaluation, and in training if that differs."""
+def header_rows(config: Config, images: Splits | None) -> list[tuple[str, str]]:
+    """Return rows of a header: how photographs are seen, and how much a new run shrinks its `images`."""
     view = View.from_keys(*(config.data.arguments()[name] for name in VIEW_KEYS))
     scale = config.augment.random_resized_crop.scale
     parts = f"; in training parts of {100 * scale[0]:g} to {100 * scale[1]:g} % of the area" if scale else ""
-    return "images", f"photographs {view.text}{parts}"
+    shrunk = "" if images is None else describe_shrinking(config, view, _shorter_sides(images))
+    return [("images", f"photographs {view.text}{parts}"), ("shrunk", shrunk)]
+
+
+def describe_shrinking(config: Config, view: View, sides: Sequence[int]) -> str:
+    """Describe how much images with these shorter sides are shrunk, and how to keep more; empty if it is little."""
+    side, median = min(view.size or [PRETRAINED_SIZE]), statistics.median(sides or [0])
+    if side >= PRETRAINED_SIZE or median < max(MUCH_LARGER * side, PRETRAINED_SIZE / 2):
+        return ""
+    arguments = {"pretrained": True} if config.has_own_module else config.model.arguments()  # it keeps its network
+    network = "" if arguments.get("pretrained") else "experiment=finetune, or "
+    stem = " model=resnet18_imagenet" if arguments.get("stem") == "small" else ""  # small: of images up to 64 pixels
+    return f"from {median:,.0f} pixels to {side}: add {network}data.image_size={PRETRAINED_SIZE}{stem}"
+
+
+def _shorter_sides(images: Splits) -> list[int]:
+    """Read the shorter sides of up to 32 training images, evenly spaced, from the headers of their files."""
+    names, sides = images.train.names, list[int]()
+    for name in names[:: -(-len(names) // 32)]:
+        # broken images are reported where they are decoded
+        with contextlib.suppress(Exception), Image.open(f"{images.folder}/{name}", formats=FORMATS) as image:
+            sides.append(min(image.size))
+    return sides

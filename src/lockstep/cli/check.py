@@ -61,7 +61,7 @@ def _check(
     config: Config, pictures: str | None
 ) -> tuple[list[tuple[str, str | Text]], list[str], dict[str, Any], bool]:
     """Return rows of a table and lines below it, the same as plain values, and whether there are errors."""
-    from lockstep.assembly.listed_images import open_source
+    from lockstep.assembly.listed_images import describe_shrinking, open_source
     from lockstep.assembly.staging import once_a_node
     from lockstep.assembly.try_out import refuse_shared_groups
     from lockstep.data.copies import find_copies
@@ -91,6 +91,7 @@ def _check(
         sizes = [each.size for each in seen if each.size is not None]
         texts = {
             "training": _use(images, decoding, sizes),
+            "shrunk": describe_shrinking(config, decoding.view, list(map(min, sizes))) if decoding is not None else "",
             "memory": _placement(config, images, decoding),
             "steps": _steps(config, len(inspection.seen["train"])),
         }

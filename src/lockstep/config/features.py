@@ -13,7 +13,7 @@ from lockstep.config.schema.target_sections import IMAGE_LIST, LIBRARIES, OF_FIL
 # fmt: off
 Moment = Literal[
     "rules", "files", "new files", "view", "stage", "killed", "crop", "module", "classifier", "first", "grapher",
-    "data row", "module row", "weights", "pretrained", "shards", "fitted", "tested", "end",
+    "data rows", "module row", "weights", "pretrained", "shards", "fitted", "tested", "end",
 ]
 # fmt: on
 
@@ -84,8 +84,8 @@ FEATURES = (
     Feature("first", "lockstep.callbacks.reliability:Reliability", lambda config: True),
     # what replays training passes, if the workers can and the network allows it: (module, dropouts)
     Feature("grapher", "lockstep.models.graphs:GraphedModule", lambda config: config.trainer.graph),
-    # rows of the header of a run: (config) -> name, text; and of its module: (config, module)
-    Feature("data row", "lockstep.assembly.listed_images:header_row", lambda config: config.data.target in OF_FILES),
+    # rows of the header of a run: (config, images of a new one) -> names, texts; of its module: (config, module)
+    Feature("data rows", "lockstep.assembly.listed_images:header_rows", lambda config: config.data.target in OF_FILES),
     Feature("module row", "lockstep.assembly.custom_module:header_row", _has_own_module),
     Feature("module row", "lockstep.models.probe:l2_row", lambda config: config.optimizer.is_newton),
     # the weights of a new run: (session, module, image format)

@@ -6,6 +6,7 @@ Pixels are a tensor (N, C, H, W), or an object that reads or makes them.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
 import torch
@@ -171,7 +172,7 @@ class Splits:
 
     `class_names[label]` is the name of a class; if targets are numbers or several labels, there is a name for each.
     Images are normalized by `statistics`; None computes them from all training images, which must be a tensor then.
-    `files` are the image files of a folder or list.
+    `files` are the image files of a folder or list, and names are paths below `folder`.
     """
 
     train: Images
@@ -180,6 +181,7 @@ class Splits:
     class_names: tuple[str, ...]
     statistics: Statistics | None = None
     files: "ImageTable | None" = None
+    folder: Path | None = None
 
     @property
     def parts(self) -> dict[str, Images]:

@@ -100,7 +100,8 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     if data.class_counts is not None:
         rows.append(("classes", describe_counts(data.class_names, data.class_counts, config.data.balance)))
     rows.append(("groups", describe_groups(data.splits)))
-    rows += [row_of(config) for row_of in features.used_features("data row", config)]
+    images = None if is_resumed else data.splits
+    rows += [row for rows_of in features.used_features("data rows", config) for row in rows_of(config, images)]
     if alike := similar_names(data.class_names):
         rows.append(("similar", f"classes {alike}: are they one class?"))
     absent = {split: data.splits.absent_classes(split) for split in ("val", "test")}

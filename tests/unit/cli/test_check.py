@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from benchmarks import near_copies
+from lockstep.assembly import listed_images
 from lockstep.assembly.listed_images import files_of
 from lockstep.cli import main
 from lockstep.cli.check import check
@@ -21,8 +22,10 @@ from lockstep.config.composing.compose import compose_config
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema.target_sections import Data
 from lockstep.data.copies import find_copies
+from lockstep.data.images.preprocessing import VIEW_KEYS, View
 from lockstep.data.inspection import inspect
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED
+from tests.support.composed import config_of
 from tests.support.image_files import read, write_image, write_list, write_listed
 
 
@@ -114,6 +117,54 @@ def test_photographs_that_are_not_plain_are_counted_and_the_first_is_named(
         "transparent": "2, laid on grey; first train/fox/a.png",
         "animated": "1, of which the first frame is used; first test/hen/c.gif",
     }
+
+
+MORE = "data.image_size=224"
+TUNED = f"experiment=finetune, or {MORE}"
+PHONE = "from 3,024 pixels to 32: add"
+
+
+@pytest.mark.parametrize(
+    ("sides", "overrides", "line"),
+    [
+        ([127, 127, 128], (), ""),
+        ([127, 128, 128], (), f"from 128 pixels to 32: add {TUNED} model=resnet18_imagenet"),
+        ([3024], ("model=resnet18_imagenet",), f"{PHONE} {TUNED}"),
+        ([3024], ("model=torchvision", "model.name=vgg11", "model.pretrained=true"), f"{PHONE} {MORE}"),
+        ([3024], ("module._target_=tests.support.own_modules.Plain",), f"{PHONE} {MORE}"),
+        ([896], (MORE,), ""),
+        ([3024], ("data.image_size=null",), ""),
+        ([111], ("data.image_size=8",), ""),
+        ([112], ("data.image_size=8",), f"from 112 pixels to 8: add {TUNED} model=resnet18_imagenet"),
+        ([], (), ""),
+    ],
+)
+def test_images_four_times_as_large_as_their_input_get_a_line_with_what_to_write(
+    sides: list[int], overrides: tuple[str, ...], line: str
+) -> None:
+    config = config_of("data=image_folder", "data.root=images", *overrides)
+    view = View.from_keys(*(config.data.arguments()[name] for name in VIEW_KEYS))
+    assert listed_images.describe_shrinking(config, view, sides) == line
+
+
+def test_a_check_reads_all_sizes_and_a_new_run_those_of_some_headers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(50):
+        path = tmp_path / "images" / "ab"[number % 2] / f"{number}.png"
+        write_image(path, seed=number, height=150, width=128 + 2 * number)
+    options = ("data=image_folder", "data.root=images")
+    line = f"from 150 pixels to 32: add {TUNED} model=resnet18_imagenet"
+    assert said(capsys, *options)[0]["shrunk"] == line
+    assert check([*options, "strategy=cpu"], compose.DEFAULT, is_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["shrunk"] == line
+    config, images = config_of(*options), read(tmp_path / "images", image_size=32, val_fraction=0.1, test_fraction=0.1)
+    (tmp_path / "images" / images.train.names[0]).write_bytes(b"no image")
+    opened, open_image = list[str](), Image.open
+    monkeypatch.setattr(Image, "open", lambda path, **formats: opened.append(path) or open_image(path, **formats))
+    assert listed_images.header_rows(config, images)[1] == ("shrunk", line)
+    assert 16 < len(opened) <= 32
+    assert listed_images.header_rows(config, None)[1] == ("shrunk", "")
 
 
 @pytest.mark.parametrize(

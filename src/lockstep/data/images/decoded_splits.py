@@ -137,7 +137,7 @@ class Decoding:
             return Images(pixels_at(rows), torch.from_numpy(table.targets[rows]), names, groups)
 
         train, val, test = map(images, table.splits.values())
-        return Splits(train, val, test, table.class_names, files=table)
+        return Splits(train, val, test, table.class_names, files=table, folder=table.folder)
 
     def load_pixels(self) -> Tensor | RaggedTable:
         """Return all images, from the cache if there is one. Decodes them unless another process filled the cache.
