@@ -14,7 +14,7 @@ board: .venv/installed
 	$(BIN)/lockstep board
 
 docs: .venv/installed
-	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
+	$(BIN)/python -m sphinx -a -W --keep-going -q docs docs/_build/html
 
 release: .venv/installed
 	rm -rf release

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import re
 from pathlib import Path
 
 from docutils import nodes
@@ -27,9 +28,17 @@ html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
 
+INDEX = re.compile(r"^<!-- index: (.+) -->$", re.MULTILINE)
+
 
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", add_index)
     app.connect("build-finished", write_llms)
+
+
+def add_index(app: Sphinx, name: str, source: list[str]) -> None:
+    """Turn `<!-- index: a, b -->`, which GitHub hides, into index entries: the first results of a search for a or b."""
+    source[0] = INDEX.sub(lambda found: f"```{{index}} ! {found[1].replace(', ', ', ! ')}\n```", source[0])
 
 
 def write_llms(app: Sphinx, error: Exception | None) -> None:

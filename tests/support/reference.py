@@ -1,4 +1,4 @@
-"""The generated pages: every key of the configuration, and every public name.
+"""The generated pages: every setting, and every public name.
 
 `python -m tests.support.reference configuration > docs/configuration.md`, and the same of `api`.
 """
@@ -26,12 +26,12 @@ from lockstep.config.schema.type_names import kind_of
 from lockstep.system.trees import at, leaves
 
 CONFIGURATION = """\
-# Configuration: every key, its type and its range
+# Configuration: every setting, its type and its range
 
 Written by `python -m tests.support.reference configuration > docs/configuration.md` from the schema and `conf/`; a test
 fails when it is not current. `python train.py --help` prints the same for the options that you choose there.
 
-A key is set by `key=value`, a group by `group=option`. The effect of a key decides when it may change:
+A setting is set by `setting=value`, a group by `group=option`. The effect of a setting decides when it may change:
 
 | decides | that is | on `resume=` | when a sweep resumes | between the jobs of a sweep |
 | --- | --- | --- | --- | --- |
@@ -45,7 +45,7 @@ CHANGES = {
     Scope.SWEEP: ("yes", "yes", "no"),
     Scope.SUBMISSION: ("always the command's", "yes", "no"),
 }
-COLUMNS = "| key | value | type and range | decides | meaning |\n| --- | --- | --- | --- | --- |"
+COLUMNS = "| setting | value | type and range | decides | meaning |\n| --- | --- | --- | --- | --- |"
 
 
 API = """\
@@ -68,7 +68,7 @@ LINE_LENGTH = 100  # of a signature in one line
 
 
 def configuration() -> str:
-    """The page of all keys."""
+    """The page of all settings."""
     options = groups(CONF)
     lines = [
         CONFIGURATION

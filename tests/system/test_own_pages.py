@@ -133,3 +133,14 @@ def test_a_schedule_and_a_source_are_two_files_each(tmp_path: Path) -> None:
     assert not list((tmp_path / "outputs").iterdir())
     done = commands.lockstep(tmp_path, *words, "scheduler.num_drops=1", "data.num_images=6")
     assert done.returncode == 0, done.stderr
+
+
+def test_the_commands_against_a_low_accuracy_run(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "tuning.md"
+    project = project_of(page, tmp_path / "project")
+    small = ("model.width=2", "strategy=cpu", "callbacks.pictures=null", "callbacks.curves=null")
+    for words in (words for guide in guides(page).values() for words in guide.commands):
+        shorter = ("search.num_trials=2",) if "search=tpe" in words else ()
+        shorter += () if "debug=overfit" in words else ("trainer.max_epochs=1", "trainer.limit_train_batches=2")
+        fewer = [word for word in words if not word.startswith("seed=")]
+        run(project, *fewer, *(() if words[0] == "lockstep" else (*small, *shorter)))
