@@ -13,6 +13,7 @@ from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import Data
 from lockstep.distributed.collectives import gather_objects, is_distributed
+from lockstep.system.tracebacks import source_of
 
 T = TypeVar("T")
 HEARTBEAT_S = 5.0  # well below any strategy.timeout_s
@@ -73,7 +74,8 @@ def readable(read: Callable[[], T], remark: str = "") -> T:
         return read()
     except (FileNotFoundError, ValueError) as error:
         *others, last = errors_of(error)
-        raise ConfigError(*others, Error("", f"{last} ({remark})") if remark else last) from error
+        notes = source_of(error) + (f" ({remark})" if remark else "")
+        raise ConfigError(*others, Error("", f"{last}{notes}") if notes else last) from error
 
 
 def agree(config: Config, world_size: int) -> None:

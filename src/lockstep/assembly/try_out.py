@@ -16,6 +16,7 @@ from lockstep.data.module import ImageData
 from lockstep.data.splits import Splits, is_streamed
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
+from lockstep.system.tracebacks import source_of
 from lockstep.system.wording import join_names, plural
 from lockstep.tasks.scores import MetricError, Scores
 from lockstep.tasks.task import Task, checked_losses
@@ -219,14 +220,10 @@ def _config_error(module: Classifier, key: str, problem: str) -> Iterator[None]:
     except MetricError as error:
         raise ConfigError(Error("", str(error))) from error
     except Exception as error:  # of custom code
-        from lockstep.assembly.refusals import is_of_memory
-
-        if is_of_memory(error):
-            raise
-        line = one_line(error)
+        line, where = one_line(error), source_of(error)
         if module.layout.name != "contiguous" and "view size is not compatible" in line:
             line = f"{line.rstrip('.')} (x.flatten(1)), or set trainer.memory_format=contiguous"
-        raise ConfigError(Error(key, problem, line)) from error
+        raise ConfigError(Error(key, problem, line + where)) from error
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 
 from lockstep.runs import files
 from lockstep.runs.files import read_json, read_text, write_json
+from lockstep.system import tracebacks
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -224,15 +225,11 @@ class RunFolder:
         self._create(self.failure, text)
 
     def failure_cause(self) -> str:
-        """Return the line of failure.txt that names the cause: the last of a traceback, the first of another text.
-
-        Empty without a failure.
-        """
+        """Return the line of failure.txt that names the cause; empty without a failure."""
         try:
-            lines = read_text(self.failure).strip().splitlines()
+            return tracebacks.cause(read_text(self.failure).strip())
         except (OSError, ValueError):
             return ""
-        return next(iter(lines[-1:] if "Traceback (most recent call last):" in lines else lines), "")
 
     def await_failure(self, timeout_s: float) -> None:
         """Return when a failure is recorded, or after `timeout_s`: the failed rank may have died."""
