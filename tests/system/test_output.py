@@ -88,7 +88,7 @@ def test_breakpoint_opens_the_debugger_of_the_only_worker(
             on.wait_for(r"torch\.Size\(\[1, 16, 16\]\)\r\n\(Pdb\) ")
             on.type(keys)
         assert on.end() == code, on.text
-    assert re.search(rf"^{re.escape(end)}", on.text, re.MULTILINE), on.text
+    assert end in on.text, on.text
     assert "Traceback" not in on.text
 
 

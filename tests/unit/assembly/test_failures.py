@@ -1,8 +1,6 @@
 """What a person reads when the loss of a run is not finite."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -11,6 +9,7 @@ from lockstep.config.checks import validation
 from lockstep.config.composing import compose
 from lockstep.models.step import NonFiniteGradient, NonFiniteLoss
 from lockstep.runs.folder import RunFolder
+from lockstep.system.launcher import World
 from tests.support.harness import SMALL
 
 FIRST = [
@@ -47,8 +46,8 @@ def test_the_advice_after_a_bad_loss_is_that_of_the_run(
     config = validation.check_config(
         compose.compose_config([*SMALL, "optimizer.lr=1000", f"trainer.gradient_clip_norm={clip}"])
     )
-    here: Any = SimpleNamespace(config=config, folder=folder, precision=precision)
+    parts = folder, config, World("", rank=0, local_rank=0, node_rank=0, world_size=1), precision
     happened = ["It is NaN.", *(() if is_first else ["It was 2."])]
-    text = failures.explain(NonFiniteLoss("\n".join([*happened, "Samples: [1]"])), here)
+    text = failures.explain(NonFiniteLoss("\n".join([*happened, "Samples: [1]"])), *parts)
     assert text == "\n".join([*happened, *(line.format(tmp_path) for line in advice), "", "Samples: [1]"])
-    assert failures.explain(NonFiniteGradient("too narrow"), here) == "too narrow"
+    assert failures.explain(NonFiniteGradient("too narrow"), *parts) == "too narrow"
