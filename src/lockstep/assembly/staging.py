@@ -13,7 +13,6 @@ from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import Data
 from lockstep.distributed.collectives import gather_objects, is_distributed
-from lockstep.system.tracebacks import source_of
 
 T = TypeVar("T")
 HEARTBEAT_S = 5.0  # well below any strategy.timeout_s
@@ -73,6 +72,8 @@ def readable(read: Callable[[], T], remark: str = "") -> T:
     try:
         return read()
     except (FileNotFoundError, ValueError) as error:
+        from lockstep.system.tracebacks import source_of
+
         *others, last = errors_of(error)
         notes = source_of(error) + (f" ({remark})" if remark else "")
         raise ConfigError(*others, Error("", f"{last}{notes}") if notes else last) from error

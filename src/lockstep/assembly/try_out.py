@@ -16,7 +16,6 @@ from lockstep.data.module import ImageData
 from lockstep.data.splits import Splits, is_streamed
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
-from lockstep.system.tracebacks import source_of
 from lockstep.system.wording import join_names, plural
 from lockstep.tasks.scores import MetricError, Scores
 from lockstep.tasks.task import Task, checked_losses
@@ -220,6 +219,8 @@ def _config_error(module: Classifier, key: str, problem: str) -> Iterator[None]:
     except MetricError as error:
         raise ConfigError(Error("", str(error))) from error
     except Exception as error:  # of custom code
+        from lockstep.system.tracebacks import source_of
+
         line, where = one_line(error), source_of(error)
         if module.layout.name != "contiguous" and "view size is not compatible" in line:
             line = f"{line.rstrip('.')} (x.flatten(1)), or set trainer.memory_format=contiguous"

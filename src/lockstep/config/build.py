@@ -11,7 +11,6 @@ from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.saved.config_file import to_tree
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import Open, Target
-from lockstep.system.tracebacks import source_of
 
 SPECIAL = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")  # keys of Hydra
 
@@ -73,6 +72,8 @@ def section_errors(config: Config, section: str) -> Iterator[None]:
     except (TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
+        from lockstep.system.tracebacks import source_of
+
         text = one_line(error) + source_of(error)
         key = "" if text.startswith(f"{section}.") else f"{section}._target_={getattr(config, section).target}"
         raise ConfigError(Error(key, f": {text}" if key else text)) from error

@@ -15,7 +15,6 @@ from typing import Any
 
 from lockstep.runs import files
 from lockstep.runs.files import read_json, read_text, write_json
-from lockstep.system import tracebacks
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -226,10 +225,11 @@ class RunFolder:
 
     def failure_cause(self) -> str:
         """Return the line of failure.txt that names the cause; empty without a failure."""
-        try:
+        from lockstep.system import tracebacks
+
+        with contextlib.suppress(OSError, ValueError):
             return tracebacks.cause(read_text(self.failure).strip())
-        except (OSError, ValueError):
-            return ""
+        return ""
 
     def await_failure(self, timeout_s: float) -> None:
         """Return when a failure is recorded, or after `timeout_s`: the failed rank may have died."""

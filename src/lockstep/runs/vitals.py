@@ -19,8 +19,6 @@ from typing import NamedTuple
 
 from lockstep.runs.files import no_link, open_to_append
 from lockstep.runs.folder import RunFolder
-from lockstep.runs.naming import display_path
-from lockstep.system import tracebacks
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 5.0  # without a heartbeat for this long, a rank is silent
@@ -121,6 +119,8 @@ def end_of(folder: RunFolder, rank: int, who: str, code: int) -> str:
 
     `code` is the negative number of the signal. The line names the innermost source line outside installed packages.
     """
+    from lockstep.system import tracebacks
+
     number = signal.Signals(-code)
     line = f"{who} was ended by {number.name} on {socket.gethostname()}"
     if number == signal.SIGKILL:
@@ -144,6 +144,9 @@ def end_of(folder: RunFolder, rank: int, who: str, code: int) -> str:
 
 def failure_report(folder: RunFolder, text: str) -> str:
     """Return what a failed training prints of `text`, its failure.txt, and where the rest is."""
+    from lockstep.runs.naming import display_path
+    from lockstep.system import tracebacks
+
     short = tracebacks.shorten(text)
     if short == text:
         return f"{text}\nThe run failed: {folder.path}"

@@ -17,7 +17,6 @@ from lockstep.config.errors import Error, mismatch, one_line
 from lockstep.config.schema.configuration import METRICS, NAMED, fields, section
 from lockstep.config.schema.target_sections import CLASSIFIER, LIBRARIES, Target, is_ours, targets
 from lockstep.system.kinds import LARGEST
-from lockstep.system.tracebacks import source_of
 from lockstep.system.trees import at
 from lockstep.system.wording import near_names, question
 
@@ -194,6 +193,8 @@ def _find_signature(key: str, target: str) -> Errors:
             meant, hint = [], f"put it into a file next to the notebook, net.py, and write net{target[8:]}"
         yield key, Error(f"{key}={target}", f": {error}", question(meant, hint))
     except Exception as error:  # any error of a module during its import
+        from lockstep.system.tracebacks import source_of
+
         text = f"{type(error).__name__}: {one_line(error)}{source_of(error)}"
         yield key, Error(f"{key}={target}", "cannot be imported", text)
     return None
