@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -49,7 +50,7 @@ def test_a_silent_run_prints_nothing(tmp_path: Path) -> None:
 def test_workers_are_like_new_processes_of_the_command(tmp_path: Path, num_workers: int) -> None:
     notes = f"+callbacks.notes={{_target_:tests.support.callbacks.NotesProcess,folder:'{tmp_path}'}}"
     words = command(*SMALL, f"trainer.devices={num_workers}", "trainer.max_epochs=1", notes)
-    # an input, a variable and arguments of the command, which its workers do not get, get in part, and get
+    # an input, a variable and arguments of the command; several workers have no input
     started = subprocess.Popen(
         words,
         cwd=tmp_path,
@@ -58,13 +59,13 @@ def test_workers_are_like_new_processes_of_the_command(tmp_path: Path, num_worke
         stdout=subprocess.PIPE,
         text=True,
     )
-    out, _ = started.communicate("not for workers", PATIENCE_S)
+    out, _ = started.communicate("for the worker", PATIENCE_S)
     assert started.returncode == 0, out
     facts = [json.loads((tmp_path / f"process-{rank}.json").read_text()) for rank in range(num_workers)]
     for rank, fact in enumerate(facts):
         assert fact["parent"] == facts[0]["parent"] != started.pid  # the server
         assert not fact["has_started_cuda"]
-        assert fact["input"] == ""
+        assert fact["input"] == ("" if num_workers > 1 else "for the worker")
         assert fact["cwd"] == str(tmp_path.resolve())
         assert fact["blocked"] == []
         place = (str(rank), "2") if num_workers > 1 else (None, None)
@@ -166,16 +167,18 @@ def _own_network(target: str) -> list[str]:
     return [*kept, target, "+model.hidden=4", "trainer.max_epochs=10"]
 
 
-def test_the_traceback_of_the_first_failing_rank_is_shown_last_and_kept(tmp_path: Path) -> None:
+def test_the_own_frames_of_the_first_failing_rank_are_shown_last_and_the_traceback_is_kept(tmp_path: Path) -> None:
     overrides = _own_network("model._target_=tests.support.networks.FailsOnRank1")
     done = run(tmp_path, *overrides, "trainer.devices=2", PYTHONPATH=str(ROOT))
     assert done.returncode == 1
     folder = latest(tmp_path)
-    assert "rank 1 of 2 failed" in folder.failure.read_text()
-    *_, last, where = done.stderr.strip().splitlines()
+    assert folder.failure.read_text().startswith("rank 1 of 2 failed:\nTraceback (most recent call last):\n")
+    head, place, source, last, where = done.stderr.strip().splitlines()[-5:]
+    assert head == "rank 1 of 2 failed:"
+    assert re.fullmatch(rf"  {ROOT}/tests/support/networks\.py:\d+ \(forward\)", place)
+    assert source == '    raise ZeroDivisionError("the network of rank 1 is broken")'
     assert last == "ZeroDivisionError: the network of rank 1 is broken"
-    assert str(folder.path) in where
-    assert done.stderr.count("Traceback") == 1
+    assert where == f"The whole traceback: {folder.failure.relative_to(tmp_path.resolve())}"
     assert folder.read_status()["state"] == "failed"
 
 
@@ -242,14 +245,21 @@ def test_a_second_ctrl_c_changes_no_recorded_end(
     assert (status["state"], status["reason"]) == expected
 
 
-def test_a_loss_that_is_not_a_number_ends_the_run_before_its_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_loss_that_is_not_a_number_ends_the_run_before_its_step(tmp_path: Path, num_workers: int) -> None:
     overrides = [*_own_network("model._target_=tests.support.networks.BecomesNan"), "silent=true"]
-    done = run(tmp_path, *overrides, "trainer.devices=2", PYTHONPATH=str(ROOT))
+    done = run(tmp_path, *overrides, f"trainer.devices={num_workers}", PYTHONPATH=str(ROOT))
     assert (done.returncode, done.stdout) == (1, "")
     folder = latest(tmp_path)
     # 70 samples in batches of 16 are 5 steps an epoch: the 30th step is the last of epoch 6
-    assert "The loss is not finite in optimizer step 30 (epoch 6, micro-batch 5)" in done.stderr
-    assert "Training samples of the shard: [" in done.stderr
+    what, last, *advice, where = done.stderr.splitlines()
+    assert what.startswith("The loss is not finite in optimizer step 30 (epoch 6, micro-batch 5) on rank ")
+    assert re.fullmatch(r"The last finite loss was \d\.\d+, in step 29\.", last)
+    assert advice[0] == "Lower optimizer.lr=0.1 first: divide it by 10 until the loss falls."
+    assert advice[-1] == f"init_from={folder.path.relative_to(tmp_path.resolve())}"
+    assert where == f"The whole report: {folder.failure.relative_to(tmp_path.resolve())}"
+    assert folder.failure.read_text().splitlines()[-1].startswith("Training samples of the shard: [")
+    assert folder.read_status()["reason"] == what
     saved = torch.load(folder.last_checkpoint, weights_only=True)
     assert saved["global_step"] == 25
     assert all(value.isfinite().all() for value in saved["state_dict"].values())

@@ -26,7 +26,7 @@ RINGS = {
         *("data.images.dataset_samples", "data.cuts", "data.group_cuts", "data.splits"),
         *("models.classifier", "models.counts", "models.loss_scale", "models.parameter_groups", "models.passes"),
         *("models.schedules", "models.step", "models.virtual", "models.weights_hash"),
-        *("system.internals", "system.kinds", "system.signals"),
+        *("system.internals", "system.kinds", "system.signals", "system.tracebacks"),
     ),
     "run": ("assembly", "callbacks", "config", "data", "launch", "models", "runs", "system", "training"),
     # commands too: they know the features that they start

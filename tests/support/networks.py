@@ -274,3 +274,23 @@ class OutOfMemory(Plain):
                 )
             torch.empty(2**52, dtype=torch.uint8)  # more than any address can reach
         return super().forward(x)
+
+
+class Debugged(Plain):
+    """Calls the debugger in its second pass of a training, behind that of the trial."""
+
+    num_calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_calls += self.training
+        if self.num_calls == 3:
+            breakpoint()
+        return super().forward(x)
+
+
+class OfOtherShapes(Plain):
+    """Has a last layer for twice as many values as it gets."""
+
+    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
+        super().__init__(in_channels, num_classes, hidden)
+        self.fc = nn.Linear(2 * hidden, num_classes)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.runs.folder import EXIT_STOPPED
+from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED
 from tests.support.commands import latest
-from tests.support.harness import PATIENCE_S, SMALL, command, environ, wait_until
+from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ, own_network, wait_until
 from tests.support.image_files import write_image
 from tests.support.screens import on_terminal
 
@@ -66,6 +66,30 @@ def test_a_run_whose_terminal_is_closed_stops_in_good_order(tmp_path: Path) -> N
         process.kill()
         process.wait()
     assert latest(tmp_path).read_status()["reason"] == "signal SIGHUP"
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "keys", "code", "end"),
+    [
+        (1, "c\n", 0, "Finished 2 epochs"),
+        (1, "q\n", EXIT_FAILED, "the debugger was quit"),
+        (1, "\x04", EXIT_FAILED, "the debugger was quit"),
+        (2, "", EXIT_FAILED, "breakpoint() needs a run of one worker: set trainer.devices=1"),
+    ],
+)
+def test_breakpoint_opens_the_debugger_of_the_only_worker(
+    tmp_path: Path, num_workers: int, keys: str, code: int, end: str
+) -> None:
+    words = ("train", *own_network("Debugged"), f"trainer.devices={num_workers}", f"hydra.run.dir={tmp_path / 'run'}")
+    with on_terminal(80, *words, PYTHONPATH=str(ROOT)) as on:
+        if keys:
+            on.wait_for(r"networks\.py\(\d+\)forward\(\)\r\n-> return super\(\)\.forward\(x\)\r\n\(Pdb\) ")
+            on.type("p x.shape[1:]\n")
+            on.wait_for(r"torch\.Size\(\[1, 16, 16\]\)\r\n\(Pdb\) ")
+            on.type(keys)
+        assert on.end() == code, on.text
+    assert end in on.text, on.text
+    assert "Traceback" not in on.text
 
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x1b[35;7m\x9b35m"

@@ -116,9 +116,9 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
         except MetricError as error:  # of a custom module, which logs during the training
             raise ConfigError(Error("", str(error))) from error
         except Exception as error:
-            from lockstep.assembly.refusals import explain_error
+            from lockstep.assembly.failures import explain
 
-            text = explain_error(error, folder.path, f"rank {world.rank} of {world.world_size}")
+            text = explain(error, folder, config, world, precision)
             if text is not None:
                 raise Refused(text) from error
             raise

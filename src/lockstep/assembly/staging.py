@@ -72,8 +72,11 @@ def readable(read: Callable[[], T], remark: str = "") -> T:
     try:
         return read()
     except (FileNotFoundError, ValueError) as error:
+        from lockstep.system.tracebacks import source_of
+
         *others, last = errors_of(error)
-        raise ConfigError(*others, Error("", f"{last} ({remark})") if remark else last) from error
+        notes = source_of(error) + (f" ({remark})" if remark else "")
+        raise ConfigError(*others, Error("", f"{last}{notes}") if notes else last) from error
 
 
 def agree(config: Config, world_size: int) -> None:

@@ -1,9 +1,11 @@
 """Lines of a run on a terminal, in a notebook or in a log: one per epoch, and its progress in between."""
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import lightning as L
 from rich.console import RenderableType
@@ -15,7 +17,7 @@ from typing_extensions import override
 
 from lockstep.callbacks.own_module import metrics_of
 from lockstep.callbacks.record import Record
-from lockstep.system.terminal import duration, measure, plain_text, terminal
+from lockstep.system.terminal import debug, duration, measure, plain_text, terminal
 
 REFRESH_S = 0.25  # of a terminal
 CELL_REFRESH_S = 1.0  # of a notebook
@@ -133,6 +135,8 @@ class Console(L.Callback):
         if self._out.is_terminal:
             self._live = Live(console=self._out, auto_refresh=False, transient=True)
             self._live.start()
+        if sys.breakpointhook is debug:
+            sys.breakpointhook = partial(debug, self._end)
         every_s = REFRESH_S if self._live else CELL_REFRESH_S if self._is_cell else min(FIRST_S, EVERY_S) / 10
         self._is_over.clear()
         self._thread = threading.Thread(target=self._watch, args=(trainer, every_s), daemon=True, name="console")

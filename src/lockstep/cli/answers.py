@@ -1,6 +1,6 @@
 """JSON values of commands that compute in workers, from the files of their folders."""
 
-from lockstep.config.errors import ConfigError, errors_of
+from lockstep.config.errors import PREFIX, ConfigError, errors_of
 from lockstep.runs.files import LARGEST_UNPACKED, answer, read_json
 from lockstep.runs.folder import RunFolder
 from lockstep.system import json_output
@@ -27,4 +27,4 @@ def end_task(folder: RunFolder) -> None:
 def _put_failure(folder: RunFolder) -> None:
     if folder.failure.exists():
         text = folder.failure.read_text("utf-8", "replace")
-        json_output.put_errors(ConfigError(*errors_of(folder.failure_cause() if "Traceback (" in text else text)))
+        json_output.put_errors(ConfigError(*errors_of(text if text.startswith(PREFIX) else folder.failure_cause())))

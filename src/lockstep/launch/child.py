@@ -17,23 +17,31 @@ from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system import output, processes
 from lockstep.system.processes import close_files
 from lockstep.system.signals import run_exit_functions
+from lockstep.system.terminal import debug
 
 
 def start(
-    work: Callable[[], int], environ: Mapping[str, str], *, log: Path | None = None, cores: Sequence[int] = ()
+    work: Callable[[], int],
+    environ: Mapping[str, str],
+    *,
+    log: Path | None = None,
+    cores: Sequence[int] = (),
+    has_input: bool = False,
 ) -> BaseProcess:
     """Start a process that calls `work`, which must be picklable, and exits with its code.
 
-    It has the variables `environ`, runs on `cores` if given, has no standard input, prints where this process prints,
-    or to the end of `log`, and dies with this process. Its stop signals are blocked until it installs handlers.
+    It has the variables `environ`, runs on `cores` if given, prints where this process prints, or to the end of `log`,
+    and dies with this process. With `has_input` it has the standard input of this process, and `breakpoint()` works.
+    Its stop signals are blocked until it installs handlers.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    out = [Connection(os.dup(number), readable=False) for number in (1, 2)]
+    numbers = (0, 1, 2) if has_input and sys.stdin is not None else (1, 2)
+    files = {number: Connection(os.dup(number)) for number in numbers}
     # the type of a context lacks `Process`
-    process = processes.context().Process(target=_main, args=(work, dict(environ), cores, out, log))  # pyright: ignore[reportAttributeAccessIssue]
+    process = processes.context().Process(target=_main, args=(work, dict(environ), cores, files, log))  # pyright: ignore[reportAttributeAccessIssue]
     process.start()
-    for connection in out:
+    for connection in files.values():
         connection.close()
     return process
 
@@ -42,7 +50,7 @@ def _main(
     work: Callable[[], int],
     environ: Mapping[str, str],
     cores: Sequence[int],
-    out: Sequence[Connection],
+    files: Mapping[int, Connection],
     log: Path | None,
 ) -> NoReturn:
     code = EXIT_FAILED
@@ -50,7 +58,7 @@ def _main(
         threading.Thread(target=_die_with_parent, daemon=True).start()
         processes.share_server()
         close_files()  # a notebook keeps its umask
-        _redirect(out, log)
+        _redirect(files, log)
         if cores:
             os.sched_setaffinity(0, cores)
         _take_variables(environ)
@@ -72,15 +80,17 @@ def _die_with_parent() -> None:
     os._exit(EXIT_FAILED)
 
 
-def _redirect(out: Sequence[Connection], log: Path | None) -> None:
+def _redirect(files: Mapping[int, Connection], log: Path | None) -> None:
+    for number, connection in files.items():
+        os.dup2(connection.fileno(), number)
+        connection.close()
     if log is not None:
         with open_to_append(log) as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-    else:
-        for number, connection in enumerate(out, 1):
-            os.dup2(connection.fileno(), number)
-            connection.close()
+    if 0 in files:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+        sys.breakpointhook = debug
     for number, name in enumerate(("stdout", "stderr"), 1):
         if getattr(sys, name) is None:  # it was closed in the server
             setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115

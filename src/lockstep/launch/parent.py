@@ -82,7 +82,7 @@ class Workers:
                         variables.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // self._num_workers)))
                     given = listener if self._is_parallel and rank == 0 else None
                     work = partial(worker.take_job, self._job, given, is_parallel=self._is_parallel)
-                    self._processes.append(child.start(work, variables, log=log))
+                    self._processes.append(child.start(work, variables, log=log, has_input=not self._is_parallel))
         except ServerDied as error:
             self.kill()
             self._processes.clear()

@@ -189,6 +189,6 @@ def show_failure(job: Job, out: TextIO | None = None) -> None:
         from lockstep.assembly.refusals import explain_error
 
         text = failure or explain_error(error, folder.path, "the command") or text
-    print(text, file=out or sys.stderr)
     if job.task == TRAIN:
-        print(f"The run failed: {folder.path}", file=out or sys.stderr, flush=True)
+        text = vitals.failure_report(folder, text)
+    print(text, file=out or sys.stderr, flush=True)

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lockstep.distributed.batch import Batch
-from lockstep.distributed.collectives import FailedElsewhere, gather_objects, is_distributed
+from lockstep.distributed.collectives import FailedElsewhere, gather_objects, is_distributed, world_size
 from lockstep.distributed.partition import Shard
 from lockstep.models.parameter_groups import ParameterGroups
 from lockstep.system import internals
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from lockstep.models.loss_scale import LossScale
 
 MOST_PENDING = 8  # steps that the host may be ahead of the device
-HINT = "Begin again (init_from=...) with a lower optimizer.lr or gradient_clip_norm, or trainer.precision=float32."
 LEAST_SCALE = 1.0  # below it float16 holds even fewer small gradients than without a scale
 
 
@@ -168,7 +167,7 @@ class OptimizerStep:
 
 
 class NonFiniteLoss(RuntimeError):
-    """A loss of this rank is NaN or infinite; the message has the step and the samples."""
+    """A loss of this rank is NaN or infinite; the message has the step and, in its last line, the samples."""
 
 
 class NonFiniteGradient(RuntimeError):
@@ -215,7 +214,8 @@ class LossGuard:
         self._optimizer: Any = optimizer
         self._rank = rank
         self._loss_scale = loss_scale
-        self._is_bad = torch.zeros((), device=device)
+        self._loss = torch.zeros((), device=device)  # of the last micro-batch; NaN if an earlier one of the step is bad
+        self._last = ""  # the last finite one, as a line
         self._samples: list[_Samples] = []  # no batches: their pixels would stay on the device
         self._pending: deque[_Pending] = deque()
         self._rows = _host_rows(2 if loss_scale is None else 4) if device.type == "cuda" else itertools.repeat(None)
@@ -224,27 +224,26 @@ class LossGuard:
         """Check the loss of a micro-batch of optimizer step `step`, counted from 1."""
         samples = _Samples(batch.indices, batch.shard)
         if self._is_deferred:
-            is_bad = (~torch.isfinite(loss.detach())).to(self._is_bad.dtype)
-            torch.maximum(self._is_bad, is_bad, out=self._is_bad)
+            self._loss = loss.detach().to(self._loss.dtype) + 0 * self._loss
             self._samples.append(samples)
-        elif not math.isfinite(loss.item()):
-            raise self._own_error(step, [samples])
+        else:
+            self._judge_loss(step, [samples], loss.item())
 
     def protect(self, step: int) -> None:
         """Make the optimizer skip its next update if a loss of any rank is bad, or gradients overflow."""
         scale = self._loss_scale
         if not self._is_deferred and scale is None:
             return
-        bad_rank = self._is_bad * (self._rank + 1)  # 0: none
+        bad_rank = (~torch.isfinite(self._loss)).to(self._loss.dtype) * (self._rank + 1)  # 0: none
         if is_distributed():
             dist.all_reduce(bad_rank, dist.ReduceOp.MAX)
         if self._can_skip:
             is_bad = bad_rank.clamp(max=1)
             self._optimizer.found_inf = is_bad if scale is None else torch.maximum(is_bad, scale.overflowed)
-        flags = torch.stack([self._is_bad, bad_rank, *(() if scale is None else scale.facts())])
+        flags = torch.stack([self._loss, bad_rank, *(() if scale is None else scale.facts())])
         judge = partial(self._judge, step, self._samples)
         self._pending.append(_Pending(step, *_copy_to_host(flags, next(self._rows)), judge))
-        self._is_bad = torch.zeros_like(self._is_bad)
+        self._loss = torch.zeros_like(self._loss)
         self._samples = []
         self._read(step - MOST_PENDING)
 
@@ -271,11 +270,10 @@ class LossGuard:
     def _judge(self, step: int, samples: list[_Samples], flags: list[float]) -> None:
         """Raise the error of a bad step.
 
-        `flags`: 1 if this rank's loss is bad, 1 + a rank with a bad loss, else 0; facts of the loss scale.
+        `flags`: the loss of this rank; 1 + a rank with a bad loss, else 0; facts of the loss scale.
         """
-        is_own_bad, bad_rank, *facts = flags
-        if is_own_bad:
-            raise self._own_error(step, samples)
+        loss, bad_rank, *facts = flags
+        self._judge_loss(step, samples, loss)
         if bad_rank:
             raise FailedElsewhere(f"The loss is not finite in optimizer step {step} on rank {bad_rank - 1:.0f}.")
         if self._loss_scale is not None:
@@ -292,14 +290,19 @@ class LossGuard:
         skipped = f"{self._loss_scale.num_skipped:,} steps were skipped"
         return NonFiniteGradient(f"{text}; {skipped}. Use trainer.precision=float32 in a new run, or bfloat16.")
 
-    def _own_error(self, step: int, samples: list[_Samples]) -> NonFiniteLoss:
+    def _judge_loss(self, step: int, samples: list[_Samples], loss: float) -> None:
+        """Raise the error of a bad loss of the last of `samples`; remember another one, as the mean of its samples."""
+        if math.isfinite(loss):
+            if samples and (count := len(samples[-1].indices)):
+                mean = loss * samples[-1].shard.group_size / (world_size() * count)
+                self._last = f"The last finite loss was {mean:.4g}, in step {step}.\n"
+            return
         first, last = samples[0].shard, samples[-1].shard
         several = f"es {first.micro_step + 1} to" if len(samples) > 1 else ""
         indices = [index for part in samples for index in part.indices.tolist()]
-        return NonFiniteLoss(
+        raise NonFiniteLoss(
             f"The loss is not finite in optimizer step {step} (epoch {first.epoch + 1}, micro-batch{several} "
-            f"{last.micro_step + 1}) on rank {self._rank}. {HINT} Nothing of this step was applied. "
-            f"Training samples of the shard: {indices}"
+            f"{last.micro_step + 1}) on rank {self._rank}.\n{self._last}Training samples of the shard: {indices}"
         )
 
 

@@ -224,15 +224,12 @@ class RunFolder:
         self._create(self.failure, text)
 
     def failure_cause(self) -> str:
-        """Return the line of failure.txt that names the cause: the last of a traceback, the first of another text.
+        """Return the line of failure.txt that names the cause; empty without a failure."""
+        from lockstep.system import tracebacks
 
-        Empty without a failure.
-        """
-        try:
-            lines = read_text(self.failure).strip().splitlines()
-        except (OSError, ValueError):
-            return ""
-        return next(iter(lines[-1:] if "Traceback (most recent call last):" in lines else lines), "")
+        with contextlib.suppress(OSError, ValueError):
+            return tracebacks.cause(read_text(self.failure).strip())
+        return ""
 
     def await_failure(self, timeout_s: float) -> None:
         """Return when a failure is recorded, or after `timeout_s`: the failed rank may have died."""

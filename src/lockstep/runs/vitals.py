@@ -8,10 +8,8 @@ of the rank. Other ranks and the parent read both.
 import contextlib
 import faulthandler
 import os
-import re
 import signal
 import socket
-import sysconfig
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +23,6 @@ from lockstep.runs.folder import RunFolder
 HEARTBEAT_S = 1.0
 SILENCE_S = 5.0  # without a heartbeat for this long, a rank is silent
 LARGEST_STACK = 2**20  # bytes at the end of a log: of each thread, Python writes 100 frames
-FRAME = re.compile(r'^ +File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 
 
 @contextlib.contextmanager
@@ -122,6 +119,8 @@ def end_of(folder: RunFolder, rank: int, who: str, code: int) -> str:
 
     `code` is the negative number of the signal. The line names the innermost source line outside installed packages.
     """
+    from lockstep.system import tracebacks
+
     number = signal.Signals(-code)
     line = f"{who} was ended by {number.name} on {socket.gethostname()}"
     if number == signal.SIGKILL:
@@ -134,11 +133,21 @@ def end_of(folder: RunFolder, rank: int, who: str, code: int) -> str:
         stack = ""
     # of the thread that received the signal; else of the main thread, which comes last
     current, others = stack.partition("Current thread")[2], stack.rpartition("Thread 0x")[2]
-    frames = list(FRAME.finditer((current or others).partition("\n\n")[0]))
+    stack = (current or others).partition("\n\n")[0]
+    frames = list(tracebacks.FRAME.finditer(stack))
     if not frames:
         return f"{line}\n"
-    installed = ("site-packages", sysconfig.get_path("stdlib"))
-    own = [frame for frame in frames if not any(part in frame["path"] for part in installed)]
-    inner = (own or frames)[0]
-    lines = [f"{line}, in {inner['path']}:{inner['line']} ({inner['function']})", "Most recent call first:"]
+    inner = (tracebacks.own_frames(stack) or frames)[0]
+    lines = [f"{line}, in {tracebacks.place(inner)}", "Most recent call first:"]
     return "\n".join([*lines, *(frame[0] for frame in frames)]) + "\n"
+
+
+def failure_report(folder: RunFolder, text: str) -> str:
+    """Return what a failed training prints of `text`, its failure.txt, and where the rest is."""
+    from lockstep.runs.naming import display_path
+    from lockstep.system import tracebacks
+
+    short = tracebacks.shorten(text)
+    if short == text:
+        return f"{text}\nThe run failed: {folder.path}"
+    return f"{short}\nThe whole {'traceback' if tracebacks.TITLE in text else 'report'}: {display_path(folder.failure)}"

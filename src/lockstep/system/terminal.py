@@ -1,6 +1,7 @@
 """Texts and tables on a terminal and in a log. No torch: commands that only read start immediately."""
 
 import contextlib
+import inspect
 import signal
 import sys
 import textwrap
@@ -77,6 +78,18 @@ def _exit(number: int, frame: object) -> None:
 def is_cell() -> bool:
     """Return True if standard output is a notebook cell, where a line can be rewritten, but the cursor cannot move."""
     return type(sys.stdout).__module__.partition(".")[0] == "ipykernel"
+
+
+def debug(clear: Callable[[], object] = bool) -> None:
+    """Open a debugger in the caller, by `breakpoint()` in a worker; Ctrl-C still stops the run.
+
+    `clear` ends a live line, which would overwrite the prompt.
+    """
+    import pdb
+
+    clear()
+    frame = inspect.currentframe()
+    pdb.Pdb(nosigint=True).set_trace(frame and frame.f_back)
 
 
 def duration(seconds: float) -> str:

@@ -186,3 +186,10 @@ def test_an_error_of_a_metric_is_one_error_however_many_lines_it_has() -> None:
     with pytest.raises(ConfigError) as caught, try_out._config_error(classifier(nn.Identity()), "task", "fails"):
         raise MetricError(error)
     assert list(map(str, caught.value.errors)) == [error]
+
+
+def test_an_error_of_the_network_names_its_file_and_line() -> None:
+    module = classifier(nn.Identity())
+    line = r"^model cannot: 2x3, in tests/\S+/test_try_out\.py:\d+ \(\w+\): raise Run"
+    with pytest.raises(ConfigError, match=line), try_out._config_error(module, "model", "cannot"):
+        raise RuntimeError("2x3")

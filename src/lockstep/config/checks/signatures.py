@@ -193,7 +193,10 @@ def _find_signature(key: str, target: str) -> Errors:
             meant, hint = [], f"put it into a file next to the notebook, net.py, and write net{target[8:]}"
         yield key, Error(f"{key}={target}", f": {error}", question(meant, hint))
     except Exception as error:  # any error of a module during its import
-        yield key, Error(f"{key}={target}", "cannot be imported", f"{type(error).__name__}: {one_line(error)}")
+        from lockstep.system.tracebacks import source_of
+
+        text = f"{type(error).__name__}: {one_line(error)}{source_of(error)}"
+        yield key, Error(f"{key}={target}", "cannot be imported", text)
     return None
 
 

@@ -5,7 +5,6 @@ So random transforms give the same sample for any number of workers and processe
 
 import contextlib
 import random
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +16,7 @@ from torch.utils.data import Dataset
 
 from lockstep.data.splits import ImageError
 from lockstep.distributed.rng import seed_of
+from lockstep.system.tracebacks import source_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,9 +123,8 @@ def shape_text(value: Tensor, first: int = 0) -> str:
 
 
 def _reason(error: Exception) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"{text.removesuffix(': ')}, in {frame.filename}:{frame.lineno}"
+    return f"{text.removesuffix(': ')}{source_of(error)}"
 
 
 @contextlib.contextmanager

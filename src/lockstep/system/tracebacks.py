@@ -1,0 +1,61 @@
+"""What a user needs of a traceback: the frames of their own code, which belong to no library, and the error."""
+
+import re
+import sysconfig
+import traceback
+from itertools import dropwhile
+from pathlib import Path
+
+TITLE = "Traceback (most recent call last):\n"
+CHAIN = re.compile(r"\n\n(?:During handling of the above|The above) exception\b.*\n\n")  # between two tracebacks
+FRAME = re.compile(
+    r'^ +File "(?P<path>.+)", line (?P<line>\d+),? in (?P<function>.+)(?:\n {4,}(?P<source>.+))?', re.MULTILINE
+)
+LIBRARIES = ("<", sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]))
+INSTALLED = re.compile(r"\b(site|dist)-packages\b")
+# shown of an error
+MOST_FRAMES = 4
+MOST_LINES = 5
+
+
+def own_frames(text: str) -> list[re.Match[str]]:
+    """Return the frames in `text` that are outside Lockstep, the standard library and installed packages."""
+    frames = FRAME.finditer(text)
+    return [each for each in frames if not (each["path"].startswith(LIBRARIES) or INSTALLED.search(each["path"]))]
+
+
+def place(frame: re.Match[str]) -> str:
+    """Format a frame as net.py:12 (forward), relative to the current folder if it lies below it."""
+    path = frame["path"].removeprefix(f"{Path.cwd()}/")
+    return f"{path}:{frame['line']} ({frame['function']})"
+
+
+def source_of(error: BaseException) -> str:
+    """Return the innermost own frame of an error and its source line, to append to its message; "" without one."""
+    own = own_frames("".join(traceback.format_exception(error)))
+    return f", in {place(own[-1])}: {own[-1]['source']}" if own else ""
+
+
+def cause(text: str) -> str:
+    """Return the first line of the error that a traceback ends with, and of a text without a traceback."""
+    return next(iter(_error(text) or text.splitlines()), "")
+
+
+def shorten(text: str) -> str:
+    """Return the first line of a failure, the innermost own frames of its traceback, and the error raised there.
+
+    All of a traceback without such a frame; the first paragraph of another text.
+    """
+    if TITLE not in text:
+        return text.partition("\n\n")[0]
+    own = next((each for each in reversed(CHAIN.split(text)) if own_frames(each)), None)
+    if own is None:
+        return text
+    frames = [f"  {place(each)}\n    {each['source'] or ''}".rstrip() for each in own_frames(own)[-MOST_FRAMES:]]
+    return "\n".join([text.splitlines()[0], *frames, *_error(own)[:MOST_LINES]])
+
+
+def _error(text: str) -> list[str]:
+    """Return the lines of the error below the last traceback of a text; none without a traceback."""
+    lines = text.rpartition(TITLE)[2].splitlines() if TITLE in text else ()
+    return list(dropwhile(lambda line: line.startswith(" "), lines))
