@@ -7,7 +7,6 @@ from lockstep.assembly.refusals import explain_error
 from lockstep.config.schema.configuration import Config
 from lockstep.models.step import NonFiniteGradient, NonFiniteLoss
 from lockstep.runs.folder import RunFolder
-from lockstep.runs.naming import resume_override
 from lockstep.system.launcher import World
 
 
@@ -16,17 +15,18 @@ def explain(error: Exception, folder: RunFolder, config: Config, world: World, p
     if isinstance(error, NonFiniteGradient):
         return str(error)
     if isinstance(error, NonFiniteLoss):
-        *lines, samples = str(error).splitlines()
-        return "\n".join([*lines, *_advice(folder, config, precision, is_first=len(lines) == 1), "", samples])
+        what, samples = str(error).splitlines()
+        is_first = "in optimizer step 1 " in what
+        return "\n".join([what, *_advice(config, precision, is_first=is_first), "", samples])
     if isinstance(error.__cause__ or error, BdbQuit):
         is_alone = world.world_size == 1
         return "the debugger was quit" if is_alone else "breakpoint() needs a run of one worker: set trainer.devices=1"
     return explain_error(error, folder.path, f"rank {world.rank} of {world.world_size}")
 
 
-def _advice(folder: RunFolder, config: Config, precision: str, *, is_first: bool) -> Iterator[str]:
+def _advice(config: Config, precision: str, *, is_first: bool) -> Iterator[str]:
     later = list[str]()
-    if is_first and not folder.last_checkpoint.exists():
+    if is_first:
         yield "No step came before it: the learning rate is not the cause. Look for NaN and"
         yield f"infinite values in the images, {config.model.target} and {config.task.target}."
     else:
@@ -36,8 +36,3 @@ def _advice(folder: RunFolder, config: Config, precision: str, *, is_first: bool
     later += ["trainer.precision=float32"] if precision in ("float16", "bfloat16") else []
     if later:
         yield f"Then try {' and '.join(later)}."
-    first, *losses = [float(row.get("train/loss") or "nan") for row in folder.read_metrics()] or [0.0]
-    status = folder.read_status()
-    if status.get("best") is not None and any(loss < first for loss in losses):
-        yield f"The best epoch so far has {status['monitor']} {status['best']:.4f}. A new run starts from it with"
-        yield resume_override(folder.path).replace("resume=", "init_from=", 1)

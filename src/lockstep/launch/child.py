@@ -62,6 +62,8 @@ def _main(
         if cores:
             os.sched_setaffinity(0, cores)
         _take_variables(environ)
+        if 0 in files and "PYTHONBREAKPOINT" not in environ:
+            sys.breakpointhook = debug
         gc.enable()
         code = work()
     except BaseException:
@@ -90,7 +92,6 @@ def _redirect(files: Mapping[int, Connection], log: Path | None) -> None:
             os.dup2(file.fileno(), 2)
     if 0 in files:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
-        sys.breakpointhook = debug
     for number, name in enumerate(("stdout", "stderr"), 1):
         if getattr(sys, name) is None:  # it was closed in the server
             setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115

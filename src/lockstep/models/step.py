@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lockstep.distributed.batch import Batch
-from lockstep.distributed.collectives import FailedElsewhere, gather_objects, is_distributed, world_size
+from lockstep.distributed.collectives import FailedElsewhere, gather_objects, is_distributed
 from lockstep.distributed.partition import Shard
 from lockstep.models.parameter_groups import ParameterGroups
 from lockstep.system import internals
@@ -167,7 +167,7 @@ class OptimizerStep:
 
 
 class NonFiniteLoss(RuntimeError):
-    """A loss of this rank is NaN or infinite; the message has the step and, in its last line, the samples."""
+    """A loss of this rank is NaN or infinite; the message has the step, and the samples in its second line."""
 
 
 class NonFiniteGradient(RuntimeError):
@@ -214,8 +214,7 @@ class LossGuard:
         self._optimizer: Any = optimizer
         self._rank = rank
         self._loss_scale = loss_scale
-        self._loss = torch.zeros((), device=device)  # of the last micro-batch; NaN if an earlier one of the step is bad
-        self._last = ""  # the last finite one, as a line
+        self._is_bad = torch.zeros((), device=device)
         self._samples: list[_Samples] = []  # no batches: their pixels would stay on the device
         self._pending: deque[_Pending] = deque()
         self._rows = _host_rows(2 if loss_scale is None else 4) if device.type == "cuda" else itertools.repeat(None)
@@ -224,26 +223,27 @@ class LossGuard:
         """Check the loss of a micro-batch of optimizer step `step`, counted from 1."""
         samples = _Samples(batch.indices, batch.shard)
         if self._is_deferred:
-            self._loss = loss.detach().to(self._loss.dtype) + 0 * self._loss
+            is_bad = (~torch.isfinite(loss.detach())).to(self._is_bad.dtype)
+            torch.maximum(self._is_bad, is_bad, out=self._is_bad)
             self._samples.append(samples)
-        else:
-            self._judge_loss(step, [samples], loss.item())
+        elif not math.isfinite(loss.item()):
+            raise self._own_error(step, [samples])
 
     def protect(self, step: int) -> None:
         """Make the optimizer skip its next update if a loss of any rank is bad, or gradients overflow."""
         scale = self._loss_scale
         if not self._is_deferred and scale is None:
             return
-        bad_rank = (~torch.isfinite(self._loss)).to(self._loss.dtype) * (self._rank + 1)  # 0: none
+        bad_rank = self._is_bad * (self._rank + 1)  # 0: none
         if is_distributed():
             dist.all_reduce(bad_rank, dist.ReduceOp.MAX)
         if self._can_skip:
             is_bad = bad_rank.clamp(max=1)
             self._optimizer.found_inf = is_bad if scale is None else torch.maximum(is_bad, scale.overflowed)
-        flags = torch.stack([self._loss, bad_rank, *(() if scale is None else scale.facts())])
+        flags = torch.stack([self._is_bad, bad_rank, *(() if scale is None else scale.facts())])
         judge = partial(self._judge, step, self._samples)
         self._pending.append(_Pending(step, *_copy_to_host(flags, next(self._rows)), judge))
-        self._loss = torch.zeros_like(self._loss)
+        self._is_bad = torch.zeros_like(self._is_bad)
         self._samples = []
         self._read(step - MOST_PENDING)
 
@@ -270,10 +270,11 @@ class LossGuard:
     def _judge(self, step: int, samples: list[_Samples], flags: list[float]) -> None:
         """Raise the error of a bad step.
 
-        `flags`: the loss of this rank; 1 + a rank with a bad loss, else 0; facts of the loss scale.
+        `flags`: 1 if this rank's loss is bad, 1 + a rank with a bad loss, else 0; facts of the loss scale.
         """
-        loss, bad_rank, *facts = flags
-        self._judge_loss(step, samples, loss)
+        is_own_bad, bad_rank, *facts = flags
+        if is_own_bad:
+            raise self._own_error(step, samples)
         if bad_rank:
             raise FailedElsewhere(f"The loss is not finite in optimizer step {step} on rank {bad_rank - 1:.0f}.")
         if self._loss_scale is not None:
@@ -290,19 +291,13 @@ class LossGuard:
         skipped = f"{self._loss_scale.num_skipped:,} steps were skipped"
         return NonFiniteGradient(f"{text}; {skipped}. Use trainer.precision=float32 in a new run, or bfloat16.")
 
-    def _judge_loss(self, step: int, samples: list[_Samples], loss: float) -> None:
-        """Raise the error of a bad loss of the last of `samples`; remember another one, as the mean of its samples."""
-        if math.isfinite(loss):
-            if samples and (count := len(samples[-1].indices)):
-                mean = loss * samples[-1].shard.group_size / (world_size() * count)
-                self._last = f"The last finite loss was {mean:.4g}, in step {step}.\n"
-            return
+    def _own_error(self, step: int, samples: list[_Samples]) -> NonFiniteLoss:
         first, last = samples[0].shard, samples[-1].shard
         several = f"es {first.micro_step + 1} to" if len(samples) > 1 else ""
         indices = [index for part in samples for index in part.indices.tolist()]
-        raise NonFiniteLoss(
+        return NonFiniteLoss(
             f"The loss is not finite in optimizer step {step} (epoch {first.epoch + 1}, micro-batch{several} "
-            f"{last.micro_step + 1}) on rank {self._rank}.\n{self._last}Training samples of the shard: {indices}"
+            f"{last.micro_step + 1}) on rank {self._rank}.\nTraining samples of the shard: {indices}"
         )
 
 

@@ -12,7 +12,6 @@ from typing_extensions import override
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.distributed.broadcast import broadcast
-from lockstep.distributed.collectives import world_size
 from lockstep.distributed.virtual_shards import VirtualShards
 from lockstep.models.classifier import Classifier
 from lockstep.models.step import OptimizerStep
@@ -76,10 +75,10 @@ class VirtualClassifier(Classifier):
 
     @override
     def scaled_loss(self, batch: Batch) -> Tensor:
-        """Return the loss of the parts, as of one shard; its backward pass is that of each part in its thread."""
+        """Return the sum of the losses of the parts, whose backward pass is that of each part in its thread."""
         self._losses = self._each_part(Classifier.scaled_loss, batch)
-        total = torch.stack([loss.detach() for loss in self._losses]).sum() * (world_size() / self.shards.count)
-        return _Joined.apply(total.requires_grad_(), self._go_back)  # pyright: ignore[reportReturnType]
+        total = torch.stack([loss.detach() for loss in self._losses]).sum().requires_grad_()
+        return _Joined.apply(total, self._go_back)  # pyright: ignore[reportReturnType]
 
     def _go_back(self, gradient: Tensor) -> None:
         losses, self._losses = self._losses, []
