@@ -641,7 +641,7 @@ def test_ctrl_c_while_the_board_starts_is_no_error(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.processes
 def test_a_run_is_shown_once_and_not_as_latest_too(tmp_path: Path) -> None:
-    """TensorBoard reads another run through the link as more points of the same curve."""
+    """TensorBoard follows the link, and keeps the curves of the run that it named first."""
     for name in ("first", "second"):
         writer = Writer(str(tmp_path / "outputs" / "day" / name))
         writer.add_scalar("loss", 1.0, 0)

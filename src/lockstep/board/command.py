@@ -53,7 +53,7 @@ def serve_board(logdir: Path, host: str | None, port: int | None, known_hosts: s
 
 
 def _find_curves(root: str) -> Iterator[str]:
-    """Find the folders with event files. TensorBoard follows links: as `latest`, all runs would share one curve."""
+    """Find the folders with event files. TensorBoard follows links: `latest` would keep the curves of an old run."""
     return (path for path, _, files in os.walk(root) if any(map(io_wrapper.IsTensorFlowEventsFile, files)))
 
 
