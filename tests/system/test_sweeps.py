@@ -13,7 +13,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # pyr
 from lockstep.config import overrides
 from lockstep.config.errors import ConfigError
 from lockstep.runs.folder import RunFolder
-from lockstep.sweeps.differences import spread
+from lockstep.sweeps.differences import bounded, spread
 from tests.support.callbacks import SEES
 from tests.support.harness import (
     ROOT,
@@ -51,7 +51,10 @@ def test_eight_trials_on_two_cores_never_share_one_and_equal_those_that_run_alon
     tested = [trial for trial in table["trials"] if trial["test/accuracy"] is not None]
     assert [trial["trial"] for trial in tested] == table["best_trials"] == table["groups"][0]["trials"]
     accuracies = [trial["test/accuracy"] for trial in tested]
-    assert table["groups"][0]["tests"]["test/accuracy"] == spread(accuracies, are_folds=False)._asdict()
+    assert (
+        table["groups"][0]["tests"]["test/accuracy"]
+        == bounded(spread(accuracies, are_folds=False), "accuracy", accuracies)._asdict()
+    )
     assert "Testing 4 trials of the best setting ..." in done.stdout
     each = itertools.product((0.01, 0.1), range(4))
     alone = [write_run(tmp_path / f"{lr} {seed}", [*TINY, f"optimizer.lr={lr}", f"seed={seed}"]) for lr, seed in each]
