@@ -51,10 +51,8 @@ def test_eight_trials_on_two_cores_never_share_one_and_equal_those_that_run_alon
     tested = [trial for trial in table["trials"] if trial["test/accuracy"] is not None]
     assert [trial["trial"] for trial in tested] == table["best_trials"] == table["groups"][0]["trials"]
     accuracies = [trial["test/accuracy"] for trial in tested]
-    assert (
-        table["groups"][0]["tests"]["test/accuracy"]
-        == bounded(spread(accuracies, are_folds=False), "accuracy", accuracies)._asdict()
-    )
+    expected = bounded(spread(accuracies, are_folds=False), "accuracy", accuracies)
+    assert table["groups"][0]["tests"]["test/accuracy"] == expected._asdict()
     assert "Testing 4 trials of the best setting ..." in done.stdout
     each = itertools.product((0.01, 0.1), range(4))
     alone = [write_run(tmp_path / f"{lr} {seed}", [*TINY, f"optimizer.lr={lr}", f"seed={seed}"]) for lr, seed in each]
