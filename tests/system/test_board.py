@@ -13,12 +13,14 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+import urllib.request
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from tensorboard.summary import Writer
 from werkzeug.test import Client
 
 from lockstep.board import command, guard, plugin
@@ -404,7 +406,7 @@ def test_a_sweep_has_settings_metrics_and_groups(tmp_path: Path) -> None:
     folders[1].update_status(state="failed")
     folders[1].summary.unlink()
     changed = {trial["trial"]: trial for trial in sweep()["trials"]}
-    assert changed[0]["values"]["test_accuracy"] == 0.7
+    assert changed[0]["values"]["test/accuracy"] == 0.7
     assert (changed[3]["note"], changed[3]["tags"], changed[1]["state"]) == ("odd", ["keep"], "failed")
 
 
@@ -634,6 +636,26 @@ def test_ctrl_c_while_the_board_starts_is_no_error(tmp_path: Path) -> None:
         wait_until(lambda: "grpc" in maps.read_text(), "loads TensorBoard")
         assert started.end() == 0
         assert started.errors.read_text() == ""
+
+
+@pytest.mark.full
+@pytest.mark.processes
+def test_a_run_is_shown_once_and_not_as_latest_too(tmp_path: Path) -> None:
+    """TensorBoard follows the link, and keeps the curves of the run that it named first."""
+    for name in ("first", "second"):
+        writer = Writer(str(tmp_path / "outputs" / "day" / name))
+        writer.add_scalar("loss", 1.0, 0)
+        writer.close()
+    (tmp_path / "outputs" / "latest").symlink_to("day/first")
+    for folder, runs in (("outputs", ["day/first", "day/second"]), ("outputs/latest", ["."])):
+        with running(tmp_path, "--logdir", folder) as started:
+            address = urlsplit(started.address())
+            jar = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            jar.open(address._replace(fragment="").geturl(), timeout=PATIENCE_S).read()
+            url = f"http://{address.netloc}/data/plugin/scalars/tags"
+            wait_until(lambda: json.load(jar.open(url, timeout=PATIENCE_S)), "the runs")  # noqa: B023
+            assert sorted(json.load(jar.open(url, timeout=PATIENCE_S))) == runs
+            assert started.errors.read_text() == ""
 
 
 @pytest.mark.full

@@ -180,7 +180,7 @@ def test_every_end_of_a_run_is_shown_as_such(root: Path, site: str, page: Any) -
         expect(row(page, name).locator(".percent")).to_have_text(percent)
         assert row(page, name).get_by_role("button", name=re.compile("^Stop")).is_visible() == (name == "live")
     cells = row(page, "live").locator("td[class*=col-]").all_text_contents()
-    assert cells[2:-1] == ["", "5 / 10", "–", "1:15", "1,235", "–", "2", "cpu", "0.9871"]
+    assert cells[2:-1] == ["", "5 / 10", "–", "1:15", "1,235", "–", "2", "cpu", "0.9871", "–", ""]
     for name, reason, command in [
         ("failed", "ValueError: no numbers", f"python train.py resume={failed.path}"),
         ("stopped", "signal SIGTERM", f"python train.py resume={root / 'stopped'}"),
@@ -204,7 +204,7 @@ def test_a_run_has_fields_overrides_configuration_and_confusion_matrix(root: Pat
     folder.config.write_text("optimizer:\n  lr: 0.1\n")
     page.goto(site)
     for pair in [
-        "Statustraining", "Elapsed1:01", "Time left1:02:05", "Epoch3 / 10", "Iteration30 / 100", "Learning rate0.05",
+        "Elapsed1:01", "Time left1:02:05", "Epoch3 / 10", "Step30 / 100", "Learning rate0.05",
         "Precisionbf16", "Hostelsewhere", "val/accuracy0.9800",
     ]:  # fmt: skip
         expect(page.locator("dl")).to_contain_text(pair)
@@ -284,15 +284,43 @@ def cells_of(grid: Any) -> list[Any]:
     return [line.locator("th, td:not(.pick)") for line in grid.locator("tbody tr[data-key]").all()]
 
 
-def test_the_best_of_several_folds_or_seeds_is_not_shown(root: Path, site: str, page: Any) -> None:
-    write_trials(root / "folds", {("data.folds=2", f"data.fold={fold}"): 0.9 + fold / 100 for fold in (0, 1)})
-    write_small(root / "seeds")
+def test_the_results_of_a_sweep_are_the_means_of_its_best_setting(root: Path, site: str, page: Any) -> None:
+    """A single seed of another setting is luck, and one that still trains has no result."""
+    values = {(0.1, 0): 0.7, (0.1, 1): 0.9, (0.2, 0): 0.95, (0.2, 1): 0.96, (0.3, 0): 0.99}
+    folders = write_trials(root / "seeds", {(f"optimizer.lr={lr}", f"seed={n}"): v for (lr, n), v in values.items()})
+    folders[3].update_status(state="training")
+    folders[3].summary.unlink()
+    for folder, accuracy in zip(folders, (0.6, 0.7), strict=False):
+        folder.update_status(metrics={"test/loss": 1.0, "test/accuracy": accuracy})
+        write_json(folder.notes, {"note": "", "tags": ["keep", f"{accuracy}"]})
+    folds = {("data.folds=2", f"data.fold={fold}", f"seed={n}"): 0.5 + fold / 4 for fold, n in ((0, 0), (0, 1), (1, 0))}
+    write_trials(root / "folds", folds)
+    write_trials(root / "losses", {(f"optimizer.lr={lr}",): lr for lr in (0.3, 0.2)}, mode="min")
     page.goto(site)
     sweeps = page.locator("tr[data-sweep]")
-    expect(sweeps.locator(".col-overrides")).to_have_text(
-        ["optimizer.lr=0.05,0.1 seed=0,1", "data.fold=0,1 data.folds=2"]
-    )
-    expect(sweeps.locator(".col-best")).to_have_text(["–", "–"])
+    page.get_by_role("button", name="Run", exact=True).click()
+    expect(sweeps.locator("th")).to_contain_text(["folds", "losses", "seeds"])
+    expect(sweeps.locator(".col-best")).to_have_text(["0.6250", "0.2000", "0.8000"])  # of folds, seeds first
+    expect(sweeps.locator(".col-test")).to_have_text(["–", "–", "0.6500"])
+    expect(sweeps.locator(".col-tags")).to_have_text(["", "", "keep 0.7 0.6"])
+    expect(sweeps.locator(".col-best").last).to_have_attribute("title", "val/accuracy, model.width=8 optimizer.lr=0.1")
+
+
+def test_results_have_the_name_of_their_metric(root: Path, site: str, page: Any) -> None:
+    """In the head where all rows share it; tags have a column once there is one."""
+    known = {"metrics": {"test/loss": 0.3, "test/accuracy": 0.9}, "best": 0.95, "monitor": "val/accuracy"}
+    folder = write_run(root / "one", "finished", **known)
+    page.goto(site)
+    heads, cells = (page.locator(f"{place} .col-best, {place} .col-test") for place in ("thead", "tbody"))
+    expect(heads).to_have_text(["Best val/accuracy", "test/accuracy"])
+    expect(cells).to_have_text(["0.9500", "0.9000"])
+    expect(page.locator("thead .col-tags")).to_be_hidden()
+    write_json(folder.notes, {"note": "", "tags": ["keep", "paper"]})
+    expect(page.locator("tbody .col-tags")).to_have_text("keep paper")
+    write_run(root / "two", "finished", started=0.0, best=0.25, monitor="val/loss", metrics={"test/loss": 0.3})
+    expect(heads).to_have_text(["Best", "Test"])
+    named = ["val/accuracy 0.9500", "test/accuracy 0.9000", "val/loss 0.2500", "test/loss 0.3000"]
+    expect(cells).to_have_text(named)
 
 
 def test_a_sweep_is_one_row_that_opens_as_a_table_of_its_trials(root: Path, site: str, page: Any) -> None:
@@ -510,6 +538,12 @@ def test_compared_runs_share_charts_and_keep_their_colours(root: Path, site: str
     expect(accuracy.get_by_role("img")).to_have_attribute("aria-label", re.compile("at epoch 9$"))
     compared.get_by_role("combobox").last.select_option("train/loss")
     expect(accuracy.get_by_role("img")).to_have_attribute("aria-label", re.compile("^train/loss: .* at epoch 9$"))
+    page.get_by_role("button", name="sweep", exact=True).click()
+    expect(compared.get_by_role("heading", name="2 runs compared")).to_be_visible()  # not with `alone`
+    compared.get_by_role("button", name="Clear").click()
+    expect(compared).to_be_hidden()
+    page.keyboard.press("Escape")
+    expect(compared.get_by_role("heading", name="1 run compared")).to_be_visible()
     compared.get_by_role("button", name="Clear").click()
     expect(compared).to_be_hidden()
 

@@ -44,6 +44,8 @@ def test_a_terminal_of_few_letters_gets_those_it_has(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     text = (done.stdout + done.stderr).decode("ascii")
     assert "Finished 2 epochs" in text
+    commands = [line.split(maxsplit=1)[1] for line in text.splitlines() if "  lockstep " in line]
+    assert commands == ["lockstep board", "lockstep eval latest", "lockstep predict latest FOLDER"]  # to be copied
     listed = shell(tmp_path, f"{TOOL} status && {TOOL} runs", **variables)
     assert listed.returncode == 0, listed.stderr
     assert "finished" in listed.stdout.decode("ascii")

@@ -82,7 +82,7 @@ def test_training_commands_run(tmp_path: Path) -> None:
         if "--help" in words:
             assert "global_batch_size" in run(tmp_path, *words)
         elif "-m" not in words and not any(word.startswith(("resume=", "cluster=")) for word in words):
-            assert "test accuracy" in run(tmp_path, *smaller(words))
+            assert "test/accuracy" in run(tmp_path, *smaller(words))
 
 
 def test_sweeps_run(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_the_board_starts_on_the_outputs(tmp_path: Path) -> None:
 
 def test_torchrun_joins_its_workers(tmp_path: Path) -> None:
     (words,) = commands("torchrun")
-    assert "test accuracy" in run(tmp_path, *smaller(words), is_new=True)
+    assert "test/accuracy" in run(tmp_path, *smaller(words), is_new=True)
     assert (tmp_path / "outputs" / "latest" / "summary.json").exists()
 
 

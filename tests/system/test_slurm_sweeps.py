@@ -66,7 +66,7 @@ def test_a_sweep_is_an_array_whose_broken_trial_is_submitted_again_and_no_other(
     here = slurm.run(*command(*SWEEP, "sweep.test=all"), cwd=tmp_path, code=1)
     assert "2 of 3 trials are done" in here.stdout
     table = read_json(tree / "table.json")
-    tested = [trial["trial"] for trial in table["trials"] if trial["test_accuracy"] is not None]
+    tested = [trial["trial"] for trial in table["trials"] if trial["test/accuracy"] is not None]
     assert (tested, table["best_trials"]) == ([0, 2], [])
 
 

@@ -35,7 +35,7 @@ def test_a_broken_and_a_killed_trial_are_told_at_once_and_end_nothing_but_themse
     assert [rows[number]["state"] for number in range(3)] == ["failed", "failed", "finished"]
     assert "kaputt" in rows[0]["reason"]
     assert "SIGKILL" in rows[1]["reason"]
-    assert "test_accuracy" not in rows[2]  # a setting with a failed seed is not the best one
+    assert "test/accuracy" not in rows[2]  # a setting with a failed seed is not the best one
 
 
 def test_a_killed_sweep_goes_on_with_what_is_missing_and_touches_nothing_that_is_done(tmp_path: Path) -> None:

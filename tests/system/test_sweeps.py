@@ -13,7 +13,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # pyr
 from lockstep.config import overrides
 from lockstep.config.errors import ConfigError
 from lockstep.runs.folder import RunFolder
-from lockstep.sweeps.differences import spread
+from lockstep.sweeps.differences import bounded, spread
 from tests.support.callbacks import SEES
 from tests.support.harness import (
     ROOT,
@@ -48,10 +48,11 @@ def test_eight_trials_on_two_cores_never_share_one_and_equal_those_that_run_alon
     means = [group["mean"] for group in table["groups"]]
     assert means == sorted(means, reverse=True)
     # the test set is for the chosen setting alone, and for all of its seeds
-    tested = [trial for trial in table["trials"] if trial["test_accuracy"] is not None]
+    tested = [trial for trial in table["trials"] if trial["test/accuracy"] is not None]
     assert [trial["trial"] for trial in tested] == table["best_trials"] == table["groups"][0]["trials"]
-    accuracies = [trial["test_accuracy"] for trial in tested]
-    assert table["groups"][0]["tests"]["test_accuracy"] == spread(accuracies, are_folds=False)._asdict()
+    accuracies = [trial["test/accuracy"] for trial in tested]
+    expected = bounded(spread(accuracies, are_folds=False), "accuracy", accuracies)
+    assert table["groups"][0]["tests"]["test/accuracy"] == expected._asdict()
     assert "Testing 4 trials of the best setting ..." in done.stdout
     each = itertools.product((0.01, 0.1), range(4))
     alone = [write_run(tmp_path / f"{lr} {seed}", [*TINY, f"optimizer.lr={lr}", f"seed={seed}"]) for lr, seed in each]
@@ -95,7 +96,7 @@ def test_the_best_trial_may_be_of_an_earlier_command_and_all_are_tested_on_deman
         done = run(tmp_path, *TINY, *more)
         assert done.returncode == 0, done.stdout + done.stderr
         trials = table_of(tmp_path)["trials"]
-        assert sorted(trial["trial"] for trial in trials if trial.get("test_accuracy") is not None) == tested
+        assert sorted(trial["trial"] for trial in trials if trial.get("test/accuracy") is not None) == tested
         trials_of(tmp_path)[0].update_status(state="training")  # as if it had been killed after its summary
     assert table_of(tmp_path)["best_trials"] == [0]
 

@@ -185,7 +185,7 @@ def names(said: Said) -> str:
 def test_a_pipe_gets_every_fact_whole_the_newest_first(three: Path, lockstep: Any) -> None:
     said = lockstep("runs")
     assert said.code == 0
-    assert said.out.splitlines()[0].split() == ["state", "run", "best", "overrides", "epoch", "s/epoch", "started"]
+    assert said.out.splitlines()[0].split() == ["state", "run", "best", "settings", "epoch", "s/epoch", "started"]
     facts = ["val/accuracy 0.7500", "optimizer.lr=0.2", "4/10", "18.2 s", cells.moment(NOW + 9)]
     assert said.lines[0] == ["failed", "day/11_b", *facts]
     assert [line[0] for line in said.lines] == ["failed", "stopped", "finished"]
@@ -199,7 +199,7 @@ def test_a_pipe_gets_every_fact_whole_the_newest_first(three: Path, lockstep: An
         (("--sort", "started"), "acb"),
         (("--sort", "-run"), "cba"),
         (("--sort", "s/epoch"), "abc"),
-        (("--sort", "overrides"), "abc"),
+        (("--sort", "settings"), "abc"),
     ],
 )
 def test_runs_are_sorted_by_a_column(three: Path, lockstep: Any, order: tuple[str, ...], expected: str) -> None:
@@ -351,7 +351,7 @@ def test_an_empty_folder_has_a_hint_and_a_missing_one_is_an_error(tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("--sort", "xyz"), "no run below outputs has xyz: choose from state, run, best, overrides, epoch,"),
+        (("--sort", "xyz"), "no run below outputs has xyz: choose from state, run, best, settings, epoch,"),
         (("--sort", "-lr"), "no run below outputs has lr: did you mean optimizer.lr?"),
         (("--columns", "run,val/acuracy"), "no run below outputs has val/acuracy: did you mean val/accuracy"),
         (("--filter", "model.widht<1"), "no run below outputs has model.widht: did you mean model.width?"),
@@ -428,10 +428,10 @@ def test_settings_that_differ_and_results_stand_side_by_side(two: Any, lockstep:
     assert rows["state"] == ["finished", "stopped"]
     assert rows["best"] == ["0.9812", "0.5000"]
     assert rows["val/loss"] == ["0.5000", "-"]
-    assert rows["test_accuracy"] == ["0.7500", "-"]
+    assert rows["test/accuracy"] == ["0.7500", "-"]
     assert rows["epoch_s"] == ["18.2 s", "18.2 s"]
     assert rows["device"] == ["CPU, 1 thread each"] * 2
-    assert "test/loss" not in rows  # of the summary, once
+    assert rows["test/loss"] == ["1", "-"]  # of the summary
     assert "token" not in said.out
     assert "One run of each says nothing about the settings." in said.out
     assert "lockstep eval" not in said.out  # b has no accuracy on a test set
@@ -445,7 +445,7 @@ def test_a_comparison_as_json_has_the_values_as_they_are(two: Any, lockstep: Any
     assert found["runs"] == ["a", "b"]
     assert found["settings"]["optimizer.betas"] == [[0.9, 0.99], [0.9, 0.95]]
     assert found["settings"]["extra"] == [None, True]
-    assert found["results"]["test_accuracy"] == [0.75, None]
+    assert found["results"]["test/accuracy"] == [0.75, None]
     assert found["results"]["workers"] == [2, 2]
 
 

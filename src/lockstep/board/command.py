@@ -3,13 +3,14 @@
 import argparse
 import functools
 import hmac
-import logging
+import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tensorboard import default, program
+from tensorboard.backend.event_processing import io_wrapper
 from werkzeug.utils import redirect
 from werkzeug.wrappers import Request, Response
 
@@ -39,15 +40,21 @@ def serve_board(logdir: Path, host: str | None, port: int | None, known_hosts: s
     """
     if not logdir.is_dir():
         raise FileNotFoundError(f"{logdir} does not exist: train something first, or name a folder with --logdir.")
+    logdir = logdir.resolve()  # also of `latest`, whose target changes
     others = [plugin for plugin in default.get_plugins() if plugin is not TrainingLoader]
     listen = functools.partial(_listen, secrets.token_urlsafe())  # not as a flag, because TensorBoard shows its flags
     board = _Board(plugins=[*others, TrainingLoader], server_class=listen)
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns whenever `latest` changes
+    io_wrapper.GetLogdirSubdirectories = _find_curves
     # without TensorBoard's fast reader of event files, whose port is open to every user of the machine
     board.configure(
         logdir=str(logdir), host=host, port=port, training_hosts=known_hosts, training_control="on", load_fast="false"
     )
     return board.main()
+
+
+def _find_curves(root: str) -> Iterator[str]:
+    """Find the folders with event files. TensorBoard follows links: `latest` would keep the curves of an old run."""
+    return (path for path, _, files in os.walk(root) if any(map(io_wrapper.IsTensorFlowEventsFile, files)))
 
 
 def _listen(token: str, app: App, flags: argparse.Namespace) -> Any:

@@ -35,7 +35,7 @@ def compare_runs(names: Sequence[str], *, is_json: bool) -> int:
     if settings:
         print()
         say(terminal(), "One run of each says nothing about the settings. Sweeps of their seeds do.")
-    if len(folders) == 2 and None not in dict(results).get("test_accuracy", [None]):
+    if len(folders) == 2 and None not in dict(results).get("test/accuracy", [None]):
         files = [f"--output {letter(number)}.csv" for number in range(2)]
         evaluations = [f"lockstep eval {quote_path(run.path)} {file}" for run, file in zip(folders, files, strict=True)]
         print("\nThe two networks on the same test images:", *evaluations, "lockstep compare A.csv B.csv", sep="\n  ")
@@ -88,12 +88,10 @@ def outcomes(folders: Sequence[RunFolder]) -> list[Row]:
         return [(name, [values.get(name) for values in given]) for name in names]
 
     rows = rows_of(facts, ("state", "epoch", "step", "monitor", "best"))
-    for metrics in ([run_facts["metrics"] for run_facts in facts], tests):
+    for metrics, is_test in (([run_facts["metrics"] for run_facts in facts], False), (tests, True)):
         # the last metrics of a finished run include those of its test
-        names = {name for values in metrics for name in values if not name.startswith("test/")}
-        rows += rows_of(
-            metrics, sorted(names, key=lambda name: (name.startswith("test"), name.startswith("val"), name))
-        )
+        names = {name for values in metrics for name in values if name.startswith("test") == is_test}
+        rows += rows_of(metrics, sorted(names, key=lambda name: (name.startswith("val"), name)))
     rows += rows_of(facts, ("epoch_s", "images_per_s", "workers", "device"))
     return [(name, values) for name, values in rows if any(value is not None for value in values)]
 

@@ -18,7 +18,7 @@ from lockstep.runs.naming import display_path
 from lockstep.system.redaction import redact
 
 DEFAULT_ROOT = "outputs"
-COLUMNS = ("state", "run", "best", "overrides", "epoch", "s/epoch", "started")
+COLUMNS = ("state", "run", "best", "settings", "epoch", "s/epoch", "started")
 NOTES = ("tag", "tags", "note")  # which no run may have yet
 USUAL = (*COLUMNS, *NOTES)
 OTHER_NAMES = {"s/epoch": "epoch_s", "tag": "tags"}  # of facts
@@ -124,7 +124,7 @@ class Selection:
             known = {*USUAL, *next(iter(runs)).settings}.union(*(run.known for run in runs))
             same = sorted(name for name in known if re.split(r"[./]", name)[-1] == key)
             near = " or ".join(same or get_close_matches(key, known))
-            hint = f"did you mean {near}?" if near else f"choose from {', '.join(USUAL)}, settings and metrics."
+            hint = f"did you mean {near}?" if near else f"choose from {', '.join(USUAL)}, or name a setting or metric."
             raise ValueError(f"no run below {display_path(self.root)} has {key}: {hint}")
 
     def matches(self, run: Listed) -> bool:

@@ -54,7 +54,7 @@ def sort_runs(runs: Sequence[Listed], sort: str) -> list[Listed]:
     """Sort runs by a column, ascending, or descending with a minus; runs without a value come last."""
     name = sort.removeprefix("-")
     overrides = differing_overrides([run.facts for run in runs])
-    valued = [(overrides[run.discovered.id] or None if name == "overrides" else run.value(name), run) for run in runs]
+    valued = [(overrides[run.discovered.id] or None if name == "settings" else run.value(name), run) for run in runs]
     with_value = [pair for pair in valued if pair[0] is not None]
     with_value.sort(key=lambda pair: order(pair[0]), reverse=name != sort)
     return [run for _, run in with_value] + [run for value, run in valued if value is None]
@@ -72,7 +72,7 @@ def table(runs: Sequence[Listed], columns: Sequence[str], out: Console, num_show
         usual = {
             "run": run.discovered.name if run.discovered.name != "." else run.discovered.folder.path.resolve().name,
             "best": cells.number(run.facts.get("best")) if monitor else cells.best(run.facts),
-            "overrides": overrides[run.discovered.id] or cells.NONE,
+            "settings": overrides[run.discovered.id] or cells.NONE,
             "epoch": cells.epochs(run.facts),
             "s/epoch": cells.time(run.facts.get("epoch_s")),
             "started": cells.moment(run.since),
@@ -82,7 +82,7 @@ def table(runs: Sequence[Listed], columns: Sequence[str], out: Console, num_show
     rows = [[cell(run, key) for key in keys] for run in runs[:num_shown]]
     texts = {key for run in runs for key in keys if (found := run.value(key)) is not None and order(found)[0]}
     right = ("best", "epoch", "s/epoch", *({*keys} - texts))
-    return new_table(keys, rows, out, right=right, wraps=("overrides", "note"))
+    return new_table(keys, rows, out, right=right, wraps=("settings", "note"))
 
 
 def _screen(selection: Selection, runs: Sequence[Listed], columns: Sequence[str], out: Console, note: str) -> Group:

@@ -208,10 +208,10 @@ def read_summary(folder: RunFolder) -> dict[str, Any]:
 
 
 def read_tests(folder: RunFolder) -> dict[str, float]:
-    """Read the test results of a finished run, by name in summary.json; empty for others."""
+    """Read the test results of a finished run by metric, such as test/accuracy; empty for others."""
     results = read_summary(folder).items()
     tests = {name: value for name, value in results if name.startswith("test_") and name != "test_images"}
-    return {name: value for name, value in tests.items() if is_number(value)}
+    return {naming.metric_name(name): value for name, value in tests.items() if is_number(value)}
 
 
 def read_confusion(folder: RunFolder) -> dict[str, Any] | None:

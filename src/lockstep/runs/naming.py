@@ -99,6 +99,19 @@ def quote_path(path: Path) -> str:
     return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
+def short_path(path: Path) -> str:
+    """Format a run as the shortest argument by which `find` finds it: `latest`, or its path below outputs/."""
+    outputs = Path("outputs").resolve()
+    if path.is_relative_to(outputs):
+        path = Path("latest") if outputs / latest(outputs) == path else path.relative_to(outputs)
+    return quote_path(path)
+
+
+def metric_name(field: str) -> str:
+    """Return the metric of a field of summary.json: test/accuracy of test_accuracy; test_flip is a split, too."""
+    return re.sub(r"^(test(_flip)?)_", r"\1/", field)
+
+
 def hydra_text(text: str) -> str:
     """Format text as the value of an override, quoted if it has special characters or looks like another type."""
     is_plain = "/" in text or (text[:1].isalpha() and text.lower() not in NO_TEXTS)

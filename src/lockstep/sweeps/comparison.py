@@ -12,7 +12,7 @@ from typing import NamedTuple
 from lockstep.monitoring import comparison
 from lockstep.runs.files import print_json
 from lockstep.runs.folder import SWEEP, RunFolder
-from lockstep.sweeps.differences import Difference, holm, paired_test, unpaired_test, words
+from lockstep.sweeps.differences import Difference, bounded, holm, paired_test, unpaired_test, words
 from lockstep.sweeps.ledger import Ledger
 from lockstep.sweeps.out_of_fold import names as names_of
 from lockstep.sweeps.table import FOLD, REPEATS, num_tested_groups, present_table, text
@@ -84,8 +84,8 @@ def _sides(argument: str) -> list[Side]:
     sweep_table = present_table(Ledger.open(Path(path).resolve(), None, ()))
     over = FOLD if FOLD in sweep_table.keys else "seed"
     objective = sweep_table.objective
-    of_test = objective.name.replace("val/", "test_")
-    is_max = {objective.name: objective.is_max, of_test: objective.is_max, "test_loss": False}
+    of_test = objective.name.replace("val/", "test/")
+    is_max = {objective.name: objective.is_max, of_test: objective.is_max, "test/loss": False}
     sides, known = [], []
     for settings, rows in sweep_table.repeated:
         known.append(f"{path}:{','.join(f'{key}={text(value)}' for key, value in settings.items())}".removesuffix(":"))
@@ -119,16 +119,18 @@ def _comparable_results(metric: str, first: Side, second: Side) -> tuple[dict[st
 def _difference(metric: str, first: Side, second: Side, num_tests: int) -> Difference | None:
     """Pair the results of equal seeds or folds, or compare means. Raises ValueError for folds of different images."""
     ours, theirs = _comparable_results(metric, first, second)
-    if first.over != second.over or min(len(ours), len(theirs)) < 2:
-        return None
     are_paired, are_folds = [*ours] == [*theirs], first.over == REPEATS[FOLD]
-    for fold in ours if are_paired and are_folds else ():
+    if first.over != second.over or min(len(ours), len(theirs)) < 2 or (are_folds and not are_paired):
+        return None
+    for fold in ours if are_folds else ():
         if _images(first.trials[fold]) != _images(second.trials[fold]):
             what = f"fold {fold} of {first.name} and of {second.name} has different images"
             raise ValueError(f"{what}: compare folds of the same data, data.folds and data.split_seed.")
     if are_paired:
-        return paired_test([theirs[key] - ours[key] for key in ours], are_folds=are_folds, num_tests=num_tests)
-    return None if are_folds else unpaired_test([*ours.values()], [*theirs.values()])
+        found = paired_test([theirs[key] - ours[key] for key in ours], are_folds=are_folds, num_tests=num_tests)
+    else:
+        found = unpaired_test([*ours.values()], [*theirs.values()])
+    return bounded(found, metric, [*ours.values(), *theirs.values()])
 
 
 @functools.cache

@@ -2,13 +2,14 @@
 
 import math
 import statistics
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 from lockstep.system.terminal import measure
 
 RANKED_FROM = 10  # pairs: one diverged training spoils a t test, and ranks of five pairs are never unlikely enough
 UNLIKELY = 0.05
+FRACTIONS = ("accuracy", "average_precision", "f1")  # metrics in conf/ that are from 0 to 1
 
 
 class Spread(NamedTuple):
@@ -30,6 +31,20 @@ class Difference(NamedTuple):
     counts: tuple[int, ...]
     test: str
     p: float
+
+
+Found = TypeVar("Found", Spread, Difference)
+
+
+def bounded(found: Found, metric: str, values: Iterable[float]) -> Found:
+    """Cut the interval to what is possible: 0 to 1 for a fraction, -1 to 1 for a difference of two. Others are kept.
+
+    It holds the truth as often as before. `values` are the results: of a custom metric they may be in percent.
+    """
+    is_fraction = metric.rpartition("/")[2] in FRACTIONS and all(0 <= value <= 1 for value in values)
+    if found.low is None or found.high is None or not is_fraction:
+        return found
+    return found._replace(low=max(found.low, -1.0 if isinstance(found, Difference) else 0.0), high=min(found.high, 1.0))
 
 
 def spread(values: Sequence[float], *, are_folds: bool) -> Spread:
@@ -119,7 +134,7 @@ def image_test(only_first: int, only_second: int, num_images: int) -> Difference
     p = min(1.0, 2 * float(bdtr(min(only_first, only_second), either, 0.5)))
     half = float(ndtri(0.975)) * math.sqrt((either + 1) / n - (surplus / n) ** 2) / math.sqrt(n)
     low, high = surplus / n - half, surplus / n + half
-    return Difference(surplus / num_images, low, high, (num_images,), "exact McNemar test", p)
+    return bounded(Difference(surplus / num_images, low, high, (num_images,), "exact McNemar test", p), "accuracy", ())
 
 
 def holm(found: Sequence[Difference], num_tests: int) -> list[Difference]:

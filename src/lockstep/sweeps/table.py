@@ -14,7 +14,7 @@ from lockstep.monitoring.cells import epochs, text, time
 from lockstep.runs.files import csv_text, to_json, write_atomically
 from lockstep.runs.naming import display_path
 from lockstep.runs.ranking import rank
-from lockstep.sweeps.differences import spread
+from lockstep.sweeps.differences import bounded, spread
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.results import Objective, Row, monitored_objective, row_of
 from lockstep.system.wording import plural
@@ -71,7 +71,7 @@ class Table:
 
     @cached_property
     def tests(self) -> tuple[str, ...]:
-        """The names of the test results in summary.json; the loss is last."""
+        """The metrics of the test; the loss is last."""
         return tuple(dict.fromkeys(name for row in self.rows for name in row.tests))
 
     @property
@@ -135,12 +135,10 @@ class Table:
         for settings, rows in self.repeated:
             if done := [row for row in rows if row.result is not None]:
                 columns = {name: [row.tests.get(name) for row in done] for name in self.tests}
-                tests = {
-                    name: spread(self._repetitions(done, column), are_folds=are_folds)._asdict()
-                    for name, column in columns.items()
-                    if None not in column
-                }
-                found = spread(self._repetitions(done, [row.result for row in done]), are_folds=are_folds)
+                columns[self.objective.name] = [row.result for row in done]
+                known = {name: self._repetitions(done, each) for name, each in columns.items() if None not in each}
+                all_of = {name: bounded(spread(each, are_folds=are_folds), name, each) for name, each in known.items()}
+                found, tests = all_of.pop(self.objective.name), {name: each._asdict() for name, each in all_of.items()}
                 numbers = tuple(row.trial.number for row in done)
                 size, num_groups = max(len(rows), least), num_tested_groups(done) if are_folds else 0
                 groups.append(Group(settings, numbers, size, self.over, *found, tests=tests, num_groups=num_groups))

@@ -125,7 +125,7 @@ def _break_lines(text: str, width: int, indent: int) -> str:
 def show_table(title: str, rows: Iterable[tuple[str, str | Text]]) -> None:
     """Print a title and aligned name-value rows, between two rules; rows without a value are omitted.
 
-    A long value continues in its column, except for a command, which stays in one line, to be copied.
+    A long value continues in its column. A command stays in one piece, to be copied; a long one has a line of its own.
     """
     out = terminal()
     shown = [row for row in rows if row[1]]
@@ -135,7 +135,8 @@ def show_table(title: str, rows: Iterable[tuple[str, str | Text]]) -> None:
     out.print(rule)
     for name, value in shown:
         if isinstance(value, str):
-            value = printable(value) if value.startswith(PROGRAMS) else _break_lines(value, out.width, wide)
+            is_command, is_long = value.startswith(PROGRAMS), wide + len(value) > out.width
+            value = "\n" * is_long + printable(value) if is_command else _break_lines(value, out.width, wide)
         out.print(Text.assemble((f"{printable(name):<{wide}}", "dim"), value), soft_wrap=True)
     out.print(rule)
 

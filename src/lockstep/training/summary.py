@@ -16,7 +16,7 @@ from lockstep.config.checks import metric_names
 from lockstep.data.module import ImageData
 from lockstep.data.splits import describe_counts, describe_groups
 from lockstep.models.classifier import Classifier
-from lockstep.runs.naming import display_path, quote_path
+from lockstep.runs.naming import display_path, metric_name, quote_path, short_path
 from lockstep.system.hardware import num_cores
 from lockstep.system.terminal import duration, measure, show_table
 from lockstep.system.wording import join_names, plural, similar_names
@@ -157,14 +157,13 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
     """Print the results of a finished run, and commands that use it, unless it is silent."""
     if here.config.silent:
         return
-    folder, run, rows = here.folder, quote_path(here.folder.path), list[tuple[str, str]]()
+    folder, run, rows = here.folder, short_path(here.folder.path), list[tuple[str, str]]()
     tests = {key: value for key, value in summary.items() if key.startswith("test_") and key != "test_images"}
     for key, value in tests.items():
         if value is not None:
-            name = key.removeprefix("test_flip_").removeprefix("test_").replace("_", " ")
             others = " with mirror images" if key.startswith("test_flip_") else ""
             size = others if rows else f" on {plural(summary['test_images'], 'image')}"
-            rows.append((f"test {name}", f"{measure(value)}{size}"))
+            rows.append((metric_name(key), f"{measure(value)}{size}"))
     if summary["best_checkpoint"]:
         monitor, value, path = summary["monitor"], summary["best"], display_path(folder.best_checkpoint)
         none = f"none: no epoch has a finite {monitor}, {path} is the last one"
@@ -178,7 +177,8 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
     rows.append(("training", f"{duration(summary['training_s'])}{epoch}{speed}"))
     if skipped := summary.get("skipped_steps"):
         rows.append(("skipped", f"{plural(skipped, 'step')} whose gradients overflowed float16"))
-    rows.append(("watch", f"lockstep board --logdir {run}"))
+    is_usual = run != quote_path(folder.path)  # below outputs/
+    rows.append(("watch", "lockstep board" if is_usual else f"lockstep board --logdir {run}"))
     is_ours = not here.config.has_own_module
     rows.append(("evaluate", f"lockstep eval {run}" if tests or is_ours else ""))
     rows.append(("predict", f"lockstep predict {run} FOLDER" if is_ours else ""))

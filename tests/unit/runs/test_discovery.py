@@ -275,7 +275,7 @@ def test_the_test_of_a_finished_run_is_read_from_its_summary(tmp_path: Path) -> 
     folder = run(tmp_path / "run")
     assert read_tests(folder) == {}
     folder.write_summary({"test_accuracy": 0.5, "test_loss": float("nan"), "test_flip_accuracy": None, "epochs": 3})
-    assert read_tests(folder) == {"test_accuracy": 0.5}
+    assert read_tests(folder) == {"test/accuracy": 0.5}
 
 
 def test_cells_that_no_number_has_are_left_out(tmp_path: Path) -> None:

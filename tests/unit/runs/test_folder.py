@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from lockstep.runs import files, naming
 from lockstep.runs.files import atomic_file, write_atomically
 from lockstep.runs.folder import ENDED_STATES, LIVE_STATES, SILENT_S, RunFolder
-from lockstep.runs.naming import create_path, find, link_latest
+from lockstep.runs.naming import create_path, find, link_latest, short_path
 from tests.support.holding import HOLD, WRITE, begun_by_another_process
 
 NOW = datetime(2026, 11, 20, 19, 5, 7)
@@ -77,6 +77,10 @@ def test_find_takes_a_path_a_name_below_outputs_or_latest(tmp_path: Path, monkey
     expected = tmp_path / "outputs" / "2026-11-20" / "19-05-07_digits"
     for name in (str(expected), "outputs/2026-11-20/19-05-07_digits", "2026-11-20/19-05-07_digits", "latest"):
         assert find(name).path == expected
+    assert short_path(expected) == "latest"
+    newer = create(Path("outputs").resolve(), "my digits", NOW).path
+    assert short_path(expected) == "2026-11-20/19-05-07_digits"
+    assert [short_path(path) for path in (newer, tmp_path / "my run")] == ["latest", "'my run'"]
 
 
 def test_the_error_for_a_wrong_name_lists_the_three_newest_runs(

@@ -74,6 +74,7 @@ def test_predictions_are_tested_by_the_images_that_only_one_network_has_right() 
     assert ours.p == pytest.approx(stats.binomtest(3, 12).pvalue)
     assert ours.value == pytest.approx(6 / 360)
     assert image_test(0, 0, 360).p == 1
+    assert image_test(0, 1, 1)[1:3] == (pytest.approx(1 / 3 - 0.84, abs=0.01), 1)
 
 
 def rates(differences: Iterable[Difference], truth: float = 0.0) -> tuple[float, float]:

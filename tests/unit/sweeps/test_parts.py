@@ -35,7 +35,7 @@ from lockstep.sweeps import ledger as ledgers
 from lockstep.sweeps.command import open_ledger
 from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.devices import Devices, Machine, Need, Shard, need, num_parallel
-from lockstep.sweeps.differences import spread
+from lockstep.sweeps.differences import Spread, bounded, spread
 from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
 from lockstep.sweeps.pool import Pool, Running, environ_of
 from lockstep.sweeps.results import Objective, monitored_objective
@@ -440,6 +440,10 @@ def _saves(path: Path) -> int:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
+def spread_of(*accuracies: float, are_folds: bool) -> Spread:
+    return bounded(spread(accuracies, are_folds=are_folds), "val/accuracy", accuracies)
+
+
 def best_trials(found: Table) -> tuple[int, ...]:
     assert found.best is not None
     return tuple(found.best.trials)
@@ -463,11 +467,11 @@ def test_the_best_comes_first_and_only_what_differs_is_a_column(tmp_path: Path) 
         ("1", "2", "finished"),
         ("0", "1", "finished"),
     ]
-    assert (rows[0]["val/accuracy"], rows[0]["test_accuracy"], rows[0]["training_s"]) == ("0.9", "0.8", "75.0")
+    assert (rows[0]["val/accuracy"], rows[0]["test/accuracy"], rows[0]["training_s"]) == ("0.9", "0.8", "75.0")
     kept = json.loads((ledger.path / "table.json").read_text())
     assert (kept["best_trials"], kept["objectives"], len(kept["trials"])) == ([1], {"val/accuracy": "max"}, 4)
     lines = (ledger.path / "table.md").read_text().splitlines()
-    assert lines[0] == "| trial | lr | state | device | epoch | val/accuracy | test_accuracy | time |"
+    assert lines[0] == "| trial | lr | state | device | epoch | val/accuracy | test/accuracy | time |"
     assert lines[2] == "| 1 | 2 | finished | GPU 0 | 3/3 | 0.9000 | 0.8000 | 1:15 |"
 
 
@@ -490,13 +494,14 @@ def test_the_best_setting_is_that_of_the_best_mean_and_not_of_the_luckiest_seed(
     low, high = stats.ttest_1samp([0.8, 0.99], 0).confidence_interval(0.95)
     group = found.groups[1]
     assert group[:5] == ({"lr": "1"}, (0, 1), 2, "seeds", 2)
-    assert group[5:9] == pytest.approx((0.895, np.std([0.8, 0.99], ddof=1), low, high))
-    tested = group.tests["test_accuracy"]
-    assert list(tested.values()) == pytest.approx([2, 0.795, group.deviation, low - 0.1, high - 0.1])
+    assert low < 0 < 1 < high - 0.1
+    assert group[5:9] == pytest.approx((0.895, np.std([0.8, 0.99], ddof=1), 0, 1))
+    tested = group.tests["test/accuracy"]
+    assert list(tested.values()) == pytest.approx([2, 0.795, group.deviation, 0, 1])
     write(ledger, found)
     lines = (ledger.path / "table.md").read_text().splitlines()
-    assert lines[0] == "| lr | n | val/accuracy | 95 % interval | test_accuracy | deviation of val/accuracy |"
-    assert lines[2] == "| 2 | 2 seeds | 0.9600 | 0.8329 to 1.0871 | 0.8600 (0.7329 to 0.9871) | 0.0141 |"
+    assert lines[0] == "| lr | n | val/accuracy | 95 % interval | test/accuracy | deviation of val/accuracy |"
+    assert lines[2] == "| 2 | 2 seeds | 0.9600 | 0.8329 to 1.0000 | 0.8600 (0.7329 to 0.9871) | 0.0141 |"
     assert lines[5] == "| 3 | 1 seed, 1 missing | 0.9800 | - | 0.8800 | - |"  # and of lr=4 there is no other one
     assert lines[7].startswith("| trial | seed | lr | state |")
     kept = json.loads((ledger.path / "table.json").read_text())
@@ -510,7 +515,7 @@ def test_a_seed_that_was_trained_twice_counts_once(tmp_path: Path, capsys: pytes
         trial.folder.config.write_text("seed: 0")  # the default of the first two
     found = table(ledger, ACCURACY, {})
     assert found.columns["seed"] == ["0", "0", "1", "0", "0", "1"]
-    assert found.groups[0][1:9] == ((0, 2, 3), 3, "seeds", *spread([0.8, 0.9], are_folds=False))
+    assert found.groups[0][1:9] == ((0, 2, 3), 3, "seeds", *spread_of(0.8, 0.9, are_folds=False))
     assert found.groups[0].repetitions == "2 seeds"
     show_table(found, ledger.path, has_files=False)
     assert capsys.readouterr().out.endswith(f"More than chance? lockstep compare {ledger.path}\n")
@@ -558,15 +563,15 @@ def test_the_folds_of_a_setting_are_its_repetitions_and_their_seeds_are_averaged
     assert [row.trial.number for row in found.rows] == [1, 3, 5, 0, 2, 4]
     assert found.best is not None
     assert (found.best.trials, found.best.repetitions) == ((1, 3, 5), "3 folds")
-    assert found.best[5:9] == pytest.approx(spread([0.9, 0.8, 0.85], are_folds=True)[1:])
+    assert found.best[5:9] == pytest.approx(spread_of(0.9, 0.8, 0.85, are_folds=True)[1:])
     assert found.best.tests == {}  # two are tested
     finish(ledger.trials[1], 0.9, test_accuracy=0.75)
     found = table(ledger, ACCURACY, {})
-    assert found.groups[0].tests["test_accuracy"] == spread([0.75, 0.8, 0.7], are_folds=True)._asdict()
+    assert found.groups[0].tests["test/accuracy"] == spread_of(0.75, 0.8, 0.7, are_folds=True)._asdict()
     ledger = book(tmp_path / "seeds", *(f"data.fold={fold} seed={seed}" for fold in range(2) for seed in range(3)))
     finish_all(ledger, 0.7, 0.8, 0.9, 0.5, 0.6, 0.7)
     (group,) = table(ledger, ACCURACY, {}).groups
-    assert group[3:9] == pytest.approx(("folds", *spread([0.8, 0.6], are_folds=True)))
+    assert group[3:9] == pytest.approx(("folds", *spread_of(0.8, 0.6, are_folds=True)))
     assert group.repetitions == "2 folds of 3 seeds"
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lockstep.sweeps.differences import Spread, spread
+from lockstep.sweeps.differences import Difference, Spread, bounded, spread
 
 ACCURACIES = [0.9833, 0.9889, 0.9944, 0.9861, 0.9833]
 NUM_DRAWS = 20_000
@@ -24,6 +24,27 @@ def test_an_interval_of_folds_is_wider_by_their_common_training_images() -> None
 
 def test_nothing_is_said_about_the_spread_of_one_value() -> None:
     assert spread([0.9], are_folds=False) == Spread(1, 0.9, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "is_cut"),
+    [
+        ("val/accuracy", [0.5945, 0.7166], True),
+        ("test_flip/accuracy", [0.98, 0.99], True),
+        ("val/f1", [0.98, 0.99], True),
+        ("val/accuracy", [59.45, 71.66], False),  # of a custom metric, in percent
+        ("val/loss", [0.5945, 0.7166], False),
+        ("val/balanced_accuracy", [0.98, 0.99], False),
+    ],
+)
+def test_an_interval_of_an_accuracy_holds_possible_values_alone(metric: str, values: list[float], is_cut: bool) -> None:
+    found = spread(values, are_folds=False)
+    low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert high > 1
+    assert bounded(found, metric, values)[3:] == pytest.approx((max(low, 0), min(high, 1)) if is_cut else (low, high))
+    difference = Difference(0.5, -1.5, 1.5, (2,), "", 0.5)
+    ends = (-1, 1) if is_cut else (-1.5, 1.5)
+    assert bounded(difference, metric, values) == difference._replace(low=ends[0], high=ends[1])
 
 
 @pytest.mark.parametrize("n", [3, 10])

@@ -47,7 +47,7 @@ export function columnsOfSettings({keys, groups, metrics}, rows) {
   ];
 }
 
-const INTERVAL = 'Of the mean, by Student’s t; sorted by its low end';
+const INTERVAL = 'Of the mean, by Student’s t, within what is possible; sorted by its low end';
 
 const repetitions = ({n, trials, num_trials}) =>
   (trials.length < num_trials ? `${n}, ${num_trials - trials.length} missing` : String(n));

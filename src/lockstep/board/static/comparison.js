@@ -1,7 +1,7 @@
 // Comparison of runs: a line for each, or for each setting the mean of its repetitions with a band of their deviation.
 import {Chart} from './charts.js';
 import {make, offer, score, setText} from './elements.js';
-import {differingOverrides, settingsOf} from './table.js';
+import {differingOverrides, foldOf, settingsOf} from './table.js';
 
 export const MOST = 18; // lines: six colours, solid, dashed and dotted (style.css)
 const COLOURS = 6;
@@ -23,7 +23,7 @@ export class Comparison {
     const button = (textContent, onclick) => make('button', {type: 'button', className: 'quiet', textContent, onclick});
     this.modes = [button('Runs', () => this.draw(false)), button('Settings', () => this.draw(true))];
     this.switch = make('div', {className: 'switch', role: 'group', 'aria-label': 'Lines of'}, ...this.modes);
-    const clear = button('Clear', () => change([...this.chosen], false));
+    const clear = button('Clear', () => change(this.compared.map(({id}) => id), false));
     this.legend = make('ul', {className: 'runs-legend', 'aria-label': 'Lines'});
     this.legend.onclick = (event) => {
       const {key} = event.target.closest('button')?.dataset ?? {};
@@ -56,12 +56,12 @@ export class Comparison {
     return isAll;
   }
 
-  /** Draw the compared ones of `runs`, and fetch their rows if they have changed. */
-  async show(runs) {
-    this.runs = runs;
+  /** Draw the compared ones of `runs`, those of a `sweep` alone, and fetch their rows if they have changed. */
+  async show(runs, sweep) {
+    Object.assign(this, {runs, sweep});
     const ids = new Set(runs.map(({id}) => id));
     for (const id of this.chosen) if (!ids.has(id)) this.chosen.delete(id); // its folder was removed
-    this.element.hidden = !this.chosen.size;
+    this.element.hidden = !this.compared.length;
     const stale = this.compared.filter((run) => this.rows.get(run.id)?.updated !== (run.updated ?? null));
     await Promise.all(stale.map(async (run) => {
       const {rows} = await this.get(`run?id=${run.id}`);
@@ -71,7 +71,7 @@ export class Comparison {
   }
 
   get compared() {
-    return this.runs.filter((run) => this.chosen.has(run.id));
+    return this.runs.filter((run) => this.chosen.has(run.id) && (!this.sweep || run.sweep === this.sweep));
   }
 
   /** Draw a line for each run or, as was pressed last or where the runs are too many, for each of their settings. */
@@ -125,8 +125,6 @@ export class Comparison {
 }
 
 // -- lines -------------------------------------------------------------------------------------------------------------
-
-const foldOf = (run) => run.overrides.find((text) => text.startsWith('data.fold='));
 
 /** Runs with the same one are repetitions: trials of a sweep, because others may differ in more than their overrides. */
 const settingOf = (run) => (run.sweep === undefined ? run.id : JSON.stringify([run.sweep, ...settingsOf(run).sort()]));

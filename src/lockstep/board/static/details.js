@@ -12,20 +12,19 @@ const CURVES_EVERY_MS = 8000; // TensorBoard itself looks for new events every 5
 const CURVES_AFTER_END_MS = 30000;
 
 const FIELDS = [
-  ['Status', (run) => run.state],
   ['Reason', (run) => run.reason],
   ['Started', (run) => moment(run.started)],
   ['Elapsed', (run) => duration(run.elapsed_s)],
   ['Time left', (run) => (LIVE.has(run.state) ? duration(timeLeft(run)) : '')],
   ['Epoch', (run) => of(run.epoch, run.max_epochs)],
-  ['Iteration', (run) => of(run.step, run.total_steps)],
+  ['Step', (run) => of(run.step, run.total_steps)],
   ['Learning rate', (run) => number(run.learning_rate)],
   ['Images/s', (run) => count(run.images_per_s)],
   ['Workers', (run) => count(run.workers)],
   ['Device', (run) => run.device],
   ['Precision', (run) => run.precision],
   ['Host', (run) => run.host],
-  ['Best', (run) => (run.monitor && Number.isFinite(run.best) ? `${score(run.best)} ${run.monitor}` : score(run.best))],
+  ['Best', (run) => (run.monitor && Number.isFinite(run.best) ? `${run.monitor} ${score(run.best)}` : score(run.best))],
   ['Weights', (run) => run.weights_sha256?.slice(0, 12)],
 ];
 
@@ -55,7 +54,7 @@ export class Details {
       make('header', {}, this.state, this.name, this.progress, this.stop.element), this.resume, again,
       this.notes.element,
       make('div', {className: 'facts'}, this.fields, make('div', {className: 'charts'}, ...charts)),
-      make('h3', {textContent: 'Hyperparameters'}), this.overrides, this.configFold);
+      make('h3', {textContent: 'Settings of the command line'}), this.overrides, this.configFold);
   }
 
   /** Show a run, or nothing; fetch its details if it has changed. */

@@ -31,6 +31,11 @@ export class Heads {
     return make('th', {scope: 'col', className: column.className}, button);
   }
 
+  rename(name, label) {
+    const at = this.columns.findIndex((column) => column.name === name);
+    this.elements[at].querySelector('.label').firstChild.data = label;
+  }
+
   mark() {
     this.columns.forEach(({name}, index) => {
       const isSorted = name === this.sort.name;
@@ -50,7 +55,7 @@ export class Heads {
 }
 
 export const words = new Intl.Collator('en', {numeric: true});
-const isMissing = (value) => value === undefined || value === null || value === '';
+const isMissing = (value) => value === undefined || value === null || value === '' || Number.isNaN(value);
 
 /** Missing values come last in both directions. */
 function compare(a, b, direction) {

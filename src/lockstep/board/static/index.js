@@ -29,7 +29,7 @@ class Page {
     this.counts = make('p', {className: 'counts'});
     this.filter = make('input', {type: 'search', id: 'filter', placeholder: 'Filter runs', spellcheck: false,
       autocomplete: 'off', oninput: () => this.pause(), 'aria-describedby': 'wrong',
-      title: 'Words of the name, state, device, overrides, note or tags of a run, and comparisons such as optimizer.lr>=0.05'});
+      title: 'Words of the name, state, device, settings, note or tags of a run, and comparisons such as optimizer.lr>=0.05'});
     this.wrong = make('p', {id: 'wrong', className: 'wrong', role: 'status'});
     this.state = make('select', {id: 'state', onchange: () => this.draw()}, option('', 'All states'));
     this.command = makeCommand(say);
@@ -199,7 +199,7 @@ class Page {
   }
 
   showComparison() {
-    return this.tried(this.comparison.show(this.runs));
+    return this.tried(this.comparison.show(this.runs, this.sweep.name));
   }
 
   async tried(work) {

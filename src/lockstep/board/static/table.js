@@ -13,8 +13,8 @@ const COLUMNS = [
   {name: 'State', slug: 'state', value: (run) => ORDER.indexOf(run.state)},
   {name: 'Progress', slug: 'progress', value: (run) => run.percent, isDown: true},
   {name: 'Run', slug: 'run', value: (run) => run.run},
-  {name: 'Overrides', slug: 'overrides', value: (run) => run.differing,
-    hint: 'Overrides in which the rows differ; for a sweep, the settings it varies'},
+  {name: 'Settings', slug: 'overrides', value: (run) => run.differing,
+    hint: 'Settings of the command line in which the rows differ; of a sweep, those it varies'},
   {name: 'Epoch', slug: 'epoch', value: (run) => run.epoch, text: (run) => of(run.epoch, run.max_epochs), isDown: true},
   {name: 'Step', slug: 'step', value: (run) => run.step, text: (run) => of(run.step, run.total_steps), isDown: true},
   {name: 'Time left', slug: 'left', value: (run) => timeLeft(run), text: (run) => duration(timeLeft(run))},
@@ -22,11 +22,19 @@ const COLUMNS = [
   {name: 's/epoch', slug: 'seconds', value: (run) => run.epoch_s, text: (run) => seconds(run.epoch_s)},
   {name: 'Workers', slug: 'workers', value: (run) => run.workers, text: (run) => count(run.workers), isDown: true},
   {name: 'Device', slug: 'device', value: (run) => run.device, text: (run) => run.device ?? '–', isWord: true},
-  {name: 'Best', slug: 'best', value: (run) => run.best, text: (run) => score(run.best), title: (run) => run.monitor,
-    isDown: true},
+  {name: 'Best', slug: 'best', value: (run) => run.best, text: (run) => named(run, 'monitor', run.best), isDown: true,
+    title: ({monitor, of}) => [monitor, of].filter(Boolean).join(', ')},
+  {name: 'Test', slug: 'test', value: (run) => run.test, text: (run) => named(run, 'tested', run.test), isDown: true},
+  {name: 'Tags', slug: 'tags', value: (run) => tags(run), text: (run) => tags(run), title: (run) => tags(run), isWord: true},
   {name: 'Started', slug: 'started', value: (run) => run.started, text: (run) => day(run.started),
     title: (run) => moment(run.started), isDown: true},
 ].map((column) => ({...column, className: `col-${column.slug}${column.text && !column.isWord ? ' number' : ''}`}));
+
+const tags = (run) => (run.tags ?? []).join(' ');
+
+/** A result with the name of its metric, which is in the head where all rows share it. */
+const named = (run, metric, value) =>
+  (Number.isFinite(value) && !run.shared[metric] ? `${run[metric]} ${score(value)}` : score(value));
 
 /** Seconds to the end; unknown for a run that is over. */
 export const timeLeft = (run) => (isOver(run) ? undefined : run.remaining_s);
@@ -81,7 +89,15 @@ export class RunTable {
   lines() {
     const rows = gathered(this.runs, this.shown);
     const differing = differingOverrides(rows);
-    return this.heads.sorted(rows.map((run) => ({...run, differing: differing.get(run.id)})));
+    const only = (key) => {
+      const names = new Set(rows.map((run) => run[key]).filter(Boolean));
+      return names.size === 1 ? [...names][0] : '';
+    };
+    const shared = {monitor: only('monitor'), tested: only('tested')};
+    this.heads.rename('Best', `Best ${shared.monitor}`.trim());
+    this.heads.rename('Test', shared.tested || 'Test');
+    this.element.classList.toggle('no-tags', !rows.some((run) => run.tags?.length));
+    return this.heads.sorted(rows.map((run) => ({...run, shared, differing: differing.get(run.id)})));
   }
 
   /** Mark the row of the run whose details are shown. */
@@ -111,17 +127,13 @@ export class RunTable {
 function gathered(runs, shown) {
   const sweeps = new Map();
   for (const run of runs) if (run.sweep !== undefined) sweeps.set(run.sweep, [...(sweeps.get(run.sweep) ?? []), run]);
-  const alone = runs.filter((run) => run.sweep === undefined && shown.has(run));
+  const alone = runs.filter((run) => run.sweep === undefined && shown.has(run)).map((run) => ({...run, ...testOf(run)}));
   const seen = [...sweeps].map(([name, trials]) => [name, trials, trials.filter((run) => shown.has(run))]);
   return [...alone, ...seen.filter(([, , some]) => some.length).map((each) => sweepOf(...each))];
 }
 
 function sweepOf(name, trials, seen) {
-  const known = trials.filter((trial) => Number.isFinite(trial.best));
-  const isLess = known.some((trial) => trial.mode === 'min');
-  const best = known.map((trial) => trial.best).sort((a, b) => (isLess ? a - b : b - a))[0];
   const percents = trials.map((trial) => (isDone(trial) ? 100 : trial.percent ?? 0));
-  const settings = new Set(trials.map((trial) => settingsOf(trial).sort().join('\n')));
   const shared = new Set(trials[0].overrides.filter((each) => trials.every((trial) => trial.overrides.includes(each))));
   return {
     id: `sweep ${name}`,
@@ -129,12 +141,34 @@ function sweepOf(name, trials, seen) {
     trials,
     seen,
     state: stateOf(trials.map((trial) => trial.state)),
-    percent: percents.reduce((a, b) => a + b, 0) / trials.length,
-    best: settings.size < trials.length ? undefined : best, // the best of several seeds is luck
-    monitor: known[0]?.monitor,
+    percent: average(percents),
+    ...bestOf(trials),
+    tags: [...new Set(trials.flatMap((trial) => trial.tags ?? []))],
     started: Math.min(...trials.map((trial) => trial.started ?? Infinity)),
     overrides: [...variedIn(trials, shared), ...shared],
   };
+}
+
+/** The results of the best setting, as the table of the sweep has them: means over its seeds or folds, all finished. */
+function bestOf(trials) {
+  const settings = [...Map.groupBy(trials, (trial) => settingsOf(trial).sort().join(' '))];
+  const least = settings.length < trials.length ? 2 : 1; // where others are repeated, a single one says too little
+  const isResult = ({state, best}) => state === 'finished' && Number.isFinite(best);
+  const means = settings.filter(([, same]) => same.length >= least && same.every(isResult)).map(([of, same]) => {
+    const mean = (value) => average([...Map.groupBy(same, foldOf).values()].map((fold) => average(fold.map(value))));
+    const {tested} = testOf(same[0]);
+    return {of, monitor: same[0].monitor, best: mean(({best}) => best), tested, test: mean(({metrics}) => metrics[tested])};
+  });
+  return means.sort((a, b) => (trials[0].mode === 'min' ? a.best - b.best : b.best - a.best))[0];
+}
+
+const average = (values) => values.reduce((a, b) => a + b, 0) / values.length;
+
+/** The first metric of the test but the loss, where there is one. */
+function testOf({metrics}) {
+  const names = Object.keys(metrics).filter((name) => name.startsWith('test/'));
+  const tested = names.find((name) => name !== 'test/loss') ?? names[0];
+  return {tested, test: metrics[tested]};
 }
 
 /** Trials that the same command skips. */
@@ -182,6 +216,8 @@ const keyOf = (override) => override.split('=')[0];
 
 /** Keys over whose values a setting is repeated. */
 export const REPEATS = new Set(['seed', 'data.fold']);
+
+export const foldOf = (run) => run.overrides.find((text) => text.startsWith('data.fold='));
 
 /** The overrides of a run without these keys. */
 export const settingsOf = (run) => run.overrides.filter((each) => !REPEATS.has(keyOf(each)));
