@@ -1,9 +1,8 @@
 """Prints `python train.py --help`: all groups and settings, or some of them; refuses options of other programs."""
 
-import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -16,9 +15,8 @@ from lockstep.config.overrides import plan
 from lockstep.config.schema.legal_keys import Groups, hint, meant_key
 from lockstep.config.schema.type_names import kind_of
 from lockstep.runs.naming import SCRIPTLESS, training_command
-from lockstep.system.internals import hydra_parser
 from lockstep.system.trees import leaves
-from lockstep.system.wording import near_names, question
+from lockstep.system.wording import question
 
 WIDEST = 100  # columns
 LEFT = 34  # columns of settings; a longer one stands above its meaning
@@ -62,15 +60,13 @@ Exit code: 0, 1 if an environment failed, 2 for a wrong configuration, 130 after
 """
 
 
-def show_help(
-    overrides: Sequence[str] = (), source: Source = DEFAULT, unknown: Mapping[str, str] | None = None
-) -> None:
+def show_help(overrides: Sequence[str] = (), source: Source = DEFAULT, unknown: Sequence[tuple[str, str]] = ()) -> None:
     """Print all groups and settings, or those that words without a value name: `trainer`, `trainer.max_epochs`.
 
-    Raises ConfigError for other names, and for options that are `unknown`, as hydra_arguments returns them.
+    Raises ConfigError for other names, and for `unknown` options, those of hydra_arguments.
     """
     if unknown:
-        raise ConfigError(*(_option_error(*item, source) for item in unknown.items()))
+        raise ConfigError(*(_option_error(*pair, source) for pair in unknown))
     names = [text for text in overrides if "=" not in text and not text.startswith("~")]
     typed = [text for text in overrides if text not in names]
     try:
@@ -129,13 +125,13 @@ def show_benchmark(source: Source) -> None:
 
 def _option_error(option: str, text: str, source: Source) -> Error:
     """Describe an option that no training has; the fix is that of its text as a setting, or this text."""
-    fix = question(near_names(option, re.findall(r"--[\w-]+", hydra_parser().format_usage()), cutoff=0.85), "")
+    fixes = [f"write {text}"]
     try:
         plan([text], source)
     except ConfigError as error:
         own = (text.partition("=")[0], text, repr(text))  # other errors are about settings that it needs
-        fix = fix or next((each.fix for each in error.errors if each.key in own), "")
-    return Error(option, "is not an option", fix or f"write {text}")
+        fixes = [*(each.fix for each in error.errors if each.key in own and each.fix), *fixes]
+    return Error(option, "is not an option", fixes[0])
 
 
 def _rows(tree: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:

@@ -44,17 +44,17 @@ def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> ar
 def hydra_arguments() -> argparse.Namespace:
     """Parse this command as Hydra does, and join the overrides in `sys.argv`, which Hydra parses again.
 
-    `unknown` of the result has the options that Hydra lacks, each as a setting: {"--epochs": "epochs=5"}.
+    `unknown` of the result lists options that Hydra lacks, each with its text as a setting: ("--epochs", "epochs=5").
     """
     words = sys.argv[1:]
     arguments, rest = hydra_parser().parse_known_args(words)
     arguments.overrides += [word for word in rest if not word.startswith("-")]
-    arguments.unknown = {}
+    arguments.unknown = []
     for word, following in zip(words, [*words[1:], "-"], strict=True):
         if word.startswith("-") and word in rest:
-            option, sign, value = word.partition("=")
-            following = "..." if following.startswith("-") or "=" in following else following
-            arguments.unknown[option] = f"{option.lstrip('-').replace('-', '_')}={value if sign else following}"
+            value = "..." if following.startswith("-") or "=" in following else following
+            option, _, value = (word if "=" in word else f"{word}={value}").partition("=")
+            arguments.unknown.append((option, f"{option.lstrip('-').replace('-', '_')}={value}"))
     if rest:
         options = [word for word in words if word not in arguments.overrides]
         sys.argv[1:] = [*arguments.overrides, *options]  # options last: --info would take an override for its value

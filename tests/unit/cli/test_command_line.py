@@ -57,9 +57,7 @@ def test_overrides_are_on_any_side_of_options(monkeypatch: pytest.MonkeyPatch, l
         ("--optimizer.lr 0.1", "write optimizer.lr=0.1"),
         ("--data image_folder", "write data=image_folder"),
         ("--seed -m", "write seed=..."),
-        # options
-        ("--multi-run", "did you mean --multirun?"),
-        ("seed=1 --multi-run model.width=3", "did you mean --multirun?"),
+        ("seed=1 --multi-run model.width=3", "write -m"),
     ],
 )
 def test_an_option_is_refused_with_the_setting_to_write(

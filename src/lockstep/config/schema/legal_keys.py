@@ -33,6 +33,7 @@ FOREIGN_NAMES = {
     "trainer.check_val_every_n_epoch=...": "val_check_interval",
     "lockstep eval latest": "evaluate eval test_only",
     "debug=fast": "fast_dev_run",
+    "-m": "multi_run",
     "model=...": "net network arch backbone model_name",
     "model=torchvision model.name=... model.pretrained=true": "pretrained",
     "compile=...": "compile",
