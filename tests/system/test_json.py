@@ -115,7 +115,7 @@ def test_a_submitted_command_prints_its_job_and_jobs_print_theirs(here: Path) ->
             ("trainer.max_epoch", "is not a setting", "did you"),
             marks=pytest.mark.full,
         ),
-        (("train", "--what"), EXIT_CONFIG, ("", "the command ended with exit code 2", "")),
+        (("train", "--what"), EXIT_CONFIG, ("--what", "is not an option", "remove it")),
         (("verify", "model.width=x"), EXIT_CONFIG, ("model.width=x", "must be ", "")),
         pytest.param(("benchmark", "seed=x"), EXIT_CONFIG, ("seed=x", "must be ", ""), marks=pytest.mark.full),
         (("train", "data=image_folder", "data.root=none"), EXIT_CONFIG, ("", "data.root=none does not exist", "")),
