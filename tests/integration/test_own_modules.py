@@ -70,7 +70,7 @@ def test_what_it_logs_is_recorded_and_selects_the_best_weights(tmp_path: Path) -
         ([*PLAIN, "trainer.precision=float16"], "trainer.precision=float16 is of Lockstep's own module"),
         ([*PLAIN, "trainer.graph=true"], "trainer.graph=true is of Lockstep's own module"),
         (["module._target_=torch.nn.Identity"], "it is not a LightningModule"),
-        ([*PLAIN, "+module.width=3"], "module.width is not a key"),
+        ([*PLAIN, "+module.width=3"], "module.width is not a setting"),
     ],
 )
 def test_what_cannot_be_right_is_an_error_of_one_line(tmp_path: Path, overrides: list[str], error: str) -> None:

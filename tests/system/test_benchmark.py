@@ -208,8 +208,8 @@ def test_every_error_is_in_one_message() -> None:
     )
     assert "benchmark.budget_s=-1 must be float > 0" in messages
     assert "benchmark.environments.cpu.devices=0 must be all or int >= 1" in messages
-    assert any(error.startswith("model.widht is not a key: did you mean model.width?") for error in messages)
-    assert any(error.startswith("benchmark.budget is not a key: did you mean benchmark.budget_s") for error in messages)
+    assert any(error.startswith("model.widht is not a setting: did you mean model.width?") for error in messages)
+    assert any(error.startswith("benchmark.budget is not a setting: did you mean benchmark.") for error in messages)
     assert len(messages) == 4
 
 

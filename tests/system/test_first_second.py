@@ -94,7 +94,7 @@ def test_an_error_waits_for_nothing_that_is_imported(tmp_path: Path) -> None:
     words = command("optimizer.lrr=1")
     done = subprocess.run(words, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True, timeout=300)
     assert done.returncode == EXIT_CONFIG
-    assert "config error: optimizer.lrr is not a key" in done.stderr
+    assert "config error: optimizer.lrr is not a setting" in done.stderr
 
 
 def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path: Path) -> None:

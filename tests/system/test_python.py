@@ -171,7 +171,7 @@ print(json.dumps([error(overrides) for overrides in (
 """
     many, several, sweep, cluster, hydra, one, number, later, devices, nowhere = said(tmp_path, text)
     assert many.splitlines() == [
-        "optimizer.lrr is not a key: did you mean optimizer.lr?",
+        "optimizer.lrr is not a setting: did you mean optimizer.lr?",
         "trainer.max_epochs=a must be int >= 1",
     ]
     assert several.startswith("optimizer.lr=0.1,0.2 lists several values")

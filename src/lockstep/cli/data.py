@@ -5,7 +5,7 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.runs import naming
 from lockstep.runs.files import answer
@@ -15,6 +15,8 @@ from lockstep.system.wording import plural
 
 if TYPE_CHECKING:
     from lockstep.config.composing.compose import Source
+
+SETTINGS: dict[str, Any] = {"nargs": "*", "default": [], "metavar": "setting=value"}  # an argument of commands
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +33,8 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
         ("fetch", "download the data and pretrained weights that a training needs, for jobs without a network"),
     ):
         subparser = commands.add_parser(name, help=text, description=text)
-        subparser.add_argument("overrides", nargs="*", help="settings, such as data=image_folder data.root=flowers")
+        text = "folder or URL, as for prepare, and settings, as for lockstep train"
+        subparser.add_argument("overrides", **{**SETTINGS, "metavar": "FOLDER|setting=value"}, help=text)
         if name == "check":
             text = "PNG file to write: the worst pairs of copies, leaks and contradictions first"
             subparser.add_argument("--pictures", metavar="FILE", help=text)
@@ -47,9 +50,12 @@ def run_data_command(arguments: argparse.Namespace, source: "Source") -> int:
         if arguments.data_command == "prepare":
             changes = {name: getattr(arguments, name) for name in ("image_size", "channels", "cache")}
             return prepare(arguments.root, changes, source)
+        typed = arguments.overrides
+        if typed and ("://" in typed[0].partition("=")[0] or "=" not in typed[0]):
+            typed = ["data=image_folder", f"data.root={naming.hydra_text(typed[0])}", *typed[1:]]
         if arguments.data_command == "check":
-            return check.check(arguments.overrides, source, is_json=arguments.json, pictures=arguments.pictures)
-        return fetch.fetch(arguments.overrides, source)
+            return check.check(typed, source, is_json=arguments.json, pictures=arguments.pictures)
+        return fetch.fetch(typed, source)
     except errors.ConfigError as error:
         errors.exit_with(error)
 

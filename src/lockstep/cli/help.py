@@ -1,111 +1,177 @@
-"""Prints `python train.py --help`: groups, and every key with its value, meaning, type and range."""
+"""Prints `python train.py --help`: all groups and settings, or some of them; refuses options of other programs."""
 
+import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from lockstep.cli import declarations
-from lockstep.config.composing.compose import DEFAULT, Source, compose_config, groups
-from lockstep.config.errors import literal
-from lockstep.config.schema.configuration import NAMED
+from lockstep.config.composing.compose import DEFAULT, REFUSALS, Source, compose_config, groups
+from lockstep.config.errors import ConfigError, Error, literal
+from lockstep.config.overrides import plan
+from lockstep.config.schema.legal_keys import Groups, hint, meant_key
 from lockstep.config.schema.type_names import kind_of
 from lockstep.runs.naming import SCRIPTLESS, training_command
 from lockstep.system.trees import leaves
+from lockstep.system.wording import question
 
-WIDTH = 100
-ELSEWHERE = ("benchmark",)  # groups that a training does not read
-NO_BREAK = "\xa0"  # a type stays on one line
-HEAD = "Train an image classifier: {command} [group=option ...] [key=value ...]\n"
+WIDEST = 100  # columns
+LEFT = 34  # columns of settings; a longer one stands above its meaning
+LEAST = 20  # columns of meanings
+ELSEWHERE = "benchmark"  # a group that a training does not read
+NO_BREAK = "\xa0"
+HEAD = "Train an image classifier: {command} [group=option] [setting=value] ..."
 EXAMPLES = (
-    ("{command}", "the settings below, on all GPUs or the CPU"),
-    ("{command} data=image_folder data.root=flowers", "one folder of images per class"),
-    ("{command} model=torchvision model.name=resnet50 optimizer.lr=0.01", ""),
-    ("{command} trainer.devices=4", "four workers; the weights are the same"),
+    ("{command}", "the settings below"),
+    ("{command} experiment=finetune data.root=flowers", "one folder per class"),
+    ("{command} trainer.devices=4", "four workers"),
     ("{command} resume=outputs/latest", "resume a run"),
-    ("{command} -m optimizer.lr=0.05,0.1 seed=0,1", "a sweep: all combinations, in parallel"),
+    ("{command} -m optimizer.lr=0.05,0.1 seed=0,1", "a sweep, in parallel"),
     ("{command} -m search=tpe 'optimizer.lr=interval(0.01,1)'", ""),
+    ("{command} model=torchvision model.name=resnet50 optimizer.lr=0.01", ""),
+    ("{command} --help model model=timm", "one group, one option"),
     ("lockstep new flowers", "create your own project"),
     ("lockstep --help", "monitor, stop, compare, evaluate, predict"),
 )
 COMPLETION = """
-Tab completes groups, options and keys after this line; zsh and fish: install=zsh, install=fish
+Tab completes groups, options and settings after this line; zsh and fish: install=zsh, install=fish
   eval "$({command} -sc install=bash)"
 """
 FIRST = ("trainer.max_epochs", "global_batch_size", "optimizer.lr", "trainer.devices", "trainer.precision", "seed")
 FOOT = """
-null removes a callback or a logger: callbacks.timer=null. + sets a parameter that is not listed:
-+callbacks.checkpoint.every_n_epochs=2. Options of Hydra itself: {command} --hydra-help
---trust resumes a copied run, or one of another project or user: its code and commands run here.
+null removes a callback or a logger: callbacks.timer=null. + sets a parameter that is not listed: \
++callbacks.checkpoint.every_n_epochs=2. --trust resumes a copied run, or one of another project or user: \
+its code and commands run here. Options of Hydra itself: --hydra-help.
 """
 BENCHMARK = """\
 Train the chosen experiment in every environment of these machines, and report whether more workers are faster.
 
-  lockstep benchmark                                        scikit-learn's digits
-  lockstep benchmark experiment=fashion_mnist model.width=16 benchmark.budget_s=120
+  lockstep benchmark                                   scikit-learn's digits
+  lockstep benchmark experiment=fashion_mnist benchmark.budget_s=120
   lockstep benchmark benchmark.environments.parallel-cpu=null
-  lockstep benchmark cluster=slurm cluster.time_min=60 trainer.num_nodes=2 cluster.gpus_per_node=4
+  lockstep benchmark cluster=slurm cluster.time_min=60 trainer.num_nodes=2
 
 null removes an environment. To add one:
-'+benchmark.environments.two-gpus={strategy:ddp,devices:2,scale_with_workers:true}'
+  '+benchmark.environments.two={strategy:ddp,devices:2,scale_with_workers:true}'
 Exit code: 0, 1 if an environment failed, 2 for a wrong configuration, 130 after Ctrl-C (143 after SIGTERM).
 """
 
 
-def show_help(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
-    tree: Any = OmegaConf.to_container(compose_config(overrides, source))
+def show_help(overrides: Sequence[str] = (), source: Source = DEFAULT, unknown: Sequence[tuple[str, str]] = ()) -> None:
+    """Print all groups and settings, or those that words without a value name: `trainer`, `trainer.max_epochs`.
+
+    Raises ConfigError for other names, and for `unknown` options, those of hydra_arguments.
+    """
+    if unknown:
+        raise ConfigError(*(_option_error(*pair, source) for pair in unknown))
+    names = [text for text in overrides if "=" not in text and not text.startswith("~")]
+    typed = [text for text in overrides if text not in names]
+    try:
+        cfg = compose_config(typed, source)
+    except REFUSALS:
+        if names:
+            plan(typed, source)  # raises their errors
+        cfg = compose_config((), source)
+    tree: Any = OmegaConf.to_container(cfg)
+    for name in names:
+        _print_part(tree, name, groups(*source.folders)) if name != ELSEWHERE else show_benchmark(source)
+    if not names:
+        _print_all(tree, groups(*source.folders))
+
+
+def _print_all(tree: dict[str, Any], options: Groups) -> None:
     command = training_command()
-    print(HEAD.format(command=command))
+    _print_text(f"{HEAD.format(command=command)}\n\n")
     examples = [(line.format(command=command), meaning) for line, meaning in EXAMPLES]
-    wide = max(len(line) for line, meaning in examples if meaning)
-    for line, meaning in examples:
-        print(f"  {line:<{wide}}  {meaning}".rstrip())
+    _print_rows(examples, max(len(line) for line, meaning in examples if meaning))
     if command != SCRIPTLESS:  # Hydra's completion reads its first word alone
-        print(COMPLETION.format(command=command), end="")
-    sections = {name: list(_key_rows(tree, name)) for name in tree if isinstance(tree[name], dict)}
-    top = [(f"{key}={literal(tree[key])}", _meaning(tree, [key])) for key in tree if key not in sections]
-    # one column for all but the long names of callbacks and loggers
-    wide = max(len(key) for name, rows in sections.items() if name not in NAMED for key, meaning in rows if meaning)
-    every = [*top, *(row for rows in sections.values() for row in rows)]
-    _print("Most common keys", [row for name in FIRST for row in every if row[0].partition("=")[0] == name], wide)
+        _print_text(COMPLETION.format(command=command))
+    print("\nMost common settings")
+    for name in FIRST:
+        _print_rows(_rows(tree, name))
     print("\nGroups and their options")
-    for group, options in groups(*source.folders).items():
-        if group not in ELSEWHERE:
-            print(f"  {group:<12} {', '.join(options)}")
-    _print("All keys", top, wide)
-    for name, rows in sections.items():
-        purpose = declarations.purpose(tree, name)
-        _print(f"{name}: {purpose}" if purpose else name, rows, wide)
-    print(FOOT.format(command=command), end="")
+    _print_rows([(group, ", ".join(options[group])) for group in options if group != ELSEWHERE], max(map(len, options)))
+    print("\nAll settings")
+    for name in sorted(tree, key=lambda name: isinstance(tree[name], dict)):  # sections last
+        _print_section(tree, name)
+    _print_text(FOOT)
+
+
+def _print_part(tree: dict[str, Any], name: str, options: Groups) -> None:
+    """Print the options and settings of a group or a section, or one setting."""
+    if name not in options and not list(_rows(tree, name)):
+        path = name.split(".")
+        fix = question(meant_key(tree, path, options), hint(path[-1]) or f"{training_command()} --help lists them")
+        raise ConfigError(Error(name, "is not a group or a setting", fix))
+    if name in options:
+        _print_text(f"{name}={' | '.join(options[name])}")
+    _print_section(tree, name)
+
+
+def _print_section(tree: dict[str, Any], name: str) -> None:
+    if isinstance(tree.get(name), dict):
+        _print_text(f"\n{name}: {declarations.purpose(tree, name)}".removesuffix(": "))
+    _print_rows(_rows(tree, name))
 
 
 def show_benchmark(source: Source) -> None:
-    tree: Any = OmegaConf.to_container(compose_config(["+benchmark=default"], source))
-    print(BENCHMARK, end="")
-    _print("Keys, in addition to those of python train.py --help", list(_key_rows(tree, "benchmark")), 0)
+    tree: Any = OmegaConf.to_container(compose_config([f"+{ELSEWHERE}=default"], source))
+    _print_text(f"{BENCHMARK}\nSettings, in addition to those of {training_command()} --help")
+    _print_rows(_rows(tree, ELSEWHERE))
 
 
-def _print(title: str, rows: Sequence[tuple[str, str]], wide: int) -> None:
-    wide = max([wide, *(len(key) for key, meaning in rows if meaning)])
-    print(f"\n{textwrap.fill(title, WIDTH)}")
-    for key, meaning in rows:
-        lines = textwrap.wrap(meaning, WIDTH - wide - 4, break_long_words=False, break_on_hyphens=False) or [""]
-        for left, line in zip_longest([key], lines, fillvalue=""):
-            print(f"  {left:<{wide}}  {line.replace(NO_BREAK, ' ')}".rstrip())
+def _option_error(option: str, text: str, source: Source) -> Error:
+    """Describe an option that no training has; the fix is that of its text as a setting, or this text."""
+    fixes = [f"write {text}"]
+    try:
+        plan([text], source)
+    except ConfigError as error:
+        own = (text.partition("=")[0], text, repr(text))  # other errors are about settings that it needs
+        fixes = [*(each.fix for each in error.errors if each.key in own and each.fix), *fixes]
+    return Error(option, "is not an option", fixes[0])
 
 
-def _key_rows(tree: dict[str, Any], name: str) -> list[tuple[str, str]]:
-    keys = [(key, value) for key, value in leaves(tree[name], name) if not key.endswith("._partial_")]
-    return [(f"{key}={literal(value)}", _meaning(tree, key.split("."))) for key, value in keys]
+def _rows(tree: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:
+    """Yield the settings in a section or a part of it, or one setting: with its value, and its meaning."""
+    head = name.partition(".")[0]
+    for key, value in leaves(tree[head], head) if head in tree else ():
+        if f"{key}.".startswith(f"{name}.") and not key.endswith("._partial_"):
+            yield f"{key}={literal(value)}", _meaning(tree, key.split("."))
 
 
 def _meaning(tree: dict[str, Any], path: Sequence[str]) -> str:
-    if path[-1] == "_target_":
-        return ""
-    field = declarations.meaning(tree, list(path))
+    field = declarations.meaning(tree, list(path)) if path[-1] != "_target_" else None
     if field is None:
         return ""
-    kind = f"({kind_of(field).replace(' ', NO_BREAK)})"
-    return f"{field.description} {kind}" if field.description else kind
+    kind = f"({kind_of(field)})"
+    words = [word if len(word) <= LEAST else word.replace("|", " | ") for word in kind.split(" ")]
+    blank = NO_BREAK if len(kind) <= LEAST else " "  # a short type stays on one line
+    return " ".join(filter(None, [field.description, blank.join(words)]))
+
+
+def _print_rows(rows: Iterable[tuple[str, str]], left: int = LEFT) -> None:
+    """Print two columns; a name that is longer than the left one stands above its meaning."""
+    left = left if _width() - left - 4 >= LEAST else 4
+    for name, meaning in rows:
+        lines = _wrap(meaning, _width() - left - 4)
+        for first, line in zip_longest([name], ["", *lines] if lines and len(name) > left else lines, fillvalue=""):
+            print(f"  {first:<{left}}  {line}".rstrip())
+
+
+def _print_text(text: str) -> None:
+    """Print a text broken into lines, except for the indented ones, which are commands."""
+    for line in text.splitlines():
+        print(line if line.startswith(" ") else "\n".join(_wrap(line, _width())))
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(NO_BREAK, " ") for line in lines]
+
+
+def _width() -> int:
+    """Return the columns of the terminal, 80 without one."""
+    return max(2 * LEAST, min(WIDEST, shutil.get_terminal_size().columns))

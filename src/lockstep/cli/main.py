@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--bits", action="store_true", help=text)
     model = command("model", "show the layers of a network with their shapes, parameters and FLOPs")
     for subparser in (benchmark, verify, model):
-        subparser.add_argument("overrides", nargs="*", help="settings, as for lockstep train")
+        subparser.add_argument("overrides", **data.SETTINGS, help="as for lockstep train")
     model.add_argument("--depth", type=int, default=2, metavar="N", help="levels of layers to show, default: 2")
     status = command("status", "show the state of a run, or the table of a sweep")
     status.add_argument("run", nargs="?", default="latest", help="folder of a run or a sweep, default: latest")
@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     order = "smallest first, or largest first with -COLUMN; default: -started"
     runs.add_argument("--sort", metavar="COLUMN", default="-started", help=f"sort by this column, {order}")
     text = "show these: also settings (optimizer.lr), metrics (val/accuracy), tags, note"
-    runs.add_argument("--columns", metavar="KEY,...", default="", help=text)
+    runs.add_argument("--columns", metavar="NAME,...", default="", help=text)
     text = "only runs with all these words in name, state, device, overrides; or optimizer.lr>=0.1, tag=keep"
     runs.add_argument("--filter", metavar="TEXT", default="", help=text)
     runs.add_argument("--state", metavar="STATE,...", default="", help="only runs in these states")
@@ -138,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--prune", action="store_true", help="remove runs after confirmation, see below")
     runs.add_argument("--yes", action="store_true", help="remove without confirmation")
     compare = command("compare", "compare runs, settings over their seeds or folds, or predictions")
-    text = "run folders, SWEEP:KEY=VALUE,... for settings, one SWEEP for all of them, or two CSV files of lockstep eval"
+    text = "run folders, SWEEP:SETTING=VALUE,..., one SWEEP for all its settings, or two CSV files of lockstep eval"
     compare.add_argument("runs", nargs="+", metavar="run", help=text)
     labels = command("labels", "list the images whose label is probably wrong, with pictures")
     text = "SWEEP over folds, which judges all images; or a run folder, whose val and test images are judged"
@@ -173,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
         text = "answer only where at most this fraction of the answers is wrong, such as 0.05, else unknown"
         subparser.add_argument("--max-error", type=float, metavar="RATE", help=text)
     for subparser in (evaluate, predict, export, labels):
-        subparser.add_argument("overrides", nargs="*", help="settings to change, such as data.root=elsewhere")
+        subparser.add_argument("overrides", **data.SETTINGS, help="settings to change, such as data.root=elsewhere")
     for subparser in (predict, embed):
         subparser.add_argument("--strict", action="store_true", help="write nothing if an image cannot be read")
     for subparser in (evaluate, predict, embed, export, labels):

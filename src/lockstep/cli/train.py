@@ -81,7 +81,7 @@ def _parse_command(folder: Path) -> "tuple[Namespace, Source]":
 def _saved_run(arguments: "Namespace", source: "Source") -> "SavedRun | None":
     """Return the run to resume, with the changes of this command; Hydra gets the necessary part. Raises ConfigError."""
     is_help = any((arguments.help, arguments.hydra_help, arguments.cfg, arguments.info, arguments.shell_completion))
-    if is_help or arguments.multirun or not any("resume=" in text for text in arguments.overrides):
+    if is_help or arguments.unknown or arguments.multirun or not any("resume=" in text for text in arguments.overrides):
         return None
     from lockstep.config import overrides, saved_run
     from lockstep.config.composing import compose
@@ -97,7 +97,7 @@ def _saved_run(arguments: "Namespace", source: "Source") -> "SavedRun | None":
 
 
 def _is_checked(arguments: "Namespace", source: "Source") -> bool:
-    """Check the overrides. Returns False after printing --help. Raises ConfigError."""
+    """Check the options and overrides. Returns False after printing --help. Raises ConfigError."""
     from omegaconf import OmegaConf
 
     from lockstep.cli import sweep
@@ -106,13 +106,10 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
 
     compose.search_defaults()
     OmegaConf.register_new_resolver("sweep_folder", lambda: "outputs", replace=True)
-    if arguments.help:
+    if arguments.help or arguments.unknown:
         from lockstep.cli.help import show_help
 
-        try:
-            show_help(arguments.overrides, source)
-        except compose.REFUSALS:
-            show_help(source=source)  # without the wrong overrides
+        show_help(arguments.overrides, source, arguments.unknown)
         return False
     if arguments.cfg or arguments.info or arguments.shell_completion or arguments.hydra_help:
         return True

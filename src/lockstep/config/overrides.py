@@ -80,7 +80,7 @@ def plan(
             else:
                 values.append(values_of(override, options, overrides, source))
         except HydraException:
-            hint = "write key=value, no spaces around =, special characters in quotes"
+            hint = "write setting=value, no spaces around =, special characters in quotes"
             errors.append(Error(repr(text), "cannot be read", hint))
         except ConfigError as error:
             errors += error.errors
@@ -96,7 +96,7 @@ def plan(
             may_search = is_multirun or saved is not None  # a trial of a search keeps it
             errors += _sweep_errors(config, configs[0], may_search=may_search, is_multirun=is_multirun)
     if errors:
-        raise ConfigError(*errors)
+        raise ConfigError(*override_errors.with_values(errors, overrides, options))
     return Plan(configs, frozenset(later))
 
 

@@ -14,13 +14,16 @@ from lockstep.system.wording import near_names, question
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Suggests the nearest command for an unknown one, where argparse lists all. Errors are part of a JSON value, too.
+    """Prints its help if there is no command, and suggests the nearest one if it is unknown. Errors are JSON, too.
 
     Its `add_subparsers` need the metavar COMMAND. Raises ValueError, with one line.
     """
 
     @override
     def error(self, message: str) -> NoReturn:
+        if message.endswith("required: COMMAND"):
+            self.print_help()
+            self.exit()
         if found := re.search(r"COMMAND: invalid choice: '(.*)' \(choose from (.*)\)", message):
             fix = question(near_names(found[1], re.findall(r"[\w-]+", found[2])), f"see {self.prog} --help")
             raise ValueError(f"{found[1]} is not a command of {self.prog}: {fix}")
@@ -34,15 +37,25 @@ def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> ar
     if wrong := [word for word in rest if "overrides" not in arguments or word.startswith("-")]:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")
     if rest:
-        arguments.overrides += rest
+        arguments.overrides = [*arguments.overrides, *rest]
     return arguments
 
 
 def hydra_arguments() -> argparse.Namespace:
-    """Parse this command as Hydra does, and join the overrides in `sys.argv`, which Hydra parses again."""
-    parser = hydra_parser()
-    arguments = parse_arguments(parser, sys.argv[1:])
-    if parser.parse_known_args()[1]:
-        options = [word for word in sys.argv[1:] if word not in arguments.overrides]
+    """Parse this command as Hydra does, and join the overrides in `sys.argv`, which Hydra parses again.
+
+    `unknown` of the result lists options that Hydra lacks, each with its text as a setting: ("--epochs", "epochs=5").
+    """
+    words = sys.argv[1:]
+    arguments, rest = hydra_parser().parse_known_args(words)
+    arguments.overrides += [word for word in rest if not word.startswith("-")]
+    arguments.unknown = []
+    for word, following in zip(words, [*words[1:], "-"], strict=True):
+        if word.startswith("-") and word in rest:
+            value = "..." if following.startswith("-") or "=" in following else following
+            option, _, value = (word if "=" in word else f"{word}={value}").partition("=")
+            arguments.unknown.append((option, f"{option.lstrip('-').replace('-', '_')}={value}"))
+    if rest:
+        options = [word for word in words if word not in arguments.overrides]
         sys.argv[1:] = [*arguments.overrides, *options]  # options last: --info would take an override for its value
     return arguments

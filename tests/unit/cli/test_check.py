@@ -444,3 +444,16 @@ def test_an_error_of_the_configuration_or_missing_data_has_its_own_exit_code(
         main._command()
     assert left.value.code == EXIT_CONFIG
     assert "data.root=nowhere does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["check", "fetch"])
+def test_a_folder_is_enough_as_for_prepare(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    outputs = []
+    for words in ([root.name], ["data=image_folder", f"data.root={root.name}"]):
+        monkeypatch.setattr(sys, "argv", ["lockstep", "data", command, *words, "data.image_size=11", "strategy=cpu"])
+        assert main._command() == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert "20 images" in outputs[0] or "12 images (fox: 6, hen: 6)" in outputs[0]

@@ -32,18 +32,73 @@ def test_overrides_are_on_any_side_of_options(monkeypatch: pytest.MonkeyPatch, l
     assert arguments.overrides == overrides.split()
     assert arguments.multirun is ("-m" in line)
     for_hydra = hydra_parser().parse_args()
-    assert vars(for_hydra) == {name: value for name, value in vars(arguments).items() if name != "is_trusted"}
+    assert vars(for_hydra) == {
+        name: value for name, value in vars(arguments).items() if name not in ("is_trusted", "unknown")
+    }
 
 
-def test_an_unknown_option_of_a_training_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("--epochs 5", "did you mean trainer.max_epochs=5?"),
+        ("--lr=0.1", "did you mean optimizer.lr=0.1?"),
+        ("--batch-size 32", "write global_batch_size=32"),
+        ("--gpus 2", "write trainer.devices=2"),
+        ("--arch resnet50", "write model=torchvision model.name=resnet50"),
+        ("--model vit_tiny_patch16_224", "write model=timm model.name=vit_tiny_patch16_224"),
+        ("--data-dir flowers", "write data=image_folder data.root=flowers"),
+        ("--device cuda", "write strategy=single_device"),
+        ("--max-steps 9", "write trainer.max_epochs=... (an epoch: all images once)"),
+        ("--pretrained model=timm", "write model=torchvision model.name=... model.pretrained=true"),
+        ("--what", "remove it; --help lists the settings"),
+        # settings
+        ("--seed 3", "write seed=3"),
+        ("-lr 0.1", "did you mean optimizer.lr=0.1?"),
+        ("--optimizer.lr 0.1", "write optimizer.lr=0.1"),
+        ("--data image_folder", "write data=image_folder"),
+        ("--seed -m", "write seed=..."),
+        ("seed=1 --multi-run model.width=3", "write -m"),
+    ],
+)
+def test_an_option_is_refused_with_the_setting_to_write(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, fix: str
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py", "seed=1", "-m", "--multi-run", "model.width=3"])
+    words = line.split()
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
     monkeypatch.setattr(project, "enter", lambda *_: None)
     with pytest.raises(SystemExit) as left:
-        train._parse_command(ROOT)
+        train.run_command(ROOT)
     assert left.value.code == EXIT_CONFIG
-    assert capsys.readouterr().err.endswith("error: unrecognized arguments: --multi-run\n")
+    option = next(word for word in words if word.startswith("-")).partition("=")[0]
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == f"config error: {option} is not an option: {fix}"
+    assert last == "1 error; nothing was started. See --help."
+
+
+@pytest.mark.parametrize("line", ["", "data", "jobs"])
+def test_without_a_command_the_help_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["lockstep", *line.split()])
+    with pytest.raises(SystemExit) as left:
+        main._command()
+    assert left.value.code == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(" ".join(["usage: lockstep", line]).strip())
+    assert "positional arguments" in out
+    assert err == ""
+
+
+@pytest.mark.parametrize("command", ["eval", "predict", "export", "labels"])
+def test_settings_of_a_command_are_optional(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["lockstep", command])
+    with pytest.raises(SystemExit):
+        main._command()
+    usage, _, error = capsys.readouterr().err.rpartition("the following arguments are required: ")
+    assert "[setting=value ...]" in usage
+    assert "setting" not in error
 
 
 @pytest.mark.parametrize(

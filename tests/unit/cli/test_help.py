@@ -14,9 +14,10 @@ from lockstep.config import errors, overrides
 from lockstep.config.checks import signatures, validation
 from lockstep.config.composing import compose
 from lockstep.config.composing.compose import groups
-from lockstep.config.saved import config_file
+from lockstep.config.saved import config_file, project
 from lockstep.config.schema.configuration import CALLED, fields
 from lockstep.config.schema.type_names import kind, kind_of
+from lockstep.runs.folder import EXIT_CONFIG
 from lockstep.system import hardware, trees
 from tests.support.harness import ROOT, environ
 
@@ -32,29 +33,27 @@ def test_the_version_is_that_of_lockstep(capsys: pytest.CaptureFixture[str], mon
     assert capsys.readouterr().out == f"lockstep {lockstep.__version__}\n"
 
 
-def test_common_keys_come_before_the_groups_and_these_before_all_keys(
+def test_common_settings_come_before_the_groups_and_these_before_all_settings(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    first, groups_, keys = re.split(r"^Groups and their options$|^All keys$", text_of(capsys), flags=re.MULTILINE)
+    first, groups_, settings = re.split(
+        r"^Groups and their options$|^All settings$", text_of(capsys), flags=re.MULTILINE
+    )
     for name in ("trainer.max_epochs", "global_batch_size", "optimizer.lr", "trainer.devices", "trainer.precision"):
         assert re.search(rf"^  {name}=\S+ +\w", first, re.MULTILINE), name
-    for words in (
-        "data=image_folder",
-        "model=torchvision",
-        "resume=",
-        "-m ",
-        "search=tpe",
-        "lockstep --help",
-        "-sc install",
-    ):
+    for words in ("data.root", "model=torchvision", "resume=", "-m ", "search=tpe", "lockstep --help", "-sc install"):
         assert words in first, words
-    assert "strategy     auto" in groups_
-    assert "augment.cutout" in keys
+    assert re.search(r"^  strategy +auto, ", groups_, re.MULTILINE)
+    assert "augment.cutout" in settings
 
 
 def test_every_training_of_the_first_lines_is_a_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 4)
-    lines = [line.removeprefix("{command}") for line, _ in help.EXAMPLES if line.startswith("{command}")]
+    lines = [
+        line.removeprefix("{command}")
+        for line, _ in help.EXAMPLES
+        if line.startswith("{command}") and "--help" not in line
+    ]
     assert len(lines) > 5
     for line in lines:
         words = shlex.split(line)
@@ -85,12 +84,12 @@ def test_where_there_is_no_train_py_the_help_names_what_trains_there(
 
 
 def test_every_group_stands_with_all_its_options(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = text_of(capsys).splitlines()
+    text = " ".join(text_of(capsys).split())
     for group, options in groups(compose.CONF).items():
-        assert (f"  {group:<12} {', '.join(options)}" in lines) == (group not in help.ELSEWHERE)
+        assert (f" {group} {', '.join(options)} " in text) == (group != help.ELSEWHERE)
 
 
-def test_every_key_stands_with_its_value_in_conf(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_setting_stands_with_its_value_in_conf(capsys: pytest.CaptureFixture[str]) -> None:
     text = text_of(capsys)
     plain = compose.compose_config([])  # what a callback watches is found out later
     shown = dict(re.findall(r"^  ([a-z][\w.]*)=(\S*)", text, re.MULTILINE))
@@ -112,10 +111,12 @@ OF_TORCH = {"optimizer.momentum", "optimizer.nesterov", "optimizer.fused", "opti
     "choice",
     [f"{group}={option}" for group, options in groups(compose.CONF).items() if group in CALLED for option in options],
 )
-def test_every_key_stands_with_the_type_and_meaning_that_its_signature_has(
+def test_every_setting_stands_with_the_type_and_meaning_that_its_signature_has(
     choice: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = " ".join(text_of(capsys, choice).split())
+    lines = text_of(capsys, choice).splitlines()
+    assert [line for line in lines if len(line) > 80 and " " in line.strip()] == []
+    text = " ".join(" ".join(lines).split()).replace(" | ", "|")
     tree = compose.plain_tree(compose.compose_config([choice]))[0]
     keys = [key for key, _ in trees.leaves(tree, "") if key.partition(".")[0] in CALLED]
     for key in (key for key in keys if "._" not in key and key.count(".") == 1):
@@ -132,10 +133,67 @@ def test_every_key_stands_with_the_type_and_meaning_that_its_signature_has(
             assert kind(signature.types[name]) == kind_of(field), key
 
 
-def test_lines_fit_100_columns_and_keys_align(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = text_of(capsys).splitlines()
-    assert max(map(len, lines)) <= 100
+@pytest.mark.parametrize(("columns", "widest"), [("45", 45), ("60", 60), ("80", 80), ("", 80), ("240", 100)])
+def test_lines_fit_the_terminal_and_meanings_align(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str, widest: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    whole = text_of(capsys)
+    help.show_benchmark(compose.DEFAULT)
+    lines = [*whole.splitlines(), *capsys.readouterr().out.splitlines()]
     starts = {
-        match.end() for line in lines if (match := re.match(r"  (seed|model|data|trainer)\S*=\S+  +(?=\S)", line))
+        found.end() for line in lines if (found := re.match(r"  (seed|model|data|trainer)\S*=\S+  +(?=\S)", line))
     }
-    assert len(starts) == 1
+    assert len(starts) == (widest > 45)
+    if widest < 80:  # a word may be longer, or a command to copy
+        lines = [line for line in lines if " " in line.strip() and "lockstep" not in line and "train.py" not in line]
+    assert [line for line in lines if len(line) > widest] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "contained", "all_begin"),
+    [
+        ("trainer", "trainer.max_epochs=", "trainer"),
+        ("model model=timm", "model._target_=lockstep.models.timm", "model"),
+        ("experiment", "experiment=cifar10 | ", "experiment"),
+        ("callbacks callbacks=ema", "callbacks.ema._target_=", "callbacks"),
+        ("augment.color_jitter", "augment.color_jitter.hue=", "augment.color_jitter."),
+        ("trainer.max_epochs", "trainer.max_epochs=", "trainer.max_epochs="),
+        ("seed", "seed=0", "seed="),
+        ("optimizer scheduler", "scheduler._target_=", "optimizer scheduler"),
+    ],
+)
+def test_a_name_prints_its_group_its_section_or_its_setting_alone(
+    capsys: pytest.CaptureFixture[str], words: str, contained: str, all_begin: str
+) -> None:
+    text = text_of(capsys, *words.split())
+    assert contained in text
+    shown = [line.strip() for line in text.splitlines() if re.match(r"  [a-z][\w.]*=", line)]
+    assert all(line.startswith(tuple(all_begin.split())) for line in shown)
+    assert "Groups and their options" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("trainr", "trainr is not a group or a setting: did you mean trainer?"),
+        ("epochs", "epochs is not a group or a setting: did you mean trainer.max_epochs?"),
+        ("optimizer.lrr", "optimizer.lrr is not a group or a setting: did you mean optimizer.lr?"),
+        ("gpus", "gpus is not a group or a setting: write trainer.devices=..."),
+        ("everything", "everything is not a group or a setting: python train.py --help lists them"),
+        ("model model=tim", "model=tim is not an option: did you mean timm? Choose from "),
+    ],
+)
+def test_a_name_that_is_unknown_is_an_error_with_the_nearest_ones(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, error: str
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["train.py", *words.split(), "--help"])
+    monkeypatch.setattr(project, "enter", lambda *_: None)
+    with pytest.raises(SystemExit) as left:
+        train.run_command(ROOT)
+    assert left.value.code == EXIT_CONFIG
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[0].startswith(f"config error: {error}")
+    assert len(err.splitlines()) == 2

@@ -37,13 +37,13 @@ def test_an_error_is_composed_of_its_key_its_problem_and_its_fix(error: Error, l
 
 
 def test_all_errors_are_printed_once_without_secrets_and_read_again(capsys: pytest.CaptureFixture[str]) -> None:
-    secret = Error("logger.wandb.api_token=abcdef", "is not a key", "remove it")
+    secret = Error("logger.wandb.api_token=abcdef", "is not a setting", "remove it")
     found = ConfigError(secret, Error("seed=x", "must be a number"), secret)
     with pytest.raises(SystemExit, match="2"):
         exit_with(found)
     *lines, last = capsys.readouterr().err.splitlines()
     assert lines == [
-        "config error: logger.wandb.api_token=*** is not a key: remove it",
+        "config error: logger.wandb.api_token=*** is not a setting: remove it",
         "config error: seed=x must be a number",
     ]
     assert last == "2 errors; nothing was started. See --help."

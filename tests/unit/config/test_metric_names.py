@@ -72,8 +72,8 @@ def test_the_worst_is_not_the_best() -> None:
 @pytest.mark.parametrize(
     ("texts", "error"),
     [
-        (["task.label_smoothin=0"], "task.label_smoothin is not a key: did you mean task.label_smoothing?"),
-        (["label_smoothing=0.2"], "label_smoothing is not a key: did you mean task.label_smoothing?"),
+        (["task.label_smoothin=0"], "task.label_smoothin is not a setting: did you mean task.label_smoothing?"),
+        (["label_smoothing=0.2"], "label_smoothing is not a setting: did you mean task.label_smoothing=0.2?"),
         (["task.metrics.accuracy._target_=torchmetrics.F1Scor"], "F1Score"),
         (["+task.metrics.f1.average=macro"], "task.metrics.f1._target_ is missing"),
         (["+task.metrics.loss._target_=torchmetrics.MeanMetric"], "task.metrics.loss cannot have this name"),
@@ -81,8 +81,8 @@ def test_the_worst_is_not_the_best() -> None:
         (["task.class_weights=[0.0,0.0]"], "task.class_weights=[0.0,0.0] counts no sample: give a class more than 0"),
         (["task.class_weights=[1,nan]"], "] must be [float >= 0, ...] or balanced or null, as Classification has it"),
         (["task.class_weights=[1,-1]"], "task.class_weights=[1,-1] must be [float >= 0, ...] or balanced or null"),
-        (["task=regression", "task.loss=null"], "task.loss=null must be a section of keys with _target_"),
-        (["task.loss=mse"], "task.loss=mse must be a section of keys with _target_"),
+        (["task=regression", "task.loss=null"], "task.loss=null must be a section with _target_"),
+        (["task.loss=mse"], "task.loss=mse must be a section with _target_"),
     ],
 )
 def test_an_error_of_a_task_names_its_key_and_a_fix(texts: list[str], error: str) -> None:

@@ -115,7 +115,9 @@ def test_a_network_of_the_user_passes_with_the_parameters_it_has(
     added = tmp_path / "conf"
     assert errors("model=net", "model.depth=4", added=added) == []
     assert errors("model=net", "model.depth=deep", added=added) == ["model.depth=deep must be int, as Net has it"]
-    assert errors("model=net", "model.dept=4", added=added) == ["model.dept is not a key: did you mean model.depth?"]
+    assert errors("model=net", "model.dept=4", added=added) == [
+        "model.dept is not a setting: did you mean model.depth?"
+    ]
     assert errors("model=net", "~model.depth", added=added) == [
         "model.depth is missing: Net needs it, add +model.depth=..."
     ]
@@ -210,21 +212,24 @@ def test_the_file_of_an_option_has_exactly_the_parameters_of_its_target(group: s
 
 ERRORS = {
     # unknown keys
-    "optimizer.lrr=1": ["optimizer.lrr is not a key", "did you mean optimizer.lr?"],
-    "optimzer.lr=1": ["optimzer.lr is not a key", "did you mean optimizer.lr?"],
-    "+model.colour=1": ["model.colour is not a key: ResNet18 has width"],  # not itself, which the tree has now
-    "+optimizer.colour=1": ["optimizer.colour is not a key: SGD has lr"],
-    "lr=1": ["lr is not a key", "did you mean optimizer.lr?"],
-    "batch_size=8": ["batch_size is not a key", "write global_batch_size=..."],
-    "batch_siz=8": ["batch_siz is not a key", "eval_batch_size or global_batch_size?"],
-    "model.foo=1": ["model.foo is not a key", "ResNet18 has width, stem, shortcut_norm"],
-    "+extra=1": ["extra is not a key", "remove it"],
-    "callbacks.timer.foo=1": ["callbacks.timer.foo is not set", "add it with +callbacks.timer.foo"],
-    "+callbacks.timer.foo=1": ["callbacks.timer.foo is not a key", "Timer has duration, interval, verbose"],
+    "optimizer.lrr=1": ["optimizer.lrr is not a setting", "did you mean optimizer.lr?"],
+    "optimzer.lr=1": ["optimzer.lr is not a setting", "did you mean optimizer.lr?"],
+    "+model.colour=1": ["model.colour is not a setting: ResNet18 has width"],  # not itself, which the tree has now
+    "+optimizer.colour=1": ["optimizer.colour is not a setting: SGD has lr"],
+    "lr=1": ["lr is not a setting", "did you mean optimizer.lr=1?"],
+    "epochs=5": ["epochs is not a setting", "did you mean trainer.max_epochs=5?"],
+    "batch_size=8": ["batch_size is not a setting", "write global_batch_size=8"],
+    "device=cuda": ["device is not a setting", "write strategy=single_device"],
+    "device=fast": ["device is not a setting", "write strategy=..."],
+    "batch_siz=8": ["batch_siz is not a setting", "eval_batch_size or global_batch_size?"],
+    "model.foo=1": ["model.foo is not a setting", "ResNet18 has width, stem, shortcut_norm"],
+    "+extra=1": ["extra is not a setting", "remove it"],
+    "callbacks.timer.foo=1": ["callbacks.timer.foo is not set", "add it with +callbacks.timer.foo=1"],
+    "+callbacks.timer.foo=1": ["callbacks.timer.foo is not a setting", "Timer has duration, interval, verbose"],
     "+callbacks.timr.duration=5": ["callbacks.timr has no _target_", "did you mean callbacks.timer?"],
     "hydra.rundir=x": ["hydra.rundir=x: Could not override 'hydra.rundir'."],
     # + and ~
-    "optimizer.dampening=0.1": ["optimizer.dampening is not set", "add it with +optimizer.dampening"],
+    "optimizer.dampening=0.1": ["optimizer.dampening is not set", "add it with +optimizer.dampening=0.1"],
     "+seed=1": ["Could not append to config. An item is already at 'seed'", "'seed=1'"],
     "+experiment=cifar10": ["+experiment=cifar10: Multiple values for experiment."],
     "~name": ["Could not delete from config. 'name' does not exist."],
@@ -241,16 +246,22 @@ ERRORS = {
     "augment.erasing=1.5": ["augment.erasing=1.5 must be 0 <= float <= 1"],
     "augment.rotation=270": ["augment.rotation=270 must be 0 <= float <= 180"],
     "augment.color_jitter.hue=0.6": ["augment.color_jitter.hue=0.6 must be 0 <= float <= 0.5"],
-    "augment.color_jitter.hu=0.1": ["augment.color_jitter.hu is not a key", "did you mean augment.color_jitter.hue?"],
-    "augment.color_jitter=0.4": ["augment.color_jitter=0.4 must be a section of keys"],
+    "augment.color_jitter.hu=0.1": [
+        "augment.color_jitter.hu is not a setting",
+        "did you mean augment.color_jitter.hue?",
+    ],
+    "augment.color_jitter=0.4": ["augment.color_jitter=0.4 must be a section of settings"],
     "augment.crop_border=constant": ["augment.crop_border=constant must be zeros|reflect"],
     "trainer.devices=two": ["trainer.devices=two must be auto or int >= 1 or [int >= 0, ...]"],
     "optimizer._partial_=false": ["optimizer._partial_=false must be true"],
     "name=2024": ["name=2024 must be text", "write \"name='2024'\""],
     "name=a/b": ["name=a/b must be text of letters, digits and _.=+- or null"],
-    "+callbacks.x=5": ["callbacks.x=5 must be a section of keys with _target_ or null"],
+    "+callbacks.x=5": ["callbacks.x=5 must be a section with _target_ or null"],
     # options
     "data=Digits": ["data=Digits is not an option: did you mean digits? Choose from cifar10, dataset"],
+    "model=resnet50": ["model=resnet50 is not an option: write model=torchvision model.name=resnet50"],
+    "model=resnet50.a1_in1k": ["write model=timm model.name=resnet50.a1_in1k"],
+    "model=resnet5": ["model=resnet5 is not an option: did you mean resnet18?"],
     "data=null": ["data=null is not an option: choose from cifar10, dataset, digits"],
     "data=[digits,nope]": ["data=[digits,nope] is not an option", "choose from cifar10, dataset, digits"],
     "data@elsewhere=digits": ["Could not override 'data@elsewhere'. Did you mean to override data?"],
@@ -267,7 +278,7 @@ ERRORS = {
     # parts of the network
     "+parameters.head.pattern='('": ["parameters.head.pattern=( must be a regular expression"],
     "+parameters.head={lr_factor: 2}": ["parameters.head.pattern is missing", "a regular expression"],
-    "+parameters.head={pattern: fc, rate: 2}": ["parameters.head.rate is not a key", "head has pattern, lr_factor"],
+    "+parameters.head={pattern: fc, rate: 2}": ["parameters.head.rate is not a setting", "head has pattern, lr_factor"],
     "+scheduler._interval_=epoch": [
         "scheduler._interval_=epoch is for schedules by epoch, and one_cycle_linear counts"
     ],
@@ -291,7 +302,7 @@ ERRORS = {
     "trainer.check_val_every_n_epoch=99": ["trainer.check_val_every_n_epoch=99 is above trainer.max_epochs="],
     "+callbacks.last.train_time_interval={_target_: datetime.timedelta, hours: 1}": ["last.every_n_train_steps"],
     # not an override at all
-    "optimizer.lr": ["'optimizer.lr' cannot be read", "write key=value"],
+    "optimizer.lr": ["'optimizer.lr' cannot be read", "write setting=value"],
     "optimizer.lr=0.1,0.2": ["optimizer.lr=0.1,0.2 lists several values", "add -m"],
 }
 
@@ -359,7 +370,7 @@ def test_dropout_and_stochastic_depth_are_refused_only_where_the_head_alone_is_t
         (["augment.random_resized_crop.scale=[1.0,0.5]"], ["must be [low, high], 0 < low <= high <= 1 or null"]),
         (["augment.random_resized_crop.ratio=[1]"], ["must be [low, high], 0 < low <= high"]),
         (["augment.random_resized_crop.scale=[0.5,1]", "data.memory=device"], ["crops in host memory: use data.mem"]),
-        (["data.has_crops=true"], ["data.has_crops is not a key"]),
+        (["data.has_crops=true"], ["data.has_crops is not a setting"]),
         (["+data.has_crops=true"], ["data.has_crops is set by the training itself: remove it"]),
         (["+data.kept={}"], ["data.kept is set by the training itself: remove it"]),
         (["data.image_size=[224]"], ["data.image_size=[224] must be int >= 8 or [height, width] or null"]),
@@ -415,7 +426,7 @@ def test_an_unknown_network_of_a_library_is_reported_with_near_names(monkeypatch
 def test_a_logger_whose_package_is_not_installed_is_reported_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert errors("logger=wandb") == errors("logger=[csv,tensorboard]") == []
     assert errors("logger=wandb", "logger.wandb.projct=x") == [
-        "logger.wandb.projct is not a key: did you mean logger.wandb.project?"
+        "logger.wandb.projct is not a setting: did you mean logger.wandb.project?"
     ]
     monkeypatch.setattr(signatures, "is_there", lambda package: package != "wandb")
     hint = "needs the package wandb: install it with: pip install wandb"
@@ -527,7 +538,7 @@ def test_all_errors_come_in_one_message_and_none_twice() -> None:
 
 def test_all_errors_of_what_is_called_come_in_one_message_where_there_are_no_others() -> None:
     texts = ["+callbacks.timer.foo=1", "+optimizer.maximize=2", "+logger.x._target_=nowhere.Logger"]
-    expected = ["optimizer.maximize=2 must", "callbacks.timer.foo is not a key", "logger.x._target_=nowhere.Logger"]
+    expected = ["optimizer.maximize=2 must", "callbacks.timer.foo is not a setting", "logger.x._target_=nowhere.Logger"]
     for error, start in zip(errors(*texts), expected, strict=True):
         assert error.startswith(start)
     assert errors(*texts, "seed=-1") == ["seed=-1 must be int >= 0"]
@@ -541,10 +552,10 @@ def test_a_wrong_line_in_a_yaml_file_is_found_like_one_on_the_command_line(conf:
     found = errors("seed=x", conf=conf)
     assert sorted(found) == [
         "seed=x must be int >= 0",
-        "trainer.max_epoch is not a key: did you mean trainer.max_epochs?",
+        "trainer.max_epoch is not a setting: did you mean trainer.max_epochs?",
     ]
     assert errors("~trainer.max_epoch", conf=conf) == [
-        "callbacks.timer.duraton is not a key: did you mean callbacks.timer.duration?"
+        "callbacks.timer.duraton is not a setting: did you mean callbacks.timer.duration?"
     ]
 
 
@@ -601,7 +612,7 @@ def test_the_command_prints_both_errors_and_exits_with_code_2() -> None:
     assert run.returncode == 2
     assert run.stdout == ""
     assert run.stderr.splitlines() == [
-        "config error: optimizer.lrr is not a key: did you mean optimizer.lr?",
+        "config error: optimizer.lrr is not a setting: did you mean optimizer.lr?",
         "config error: seed=-1 must be int >= 0",
         "2 errors; nothing was started. See --help.",
     ]
@@ -691,7 +702,7 @@ def test_overrides_of_a_resume_apply_to_the_options_of_the_run() -> None:
     assert config.data.model_dump() == saved.data.model_dump() | changed
     with pytest.raises(ConfigError) as caught:
         resumed(saved, "resume=x", "data.num_worker=1", "optimizer.momentum=0.5", "optimizer.eps=1.0")
-    assert str(caught.value).startswith("data.num_worker is not a key: did you mean data.num_workers?")
+    assert str(caught.value).startswith("data.num_worker is not a setting: did you mean data.num_workers?")
     assert any("optimizer.momentum" in error for error in str(caught.value).splitlines())
     assert "optimizer.eps=1.0 cannot change on resume, this run has 1e-08" in str(caught.value)
 
@@ -770,7 +781,7 @@ def test_a_saved_configuration_that_does_not_fit_is_reported_with_its_path(saved
         config_file.load(saved)
     assert all(error.startswith(f"{saved}: ") for error in str(caught.value).splitlines())
     assert "trainer.deterministic is missing" in str(caught.value)
-    assert "trainer.old_key is not a key" in str(caught.value)
+    assert "trainer.old_key is not a setting" in str(caught.value)
     for text, reason in (("- 1\n", "contains no configuration"), ("a: [\n", "cannot be read")):
         saved.write_text(text)
         with pytest.raises(ConfigError, match=reason):

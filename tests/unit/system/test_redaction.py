@@ -44,7 +44,7 @@ URL = "https://h/x.zip?sig=hunter2&X-Amz-Signature=hunter3"
             {"monkey": "x", "keys": ["a"], "tokenizer": "bert", "author": "me", "design": "x", "class_token": True},
             {"key_dim": 64, "token_dropout": 0.1, "tokens": None, "val/token_accuracy": 0.98765},
             "KeyError: 'train'",
-            "data.api_token is not a key: did you mean data.x?",
+            "data.api_token is not a setting: did you mean data.x?",
             "write key=value, no spaces around =: did you mean x=3?",
             "see https://h/x#y: a monkey=banana, keys=[a]; add it with +data.api_token=...",
         )),

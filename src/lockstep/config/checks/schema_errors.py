@@ -50,8 +50,8 @@ def _is_too_large(item: Mapping[str, Any]) -> bool:
 def _expectation(tree: dict[str, Any], path: Sequence[str]) -> str:
     section_type = section(tree, path)
     if section_type is not None or path[-1] in NAMED:
-        with_target = " with _target_" if section_type is not None and issubclass(section_type, Target) else ""
-        return f"a section of keys{with_target}" + (" or null" if path[0] in NAMED and section_type is not None else "")
+        content = "with _target_" if section_type is not None and issubclass(section_type, Target) else "of settings"
+        return f"a section {content}" + (" or null" if path[0] in NAMED and section_type is not None else "")
     parent = section(tree, path[:-1])
     assert parent is not None
     return kind_of(fields(parent)[path[-1]])

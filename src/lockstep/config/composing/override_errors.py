@@ -1,5 +1,10 @@
 """Errors about single overrides: of another command, or refused by Hydra."""
 
+import re
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
@@ -36,7 +41,30 @@ def option_error(override: Override, options: Groups) -> Error | None:
         return None
     meant, all_options = near_names(str(wrong[0]), options[key]), ", ".join(options[key])
     fix = f"did you mean {meant[0]}? Choose from {all_options}" if meant else f"choose from {all_options}"
-    return Error(override.input_line or "", "is not an option", hint(f"{key}={wrong[0]}") or fix)
+    return Error(override.input_line or "", "is not an option", _option_hint(key, str(wrong[0])) or fix)
+
+
+def _option_hint(group: str, option: str) -> str:
+    """Return what to write for an option of other frameworks, or for a network of a library."""
+    for library in ("torchvision", "timm") if group == "model" else ():
+        spec, name = find_spec(library), option if library == "torchvision" else option.partition(".")[0]
+        paths = Path(spec.origin).parent.glob("models/*.py") if spec and spec.origin else ()
+        function = re.compile(rf"^@register_model\b.*\n(@.*\n)*def {re.escape(name)}\(", re.MULTILINE)
+        if any(function.search(path.read_text("utf-8")) for path in paths):  # an import would take seconds
+            return f"write model={library} model.name={option}"
+    return hint(f"{group}={option}")
+
+
+def with_values(errors: Iterable[Error], texts: Iterable[str], options: Groups) -> Iterator[Error]:
+    """Yield errors with the values that were typed in their fixes: epochs=5 means trainer.max_epochs=5."""
+    typed = {name.lstrip("+"): value for name, _, value in (text.partition("=") for text in texts)}
+    for error in errors:
+        before, dots, after = error.fix.partition("=...")
+        value, name = typed.get(error.key), before.split(" ")[-1]
+        fix = f"{before}={value}{after}" if value and dots and after in ("", "?") else error.fix
+        if fix != error.fix and name in options and value not in options[name]:
+            fix = _option_hint(name, str(value)) or error.fix
+        yield error._replace(fix=fix)
 
 
 def refusal(cfg: DictConfig, override: Override, error: Exception, options: Groups) -> Error:

@@ -12,7 +12,8 @@ from lockstep.system.wording import near_names, question
 Groups = Mapping[str, Sequence[str]]  # the options of every configuration group, for hints
 # settings, and their names in PyTorch scripts, Lightning, timm and MATLAB, which the search for near names misses
 FOREIGN_NAMES = {
-    "trainer.max_epochs=...": "epoch nepochs max_steps num_steps",
+    "trainer.max_epochs=...": "epoch nepochs",
+    "trainer.max_epochs=... (an epoch: all images once)": "max_steps num_steps",
     "global_batch_size=...": "batch_size batchsize bs",
     "optimizer.lr=...": "learning_rate base_lr InitialLearnRate",
     "optimizer.weight_decay=...": "wd L2Regularization",
@@ -32,11 +33,12 @@ FOREIGN_NAMES = {
     "trainer.check_val_every_n_epoch=...": "val_check_interval",
     "lockstep eval latest": "evaluate eval test_only",
     "debug=fast": "fast_dev_run",
+    "-m": "multi_run",
     "model=...": "net network arch backbone model_name",
     "model=torchvision model.name=... model.pretrained=true": "pretrained",
     "compile=...": "compile",
     "data=...": "datamodule",
-    "data=image_folder data.root=...": "data_dir data_path",
+    "data=image_folder data.root=...": "data_dir data_path data_root",
     "data.val_fraction=... data.test_fraction=...": "val_split validation_split val_size train_val_test_split",
     "augment.erasing=...": "random_erase reprob",
     "callbacks=early_stopping": "patience early_stopping ValidationPatience",
@@ -61,12 +63,14 @@ def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups, names
     is_entry = path[0] in NAMED and isinstance(target, str)  # whose parameters may have any name
     sections = [name for depth, name in enumerate(path[:-1], 1) if at(tree, path[:depth]) is None]
     if not is_entry and (line := hint(path[-1], *sections)):
-        return Error(key, "is not a key", line)
+        return Error(key, "is not a setting", line)
     owner = target.rpartition(".")[2] if isinstance(target, str) else ".".join(path[:-1])
     names = legal_names(tree, path[:-1], groups) if names is None else names
     legal = [name for name in names or () if not name.startswith("_")]
-    known = f"{owner} has {', '.join(legal)}" if owner and legal else "remove it; --help lists the keys"
-    return Error(key, "is not a key", question(meant_key(tree, path, groups, names), known))
+    known = f"{owner} has {', '.join(legal)}" if owner and legal else "remove it; --help lists the settings"
+    meant = meant_key(tree, path, groups, names)
+    meant = [f"{meant[0]}=..."] if len(path) == len(meant) == 1 else meant  # a bare name, as in scripts: epochs=5
+    return Error(key, "is not a setting", question(meant, known))
 
 
 def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Sequence[str] | None:

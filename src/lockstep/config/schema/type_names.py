@@ -1,4 +1,4 @@
-"""Names of the types of keys in errors, help and docs, such as `int >= 1 or null`."""
+"""Names of the types of settings in errors, help and docs, such as `int >= 1 or null`."""
 
 from collections.abc import Callable, Sequence
 from types import NoneType, UnionType
@@ -37,9 +37,9 @@ def kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if annotation is bool:
         return "true|false"
     if origin is dict or is_section(annotation):
-        return "a section of keys"
+        return "a section of settings"
     if origin is Callable or getattr(origin or annotation, "__module__", "") not in PLAIN_MODULES:
-        return "a section of keys with _target_"
+        return "a section with _target_"
     name = getattr(annotation, "__name__", str(annotation)) if origin is None else str(annotation)
     low = next((f"{item.ge} <= " for item in metadata if isinstance(item, Ge)), "")
     low = next((f"{item.gt} < " for item in metadata if isinstance(item, Gt)), low)

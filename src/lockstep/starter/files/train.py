@@ -1,4 +1,4 @@
-"""Train: `python train.py [group=option] [key=value] ...`, see `python train.py --help`."""
+"""Train: `python train.py [group=option] [setting=value] ...`, see `python train.py --help`."""
 
 from lockstep.cli import entry
 
