@@ -50,7 +50,7 @@ def hydra_arguments() -> argparse.Namespace:
     arguments, rest = hydra_parser().parse_known_args(words)
     arguments.overrides += [word for word in rest if not word.startswith("-")]
     arguments.unknown = []
-    for word, following in zip(words, [*words[1:], "-"], strict=True):
+    for word, following in zip(words, [*words, "-"][1:], strict=True):
         if word.startswith("-") and word in rest:
             value = "..." if following.startswith("-") or "=" in following else following
             option, _, value = (word if "=" in word else f"{word}={value}").partition("=")

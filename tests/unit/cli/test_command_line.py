@@ -21,6 +21,7 @@ from tests.support.harness import ROOT
             "seed=1 data=digits ~callbacks.timer +x=1",
         ),
         ("seed=1 --cfg job name=job -m --resolve seed=2 --info", "seed=1 name=job seed=2"),
+        ("", ""),
         ("-m seed=1,2", "seed=1,2"),
         ("-- seed=1 seed=2", "seed=1 seed=2"),
     ],
