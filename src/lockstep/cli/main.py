@@ -130,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("--sort", metavar="COLUMN", default="-started", help=f"sort by this column, {order}")
     text = "show these: also settings (optimizer.lr), metrics (val/accuracy), tags, note"
     runs.add_argument("--columns", metavar="NAME,...", default="", help=text)
-    text = "only runs with all these words in name, state, device, overrides; or optimizer.lr>=0.1, tag=keep"
+    text = "only runs with all these words in name, state, device, settings; or optimizer.lr>=0.1, tag=keep"
     runs.add_argument("--filter", metavar="TEXT", default="", help=text)
     runs.add_argument("--state", metavar="STATE,...", default="", help="only runs in these states")
     what = runs.add_mutually_exclusive_group()

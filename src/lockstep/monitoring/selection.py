@@ -92,7 +92,7 @@ def order(value: Any) -> tuple[bool, float, str]:
 class Selection:
     """The root of the search, the terms that must all match, and the states, of which none means all.
 
-    For a removal, KEY=VALUE is only a text: a setting that nobody typed does not match, nor does a note.
+    For a removal, SETTING=VALUE is only a text: a setting that nobody typed does not match, nor does a note.
     """
 
     root: Path

@@ -76,7 +76,7 @@ def compare_sweeps(names: Sequence[str], *, is_json: bool) -> int:
 
 
 def _sides(argument: str) -> list[Side]:
-    """Return the settings that fit SWEEP or SWEEP:KEY=VALUE,..., the best first; values may be as in the table."""
+    """Return the settings that fit SWEEP or SWEEP:SETTING=VALUE,..., the best first; values may be as in the table."""
     path, _, typed = argument.partition(":")
     if not (Path(path) / SWEEP).is_file():
         raise ValueError(f"{path} is not a sweep: compare settings of sweeps with each other, and runs with runs.")
