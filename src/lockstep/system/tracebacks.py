@@ -32,13 +32,13 @@ def place(frame: re.Match[str]) -> str:
 
 def source_of(error: BaseException) -> str:
     """Return the innermost own frame of an error and its source line, to append to its message; "" without one."""
-    own = own_frames("".join(traceback.format_exception(error)))
-    return f", in {place(own[-1])}: {own[-1]['source']}" if own else ""
+    return _source("".join(traceback.format_exception(error)))
 
 
 def cause(text: str) -> str:
-    """Return the first line of the error that a traceback ends with, and of a text without a traceback."""
-    return next(iter(_error(text) or text.splitlines()), "")
+    """Return the error of a traceback in one line, with its innermost own frame; the first line of another text."""
+    own = _own_part(text)
+    return next(iter(_error(own or text) or text.splitlines()), "") + _source(own)
 
 
 def shorten(text: str) -> str:
@@ -48,11 +48,22 @@ def shorten(text: str) -> str:
     """
     if TITLE not in text:
         return text.partition("\n\n")[0]
-    own = next((each for each in reversed(CHAIN.split(text)) if own_frames(each)), None)
-    if own is None:
+    own = _own_part(text)
+    if not own:
         return text
     frames = [f"  {place(each)}\n    {each['source'] or ''}".rstrip() for each in own_frames(own)[-MOST_FRAMES:]]
     return "\n".join([text.splitlines()[0], *frames, *_error(own)[:MOST_LINES]])
+
+
+def _own_part(text: str) -> str:
+    """Return the last traceback of a chain that has own frames; "" without one."""
+    parts = CHAIN.split(text) if TITLE in text else ()
+    return next((each for each in reversed(parts) if own_frames(each)), "")
+
+
+def _source(text: str) -> str:
+    own = own_frames(text)
+    return f", in {place(own[-1])}: {own[-1]['source']}" if own else ""
 
 
 def _error(text: str) -> list[str]:

@@ -129,7 +129,7 @@ class Verification:
             if code not in (0, EXIT_FAILED, EXIT_CONFIG):
                 return code
             if code:
-                failures[variant] = _last_line(self._folder(variant).path / LOG)
+                failures[variant] = self._folder(variant).failure_cause() or "it ended without an error message"
             if ALONE in failures:
                 exit_with(ConfigError(*errors_of(failures[ALONE])))
         return self._report(failures)
@@ -229,9 +229,3 @@ def _explanations(compared: "dict[str, Compared]", failures: dict[str, str], *, 
 
 def _size_text(size: float) -> str:
     return "0" if size == 0 else f"{size:.1e}"
-
-
-def _last_line(log: Path) -> str:
-    """Return the last line of a log: an error, or the end of a traceback."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it ended without an error message"

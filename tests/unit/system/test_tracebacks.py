@@ -15,6 +15,7 @@ OWN = f'  File "{Path.cwd()}/net.py", line 12, in forward\n    return self.fc(x)
 OTHER = '  File "/elsewhere/loss.py", line 4, in loss\n    return 1 / 0\n'
 HEAD = "rank 0 of 2 failed:\n"
 SHORT = "rank 0 of 2 failed:\n  net.py:12 (forward)\n    return self.fc(x)\n"
+AT = ", in net.py:12 (forward): return self.fc(x)"
 LOST = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
 LOADER = f"ValueError: Caught ValueError in DataLoader worker process 0.\nOriginal {tracebacks.TITLE}{TORCH}{OWN}"
 
@@ -22,11 +23,15 @@ LOADER = f"ValueError: Caught ValueError in DataLoader worker process 0.\nOrigin
 @pytest.mark.parametrize(
     ("text", "shown", "cause"),
     [
-        (HEAD + tracebacks.TITLE + OURS + OWN + TORCH + "ValueError: x\n", SHORT + "ValueError: x", "ValueError: x"),
+        (
+            HEAD + tracebacks.TITLE + OURS + OWN + TORCH + "ValueError: x\n",
+            SHORT + "ValueError: x",
+            "ValueError: x" + AT,
+        ),
         (  # the error of a library that follows from it
             HEAD + tracebacks.TITLE + OWN + "ValueError: x" + LOST + tracebacks.TITLE + OURS + "TypeError: y\n",
             SHORT + "ValueError: x",
-            "TypeError: y",
+            "ValueError: x" + AT,
         ),
         (  # one that the user raises from another
             HEAD
@@ -38,9 +43,9 @@ LOADER = f"ValueError: Caught ValueError in DataLoader worker process 0.\nOrigin
             + OWN
             + "ValueError: y\n",
             SHORT + "ValueError: y",
-            "ValueError: y",
+            "ValueError: y" + AT,
         ),
-        (HEAD + tracebacks.TITLE + OURS + LOADER + "ValueError: x\n", SHORT + "ValueError: x", "ValueError: x"),
+        (HEAD + tracebacks.TITLE + OURS + LOADER + "ValueError: x\n", SHORT + "ValueError: x", "ValueError: x" + AT),
         (HEAD + tracebacks.TITLE + OURS + TORCH + STDLIB + "ValueError: x\n", None, "ValueError: x"),
         ("rank 1 of 2 is silent\nrank 0 waited\n", "rank 1 of 2 is silent\nrank 0 waited\n", "rank 1 of 2 is silent"),
         ("The loss\nLower it.\n\nSamples: [1]", "The loss\nLower it.", "The loss"),
