@@ -97,7 +97,7 @@ def test_the_table_has_the_first_rows_of_the_file_and_counts_all(typed: tuple[Pa
 def test_each_photograph_is_tested_by_one_fold_and_the_report_counts_it(typed: tuple[Path, dict[str, str]]) -> None:
     folder, said = typed
     (swept,) = [text for line, text in said.items() if "data.fold=" in line]
-    assert re.search(r"^n +val/accuracy +95 % interval +test_accuracy .*\n5 folds +[01]\.\d{4} +", swept, re.MULTILINE)
+    assert re.search(r"^n +val/accuracy +95 % interval +test/accuracy .*\n5 folds +[01]\.\d{4} +", swept, re.MULTILINE)
     (file,) = folder.glob("outputs/*/*_folds/out_of_fold.csv")
     rows = rows_of(file)
     photos = sorted(path.relative_to(folder / "photos").as_posix() for path in (folder / "photos").rglob("*.jpg"))

@@ -36,8 +36,7 @@ def start(
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    numbers = (0, 1, 2) if has_input and sys.stdin is not None else (1, 2)
-    files = {number: Connection(os.dup(number)) for number in numbers}
+    files = {number: Connection(os.dup(number)) for number in range(1 - (has_input and sys.stdin is not None), 3)}
     # the type of a context lacks `Process`
     process = processes.context().Process(target=_main, args=(work, dict(environ), cores, files, log))  # pyright: ignore[reportAttributeAccessIssue]
     process.start()

@@ -15,6 +15,7 @@ from lockstep.config.features import named_function
 from lockstep.runs import vitals
 from lockstep.runs.files import open_to_append
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, GRACE_S, RunFolder
+from lockstep.runs.naming import display_path
 from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World, outer_world
 from lockstep.system.libraries import lazy, silence_libraries
@@ -190,5 +191,7 @@ def show_failure(job: Job, out: TextIO | None = None) -> None:
 
         text = failure or explain_error(error, folder.path, "the command") or text
     if job.task == TRAIN:
-        text = vitals.failure_report(folder, text)
+        from lockstep.system import tracebacks
+
+        text = tracebacks.report(text, str(folder.path), display_path(folder.failure))
     print(text, file=out or sys.stderr, flush=True)

@@ -140,14 +140,3 @@ def end_of(folder: RunFolder, rank: int, who: str, code: int) -> str:
     inner = (tracebacks.own_frames(stack) or frames)[0]
     lines = [f"{line}, in {tracebacks.place(inner)}", "Most recent call first:"]
     return "\n".join([*lines, *(frame[0] for frame in frames)]) + "\n"
-
-
-def failure_report(folder: RunFolder, text: str) -> str:
-    """Return what a failed training prints of `text`, its failure.txt, and where the rest is."""
-    from lockstep.runs.naming import display_path
-    from lockstep.system import tracebacks
-
-    short = tracebacks.shorten(text)
-    if short == text:
-        return f"{text}\nThe run failed: {folder.path}"
-    return f"{short}\nThe whole {'traceback' if tracebacks.TITLE in text else 'report'}: {display_path(folder.failure)}"

@@ -81,15 +81,11 @@ def is_cell() -> bool:
 
 
 def debug(clear: Callable[[], object] = bool) -> None:
-    """Open a debugger in the caller, by `breakpoint()` in a worker; Ctrl-C still stops the run.
-
-    `clear` ends a live line, which would overwrite the prompt.
-    """
+    """Open a debugger in the caller of `breakpoint()`; `clear` ends a live line before. Ctrl-C still stops the run."""
     import pdb
 
     clear()
-    frame = inspect.currentframe()
-    pdb.Pdb(nosigint=True).set_trace(frame and frame.f_back)
+    pdb.Pdb(nosigint=True).set_trace(inspect.stack()[1].frame)
 
 
 def duration(seconds: float) -> str:

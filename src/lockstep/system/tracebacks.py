@@ -55,6 +55,13 @@ def shorten(text: str) -> str:
     return "\n".join([text.splitlines()[0], *frames, *_error(own)[:MOST_LINES]])
 
 
+def report(text: str, run: str, failure: str) -> str:
+    """Return what a failed training prints of `text`, its failure.txt, and the path of that or of the run."""
+    short = shorten(text)
+    whole = f"The whole {'traceback' if TITLE in text else 'report'}: {failure}"
+    return f"{short}\n{whole}" if short != text else f"{text}\nThe run failed: {run}"
+
+
 def _own_part(text: str) -> str:
     """Return the last traceback of a chain that has own frames; "" without one."""
     parts = CHAIN.split(text) if TITLE in text else ()
