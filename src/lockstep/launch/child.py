@@ -30,13 +30,13 @@ def start(
 ) -> BaseProcess:
     """Start a process that calls `work`, which must be picklable, and exits with its code.
 
-    It has the variables `environ`, runs on `cores` if given, prints where this process prints, or to the end of `log`,
-    and dies with this process. With `has_input` it has the standard input of this process, and `breakpoint()` works.
-    Its stop signals are blocked until it installs handlers.
+    It prints where this process prints, or to the end of `log`, has its standard input if `has_input`, for
+    `breakpoint()`, and dies with it. Its stop signals are blocked until it installs handlers.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    files = {number: Connection(os.dup(number)) for number in range(1 - (has_input and sys.stdin is not None), 3)}
+    numbers = (0, 1, 2) if has_input and sys.stdin is not None else (1, 2)
+    files = {number: Connection(os.dup(number)) for number in numbers}
     # the type of a context lacks `Process`
     process = processes.context().Process(target=_main, args=(work, dict(environ), cores, files, log))  # pyright: ignore[reportAttributeAccessIssue]
     process.start()
