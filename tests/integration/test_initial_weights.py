@@ -62,12 +62,11 @@ def test_the_weights_stay_when_the_other_run_is_gone(source: RunFolder, tmp_path
 
 
 def test_after_a_nan_loss_a_lower_rate_continues_from_the_last_good_weights(tmp_path: Path) -> None:
-    """What the message of the failure advises, as it is typed."""
     recipe = [*own_network("HasADomain"), "trainer.max_epochs=3", "scheduler=constant"]
     typed = [*recipe, "optimizer.lr=0.05", f"hydra.run.dir={tmp_path}/bad"]
     done = commands.run(command(*typed), ROOT)
     assert done.returncode == EXIT_FAILED
-    assert "Begin again (init_from=...) with a lower optimizer.lr" in done.stderr
+    assert "Lower optimizer.lr=0.05 first" in done.stderr
     assert "epoch 1" not in done.stderr, "there must be a checkpoint to start from"
     fixed = [*recipe, "optimizer.lr=1e-5", f"init_from={tmp_path}/bad", f"hydra.run.dir={tmp_path}/good"]
     assert commands.run(command(*fixed), ROOT).returncode == 0

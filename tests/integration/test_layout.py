@@ -106,7 +106,7 @@ def test_a_view_that_fails_in_channels_last_is_refused_with_the_key_that_trains_
     train_all([folder], 2, EXIT_CONFIG)
     (line,) = folder.failure.read_text().splitlines()
     assert "view size is not compatible" in line
-    assert line.endswith("(x.flatten(1)), or set trainer.memory_format=contiguous")
+    assert "(x.flatten(1)), or set trainer.memory_format=contiguous, in tests/support/networks.py:" in line
     train_all([write_run(tmp_path / "trained", [*words, "trainer.memory_format=contiguous"])], 2)
 
 

@@ -404,7 +404,8 @@ def test_a_failure_and_ctrl_c_lose_nothing_that_was_measured(tmp_path: Path) -> 
     path = folder_of(tmp_path)
     _, by_name = numbers(path)
     assert by_name["fails"]["state"] == "failed"
-    assert by_name["fails"]["reason"] == "ZeroDivisionError: the network of rank 1 is broken"
+    reason = by_name["fails"]["reason"]
+    assert re.match("ZeroDivisionError: the network of rank 1 is broken, in .*tests/support/networks.py:", reason)
     assert by_name["works"]["state"] == "stopped"
     assert by_name["works"]["images_per_s"]["count"] >= 2
     assert by_name["later"] == {
