@@ -152,21 +152,21 @@ def test_a_changed_image_has_features_of_its_own(files: Files, computed: list[in
 
 @pytest.mark.parametrize("other", ["weights", "view", "precision", "network"])
 def test_other_weights_and_views_have_features_of_their_own(files: Files, computed: list[int], other: str) -> None:
-    more: tuple[str, ...] = ("trainer.precision=float32",) if other == "precision" else ()
-    assert train(files.run(*more)) == 0
+    more: tuple[str, ...] = ()
+    assert train(files.run()) == 0
     match other:
         case "weights":
             files.weights = files.write_weights(2)
         case "view":
             more = ("data.crop_percent=0.5",)
         case "precision":
-            more = ("trainer.precision=bfloat16",)
+            more = ("trainer.precision=float32",)
         case _:
             files.weights = save_weights(files.folder / "other.pth", "shufflenet_v2_x1_0", 1)
             more = ("model.name=shufflenet_v2_x1_0",)
     run, plain = files.run(*more), files.run(*more, head_only="each_epoch")
     assert train(run) == train(plain) == 0
-    assert difference(run, plain) < (1e-12 if other != "precision" else 1e-2)
+    assert difference(run, plain) < (1e-12 if other != "precision" else 1e-3)
     assert computed == [70, 70]
 
 

@@ -16,23 +16,18 @@ def explain(error: Exception, folder: RunFolder, config: Config, world: World, p
         return str(error)
     if isinstance(error, NonFiniteLoss):
         what, samples = str(error).splitlines()
-        is_first = "in optimizer step 1 " in what
-        return "\n".join([what, *_advice(config, precision, is_first=is_first), "", samples])
+        return "\n".join([what, *_advice(config, precision), "", samples])
     if isinstance(error.__cause__ or error, BdbQuit):
         is_alone = world.world_size == 1
         return "the debugger was quit" if is_alone else "breakpoint() needs a run of one worker: set trainer.devices=1"
     return explain_error(error, folder.path, f"rank {world.rank} of {world.world_size}")
 
 
-def _advice(config: Config, precision: str, *, is_first: bool) -> Iterator[str]:
-    later = list[str]()
-    if is_first:
-        yield "No step came before it: the learning rate is not the cause. Look for NaN and"
-        yield f"infinite values in the images, {config.model.target} and {config.task.target}."
-    else:
-        rate = config.optimizer.lr
-        yield f"Lower optimizer.lr{'' if rate is None else f'={rate:g}'} first: divide it by 10 until the loss falls."
-        later += ["trainer.gradient_clip_norm=1"] if config.trainer.gradient_clip_norm is None else []
-    later += ["trainer.precision=float32"] if precision in ("float16", "bfloat16") else []
-    if later:
-        yield f"Then try {' and '.join(later)}."
+def _advice(config: Config, precision: str) -> Iterator[str]:
+    rate = config.optimizer.lr
+    yield f"Lower optimizer.lr{'' if rate is None else f'={rate:g}'} first: divide it by 10 until the loss falls."
+    if config.trainer.gradient_clip_norm is None:
+        yield "Then try trainer.gradient_clip_norm=1."
+    if precision in ("float16", "bfloat16"):
+        yield "Then try trainer.precision=float32."
+    yield "If this was the first step, look for NaN in the images, the network and the task instead."

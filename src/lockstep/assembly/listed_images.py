@@ -59,8 +59,8 @@ def describe_shrinking(config: Config, view: View, sides: Sequence[int]) -> str:
     side, median = min(view.size or [PRETRAINED_SIZE]), statistics.median(sides or [0])
     if side >= PRETRAINED_SIZE or median < max(MUCH_LARGER * side, PRETRAINED_SIZE / 2):
         return ""
-    arguments = {"pretrained": True} if config.has_own_module else config.model.arguments()  # it keeps its network
-    network = "" if arguments.get("pretrained") else "experiment=finetune, or "
+    arguments = {} if config.has_own_module else config.model.arguments()
+    network = "" if config.has_own_module or arguments.get("pretrained") else "experiment=finetune, or "
     stem = " model=resnet18_imagenet" if arguments.get("stem") == "small" else ""  # small: of images up to 64 pixels
     return f"from {median:,.0f} pixels to {side}: add {network}data.image_size={PRETRAINED_SIZE}{stem}"
 

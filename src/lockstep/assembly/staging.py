@@ -72,11 +72,11 @@ def readable(read: Callable[[], T], remark: str = "") -> T:
     try:
         return read()
     except (FileNotFoundError, ValueError) as error:
-        from lockstep.system.tracebacks import source_of
+        from lockstep.system.tracebacks import located
 
         *others, last = errors_of(error)
-        notes = source_of(error) + (f" ({remark})" if remark else "")
-        raise ConfigError(*others, Error("", f"{last}{notes}") if notes else last) from error
+        text = located(str(last), error) + (f" ({remark})" if remark else "")
+        raise ConfigError(*others, Error("", text) if text != str(last) else last) from error
 
 
 def agree(config: Config, world_size: int) -> None:

@@ -219,12 +219,12 @@ def _config_error(module: Classifier, key: str, problem: str) -> Iterator[None]:
     except MetricError as error:
         raise ConfigError(Error("", str(error))) from error
     except Exception as error:  # of custom code
-        from lockstep.system.tracebacks import source_of
+        from lockstep.system.tracebacks import located
 
-        line, where = one_line(error), source_of(error)
+        line = one_line(error)
         if module.layout.name != "contiguous" and "view size is not compatible" in line:
             line = f"{line.rstrip('.')} (x.flatten(1)), or set trainer.memory_format=contiguous"
-        raise ConfigError(Error(key, problem, line + where)) from error
+        raise ConfigError(Error(key, problem, located(line, error))) from error
 
 
 @contextlib.contextmanager

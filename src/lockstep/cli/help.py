@@ -1,4 +1,4 @@
-"""Prints `python train.py --help`: all groups and settings, or some of them; refuses options of other programs."""
+"""Prints `python train.py --help`: all groups and settings, or some of them."""
 
 import shutil
 import textwrap
@@ -60,13 +60,11 @@ Exit code: 0, 1 if an environment failed, 2 for a wrong configuration, 130 after
 """
 
 
-def show_help(overrides: Sequence[str] = (), source: Source = DEFAULT, unknown: Sequence[tuple[str, str]] = ()) -> None:
+def show_help(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
     """Print all groups and settings, or those that words without a value name: `trainer`, `trainer.max_epochs`.
 
-    Raises ConfigError for other names, and for `unknown` options, those of hydra_arguments.
+    Raises ConfigError for other names.
     """
-    if unknown:
-        raise ConfigError(*(_option_error(*pair, source) for pair in unknown))
     names = [text for text in overrides if "=" not in text and not text.startswith("~")]
     typed = [text for text in overrides if text not in names]
     try:
@@ -121,17 +119,6 @@ def show_benchmark(source: Source) -> None:
     tree: Any = OmegaConf.to_container(compose_config([f"+{ELSEWHERE}=default"], source))
     _print_text(f"{BENCHMARK}\nSettings, in addition to those of {training_command()} --help")
     _print_rows(_rows(tree, ELSEWHERE))
-
-
-def _option_error(option: str, text: str, source: Source) -> Error:
-    """Describe an option that no training has; the fix is that of its text as a setting, or this text."""
-    fixes = [f"write {text}"]
-    try:
-        plan([text], source)
-    except ConfigError as error:
-        own = (text.partition("=")[0], text, repr(text))  # other errors are about settings that it needs
-        fixes = [*(each.fix for each in error.errors if each.key in own and each.fix), *fixes]
-    return Error(option, "is not an option", fixes[0])
 
 
 def _rows(tree: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:

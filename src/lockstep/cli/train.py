@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from lockstep.config.composing.compose import Source
+    from lockstep.config.errors import Error
     from lockstep.config.saved_run import SavedRun
 
 
@@ -75,13 +76,29 @@ def _parse_command(folder: Path) -> "tuple[Namespace, Source]":
         source = source._replace(name=arguments.config_name)
     if arguments.config_dir:
         source = source._replace(added=Path(arguments.config_dir))
+    if arguments.unknown:
+        raise ConfigError(*(_option_error(option, text, source) for option, text in arguments.unknown))
     return arguments, source
+
+
+def _option_error(option: str, text: str, source: "Source") -> "Error":
+    """Describe an option that no training has; the fix is that of its text as a setting, or this text."""
+    from lockstep.config import overrides
+    from lockstep.config.errors import ConfigError, Error
+
+    fixes = [f"write {text}"]
+    try:
+        overrides.plan([text], source)
+    except ConfigError as error:
+        own = (text.partition("=")[0], text, repr(text))  # other errors are about settings that it needs
+        fixes = [*(each.fix for each in error.errors if each.key in own and each.fix), *fixes]
+    return Error(option, "is not an option", fixes[0])
 
 
 def _saved_run(arguments: "Namespace", source: "Source") -> "SavedRun | None":
     """Return the run to resume, with the changes of this command; Hydra gets the necessary part. Raises ConfigError."""
     is_help = any((arguments.help, arguments.hydra_help, arguments.cfg, arguments.info, arguments.shell_completion))
-    if is_help or arguments.unknown or arguments.multirun or not any("resume=" in text for text in arguments.overrides):
+    if is_help or arguments.multirun or not any("resume=" in text for text in arguments.overrides):
         return None
     from lockstep.config import overrides, saved_run
     from lockstep.config.composing import compose
@@ -97,7 +114,7 @@ def _saved_run(arguments: "Namespace", source: "Source") -> "SavedRun | None":
 
 
 def _is_checked(arguments: "Namespace", source: "Source") -> bool:
-    """Check the options and overrides. Returns False after printing --help. Raises ConfigError."""
+    """Check the overrides. Returns False after printing --help. Raises ConfigError."""
     from omegaconf import OmegaConf
 
     from lockstep.cli import sweep
@@ -106,10 +123,10 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
 
     compose.search_defaults()
     OmegaConf.register_new_resolver("sweep_folder", lambda: "outputs", replace=True)
-    if arguments.help or arguments.unknown:
+    if arguments.help:
         from lockstep.cli.help import show_help
 
-        show_help(arguments.overrides, source, arguments.unknown)
+        show_help(arguments.overrides, source)
         return False
     if arguments.cfg or arguments.info or arguments.shell_completion or arguments.hydra_help:
         return True

@@ -72,9 +72,9 @@ def section_errors(config: Config, section: str) -> Iterator[None]:
     except (TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        from lockstep.system.tracebacks import source_of
+        from lockstep.system.tracebacks import located
 
-        text = one_line(error) + source_of(error)
+        text = located(one_line(error), error)
         key = "" if text.startswith(f"{section}.") else f"{section}._target_={getattr(config, section).target}"
         raise ConfigError(Error(key, f": {text}" if key else text)) from error
 

@@ -96,7 +96,7 @@ def plan(
             may_search = is_multirun or saved is not None  # a trial of a search keeps it
             errors += _sweep_errors(config, configs[0], may_search=may_search, is_multirun=is_multirun)
     if errors:
-        raise ConfigError(*override_errors.with_values(errors, overrides, options))
+        raise ConfigError(*errors)
     return Plan(configs, frozenset(later))
 
 

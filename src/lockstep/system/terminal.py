@@ -80,7 +80,7 @@ def is_cell() -> bool:
     return type(sys.stdout).__module__.partition(".")[0] == "ipykernel"
 
 
-def debug(clear: Callable[[], object] = bool) -> None:
+def debug(clear: Callable[[], object] = lambda: None) -> None:
     """Open a debugger in the caller of `breakpoint()`; `clear` ends a live line before. Ctrl-C still stops the run."""
     import pdb
 

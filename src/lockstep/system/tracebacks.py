@@ -1,5 +1,6 @@
 """What a user needs of a traceback: the frames of their own code, which belong to no library, and the error."""
 
+import os
 import re
 import sysconfig
 import traceback
@@ -11,7 +12,7 @@ CHAIN = re.compile(r"\n\n(?:During handling of the above|The above) exception\b.
 FRAME = re.compile(
     r'^ +File "(?P<path>.+)", line (?P<line>\d+),? in (?P<function>.+)(?:\n {4,}(?P<source>.+))?', re.MULTILINE
 )
-LIBRARIES = ("<", sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]))
+LIBRARIES = ("<", *(f"{path}{os.sep}" for path in (sysconfig.get_path("stdlib"), Path(__file__).parents[1])))
 INSTALLED = re.compile(r"\b(site|dist)-packages\b")
 # shown of an error
 MOST_FRAMES = 4
@@ -30,9 +31,10 @@ def place(frame: re.Match[str]) -> str:
     return f"{path}:{frame['line']} ({frame['function']})"
 
 
-def source_of(error: BaseException) -> str:
-    """Return the innermost own frame of an error and its source line, to append to its message; "" without one."""
-    return _source("".join(traceback.format_exception(error)))
+def located(text: str, error: BaseException) -> str:
+    """Append the innermost own frame of an error and its source line to `text`, if it has one."""
+    where = _source("".join(traceback.format_exception(error)))
+    return text.removesuffix(".") + where if where else text
 
 
 def cause(text: str) -> str:

@@ -69,4 +69,5 @@ def test_an_error_in_one_line_names_its_source() -> None:
         _ = 1 / 0
     line = f"{Path(__file__).relative_to(Path.cwd())}:{caught.tb.tb_lineno}"
     name = test_an_error_in_one_line_names_its_source.__name__
-    assert tracebacks.source_of(caught.value) == f", in {line} ({name}): _ = 1 / 0"
+    assert tracebacks.located("A zero.", caught.value) == f"A zero, in {line} ({name}): _ = 1 / 0"
+    assert tracebacks.located("Not raised.", ZeroDivisionError()) == "Not raised."

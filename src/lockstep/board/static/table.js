@@ -23,7 +23,7 @@ const COLUMNS = [
   {name: 'Workers', slug: 'workers', value: (run) => run.workers, text: (run) => count(run.workers), isDown: true},
   {name: 'Device', slug: 'device', value: (run) => run.device, text: (run) => run.device ?? '–', isWord: true},
   {name: 'Best', slug: 'best', value: (run) => run.best, text: (run) => named(run, 'monitor', run.best), isDown: true,
-    title: ({monitor, of}) => [monitor, of].filter(Boolean).join(', ')},
+    title: ({monitor, setting}) => [monitor, setting].filter(Boolean).join(', ')},
   {name: 'Test', slug: 'test', value: (run) => run.test, text: (run) => named(run, 'tested', run.test), isDown: true},
   {name: 'Tags', slug: 'tags', value: (run) => tags(run), text: (run) => tags(run), title: (run) => tags(run), isWord: true},
   {name: 'Started', slug: 'started', value: (run) => run.started, text: (run) => day(run.started),
@@ -154,10 +154,11 @@ function bestOf(trials) {
   const settings = [...Map.groupBy(trials, (trial) => settingsOf(trial).sort().join(' '))];
   const least = settings.length < trials.length ? 2 : 1; // where others are repeated, a single one says too little
   const isResult = ({state, best}) => state === 'finished' && Number.isFinite(best);
-  const means = settings.filter(([, same]) => same.length >= least && same.every(isResult)).map(([of, same]) => {
+  const means = settings.filter(([, same]) => same.length >= least && same.every(isResult)).map(([setting, same]) => {
     const mean = (value) => average([...Map.groupBy(same, foldOf).values()].map((fold) => average(fold.map(value))));
     const {tested} = testOf(same[0]);
-    return {of, monitor: same[0].monitor, best: mean(({best}) => best), tested, test: mean(({metrics}) => metrics[tested])};
+    const [best, test] = [mean((trial) => trial.best), mean(({metrics}) => metrics[tested])];
+    return {setting, monitor: same[0].monitor, best, tested, test};
   });
   return means.sort((a, b) => (trials[0].mode === 'min' ? a.best - b.best : b.best - a.best))[0];
 }

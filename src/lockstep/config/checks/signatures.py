@@ -193,9 +193,9 @@ def _find_signature(key: str, target: str) -> Errors:
             meant, hint = [], f"put it into a file next to the notebook, net.py, and write net{target[8:]}"
         yield key, Error(f"{key}={target}", f": {error}", question(meant, hint))
     except Exception as error:  # any error of a module during its import
-        from lockstep.system.tracebacks import source_of
+        from lockstep.system.tracebacks import located
 
-        text = f"{type(error).__name__}: {one_line(error)}{source_of(error)}"
+        text = located(f"{type(error).__name__}: {one_line(error)}", error)
         yield key, Error(f"{key}={target}", "cannot be imported", text)
     return None
 

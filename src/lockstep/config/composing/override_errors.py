@@ -1,7 +1,6 @@
 """Errors about single overrides: of another command, or refused by Hydra."""
 
 import re
-from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -55,16 +54,15 @@ def _option_hint(group: str, option: str) -> str:
     return hint(f"{group}={option}")
 
 
-def with_values(errors: Iterable[Error], texts: Iterable[str], options: Groups) -> Iterator[Error]:
-    """Yield errors with the values that were typed in their fixes: epochs=5 means trainer.max_epochs=5."""
-    typed = {name.lstrip("+"): value for name, _, value in (text.partition("=") for text in texts)}
-    for error in errors:
-        before, dots, after = error.fix.partition("=...")
-        value, name = typed.get(error.key), before.split(" ")[-1]
-        fix = f"{before}={value}{after}" if value and dots and after in ("", "?") else error.fix
-        if fix != error.fix and name in options and value not in options[name]:
-            fix = _option_hint(name, str(value)) or error.fix
-        yield error._replace(fix=fix)
+def _with_value(fix: str, value: str, options: Groups) -> str:
+    """Put the value that was typed into a fix: epochs=5 means trainer.max_epochs=5."""
+    before, dots, after = fix.partition("=...")
+    name = before.split(" ")[-1]
+    if not (value and dots and after in ("", "?")):
+        return fix
+    if name in options and value not in options[name]:
+        return _option_hint(name, value) or fix
+    return f"{before}={value}{after}"
 
 
 def refusal(cfg: DictConfig, override: Override, error: Exception, options: Groups) -> Error:
@@ -78,6 +76,7 @@ def refusal(cfg: DictConfig, override: Override, error: Exception, options: Grou
     legal = legal_names(tree, path[:-1], options)
     is_unknown = path[-1] not in legal if legal is not None else bool(meant_key(tree, path, options))
     if override.is_delete() or not isinstance(parent, dict) or is_unknown:
-        return unknown_key(tree, path, options)
+        unknown = unknown_key(tree, path, options)
+        return unknown._replace(fix=_with_value(unknown.fix, text.partition("=")[2], options))
     OmegaConf.update(cfg, key, override.value(), merge=True, force_add=True)
-    return Error(key, "is not set in conf/", f"add it with +{key}=...")
+    return Error(key, "is not set in conf/", f"add it with +{text}")

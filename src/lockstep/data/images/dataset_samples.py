@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from lockstep.data.splits import ImageError
 from lockstep.distributed.rng import seed_of
-from lockstep.system.tracebacks import source_of
+from lockstep.system.tracebacks import located
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +124,7 @@ def shape_text(value: Tensor, first: int = 0) -> str:
 
 def _reason(error: Exception) -> str:
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"{text.removesuffix(': ')}{source_of(error)}"
+    return located(text.removesuffix(": "), error)
 
 
 @contextlib.contextmanager
