@@ -31,6 +31,10 @@ from tests.support.sources import SETTINGS, digits
 
 CPU = torch.device("cpu")
 DIGITS = (*on_data("data=digits"), "optimizer.lr=0.2", "model.dropout=0")
+COMPILED = (  # in a few seconds
+    *(text for text in DIGITS if not text.startswith("model.")),
+    *("model._target_=tests.support.networks.Plain", "+model.hidden=8", "compile=true"),
+)
 AS_THEY_ARE = ("augment.crop_padding=0", "augment.flip=false", "augment.cutout=0")  # learned in any rounding
 LABELS = (
     *(*DIGITS, "data._target_=tests.support.sources.labelled", "+data.kind=labels", "task=multilabel"),
@@ -188,7 +192,7 @@ def test_labels_have_a_slope_and_an_offset_each(tmp_path: Path, more: tuple[str,
             (*DIGITS, *AS_THEY_ARE, "trainer.virtual_shards=4", "trainer.precision=bfloat16"), 180, id="virtual shards"
         ),
         pytest.param((*DIGITS, "callbacks=ema", "trainer.precision=float32"), 180, id="averaged weights"),
-        pytest.param((*DIGITS, "compile=true"), 180, id="compiled", marks=pytest.mark.full),
+        pytest.param(COMPILED, 180, id="compiled", marks=pytest.mark.full),
     ],
 )
 def test_the_images_are_those_of_the_validation(tmp_path: Path, settings: tuple[str, ...], count: int) -> None:
