@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 DIGITS = (*on_data("data=digits"), "optimizer.lr=0.2", "model.dropout=0")
 COMPILED = (  # in a few seconds
     *(text for text in DIGITS if not text.startswith("model.")),
-    *("model._target_=tests.support.networks.Plain", "+model.hidden=8", "compile=true"),
+    *("model._target_=tests.support.networks.NormalizesSingleValues", "+model.hidden=8", "compile=true"),
 )
 AS_THEY_ARE = ("augment.crop_padding=0", "augment.flip=false", "augment.cutout=0")  # learned in any rounding
 LABELS = (

@@ -136,9 +136,10 @@ class Table:
             if done := [row for row in rows if row.result is not None]:
                 columns = {name: [row.tests.get(name) for row in done] for name in self.tests}
                 columns[self.objective.name] = [row.result for row in done]
-                known = {name: self._repetitions(done, each) for name, each in columns.items() if None not in each}
-                all_of = {name: bounded(spread(each, are_folds=are_folds), name, each) for name, each in known.items()}
-                found, tests = all_of.pop(self.objective.name), {name: each._asdict() for name, each in all_of.items()}
+                whole = {name: self._repetitions(done, each) for name, each in columns.items() if None not in each}
+                spreads = {name: bounded(spread(each, are_folds=are_folds), name, each) for name, each in whole.items()}
+                found = spreads.pop(self.objective.name)
+                tests = {name: each._asdict() for name, each in spreads.items()}
                 numbers = tuple(row.trial.number for row in done)
                 size, num_groups = max(len(rows), least), num_tested_groups(done) if are_folds else 0
                 groups.append(Group(settings, numbers, size, self.over, *found, tests=tests, num_groups=num_groups))
