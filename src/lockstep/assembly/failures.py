@@ -16,18 +16,20 @@ def explain(error: Exception, folder: RunFolder, config: Config, world: World, p
         return str(error)
     if isinstance(error, NonFiniteLoss):
         what, samples = str(error).splitlines()
-        return "\n".join([what, *_advice(config, precision), "", samples])
+        return "\n".join([what, *_advice(error.step, config, precision), "", samples])
     if isinstance(error.__cause__ or error, BdbQuit):
         is_alone = world.world_size == 1
         return "the debugger was quit" if is_alone else "breakpoint() needs a run of one worker: set trainer.devices=1"
     return explain_error(error, folder.path, f"rank {world.rank} of {world.world_size}")
 
 
-def _advice(config: Config, precision: str) -> Iterator[str]:
-    rate = config.optimizer.lr
-    yield f"Lower optimizer.lr{'' if rate is None else f'={rate:g}'} first: divide it by 10 until the loss falls."
-    if config.trainer.gradient_clip_norm is None:
-        yield "Then try trainer.gradient_clip_norm=1."
+def _advice(step: int, config: Config, precision: str) -> Iterator[str]:
+    if step == 1:
+        yield "No step came before it: look for NaN in the images, the network and the task."
+    else:
+        rate = config.optimizer.lr
+        yield f"Lower optimizer.lr{'' if rate is None else f'={rate:g}'} first: divide it by 10 until the loss falls."
+        if config.trainer.gradient_clip_norm is None:
+            yield "Then try trainer.gradient_clip_norm=1."
     if precision in ("float16", "bfloat16"):
         yield "Then try trainer.precision=float32."
-    yield "If this was the first step, look for NaN in the images, the network and the task instead."

@@ -1,4 +1,4 @@
-"""Prints `python train.py --help`: all groups and settings, or some of them."""
+"""Prints `python train.py --help`: all groups and settings, or some of them; explains options of other programs."""
 
 import shutil
 import textwrap
@@ -119,6 +119,17 @@ def show_benchmark(source: Source) -> None:
     tree: Any = OmegaConf.to_container(compose_config([f"+{ELSEWHERE}=default"], source))
     _print_text(f"{BENCHMARK}\nSettings, in addition to those of {training_command()} --help")
     _print_rows(_rows(tree, ELSEWHERE))
+
+
+def option_error(option: str, text: str, source: Source) -> Error:
+    """Describe an option that no training has; the fix is that of its text as a setting, or this text."""
+    fixes = [f"write {text}"]
+    try:
+        plan([text], source)
+    except ConfigError as error:
+        own = (text.partition("=")[0], text, repr(text))  # other errors are about settings that it needs
+        fixes = [*(each.fix for each in error.errors if each.key in own and each.fix), *fixes]
+    return Error(option, "is not an option", fixes[0])
 
 
 def _rows(tree: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:

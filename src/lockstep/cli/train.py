@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from lockstep.config.composing.compose import Source
-    from lockstep.config.errors import Error
     from lockstep.config.saved_run import SavedRun
 
 
@@ -77,22 +76,10 @@ def _parse_command(folder: Path) -> "tuple[Namespace, Source]":
     if arguments.config_dir:
         source = source._replace(added=Path(arguments.config_dir))
     if arguments.unknown:
-        raise ConfigError(*(_option_error(option, text, source) for option, text in arguments.unknown))
+        from lockstep.cli.help import option_error
+
+        raise ConfigError(*(option_error(option, text, source) for option, text in arguments.unknown))
     return arguments, source
-
-
-def _option_error(option: str, text: str, source: "Source") -> "Error":
-    """Describe an option that no training has; the fix is that of its text as a setting, or this text."""
-    from lockstep.config import overrides
-    from lockstep.config.errors import ConfigError, Error
-
-    fixes = [f"write {text}"]
-    try:
-        overrides.plan([text], source)
-    except ConfigError as error:
-        own = (text.partition("=")[0], text, repr(text))  # other errors are about settings that it needs
-        fixes = [*(each.fix for each in error.errors if each.key in own and each.fix), *fixes]
-    return Error(option, "is not an option", fixes[0])
 
 
 def _saved_run(arguments: "Namespace", source: "Source") -> "SavedRun | None":

@@ -166,17 +166,26 @@ class OptimizerStep:
             getattr(callback, hook)(self._module.trainer, self._module, *values)
 
 
+class _Samples(NamedTuple):
+    indices: Tensor
+    shard: Shard
+
+
 class NonFiniteLoss(RuntimeError):
-    """A loss of this rank is NaN or infinite; the message has the step, and the samples in its second line."""
+    """A loss of this rank is NaN or infinite in optimizer step `step`; the samples are in the second line."""
+
+    def __init__(self, step: int, rank: int, samples: list[_Samples]) -> None:
+        first, last = samples[0].shard, samples[-1].shard
+        several = f"es {first.micro_step + 1} to" if len(samples) > 1 else ""
+        where = f"epoch {first.epoch + 1}, micro-batch{several} {last.micro_step + 1}"
+        indices = [index for part in samples for index in part.indices.tolist()]
+        text = f"The loss is not finite in optimizer step {step} ({where}) on rank {rank}."
+        super().__init__(f"{text}\nTraining samples of the shard: {indices}")
+        self.step = step
 
 
 class NonFiniteGradient(RuntimeError):
     """Gradients overflow float16 at every scale of the loss."""
-
-
-class _Samples(NamedTuple):
-    indices: Tensor
-    shard: Shard
 
 
 class _Pending(NamedTuple):
@@ -227,7 +236,7 @@ class LossGuard:
             torch.maximum(self._is_bad, is_bad, out=self._is_bad)
             self._samples.append(samples)
         elif not math.isfinite(loss.item()):
-            raise self._own_error(step, [samples])
+            raise NonFiniteLoss(step, self._rank, [samples])
 
     def protect(self, step: int) -> None:
         """Make the optimizer skip its next update if a loss of any rank is bad, or gradients overflow."""
@@ -274,7 +283,7 @@ class LossGuard:
         """
         is_own_bad, bad_rank, *facts = flags
         if is_own_bad:
-            raise self._own_error(step, samples)
+            raise NonFiniteLoss(step, self._rank, samples)
         if bad_rank:
             raise FailedElsewhere(f"The loss is not finite in optimizer step {step} on rank {bad_rank - 1:.0f}.")
         if self._loss_scale is not None:
@@ -290,15 +299,6 @@ class LossGuard:
             return FailedElsewhere(f"{text}.")
         skipped = f"{self._loss_scale.num_skipped:,} steps were skipped"
         return NonFiniteGradient(f"{text}; {skipped}. Use trainer.precision=float32 in a new run, or bfloat16.")
-
-    def _own_error(self, step: int, samples: list[_Samples]) -> NonFiniteLoss:
-        first, last = samples[0].shard, samples[-1].shard
-        several = f"es {first.micro_step + 1} to" if len(samples) > 1 else ""
-        indices = [index for part in samples for index in part.indices.tolist()]
-        return NonFiniteLoss(
-            f"The loss is not finite in optimizer step {step} (epoch {first.epoch + 1}, micro-batch{several} "
-            f"{last.micro_step + 1}) on rank {self._rank}.\nTraining samples of the shard: {indices}"
-        )
 
 
 _Row = tuple[Tensor, Any]  # page-locked memory, and the CUDA event after which a copy into it is complete
