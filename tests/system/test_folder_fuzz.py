@@ -12,8 +12,8 @@ from tests.support.strangers import train
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 SEED = 51
-NUM_CASES, NUM_EACH = 200, 50
-NUM_COMPUTED, NUM_COMPUTED_EACH = 20, 10
+NUM_CASES, NUM_EACH = 150, 50
+NUM_COMPUTED, NUM_COMPUTED_EACH = 10, 10
 
 
 @pytest.fixture(scope="module")
