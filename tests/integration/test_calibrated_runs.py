@@ -253,7 +253,7 @@ def test_the_predictions_of_a_fold_are_calibrated(tmp_path: Path, more: tuple[st
 @pytest.mark.processes
 @pytest.mark.parametrize("settings", [DIGITS, (*DIGITS, "trainer.virtual_shards=6")], ids=["float64", "virtual shards"])
 def test_any_number_of_workers_has_the_same(tmp_path: Path, settings: tuple[str, ...]) -> None:
-    ways = {"1": 1, "3": 3, "[1,0]": 2}
+    ways = {"1": 1, "2": 2, "3": 3, "[1,0]": 2}
     runs = {}
     for way, count in ways.items():
         loads = [f"trainer.loads={way}"] if way.startswith("[") else []

@@ -38,6 +38,8 @@ TRAINED = {
     "partly used network": "float32",
     "tied layers": "bfloat16",
     "augmentations of photographs": "float32",
+    "AdamW": "float32",
+    "plateau": "float32",
     "parameter groups": "float32",
     "class weights, own metric": "bfloat16",
     "balanced classes": "float32",

@@ -57,6 +57,12 @@ def test_the_own_frames_and_the_error_are_shown(text: str, shown: str | None, ca
     assert tracebacks.cause(text) == cause
 
 
+def test_a_package_whose_name_begins_like_that_of_a_library_is_ones_own() -> None:
+    path = f"{Path(lockstep.__file__).parent}_flowers/net.py"
+    (frame,) = tracebacks.own_frames(f'  File "{path}", line 12, in forward\n    return x\n{OURS}')
+    assert frame["path"] == path
+
+
 def test_a_long_error_is_cut() -> None:
     text = HEAD + tracebacks.TITLE + OTHER * 1000 + OWN + "ValueError: x\n" + "    at\n" * 100
     lines = tracebacks.shorten(text).splitlines()
