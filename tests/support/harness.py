@@ -23,6 +23,7 @@ from lockstep.launch import child
 from lockstep.launch.worker import TRAIN, Job, run_here
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import outer_world
+from lockstep.system.process import leave
 
 ROOT = Path(__file__).parents[2]
 # longest wait for an event, far more than a busy machine needs, and less than the limit of pytest (pyproject.toml), so
@@ -199,4 +200,4 @@ def _work(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_work(sys.argv[1]))
+    leave(partial(_work, sys.argv[1]))  # as a command does: threads of gloo can abort an interpreter that exits
