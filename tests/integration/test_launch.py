@@ -19,6 +19,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from lockstep.distributed.collectives import FailedElsewhere
 from lockstep.launch import worker
+from lockstep.runs import discovery
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
@@ -29,6 +30,7 @@ from tests.support.image_files import write_folder
 from tests.support.sweeps import table_of, trials_of
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
+LOCKSTEP = (sys.executable, "-m", "lockstep")
 
 
 def run(cwd: Path, *overrides: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -139,13 +141,12 @@ def test_every_command_works_where_the_name_of_tmpdir_is_long(tmp_path: Path) ->
     script = (
         f"import lockstep; run = lockstep.train({[*short, 'hydra.run.dir=notebook']}); assert run.state == 'finished'"
     )
-    lockstep = [sys.executable, "-m", "lockstep"]
     for words in (
-        [*lockstep, "train", *short, "hydra.run.dir=one", "trainer.devices=1"],
-        [*lockstep, "train", "-m", *short, "trainer.devices=1", "seed=0,1"],
-        [*lockstep, "eval", "one"],
-        [*lockstep, "train", *short, "hydra.run.dir=job", "cluster=local"],
-        [*lockstep, "jobs", "wait", "job"],
+        [*LOCKSTEP, "train", *short, "hydra.run.dir=one", "trainer.devices=1"],
+        [*LOCKSTEP, "train", "-m", *short, "trainer.devices=1", "seed=0,1"],
+        [*LOCKSTEP, "eval", "one"],
+        [*LOCKSTEP, "train", *short, "hydra.run.dir=job", "cluster=local"],
+        [*LOCKSTEP, "jobs", "wait", "job"],
         [sys.executable, "-c", script],
     ):
         done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
@@ -258,6 +259,11 @@ def test_a_loss_that_is_not_a_number_ends_the_run_before_its_step(tmp_path: Path
     assert where == f"The whole report: {folder.failure.relative_to(tmp_path.resolve())}"
     assert folder.failure.read_text().splitlines()[-1].startswith("Training samples of the shard: [")
     assert folder.read_status()["reason"] == what
+    shown = subprocess.run([*LOCKSTEP, "status"], cwd=tmp_path, env=environ(), capture_output=True, text=True).stdout
+    look = f"^look +cat {folder.failure.relative_to(tmp_path.resolve())}$"
+    assert re.search(look, shown, re.MULTILINE), "resumed, it fails again"
+    (known,) = discovery.scan(tmp_path / "outputs").values()
+    assert discovery.resume_command(known) is None
     saved = torch.load(folder.last_checkpoint, weights_only=True)
     assert saved["global_step"] == 25
     assert all(value.isfinite().all() for value in saved["state_dict"].values())

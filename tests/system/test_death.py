@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from lockstep.launch import parent, worker
 from lockstep.runs import vitals
@@ -124,6 +125,19 @@ def test_a_failure_without_a_text_is_reported(tmp_path: Path, capsys: pytest.Cap
     RunFolder(tmp_path).failure.touch()  # by a version that wrote in place, and was killed
     worker.show_failure(worker.Job(worker.TRAIN, str(tmp_path), {}))
     assert capsys.readouterr().err.splitlines()[0] == "a worker failed without an error message"
+
+
+def test_a_command_without_a_folder_of_its_own_shows_the_own_frames_and_all_of_another_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, job = RunFolder(tmp_path), worker.Job("lockstep.inference.evaluate:evaluate", str(tmp_path), {})
+    of_torch, own = f'  File "{torch.__file__}", line 1, in f\n', '  File "/me/net.py", line 7, in forward\n'
+    text = f"rank 0 failed:\nTraceback (most recent call last):\n{of_torch}{own}    x['a']\nKeyError: 'a'\n"
+    shown = "rank 0 failed:\n  /me/net.py:7 (forward)\n    x['a']\nKeyError: 'a'\n"
+    for failure, expected in ((text, shown), (f"rank 1 died\n\n{STACK}", f"rank 1 died\n\n{STACK}")):
+        folder.failure.write_text(failure)
+        worker.show_failure(job)
+        assert capsys.readouterr().err == expected
 
 
 STACK = """Fatal Python error: Segmentation error

@@ -36,6 +36,13 @@ def test_a_wheel_has_all_of_conf_and_of_a_new_project(installed: Path) -> None:
     assert run(home, installed / "lockstep", "--version") == f"lockstep {lockstep.__version__}\n"
 
 
+def test_what_the_unit_tests_read_of_the_package_is_in_the_wheel(installed: Path) -> None:
+    # as .github/workflows/release.yml tests a wheel, but only what depends on the place of its files
+    files = ("tests/unit/cli/test_schema.py", "tests/unit/test_architecture.py", "tests/unit/system/test_tracebacks.py")
+    words = ("-m", "pytest", "-q", "-n0", "-m", "not full and not processes", *files)
+    assert " passed" in run(ROOT, installed / "python", *words)
+
+
 def test_lockstep_trains_and_resumes_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     command = installed / "lockstep"
     stopped = run(tmp_path, command, "train", *BRIEF, "trainer.devices=2", STOP, code=EXIT_STOPPED)

@@ -1,5 +1,6 @@
 """The parent of workers: the signals it forwards, how it ends, and that nothing outlives it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -88,6 +89,19 @@ leave(lambda: 75)
         [sys.executable, "-c", program], cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert (done.returncode, done.stderr) == (75, "")
+
+
+@pytest.mark.parametrize("option", [(), ("--json",)])
+def test_an_error_of_ones_own_code_ends_a_command_with_its_frames(tmp_path: Path, option: tuple[str, ...]) -> None:
+    (tmp_path / "own.py").write_text("def images():\n    return {}['lost']\n")
+    program = "import own; from lockstep.system.process import leave; leave(own.images)"
+    variables = {**environ(), "PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}"}
+    words = [sys.executable, "-c", program, *option]
+    done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
+    text = "Traceback (most recent call last):\n  own.py:2 (images)\n    return {}['lost']\nKeyError: 'lost'"
+    assert (done.returncode, done.stderr) == (1, f"{text}\n")
+    errors = [{"key": "", "message": text, "hint": ""}]
+    assert (json.loads(done.stdout) if option else done.stdout) == ({"errors": errors} if option else "")
 
 
 def test_a_worker_that_receives_no_signal_is_killed_after_a_second_ctrl_c(tmp_path: Path) -> None:

@@ -178,8 +178,8 @@ print(json.dumps([error(overrides) for overrides in (
     assert sweep == "-m is of a sweep: remove it, and call lockstep.sweep"
     assert cluster == "cluster=local is not for lockstep.train, which trains here: use lockstep.submit"
     assert hydra == "hydra.job.chdir=true is for a Hydra job, which lockstep.train does not start: remove it"
-    assert one == "'seed=1' is not a list of overrides: write lockstep.train(['optimizer.lr=0.1'])"
-    assert number.startswith("[1] is not a list of overrides")
+    assert one == "'seed=1' is not a list of settings: write ['optimizer.lr=0.1']"
+    assert number.startswith("[1] is not a list of settings")
     assert later == "name uses a value of Hydra that only python train.py has: set it"
     assert devices.startswith("trainer.devices=0 must be")
     assert nowhere.startswith("resume=nowhere is not a run folder")

@@ -99,6 +99,13 @@ def test_bits_differ_by_the_rank_and_not_by_the_samples_of_a_shard(name: str, co
     assert re.search(expected, text), text
 
 
+def test_a_network_that_fails_after_the_start_is_no_error_of_the_configuration() -> None:
+    code, text = verified(*SMALL, *NET, f"model._target_={PLANTED}.FailsInTheSecondEpoch")
+    assert code == 1, text
+    assert re.search(r"^lockstep: 1 worker: KeyError: 'lost', in .*planted\.py:\d+ \(forward\): ", text, re.MULTILINE)
+    assert "config error" not in text
+
+
 @pytest.mark.parametrize(
     ("overrides", "error"),
     [

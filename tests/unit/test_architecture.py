@@ -79,7 +79,8 @@ def test_private_parts_of_other_libraries_are_used_in_one_module() -> None:
 
 
 def test_every_name_of_hydra_is_in_the_table_of_what_its_next_version_changes() -> None:
-    sources = {path.relative_to(PACKAGE.parent).as_posix(): path for path in PACKAGE.parent.rglob("*.py")}
+    paths = (path for name in (PACKAGE.name, "hydra_plugins") for path in (PACKAGE.parent / name).rglob("*.py"))
+    sources = {path.relative_to(PACKAGE.parent).as_posix(): path for path in paths}
     names, private = set(), set()
     for source, path in sources.items():
         for node in _nodes(path, ast.ImportFrom, ast.Import):

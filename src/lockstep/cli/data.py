@@ -51,8 +51,10 @@ def run_data_command(arguments: argparse.Namespace, source: "Source") -> int:
             changes = {name: getattr(arguments, name) for name in ("image_size", "channels", "cache")}
             return prepare(arguments.root, changes, source)
         typed = arguments.overrides
-        if typed and ("://" in typed[0].partition("=")[0] or "=" not in typed[0]):
-            typed = ["data=image_folder", f"data.root={naming.hydra_text(typed[0])}", *typed[1:]]
+        places = [text for text in typed if "://" in text.partition("=")[0] or not ("=" in text or text[0] == "~")]
+        if len(places) == 1:
+            settings = [text for text in typed if text not in places]
+            typed = ["data=image_folder", f"data.root={naming.hydra_text(places[0])}", *settings]
         if arguments.data_command == "check":
             return check.check(typed, source, is_json=arguments.json, pictures=arguments.pictures)
         return fetch.fetch(typed, source)
@@ -68,12 +70,13 @@ def prepare(root: str, changes: Mapping[str, str | None], source: "Source") -> i
     if changed.get("cache", "null") != "null":
         changed["cache"] = naming.hydra_text(changed["cache"])
     typed = ["data=image_folder", *(f"data.{name}={value}" for name, value in changed.items())]
-    section = overrides.check(typed, source).configs[0].data
+    config = overrides.check(typed, source).configs[0]
+    section = config.data
     if section.arguments()["cache"] is None:
         raise ValueError("data.cache=null keeps nothing: name a folder with --cache.")
     import torch
 
-    from lockstep.assembly.listed_images import files_of
+    from lockstep.assembly.listed_images import files_of, header_rows
     from lockstep.assembly.staging import once_a_node
     from lockstep.data.splits import ImageError
 
@@ -87,6 +90,7 @@ def prepare(root: str, changes: Mapping[str, str | None], source: "Source") -> i
             print("\n".join(f"lockstep: {message}" for message in error.errors), file=sys.stderr)
             json_output.put_errors(error)
             return EXIT_CONFIG
+        shrunk = dict(header_rows(config, decoding.list_splits()))["shrunk"]
     names = decoding.table.class_names
     assert isinstance(images, torch.Tensor), "cropped"
     count, channels, height, width = images.shape
@@ -95,7 +99,9 @@ def prepare(root: str, changes: Mapping[str, str | None], source: "Source") -> i
     print(
         f"{plural(count, 'image')} of {channels}x{height}x{width} "
         f"in {plural(len(names), 'class', 'classes')}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}\n"
-        f"{'Decoded into' if is_new else 'Up to date:'} {decoding.path} ({images.nbytes / 2**20:,.1f} MiB)\n"
-        f"Train with:\n  {naming.training_command()} {shlex.join(typed)}"
+        f"{'Decoded into' if is_new else 'Up to date:'} {decoding.path} ({images.nbytes / 2**20:,.1f} MiB)"
     )
+    if shrunk:
+        print(f"Shrunk {shrunk}")
+    print(f"Train with:\n  {naming.training_command()} {shlex.join(typed)}")
     return 0

@@ -11,6 +11,7 @@ from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.launch.worker import import_training
 from lockstep.runs.files import print_json
 from lockstep.system.terminal import new_table, print_table, say, terminal
+from lockstep.system.tracebacks import located
 
 HEADS = ("layer", "type", "output", "parameters", "MFLOPs")
 
@@ -36,7 +37,7 @@ def show_model(typed: Sequence[str], source: compose.Source, *, depth: int, is_j
         layers = layers_of(net, shape)
     except Exception as error:  # of custom code, or of images that are too small
         problem = f"fails on an image of {'x'.join(map(str, shape))} ({type(error).__name__}: {one_line(error)})"
-        raise ConfigError(Error(f"model._target_={config.model.target}", problem)) from error
+        raise ConfigError(Error(f"model._target_={config.model.target}", located(problem, error))) from error
     if is_json:
         print_json({"layers": [layer._asdict() for layer in layers]})
         return 0

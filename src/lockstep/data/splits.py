@@ -112,7 +112,7 @@ class Images:
         problem = ""
         if not isinstance(self.pixels, Tensor) and not hasattr(self.pixels, "is_streamed"):
             name = type(self.pixels).__name__
-            problem = f"({name}) are not a tensor: give one, or a torch Dataset to data=dataset (docs/own-data.md)"
+            problem = f"({name}) are not a tensor: give one, or a torch Dataset to data=dataset"
         elif self.dtype != torch.uint8 and not self.dtype.is_floating_point:
             problem = f"are {str(self.dtype).removeprefix('torch.')}: make them uint8 of 0 to 255, or floats"
         elif isinstance(self.pixels, Tensor) and self.pixels.dim() != 4:

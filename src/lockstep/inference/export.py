@@ -35,6 +35,7 @@ from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from lockstep.runs.naming import display_path
 from lockstep.system import json_output
 from lockstep.system.terminal import show_table
+from lockstep.system.tracebacks import located
 from lockstep.system.wording import plural, size_text
 
 # float32 rounds to 6e-8, and sums of another order to 1e-5 in deep networks; a wrong operator differs by 1e-2 and more
@@ -125,7 +126,7 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path, max_e
             raise
         except Exception as error:  # of custom code, of an operator that ONNX lacks, or of the file on other images
             key = f"model._target_={config.model.target}"
-            raise ConfigError(Error(key, "cannot be exported", _reason(error))) from error
+            raise ConfigError(Error(key, "cannot be exported", located(_reason(error), error))) from error
         largest, checked = torch.stack(differences).max().item(), plural(len(differences), "test image")
         if not largest <= LIMIT:  # also NaN
             error = f"its predictions for {checked} differ by up to {largest:.2g}, more than {LIMIT:g}"

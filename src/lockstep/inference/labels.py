@@ -129,7 +129,7 @@ def _show(facts: dict[str, Any]) -> None:
         say(out, f"Only the validation and test images are judged: the network has learned the others. {what}")
     output, pictures = (quote_path(Path(facts[key])) for key in ("output", "pictures"))
     say(out, f"All images, the most suspicious first: {output}; pictures of the first: {pictures}")
-    say(out, "To correct the list and train on it: docs/data.md, Wrong labels")
+    say(out, "To correct the list and train on it: the page Data of the documentation, Wrong labels")
 
 
 def _summary(facts: dict[str, Any]) -> str:

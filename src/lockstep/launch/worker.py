@@ -190,8 +190,7 @@ def show_failure(job: Job, out: TextIO | None = None) -> None:
         from lockstep.assembly.refusals import explain_error
 
         text = failure or explain_error(error, folder.path, "the command") or text
-    if job.task == TRAIN:
-        from lockstep.system import tracebacks
+    from lockstep.system import tracebacks
 
-        text = tracebacks.report(text, str(folder.path), display_path(folder.failure))
-    print(text, file=out or sys.stderr, flush=True)
+    where = (str(folder.path), display_path(folder.failure)) if job.task == TRAIN else None
+    print(tracebacks.report(text, where), file=out or sys.stderr, flush=True)

@@ -7,7 +7,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from lockstep.monitoring import cells
-from lockstep.runs.discovery import look_at
+from lockstep.runs.discovery import has_bad_loss, look_at
 from lockstep.runs.files import print_json
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.runs.naming import display_path, quote_path, resume_command
@@ -104,4 +104,6 @@ def _next(facts: dict[str, Any], folder: RunFolder) -> tuple[str, str]:
         return ("look", f"lockstep jobs show {run}") if folder.job_file.is_file() else ("start", resume)
     if state == "broken":
         return "look", f"cat {quote_path(folder.status_file)}"
+    if has_bad_loss(facts):
+        return "look", f"cat {quote_path(folder.failure)}"
     return ("resume" if folder.last_checkpoint.exists() else "try again"), resume

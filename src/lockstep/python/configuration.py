@@ -1,5 +1,6 @@
 """Reads overrides, and the settings of runs, with the checks of the command line, in a process that continues."""
 
+import contextlib
 import importlib
 import importlib.machinery
 import os
@@ -29,6 +30,16 @@ class Request(NamedTuple):
     config: Config
     folder: Path | None
     resumed: RunFolder | None
+
+
+def is_sweep(typed: Sequence[str]) -> bool:
+    """Return whether an override lists several values. Raises ConfigError unless `typed` is a list of them."""
+    _refuse_unfit(typed)
+    for text in typed:
+        with contextlib.suppress(*compose.REFUSALS):  # reported by the check
+            if compose.parse_override(text).is_sweep_override():
+                return True
+    return False
 
 
 def check_sweep(typed: Sequence[str]) -> Config:
@@ -65,8 +76,8 @@ def check_request(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool 
 def _refuse_unfit(typed: Sequence[str]) -> None:
     """Raise ConfigError unless these are overrides of one training, in a process without torchrun or srun."""
     if isinstance(typed, str) or not all(isinstance(text, str) for text in typed):
-        fix = "write lockstep.train(['optimizer.lr=0.1'])"
-        raise ConfigError(Error(repr(typed), "is not a list of overrides", fix))
+        fix = "write ['optimizer.lr=0.1']"
+        raise ConfigError(Error(repr(typed), "is not a list of settings", fix))
     multirun = ("-m", "--multirun")
     errors = [Error(text, "is of a sweep", "remove it, and call lockstep.sweep") for text in typed if text in multirun]
     for text in typed:

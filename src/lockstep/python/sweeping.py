@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.cluster import following, jobs, submission
-from lockstep.config.composing.compose import parse_override
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config
 from lockstep.python import configuration
@@ -110,7 +109,7 @@ def submit(overrides: Sequence[str]) -> list[Job]:
 
     A sweep with cluster=local is one job. Raises ConfigError for wrong settings, or if SLURM refuses.
     """
-    if not any(parse_override(text).is_sweep_override() for text in overrides):
+    if not configuration.is_sweep(overrides):
         config, folder, resumed = configuration.check_request(overrides, is_trusted=False, is_submitted=True)
         if resumed is None:
             return [Job(submission.start(config, overrides, folder)[0].path)]

@@ -155,10 +155,17 @@ def _key(override: str) -> str:
 
 def resume_command(run: DiscoveredRun) -> str | None:
     """Return the command that resumes a run; None for a live or finished run, or without a checkpoint."""
-    folder = run.folder
-    if look(run)["state"] not in ("stopped", "failed", "no signal") or not folder.last_checkpoint.is_file():
+    folder, facts = run.folder, look(run)
+    if facts["state"] not in ("stopped", "failed", "no signal") or not folder.last_checkpoint.is_file():
+        return None
+    if has_bad_loss(facts):
         return None
     return naming.resume_command(folder.path)
+
+
+def has_bad_loss(facts: dict[str, Any]) -> bool:
+    """Whether a run failed because its loss was NaN or infinite: resumed as it is, it fails in the same step."""
+    return facts["state"] == "failed" and facts.get("reason", "").startswith("The loss is not finite")
 
 
 def _or_empty(read: Callable[[], T], empty: T) -> T:

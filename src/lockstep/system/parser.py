@@ -47,7 +47,9 @@ def hydra_arguments() -> argparse.Namespace:
     `unknown` of the result lists options that Hydra lacks, each with its text as a setting: ("--epochs", "epochs=5").
     """
     words = sys.argv[1:]
-    arguments, rest = hydra_parser().parse_known_args(words)
+    parser = hydra_parser()
+    parser.allow_abbrev = False  # --config is not --config-name
+    arguments, rest = parser.parse_known_args(words)
     arguments.overrides += [word for word in rest if not word.startswith("-")]
     arguments.unknown = []
     for word, following in zip(words, [*words, "-"][1:], strict=True):

@@ -30,8 +30,12 @@ def leave(command: Callable[[], int]) -> NoReturn:
     except KeyboardInterrupt:
         signals.report_end(signal.SIGINT)
         code = 128 + signal.SIGINT
-    except ServerDied as error:
-        print(error, file=sys.stderr)
+    except Exception as error:  # of custom code
+        from lockstep.system import tracebacks
+
+        text = str(error) if isinstance(error, ServerDied) else tracebacks.describe(error)
+        json_output.put_errors(text)
+        print(text, file=sys.stderr)
         code = 1
     except signals.Ended as ended:
         signals.report_end(ended.args[0], "; ".join(getattr(ended, "__notes__", ())))

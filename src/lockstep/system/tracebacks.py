@@ -57,9 +57,17 @@ def shorten(text: str) -> str:
     return "\n".join([text.splitlines()[0], *frames, *_error(own)[:MOST_LINES]])
 
 
-def report(text: str, run: str, failure: str) -> str:
-    """Return what a failed training prints of `text`, its failure.txt, and the path of that or of the run."""
+def describe(error: BaseException) -> str:
+    """Return the innermost own frames of an error, or its whole traceback without one."""
+    return shorten("".join(traceback.format_exception(error)))
+
+
+def report(text: str, where: tuple[str, str] | None) -> str:
+    """Return what a failed task prints of `text`: of a training also `where` its run is, or its failure.txt."""
     short = shorten(text)
+    if where is None:
+        return short if TITLE in text else text
+    run, failure = where
     whole = f"The whole {'traceback' if TITLE in text else 'report'}: {failure}"
     return f"{short}\n{whole}" if short != text else f"{text}\nThe run failed: {run}"
 

@@ -25,7 +25,7 @@ from lockstep.launch.worker import Job
 from lockstep.runs import verified
 from lockstep.runs.files import answer
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
-from lockstep.system import hardware
+from lockstep.system import hardware, json_output
 from lockstep.system.signals import SignalList
 from lockstep.system.terminal import new_table, print_table, say, terminal
 from lockstep.system.wording import plural
@@ -130,8 +130,11 @@ class Verification:
                 return code
             if code:
                 failures[variant] = self._folder(variant).failure_cause() or "it ended without an error message"
-            if ALONE in failures:
+            if ALONE in failures and code == EXIT_CONFIG:
                 exit_with(ConfigError(*errors_of(failures[ALONE])))
+            if ALONE in failures:
+                json_output.fail(f"{ALONE}: {failures[ALONE]}")
+                return EXIT_FAILED
         return self._report(failures)
 
     def _folder(self, variant: str) -> RunFolder:

@@ -451,9 +451,11 @@ def test_a_folder_is_enough_as_for_prepare(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     outputs = []
-    for words in ([root.name], ["data=image_folder", f"data.root={root.name}"]):
-        monkeypatch.setattr(sys, "argv", ["lockstep", "data", command, *words, "data.image_size=11", "strategy=cpu"])
+    settings = ["data.image_size=11", "strategy=cpu"]
+    named = ["data=image_folder", f"data.root={root.name}"]
+    for words in ([root.name, *settings], [*settings, root.name], [*named, *settings]):
+        monkeypatch.setattr(sys, "argv", ["lockstep", "data", command, *words])
         assert main._command() == 0
         outputs.append(capsys.readouterr().out)
-    assert outputs[0] == outputs[1]
+    assert outputs[0] == outputs[1] == outputs[2]
     assert "20 images" in outputs[0] or "12 images (fox: 6, hen: 6)" in outputs[0]

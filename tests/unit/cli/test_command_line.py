@@ -52,6 +52,9 @@ def test_overrides_are_on_any_side_of_options(monkeypatch: pytest.MonkeyPatch, l
         ("--max-steps 9", "write trainer.max_epochs=... (an epoch: all images once)"),
         ("--pretrained model=timm", "write model=torchvision model.name=... model.pretrained=true"),
         ("--what", "remove it; --help lists the settings"),
+        # Hydra's own, cut short
+        ("--config mine.yaml", "remove it; --help lists the settings"),
+        ("--res", "did you mean resume=...?"),
         # settings
         ("--seed 3", "write seed=3"),
         ("-lr 0.1", "did you mean optimizer.lr=0.1?"),

@@ -44,7 +44,7 @@ def test_it_is_a_schema_of_2020_12_and_the_committed_file_is_current() -> None:
     assert json.loads((CONF / SCHEMA).read_text()) == WHOLE, "lockstep schema > conf/lockstep.schema.json"
 
 
-@pytest.mark.parametrize("path", FILES_OF_CONF, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", FILES_OF_CONF, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_every_file_is_valid_and_names_its_part_of_the_schema(path: Path) -> None:
     line = LINE.match(path.read_text())
     assert line is not None

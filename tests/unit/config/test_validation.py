@@ -260,6 +260,9 @@ ERRORS = {
     # options
     "data=Digits": ["data=Digits is not an option: did you mean digits? Choose from cifar10, dataset"],
     "model=resnet50": ["model=resnet50 is not an option: write model=torchvision model.name=resnet50"],
+    "model=ResNet50": ["model=ResNet50 is not an option: write model=torchvision model.name=resnet50"],
+    "model.name=resnet50": ["model.name is not a setting: write model=torchvision model.name=resnet50"],
+    "data.root=photos": ["data.root is not a setting: write data=image_folder data.root=photos"],
     "model=resnet50.a1_in1k": ["write model=timm model.name=resnet50.a1_in1k"],
     "model=resnet5": ["model=resnet5 is not an option: did you mean resnet18?"],
     "data=null": ["data=null is not an option: choose from cifar10, dataset, digits"],

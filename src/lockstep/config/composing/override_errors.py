@@ -45,6 +45,7 @@ def option_error(override: Override, options: Groups) -> Error | None:
 
 def _option_hint(group: str, option: str) -> str:
     """Return what to write for an option of other frameworks, or for a network of a library."""
+    option = option.lower()
     for library in ("torchvision", "timm") if group == "model" else ():
         spec, name = find_spec(library), option if library == "torchvision" else option.partition(".")[0]
         paths = Path(spec.origin).parent.glob("models/*.py") if spec and spec.origin else ()

@@ -36,9 +36,10 @@ FOREIGN_NAMES = {
     "-m": "multi_run",
     "model=...": "net network arch backbone model_name",
     "model=torchvision model.name=... model.pretrained=true": "pretrained",
+    "model=torchvision model.name=...": "model.name",
     "compile=...": "compile",
     "data=...": "datamodule",
-    "data=image_folder data.root=...": "data_dir data_path data_root",
+    "data=image_folder data.root=...": "root data_dir data_path data_root",
     "data.val_fraction=... data.test_fraction=...": "val_split validation_split val_size train_val_test_split",
     "augment.erasing=...": "random_erase reprob",
     "callbacks=early_stopping": "patience early_stopping ValidationPatience",
@@ -62,7 +63,7 @@ def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups, names
     target = parent.get("_target_") if isinstance(parent, dict) else None
     is_entry = path[0] in NAMED and isinstance(target, str)  # whose parameters may have any name
     sections = [name for depth, name in enumerate(path[:-1], 1) if at(tree, path[:depth]) is None]
-    if not is_entry and (line := hint(path[-1], *sections)):
+    if not is_entry and (line := hint(key, path[-1], *sections)):
         return Error(key, "is not a setting", line)
     owner = target.rpartition(".")[2] if isinstance(target, str) else ".".join(path[:-1])
     names = legal_names(tree, path[:-1], groups) if names is None else names
