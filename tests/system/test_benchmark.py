@@ -282,7 +282,9 @@ def test_the_report_is_an_a4_page_and_a_picture_with_every_fact(tmp_path: Path) 
 
 def test_a_benchmark_without_a_time_has_no_chart(tmp_path: Path) -> None:
     failed = record("cpu", 1, 1, state="failed", reason="x", images_per_s=None, epoch_s=None, elapsed_s=None)
-    report.write(tmp_path, whole(failed))
+    unmeasured = whole(failed) | {"environment": {}}
+    assert "None" not in page_text(unmeasured)
+    report.write(tmp_path, unmeasured)
     assert [path.name for path in tmp_path.iterdir()] == ["report.pdf"]
 
 

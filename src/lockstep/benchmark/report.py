@@ -79,13 +79,16 @@ def facts(benchmark: dict[str, Any]) -> list[tuple[str, str]]:
     packages, gpus = machine.get("packages", {}), machine.get("gpus", [])
     versions = [f"{name} {packages[name]}" for name in ("torch", "lightning", "lockstep") if name in packages]
     versions += [f"commit {machine['commit']}"] if machine.get("commit") else []
+    of_machine = [
+        ("CPU", f"{machine.get('cpu')}, {machine.get('cpu_cores')} cores"),
+        ("GPUs", ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or "none"),
+        ("versions", ", ".join([f"Python {machine.get('python')}", *versions])),
+    ]
     rows = [
         ("command", benchmark["command"]),
         ("date", benchmark["date"]),
         *([("machines", f"{benchmark['nodes']}, CPU and GPUs of the first")] if benchmark["nodes"] else []),
-        ("CPU", f"{machine.get('cpu')}, {machine.get('cpu_cores')} cores"),
-        ("GPUs", ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or "none"),
-        ("versions", ", ".join([f"Python {machine.get('python')}", *versions])),
+        *(of_machine if machine else []),  # unknown where every environment failed
         ("budget", f"{benchmark['settings']['budget_s']:g} s of training in each environment"),
     ]
     if kept is not None:
