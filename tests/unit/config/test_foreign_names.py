@@ -31,7 +31,7 @@ def test_a_line_has_keys_and_groups_of_today(line: str) -> None:
 )
 def test_a_name_is_refused_with_its_line_which_no_near_name_gives(line: str, name: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        overrides.check([name if "=" in name else f"trainer.{name}=3"])
+        overrides.check([name if "=" in name else f"{name}=3" if "." in name else f"trainer.{name}=3"])
     typed = line.replace("...", "3") if line.endswith("=...") and line.count("...") == 1 else line
     assert str(caught.value).endswith((f": write {line}", f": write {typed}"))
     meant = meant_key(plain_tree(composed_once([]))[0], [name], GROUPS)
