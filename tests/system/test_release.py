@@ -88,7 +88,9 @@ def test_the_site_keeps_every_version_and_serves_the_newest_as_latest(tmp_path: 
         (tmp_path / version).mkdir(exist_ok=True)
         (tmp_path / version / "index.html").write_text(version)
         run(".ci/site", tmp_path / version, version, tmp_path / "pages")
-    assert run(".ci/site", tmp_path / "0.9.0", "main", tmp_path / "pages", code=2).startswith("main is no version")
+    for name in ("main", "0.9.0/../.."):
+        error = run(".ci/site", tmp_path / "0.9.0", name, tmp_path / "pages", code=2)
+        assert error.startswith(f"{name} is no version")
     index = (tmp_path / "pages" / "index.html").read_text()
     assert re.findall(r'href="(.*?)/"', index) == ["latest", "0.10.0", "0.9.0", "0.2.1"]
     shown = {path.parent.name: path.read_text() for path in tmp_path.glob("pages/*/index.html")}

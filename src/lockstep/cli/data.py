@@ -51,7 +51,9 @@ def run_data_command(arguments: argparse.Namespace, source: "Source") -> int:
             changes = {name: getattr(arguments, name) for name in ("image_size", "channels", "cache")}
             return prepare(arguments.root, changes, source)
         typed = arguments.overrides
-        places = [text for text in typed if "://" in text.partition("=")[0] or not ("=" in text or text[0] == "~")]
+        places = [
+            text for text in typed if "://" in text.partition("=")[0] or not ("=" in text or text.startswith("~"))
+        ]
         if len(places) == 1:
             settings = [text for text in typed if text not in places]
             typed = ["data=image_folder", f"data.root={naming.hydra_text(places[0])}", *settings]

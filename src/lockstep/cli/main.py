@@ -27,7 +27,7 @@ NEW = "Create a project with its own data source, network, task and settings, an
 VERIFYING = """\
 Trains two epochs of three steps in float64 with 1 worker, and compares with several workers: even shards, uneven
 shards, an empty shard, and a resume with another number of workers. Exit code 0: equal up to rounding; 1: different,
-and the first difference is printed; 2: errors in the configuration.
+and the first difference is printed, or a training failed; 2: errors in the configuration.
 """
 PRUNING = """\
 --prune removes runs without a checkpoint that failed, lost their signal or

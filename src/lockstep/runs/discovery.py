@@ -164,7 +164,7 @@ def resume_command(run: DiscoveredRun) -> str | None:
 
 
 def has_bad_loss(facts: dict[str, Any]) -> bool:
-    """Whether a run failed because its loss was NaN or infinite: resumed as it is, it fails in the same step."""
+    """Return whether a run failed because its loss was NaN or infinite: resumed as it is, it fails again."""
     return facts["state"] == "failed" and facts.get("reason", "").startswith("The loss is not finite")
 
 

@@ -130,9 +130,9 @@ class Verification:
                 return code
             if code:
                 failures[variant] = self._folder(variant).failure_cause() or "it ended without an error message"
-            if ALONE in failures and code == EXIT_CONFIG:
-                exit_with(ConfigError(*errors_of(failures[ALONE])))
             if ALONE in failures:
+                if code == EXIT_CONFIG:
+                    exit_with(ConfigError(*errors_of(failures[ALONE])))
                 json_output.fail(f"{ALONE}: {failures[ALONE]}")
                 return EXIT_FAILED
         return self._report(failures)
