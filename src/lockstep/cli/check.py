@@ -22,7 +22,7 @@ from lockstep.runs.files import print_json
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system.hardware import num_visible_gpus
 from lockstep.system.terminal import say, show_table, terminal
-from lockstep.system.wording import plural, similar_names, size_text
+from lockstep.system.wording import plural, size_text
 
 KINDS = (False, "twice", "near")  # of copies: errors, and others
 MOST_PAIRS = 24  # in a picture
@@ -66,7 +66,7 @@ def _check(
     from lockstep.assembly.try_out import refuse_shared_groups
     from lockstep.data.copies import find_copies
     from lockstep.data.inspection import inspect
-    from lockstep.data.splits import describe_groups, shorten_lines
+    from lockstep.data.splits import describe_groups, describe_similar, shorten_lines
 
     progress = Progress("Reading images", "images")
     with contextlib.ExitStack() as held:
@@ -97,7 +97,7 @@ def _check(
         }
         is_folder = config.data.target == IMAGE_FOLDER
         others = _others(decoding.table.folder) if decoding is not None and is_folder else ""
-    broken, unfit, alike = inspection.broken, _unfit_targets(config, inspection), similar_names(images.class_names)
+    broken, unfit = inspection.broken, _unfit_targets(config, inspection)
     sides = {
         side: {"min": min(pixels), "median": statistics.median(pixels), "max": max(pixels)}
         for side, pixels in zip(("height", "width"), zip(*sizes, strict=True), strict=False)
@@ -124,7 +124,7 @@ def _check(
         ("near duplicates", near_text if threshold else "not looked for: data.near_duplicates=0"),
         ("bursts", f"{num_in_bursts:,} images near others of their group only" if num_in_bursts else ""),
         ("not compared", f"{num_left:,} smaller than 29 pixels, or nearly of one grey" if num_left else ""),
-        ("similar", f"classes {alike}: are they one class?" if alike else ""),
+        ("similar", describe_similar(images)),
         ("other targets", _first("of one image", unlearnable)),
         ("other files", _first("equal once decoded", converted)),
     ]

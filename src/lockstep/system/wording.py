@@ -19,21 +19,28 @@ def size_text(num_bytes: int) -> str:
     return f"{value:,.0f} bytes" if units[0] == "bytes" else f"{value:,.1f} {units[0]}"
 
 
-def join_names(names: Sequence[str], most: int = 3) -> str:
+def join_names(names: Sequence[str], most: int = 3, separator: str = ", ") -> str:
     """Return the first names, and the number of the others."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return separator.join(names[:most]) + more
 
 
 def similar_names(names: Sequence[str]) -> str:
-    """List names that differ only in case, blanks, the form of Unicode or that of a number; empty without any."""
+    """List names that differ only in case, blanks, the form of Unicode or that of a number; empty without any.
+
+    Blanks of no width count as well. Names that look the same are escaped.
+    """
     groups: dict[str, dict[str, None]] = {}
     for name in names:
         text = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
-        key = "".join(text.split())
+        key = "".join(letter for letter in text if not letter.isspace() and unicodedata.category(letter) != "Cf")
         key = str(Fraction(key)) if re.fullmatch(r"[-+]?\d{1,40}(\.\d{0,40})?", key) else key
         groups.setdefault(key, {})[name] = None
-    return "; ".join(" = ".join(map(repr, group)) for group in groups.values() if len(group) > 1)
+    alike = list[str]()
+    for group in (group for group in groups.values() if len(group) > 1):
+        forms = {unicodedata.normalize("NFC", name) for name in group}
+        alike.append(" = ".join(map(ascii if len(forms) < len(group) else repr, group)))
+    return join_names(alike, separator="; ")
 
 
 def near_names(name: str, names: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:

@@ -394,6 +394,13 @@ def test_classes_that_only_look_different_are_named(root: Path, capsys: pytest.C
     assert said(capsys, *FOLDER)[0]["similar"] == "classes 'Fox' = 'fox': are they one class?"
 
 
+def test_groups_that_only_look_different_are_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, name in enumerate(("p1", "P1", "1", "01")):
+        write_image(root / "train" / "fox" / f"{name}_0.png", seed=600 + number)
+    rows, _ = said(capsys, *FOLDER, "data.group='([^/]*?)(_0)?[.]png'", "data.shared_groups=accept")
+    assert rows["similar"] == "groups '01' = '1'; 'P1' = 'p1': are they one group?"
+
+
 def test_a_target_that_cannot_be_learned_is_named_with_its_sample(capsys: pytest.CaptureFixture[str]) -> None:
     rows, lines = said(capsys, "data._target_=tests.support.sources.unlabelled", code=EXIT_FAILED)
     assert rows["targets"] == "2 splits with some that cannot be learned"

@@ -172,6 +172,12 @@ BROKEN: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     ),
     "class": (PLAIN.replace("x3.png,b", "x3.png,c"), {}, [r"row 5, column label: no row for train has the class 'c'"]),
     "blank class": (PLAIN.replace("x2.png,a", "x2.png, "), {}, [r"row 4, column label: the cell is empty"]),
+    "NUL": (PLAIN.replace("x2.png,a", "x2.png,a\0"), {}, [r"row 4, column label: the cell has a NUL byte"]),
+    "columns": (
+        PLAIN.replace("split", "label"),
+        {"split_column": None},
+        [r"has the columns path, label, label, but data\.target_columns is 'label': .* rename all but one"],
+    ),
     "one class": (PLAIN.replace(",b,", ",a,"), {}, [r"list\.csv has one class only, a, in column label"]),
     "cells": (PLAIN + "x4.png,a\n", {}, [r"list\.csv, row 6 has 2 cells, but the first line has 3"]),
     "rows": ("path,label,split\n", {}, [r"list\.csv has no rows"]),
@@ -289,6 +295,33 @@ def test_rows_of_a_group_are_in_one_split(tmp_path: Path, keys: dict[str, str], 
     assert all(len(of_group) == 1 for of_group in found.values())
 
 
+@pytest.mark.parametrize("keys", [{"group_column": "patient"}, {"group": r"^([^_]+)_"}])
+def test_blanks_at_the_ends_of_groups_are_ignored_with_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: dict[str, str]
+) -> None:
+    expected = read(write_patients(tmp_path), **keys)
+    rows = list(csv.DictReader((tmp_path / "list.csv").read_text().splitlines()))
+    for row in rows[1::2]:
+        path, row["patient"] = tmp_path / row["path"], f"{row['patient']} "
+        row["path"] = path.rename(path.with_name(path.name.replace("_", " _"))).name
+    splits = read(write_list(tmp_path / "blanks.csv", rows), **keys)
+    assert [part.groups for part in splits.parts.values()] == [part.groups for part in expected.parts.values()]
+    assert "blanks at the ends of groups are ignored: 'p00 ', 'p01 ', 'p02 ' and 17 more\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("keys", [{}, {"group_column": "patient"}])
+def test_one_file_under_two_paths_is_in_one_split(tmp_path: Path, keys: dict[str, str]) -> None:
+    rows = list(csv.DictReader(write_patients(tmp_path).read_text().splitlines()))
+    again = [row | {"path": path} for row in rows for path in (f"./{row['path']}", str(tmp_path / row["path"]))]
+    splits = read(write_list(tmp_path / "twice.csv", rows + again), **keys)
+    split_of: dict[str, set[str]] = {}
+    for split, part in splits.parts.items():
+        for name in part.names:
+            split_of.setdefault(Path(name).name, set()).add(split)
+    assert sum(map(len, splits.parts.values())) == 120
+    assert all(len(found) == 1 for found in split_of.values())
+
+
 def test_groups_of_a_list_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     file = write_patients(tmp_path)
     for keys, message in (
@@ -306,5 +339,9 @@ def test_groups_of_a_list_that_cannot_be_used_are_refused(tmp_path: Path) -> Non
             read(file, **keys)
     rows = [{"path": "p00_0.png", "label": label, "patient": patient} for label, patient in (("a", "p0"), ("b", "p1"))]
     file = write_list(tmp_path / "twice.csv", rows)
-    with pytest.raises(ValueError, match="row 3, column patient: 'p1', but another row of the image has 'p0'"):
+    problem = "row 3, column patient: 'p1', but another row of the image has 'p0'"
+    with pytest.raises(ValueError, match=problem):
         read(file, group_column="patient")
+    rows[1]["path"] = "./p00_0.png"
+    with pytest.raises(ValueError, match=problem):
+        read(write_list(tmp_path / "twice.csv", rows), group_column="patient")

@@ -624,14 +624,30 @@ def test_classes_that_are_numbers_are_in_the_order_of_lists(tmp_path: Path) -> N
 def test_folders_whose_names_differ_in_blanks_at_their_ends_are_one_class(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_classes(tmp_path, dict.fromkeys(("cat", "cat ", " dog"), 4))
+    write_classes(tmp_path, dict.fromkeys(("cat", "cat ", " dog", "dog\u200b"), 4))
     splits = read(tmp_path)
     assert splits.class_names == ("cat", "dog")
-    assert torch.cat([part.targets for part in splits.parts.values()]).bincount().tolist() == [8, 4]
-    assert "blanks at the ends of class names are ignored: ' dog', 'cat '\n" in capsys.readouterr().out
+    assert torch.cat([part.targets for part in splits.parts.values()]).bincount().tolist() == [8, 8]
+    assert r"blanks at the ends of class names are ignored: ' dog', 'cat ', 'dog\u200b'" in capsys.readouterr().out
     write_classes(tmp_path / "one", dict.fromkeys(("cat", "cat "), 4))
     with pytest.raises(ValueError, match="has one class only, cat"):
         read(tmp_path / "one")
+
+
+def test_a_class_in_another_form_of_unicode_than_in_train_is_named_as_such(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", dict.fromkeys(("caf\u00e9", "dog"), 2))
+    write_classes(tmp_path / "val", dict.fromkeys(("cafe\u0301", "dog"), 2))
+    with pytest.raises(ValueError, match=r"classes in val/ that train/ lacks: .*'cafe\\u0301' = 'caf\\xe9'"):
+        read(tmp_path)
+
+
+def test_links_to_one_file_are_in_one_split(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 20, "b": 20})
+    for number in range(20):
+        (tmp_path / "a" / f"link {number}.png").symlink_to(f"{number}.png")
+    split_of = {name: split for split, part in read(tmp_path).parts.items() for name in part.names}
+    assert len(split_of) == 60
+    assert all(split_of[f"a/{number}.png"] == split_of[f"a/link {number}.png"] for number in range(20))
 
 
 @pytest.mark.parametrize(
@@ -639,7 +655,9 @@ def test_folders_whose_names_differ_in_blanks_at_their_ends_are_one_class(
     [
         (("Cat", "cat", "dog"), "'Cat' = 'cat'"),
         (("golden retriever", "goldenretriever", "golden  Retriever"), None),
-        (("caf\u00e9", "cafe\u0301"), "'caf\u00e9' = 'cafe\u0301'"),
+        (("caf\u00e9", "cafe\u0301"), r"'caf\xe9' = 'cafe\u0301'"),
+        (("cat", "c\u200bat"), r"'cat' = 'c\u200bat'"),
+        ((*"abcdefghij", *"ABCDE"), "'a' = 'A'; 'b' = 'B'; 'c' = 'C' and 2 more"),
         (("1", "01", "1.0", "10", "-1", "1e1"), "'1' = '01' = '1.0'"),
         (("0", "-0", "inf", "infinity", "nan", "n01", "n1", "9" * 41, "0" + "9" * 41), "'0' = '-0'"),
         (("crane", "crane"), ""),

@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from lockstep.data.transfer import copying
 from lockstep.data.transfer.copying import is_skipped
+from lockstep.system.wording import join_names, similar_names
 
 IMAGE_SUFFIXES = (
     *(".apng", ".avif", ".bmp", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".jpx"),
     *(".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
 )
+BLANKS = r"[\s\u200b\u2060\ufeff]"  # three have no width
 State = tuple[int, int, int]  # bytes, mtime_ns, ctime_ns
 SPLIT_FOLDERS = ("train", "val", "test")
 SPLIT_NAMES = {
@@ -113,7 +115,7 @@ def group_names(setting: str, group: str | int | None, paths: Sequence[str]) -> 
         count = f"{found.count(''):,} of {len(paths):,} images of {setting}, such as {paths[found.index('')]}"
         hint = "correct it, rename the files, or set it to null"
         raise ValueError(f"data.group={group} finds no group for {count}: {hint}.")
-    return found
+    return strip_names(f"{setting}, data.group={group}", found, "groups")
 
 
 def states_of(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], list[int]]:
@@ -132,6 +134,16 @@ def states_of(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], li
     return states, missing
 
 
+def real_names(folder: Path, names: Sequence[str], states: NDArray[np.int64]) -> list[str]:
+    """Return one name for each file: the least of its names, if paths or links name it more than once."""
+    _, numbers, counts = np.unique(states[:, 2], return_inverse=True, return_counts=True)
+    rows = np.flatnonzero(counts[numbers] > 1).tolist()  # those of one file have one ctime_ns
+    rows.sort(key=lambda row: names[row], reverse=True)
+    paths = {row: os.path.realpath(folder / names[row]) for row in rows}
+    least = {path: names[row] for row, path in paths.items()}
+    return [least[paths[row]] if row in paths else name for row, name in enumerate(names)]
+
+
 def digest_of(names: Sequence[str], states: NDArray[Any]) -> str:
     """Digest of names, states or targets, and their order."""
     text = os.fsencode("".join([f"{name}\0" for name in names]))
@@ -148,14 +160,15 @@ def class_order(name: str) -> tuple[float, str]:
 
 
 def strip_blanks(name: str) -> str:
-    return name.strip() or name
+    """Strip blanks at the ends, also those of no width, unless there is nothing else."""
+    return re.sub(rf"^{BLANKS}+|{BLANKS}+$", "", name) or name
 
 
-def strip_names(setting: str, names: Sequence[str]) -> list[str]:
-    """Strip the ends of class names, and print which had blanks."""
+def strip_names(setting: str, names: Sequence[str], what: str = "class names") -> list[str]:
+    """Strip the ends of names, and print which had blanks."""
     changed = [repr(name) for name in dict.fromkeys(names) if name != strip_blanks(name)]
     if changed:
-        _print_once(f"{setting}: blanks at the ends of class names are ignored: {', '.join(changed[:3])}")
+        _print_once(f"{setting}: blanks at the ends of {what} are ignored: {join_names(changed)}")
     return list(map(strip_blanks, names))
 
 
@@ -267,6 +280,8 @@ def class_folders(root: str, least: int = 2) -> tuple[Path, dict[str, list[Path]
     for split, part in names.items():
         if unknown := sorted(set(part) - set(names["train"])):
             where = f"{split_folders[split].name}/ that {split_folders['train'].name}/ lacks"
+            alike = similar_names([*unknown, *(name for name in names["train"] if name not in part)])
             hint = "Add training images of them, or delete their folders."
+            hint = f"Rename {alike} if they are one class." if alike else hint
             raise ValueError(f"data.root={root} has classes in {where}: {', '.join(unknown)}. {hint}")
     return folder, classes

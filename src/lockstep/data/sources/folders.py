@@ -18,6 +18,7 @@ from lockstep.data.images.image_table import (
     digest_of,
     list_classes,
     list_images,
+    real_names,
     require_path,
     states_of,
 )
@@ -98,15 +99,17 @@ def complete_splits(
 ) -> ImageTable:
     """Cut missing splits from train by their fraction; with a `fold` of train or `test_after`, that is the test.
 
-    `kept` are the splits of images in an earlier cut, by name, where they stay. If targets are classes, each split gets
+    `kept` are the splits of images in an earlier cut, by name, where they stay. Paths and links that lead to one file
+    are one image. If targets are classes, each split gets
     images of every class that is large enough.
     """
+    one_each = replace(table, names=real_names(table.folder, table.names, table.states))
     given = {name: rows for name, rows in table.splits.items() if name != "test" or fold is None}
     train = table.splits["train"]
     if test_after is not None and (fold is not None or "test" in given):
         other = "data.folds" if fold is not None else f'the split "test" of {table.setting}'
         raise ValueError(f"data.test_after={test_after} makes a test split, and so does {other}: use one of them.")
-    tested = fold if test_after is None else newest(table, train, test_after)
+    tested = fold if test_after is None else newest(one_each, train, test_after)
     fractions = {"val": val_fraction, "test": test_fraction}
     missing = {name: fraction for name, fraction in fractions.items() if name not in given}
     for name, fraction in missing.items():
@@ -114,7 +117,7 @@ def complete_splits(
             hint = f"add images of it, or set data.{name}_fraction=0.1 to cut it off train"
             raise ValueError(f'{table.setting} has no split "{name}" and data.{name}_fraction=0: {hint}.')
     classes = table.targets if table.targets.ndim == 1 else np.zeros(len(table.names), np.int64)
-    images = Uncut(table.names, classes, split_seed, table.groups, kept).take(train)
+    images = Uncut(one_each.names, classes, split_seed, table.groups, kept).take(train)
     parts = given | {name: train[rows] for name, rows in cut(images, missing, tested).items()}
     return replace(table, splits={name: parts[name] for name in SPLIT_FOLDERS})
 

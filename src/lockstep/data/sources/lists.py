@@ -20,6 +20,7 @@ from lockstep.data.images.image_table import (
     class_order,
     digest_of,
     group_names,
+    real_names,
     require_path,
     states_of,
     strip_names,
@@ -123,7 +124,6 @@ def read_list(
         convert = _number if targets == "numbers" else _zero_or_one
         values, class_names = _numbers(cells, target_columns, convert), tuple(target_columns)
     dates = date_column and list(map(str, cells.columns[date_column]))
-    groups = _groups(cells, path_column, group, group_column)
     folder = path.parent if root is None else require_path(root, f"data.root={root}")
     copied = copying.read_record(folder.absolute().parent)
     above = folder.resolve() if copied is None else copied.source  # of absolute paths, also in a copy
@@ -132,6 +132,7 @@ def read_list(
     ]
     states, missing = states_of(folder, names)
     _refuse([cells.line(row, path_column, f"{folder / names[row]} does not exist") for row in missing])
+    groups = _groups(cells, real_names(folder, names, states), path_column, group, group_column)
     copied, origin = copying.record_of(folder, names, states[:, :2].tolist()), str(path.resolve())
     digest = digest_of(names, states) if copied is None else copied.digest
     files = cells.setting, folder.resolve(), names, states, digest, origin
@@ -168,9 +169,10 @@ def _read(path: Path, setting: str, settings: dict[str, str]) -> _Cells:
     missing columns and empty cells.
     """
     header, numbers, columns = _parquet(path, setting, settings) if path.suffix == ".parquet" else _csv(path, setting)
-    missing = [f"{key} is {name!r}" for name, key in settings.items() if name not in header]
-    if missing:
-        raise ValueError(f"{setting} has the columns {', '.join(header)}, but {'; '.join(missing)}: correct the name.")
+    wrong = [f"{key} is {name!r}" for name, key in settings.items() if header.count(name) != 1]
+    if wrong:
+        columns_text = f"has the columns {', '.join(header)}, but {'; '.join(wrong)}"
+        raise ValueError(f"{setting} {columns_text}: correct the name, or rename all but one column of this name.")
     if not numbers:
         raise ValueError(f"{setting} has no rows: add one for each image.")
     cells = _Cells(setting, numbers, columns)
@@ -180,6 +182,15 @@ def _read(path: Path, setting: str, settings: dict[str, str]) -> _Cells:
             for name in settings
             for row, cell in enumerate(columns[name])
             if cell is None or not str(cell).strip()
+        ]
+    )
+    problem = "the cell has a NUL byte, remove it"
+    _refuse(
+        [
+            cells.line(row, name, problem)
+            for name in settings
+            for row, cell in enumerate(columns[name])
+            if "\0" in str(cell)
         ]
     )
     return cells
@@ -226,17 +237,19 @@ def _splits(cells: _Cells, split_column: str | None) -> dict[str, NDArray[np.int
     return {name: np.flatnonzero(np.array(named) == name) for name in SPLIT_FOLDERS if name in named}
 
 
-def _groups(cells: _Cells, path_column: str, group: str | None, group_column: str | None) -> list[str] | None:
-    """Return the group of each row, None without any. An image that is listed twice must have one."""
-    paths = list(map(str, cells.columns[path_column]))
-    if group_column is None:
-        return group_names(cells.setting, group, paths)
-    groups = list(map(str, cells.columns[group_column]))
-    rows = list(zip(paths, groups, strict=True))
+def _groups(
+    cells: _Cells, files: Sequence[str], path_column: str, group: str | None, group_column: str | None
+) -> list[str] | None:
+    """Return the group of each row, None without any. One of the `files` that is listed twice must have one."""
+    column = group_column or path_column
+    texts = list(map(str, cells.columns[column]))
+    place = f"{cells.setting}, column {column}"
+    groups = strip_names(place, texts, "groups") if group_column else group_names(cells.setting, group, texts)
+    rows = list(zip(files, groups or files, strict=True))
     first = dict(rows[::-1])
-    others = [(row, name, first[path]) for row, (path, name) in enumerate(rows) if first[path] != name]
+    others = [(row, name, first[file]) for row, (file, name) in enumerate(rows) if first[file] != name]
     problem = "{!r}, but another row of the image has {!r}"
-    _refuse([cells.line(row, group_column, problem.format(*both)) for row, *both in others])
+    _refuse([cells.line(row, column, problem.format(*both)) for row, *both in others])
     return groups
 
 
