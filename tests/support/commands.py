@@ -1,7 +1,8 @@
 """Python commands as forks of the server of the product: they save the import of torch, seconds of a core each.
 
-Each has its own arguments, folder, variables, files, signals and exit code. A fork does not read sitecustomize.py or
-the number of threads again: tests of those start new processes.
+Each has its own arguments, folder, variables, files, signals and exit code. Without OMP_NUM_THREADS it has a
+thread for each core, as the command of a user. A fork does not read sitecustomize.py or other numbers of threads again:
+tests of those start new processes.
 """
 
 import contextlib
@@ -18,8 +19,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, Self
 
+import torch
+
 from lockstep.launch import child
 from lockstep.runs.folder import RunFolder
+from lockstep.system.hardware import num_cores
 from tests.support.harness import PATIENCE_S, ROOT, environ
 
 SCRIPTS = Path(sys.executable).parent
@@ -140,6 +144,8 @@ def _execute(words: list[str], cwd: str, files: Sequence[Connection], installed:
     os.chdir(cwd)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    if "OMP_NUM_THREADS" not in os.environ:  # the server has imported torch with that of the tests
+        torch.set_num_threads(num_cores())
     if Path(words[0]).name.startswith("python"):
         words = words[1:]
     first = cwd if words[0] in ("-m", "-c") else str(Path(words[0]).resolve().parent)

@@ -53,7 +53,7 @@ def embed(
         inputs = {"weights": weights_hash(module.state_dict()), "settings": predict.settings_of(here)}
         inputs |= {"images": digest, "columns": f"features {dtype}"}
 
-        def rows_of(module: Classifier, positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
+        def rows_of(positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
             rows = zip(positions.tolist(), features(module, pixels).cpu().numpy(), strict=True)
             return [[str(position), row.tobytes().hex()] for position, row in rows]
 

@@ -1,5 +1,6 @@
 """What a network looked at: Grad-CAM (Selvaraju et al. 2017) of its last maps, and pictures of it."""
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,15 @@ def heat_maps(module: Classifier, layer: nn.Module, inputs: Tensor, classes: Ten
     2), and divided by their maximum.
     """
     maps: list[Tensor] = []
+    thread = threading.get_ident()
 
-    def cut(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
-        """Make the output a leaf of the graph, also in a frozen network; the next operation may work in place."""
+    def cut(layer: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        """Make the output a leaf of the graph, also in a frozen network; the next operation may work in place.
+
+        Passes of other threads, which share the network, stay as they are.
+        """
+        if threading.get_ident() != thread:
+            return None
         maps.append(output.detach().requires_grad_())
         return maps[-1].clone()
 

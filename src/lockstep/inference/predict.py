@@ -122,7 +122,7 @@ def refuse_own_module(config: Config, who: str) -> None:
 def load_network(here: Session, checkpoint: Path) -> Classifier:
     """Load the network of a checkpoint on the device of this process, ready to predict. Every rank must call it."""
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    if here.device.type == "cpu":  # each copy in a thread would be compiled
+    if here.device.type == "cpu":  # threads call it, and the switches of the compiler are those of the process
         here = replace(here, config=here.config.model_copy(update={"compile": False}))
     module = networks.classifier(here, ImageFormat(**saved["image_format"]), total_steps=1)
     module.load_state_dict(saved["state_dict"])
@@ -189,9 +189,8 @@ def write_rows(
     before, after = (truth, ["loss"]) if has_truth else ([], [])
     head = ["file", *before, *module.task.columns(names, **ranks), *after]
     layer = grad_cam.last_maps(module) if explained is not None else None
-    path = next((path for path, each in module.named_modules() if each is layer), None)  # in each copy
 
-    def rows_of(module: Classifier, positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
+    def rows_of(positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
         on_device, files = pixels.to(module.device), [str(images.names[position]) for position in positions.tolist()]
         with torch.inference_mode():
             outputs = module(on_device)
@@ -207,8 +206,8 @@ def write_rows(
             if has_truth:
                 columns.insert(1, _truths(module, targets))
                 columns.append(_losses(module, outputs, on_device, targets, positions))
-        if path is not None:
-            heat = grad_cam.heat_maps(module, module.get_submodule(path), on_device, predicted.argmax(1))
+        if layer is not None:
+            heat = grad_cam.heat_maps(module, layer, on_device, predicted.argmax(1))
             grad_cam.write(row_chunks.pictures_of(output), files, pixels, heat)
         return [list(itertools.chain(*parts)) for parts in zip(*columns, strict=True)]
 
@@ -251,7 +250,7 @@ def write(
     done = gather_objects(sorted(found))[0]
     if here.rank == 0 and done:
         print(f"{len(done)} of {num_chunks} chunks are in {display_path(part)}: continuing", flush=True)
-    paths = gather_objects(_compute(here, module, images, rows_of, size, done, row_chunks.new_file(part)))
+    paths = gather_objects(_compute(here, images, rows_of, size, done, row_chunks.new_file(part)))
 
     def join() -> list[str]:
         rows = found | row_chunks.index(paths)
@@ -267,9 +266,7 @@ def settings_of(here: Session) -> str:
     return f"{__version__} {here.precision} {here.device.type} {settings}"
 
 
-def _compute(
-    here: Session, module: Classifier, images: Images, rows_of: RowsOf, size: int, done: Collection[int], path: Path
-) -> Path:
+def _compute(here: Session, images: Images, rows_of: RowsOf, size: int, done: Collection[int], path: Path) -> Path:
     """Compute chunks that are not `done`: this rank takes the next one when it is free. Returns `path`, their file.
 
     Raises ConfigError unless the task predicts rows of numbers.
@@ -282,7 +279,7 @@ def _compute(
     most = min(torch.get_num_threads(), math.ceil(len(left) / here.world_size) or 1)
     progress = Progress("Predicting", "images")
     with open(path, "xb") as file:
-        for chunk in compute_chunks(module, images, taken, rows_of, most):
+        for chunk in compute_chunks(here.device, images, taken, rows_of, most):
             file.write(row_chunks.line_of(chunk))
             file.flush()
             if here.rank == 0 and not here.config.silent:
@@ -330,7 +327,8 @@ def write_fold(here: Session, data: ImageData, module: L.LightningModule) -> dic
     """
     images, fold = data.splits.test, str(here.config.data.fold)
     if isinstance(module, Classifier) and isinstance(module.task, Classification) and images.classes is not None:
-        write_probabilities(here, module.to(here.device).eval(), images, here.folder.fold_rows, fold)
+        with module.eager_mode():  # as in `load_network`
+            write_probabilities(here, module.to(here.device).eval(), images, here.folder.fold_rows, fold)
     return {}
 
 
@@ -342,7 +340,7 @@ def write_probabilities(here: Session, module: Classifier, images: Images, outpu
     names, classes = module.image_format.class_names, images.classes
     assert classes is not None
 
-    def rows_of(module: Classifier, positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
+    def rows_of(positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
         found = predictions(module, pixels)
         cells = zip(positions.tolist(), found.argmax(1).tolist(), found.tolist(), strict=True)
         return [

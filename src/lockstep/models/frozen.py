@@ -1,5 +1,6 @@
 """The features that the head of a network takes, and networks that take them in place of images."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -44,9 +45,15 @@ def take_features(net: nn.Module, head: tuple[str, ...]) -> None:
 
 @contextmanager
 def head_inputs(net: nn.Module, head: str) -> Iterator[list[Tensor]]:
-    """Collect what the layer `head` takes, (B, ...) in each call of the network."""
+    """Collect what the layer `head` takes, (B, ...) in each call of the network by this thread."""
     found: list[Tensor] = []
-    handle = net.get_submodule(head).register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    thread = threading.get_ident()
+
+    def collect(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if threading.get_ident() == thread:
+            found.append(inputs[0])
+
+    handle = net.get_submodule(head).register_forward_pre_hook(collect)
     try:
         yield found
     finally:

@@ -3,7 +3,9 @@
 import csv
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,22 @@ def test_features_are_what_the_network_gives_without_its_last_layer(name: str) -
     assert found.shape == (3, expected.shape[1])
     torch.testing.assert_close(found, expected)
     assert logits.shape == (3, CLASSES)  # no trace of the first call
+
+
+def test_threads_that_share_a_network_have_the_features_of_their_own_images() -> None:
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 5))
+    module, images, is_inside = module_of(net), pixels(40), threading.Barrier(4)
+    alone = [embed.features(module, image) for image in images.split(1)]
+    forward = module.net.forward
+
+    def forward_at_once(inputs: Tensor) -> Tensor:
+        is_inside.wait(60)
+        return forward(inputs)
+
+    module.net.forward = forward_at_once
+    with ThreadPoolExecutor(4) as threads:
+        found = [*threads.map(lambda image: embed.features(module, image), images.split(1))]
+    assert all(torch.equal(one, other) for one, other in zip(found, alone, strict=True))
 
 
 @pytest.mark.parametrize(

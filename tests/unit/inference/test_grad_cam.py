@@ -1,7 +1,9 @@
 """Grad-CAM against a derivative by hand, on the networks of three libraries, and its refusal of others."""
 
 import copy
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +121,23 @@ def test_a_picture_shows_the_image_in_grey_where_there_is_no_heat_and_never_leav
     assert [np.ptp(coloured[0, 0]) > 50, np.ptp(coloured[-1, -1])] == [True, 0]
     with pytest.raises(ConfigError, match=r"\.\./b\.png is not below data\.root"):
         grad_cam.write(tmp_path / "new", ["../b.png"], images[:1], heat[:1])
+
+
+def test_threads_that_share_a_network_find_the_heat_that_one_alone_finds() -> None:
+    torch.manual_seed(0)
+    module, images, classes = module_of(Small(), size=16), pixels(40, 16), torch.arange(40) % 5
+    layer = grad_cam.last_maps(module)
+    parts = [*zip(images.split(1), classes.split(1), strict=True)]
+    alone = [grad_cam.heat_maps(module, layer, *part) for part in parts]
+    is_inside, is_done, forward = threading.Barrier(4), threading.Barrier(4), module.net.forward
+
+    def forward_at_once(inputs: Tensor) -> Tensor:
+        is_inside.wait(60)
+        outputs = forward(inputs)
+        is_done.wait(60)
+        return outputs
+
+    module.net.forward = forward_at_once
+    with ThreadPoolExecutor(4) as threads:
+        found = [*threads.map(lambda part: grad_cam.heat_maps(module, layer, *part), parts)]
+    assert all(torch.equal(one, other) for one, other in zip(found, alone, strict=True))
