@@ -29,7 +29,7 @@ def verified(*overrides: str) -> tuple[int, str]:
     [
         pytest.param(
             [*SMALL, *NET, f"model._target_={PLANTED}.WithShardNorm"],
-            r"2 workers: the first to differ is norm of sample \d+, in step 1, by \S+: its output for",
+            r"2 workers: first difference: layer net\.norm \(NormalizesShards\), sample \d+, in step 1, by \S+: its",
             id="a norm of the shard",
         ),
         pytest.param(
@@ -39,7 +39,7 @@ def verified(*overrides: str) -> tuple[int, str]:
                 f"task._target_={PLANTED}.MeanLoss",
                 *("task.loss=null", "task.label_smoothing=0.1", "task.class_weights=null"),
             ],
-            r"2 workers: the first to differ is losses of sample \d+, in step 1, by \S+: the loss of a sample",
+            r"2 workers: first difference: losses, sample \d+, in step 1, by \S+: the loss of a sample",
             id="a mean over the shard",
         ),
         pytest.param(
@@ -54,7 +54,7 @@ def verified(*overrides: str) -> tuple[int, str]:
         ),
         pytest.param(
             [*SAMPLES],
-            r"2 workers: the first to differ is inputs of sample \d+, in step 1, by \S+: a sample depends on",
+            r"2 workers: first difference: inputs, sample \d+, in step 1, by \S+: a sample depends on",
             id="random numbers of its own",
         ),
         pytest.param(
@@ -89,7 +89,7 @@ def test_a_probe_is_exact() -> None:
         (
             "AddsItsRank",
             1,
-            r"2 workers: the first to differ is norm of sample \d+, in step 1, by \S+: it depends on the",
+            r"2 workers: first difference: layer net\.norm \(RankNorm\), sample \d+, in step 1, by \S+: it depends",
         ),
     ],
 )

@@ -124,7 +124,7 @@ class Trace(L.Callback):
             problem = f"cuts a training after step {self._cut_after}, and this one has {num_steps}"
             raise ConfigError(Error("lockstep verify", problem, "use more images, or a smaller global_batch_size"))
         for place, module in enumerate(_parts(pl_module)):
-            for name, layer in _leaves(module.net if isinstance(module, Classifier) else module):
+            for name, layer in layers(*((module.net, "net") if isinstance(module, Classifier) else (module, ""))):
                 self._hooks.append(layer.register_forward_hook(self._hook(name, place)))
             if isinstance(module, Classifier):
                 self._record_losses(module.task, place)
@@ -150,8 +150,8 @@ class Trace(L.Callback):
     def _record(self, name: str, values: Tensor, place: int) -> None:
         """Record values with a row for each sample; a layer that is used again gets a number."""
         if values.dim() and len(values) == self._sizes[place]:
-            number = sum(known.partition(" (")[0] == name for known in self._values[place])
-            self._values[place][f"{name} ({number + 1})" if number else name] = rows(values.detach())
+            number = sum(known.partition(", call ")[0] == name for known in self._values[place])
+            self._values[place][f"{name}, call {number + 1}" if number else name] = rows(values.detach())
 
     @override
     def on_train_batch_start(
@@ -169,16 +169,14 @@ class Trace(L.Callback):
         self._is_step = True
         for name, parameter in reversed(list(pl_module.named_parameters())):
             if parameter.grad is not None:
-                self._sums[f"{GRADIENT}{_layer_name(name)}"] = rows(parameter.grad.flatten()[None])[0]
+                self._sums[f"{GRADIENT}{name}"] = rows(parameter.grad.flatten()[None])[0]
 
     @override
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self._is_step:
-            state = {
-                _layer_name(name): value for name, value in pl_module.state_dict().items() if value.is_floating_point()
-            }
+            state = {name: value for name, value in pl_module.state_dict().items() if value.is_floating_point()}
             self._sums |= {f"{name} after the step": rows(value.flatten()[None])[0] for name, value in state.items()}
         entry = {"epoch": batch.shard.epoch, "micro_step": batch.shard.micro_step}
         entry["step"] = steps_done(trainer, pl_module)
@@ -218,12 +216,8 @@ def rows(values: Tensor) -> Tensor:
     return torch.stack([(flat * direction).sum(1), flat.norm(dim=1)], 1).cpu()  # rounded by the row alone
 
 
-def _leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the layers without layers inside, by name, which may be the network itself; no metrics."""
-    for name, layer in net.named_modules():
+def layers(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers without layers inside, and their names with their class, below `name`; no metrics."""
+    for path, layer in module.named_modules(prefix=name):
         if not any(layer.children()) and not isinstance(layer, Metric):
-            yield name or type(net).__name__, layer
-
-
-def _layer_name(name: str) -> str:
-    return name.removeprefix("net.")
+            yield f"layer {path} ({type(layer).__name__})", layer

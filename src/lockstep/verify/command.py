@@ -170,7 +170,7 @@ class Verification:
             parts = [len(part.loads) for part in VARIANTS[variant]]
             compared[variant] = compare(alone, self._folder(variant).path, parts, is_by_bits=self._is_by_bits)
         print_table(_table(self._others, compared, self._out), self._out)
-        texts = list(_explanations(compared, failures, is_by_bits=self._is_by_bits))
+        texts = list(explanations(compared, failures, is_by_bits=self._is_by_bits))
         for text in texts:
             say(self._out, text)
         facts = {"is_exact": not texts, "limit": 0.0 if self._is_by_bits else LIMIT, "explanations": texts}
@@ -207,7 +207,7 @@ def _facts(variant: str, result: "Compared | None") -> dict[str, Any]:
     return {"variant": variant, "state": "exact" if result.is_exact else "differs", **sizes}
 
 
-def _explanations(compared: "dict[str, Compared]", failures: dict[str, str], *, is_by_bits: bool) -> Iterator[str]:
+def explanations(compared: "dict[str, Compared]", failures: dict[str, str], *, is_by_bits: bool) -> Iterator[str]:
     """Yield the errors of failed variants, and the first part that differs of the others; each reason once."""
     reasons: dict[str, str] = {}
     for variant, text in failures.items():
@@ -217,18 +217,17 @@ def _explanations(compared: "dict[str, Compared]", failures: dict[str, str], *, 
             continue
         first = result.first
         if first is None:
-            kinds = [kind for kind in (result.metrics, result.weights, result.statistics) if kind.size > 0]
-            worst = max(kinds, key=lambda kind: kind.size)
+            worst = max((result.metrics, result.weights, result.statistics), key=lambda kind: kind.rank())
             reason = "no step of the training differs" if worst is result.metrics else "rounding grows there"
             hint = "its states must be sums over samples (dist_reduce_fx='sum')"
             text = f"{worst.name} differs by {_size_text(worst.size)}: {reason}"
             reasons.setdefault(worst.name, f"{variant}: {text}{', ' + hint if worst is result.metrics else ''}")
         else:
-            sample = "" if first.sample is None else f" of sample {first.sample}"
-            head = f"{variant}: the first to differ is {first.part}{sample}, in step {first.step}, by "
+            sample = "" if first.sample is None else f", sample {first.sample}"
+            head = f"{variant}: first difference: {first.part}{sample}, in step {first.step}, by "
             reasons.setdefault(first.part, f"{head}{_size_text(first.size)}: {first.meaning(is_by_bits=is_by_bits)}")
     yield from reasons.values()
 
 
 def _size_text(size: float) -> str:
-    return "0" if size == 0 else f"{size:.1e}"
+    return "0" if size == 0 else f"{size:.1e}".replace("nan", "NaN")

@@ -20,6 +20,10 @@ class Apart(NamedTuple):
     size: float
     name: str
 
+    def rank(self) -> tuple[bool, float]:
+        """Return the key by which differences are ordered: NaN is the largest."""
+        return math.isnan(self.size), self.size
+
 
 class First(NamedTuple):
     """The first part of a training that differs: `sample` is a position in the data set, None of sums over samples."""
@@ -98,30 +102,31 @@ def first_difference(
         for name, rows in one["values"].items():
             others = two["values"].get(name)
             if others is not None and len(rows):
-                apart = _relative(rows, others).amax(1)
+                apart = _relative(rows, others, rows[:, 1:]).amax(1)
                 if not apart.max() <= noticeable:
-                    worst = int(apart.nan_to_num(float("inf")).argmax())
+                    worst = int(apart.argmax())  # that of NaN, if there is one
                     return First(step, name, float(apart[worst]), int(one["samples"][worst]))
         for name, sums in one["sums"].items():
             if name in two["sums"]:
-                apart = _relative(sums[None], two["sums"][name][None]).max()
+                apart = _relative(sums, two["sums"][name], sums[1:]).max()
                 if not apart <= noticeable:
                     return First(step, name, float(apart), None)
     return None
 
 
-def _relative(rows: Tensor, others: Tensor) -> Tensor:
-    """Return the difference of rows (B, 2): relative to their norm, the last column, if it is above 1."""
-    return (rows - others).abs() / rows[:, 1:].clamp(min=1)
+def _relative(values: Tensor, others: Tensor, scale: Tensor) -> Tensor:
+    """Return the difference, relative to a scale above 1. Equal infinities and NaN on both sides do not differ."""
+    is_same = torch.isclose(values, others, rtol=0, atol=0, equal_nan=True)
+    return ((values - others).abs() / scale.abs().clamp(min=1)).masked_fill(is_same, 0)
 
 
 def _distance(one: dict[str, Tensor], two: dict[str, Tensor]) -> Apart:
-    worst = Apart(0.0, "")
+    sizes = [Apart(0.0, "")]
     for name, value in one.items():
         other = two[name]
         is_same = all(torch.equal(of(value), of(other)) for of in (torch.isnan, torch.nan_to_num, torch.signbit))
-        # of 0 and -0 the smallest number
-        size = 0.0 if is_same else float(((value - other).abs() / value.abs().clamp(min=1)).max()) or math.ulp(0.0)
-        if not size <= worst.size:
-            worst = Apart(size, name.removeprefix("net."))
-    return worst
+        if not is_same:
+            # of 0 and -0 the smallest number
+            size = float(_relative(value, other, value).max()) or math.ulp(0.0)
+            sizes.append(Apart(size, name))
+    return max(sizes, key=Apart.rank)
