@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from lockstep.config.composing.compose import DEFAULT
 from lockstep.config.errors import ConfigError
@@ -79,3 +80,17 @@ def test_the_predictions_of_a_fold_are_those_of_the_tested_network(tmp_path: Pat
     rows = list(csv.DictReader(run.fold_rows.read_text().splitlines()))
     hits = sum(row["truth"] == row["prediction"] for row in rows)
     assert hits / len(rows) == pytest.approx(run.read_summary()["test_accuracy"], rel=1e-6)
+
+
+def test_fold_predictions_of_two_threads(tmp_path: Path) -> None:
+    fold = ("data=digits", "data.folds=2", "model.width=2", "trainer.max_epochs=1", "trainer.limit_train_batches=5")
+    run = write_run(tmp_path / "run", (*fold, "callbacks.checkpoint=null", "callbacks.last=null"))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert train(run) == 0
+    finally:
+        torch.set_num_threads(before)
+    assert len(run.fold_rows.read_text().splitlines()) == 900
+    summary = run.read_summary()
+    assert summary["fold_weights_sha256"] == summary["weights_sha256"]  # without best.ckpt the last network is tested

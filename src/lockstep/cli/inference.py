@@ -55,7 +55,9 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
             here, given["may_differ"] = saved_run.replace_images(here, arguments.overrides)
         config = saved_run.change_config(folder, here, arguments.overrides, source)
         if config.cluster.name != "none":
-            return _submit(arguments, [str(Path(given.get("predictions") or folder.config).parent)], config)
+            is_sweep = bool(given.get("predictions"))
+            parents = (path for path in folder.path.parents if is_sweep and (path / SWEEP).is_file())
+            return _submit(arguments, [str(next(parents, folder.path))], config)
         given |= {"may_differ": given["may_differ"] and config.changed_data == "refuse"} if is_evaluation else {}
         if reads_data and not given.get("may_differ"):
             data_presence.check(config.data)
@@ -138,19 +140,19 @@ def _evaluation(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _judgement(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what judges labels; a sweep becomes one of its runs, with the predictions of all folds."""
+    """Return what judges labels; a sweep becomes one of its runs, with the files of predictions of all folds."""
     output = Path(arguments.output).resolve()
     if output.suffix != ".csv":
         raise ValueError(f"--output {arguments.output} is not named as a CSV file: use labels.csv.")
     for path in filter(Path.exists, (output, output.with_suffix(".png"))):
         raise ValueError(f"--output: {naming.display_path(path)} exists: remove it, or name another file.")
     need_writable("--output", arguments.output)
-    given: dict[str, Any] = {"output": str(output), "predictions": None}
+    given: dict[str, Any] = {"output": str(output), "predictions": []}
     if (Path(arguments.run) / SWEEP).is_file():
         from lockstep.sweeps import out_of_fold
 
-        path, run = out_of_fold.of_best(Path(arguments.run).resolve())
-        given["predictions"], arguments.run = str(path), str(run.path)
+        folds = out_of_fold.of_best(Path(arguments.run).resolve())
+        given["predictions"], arguments.run = [str(fold.fold_rows) for fold in folds], str(folds[0].path)
         arguments.devices, arguments.checkpoint = "1", None  # which only draws
     return given
 

@@ -100,6 +100,7 @@ FEATURES = (
     Feature("tested", "lockstep.inference.reliability:report_test", lambda config: True),
     Feature("tested", "lockstep.inference.predict:write_fold", lambda config: config.data.folds is not None),
     # the end of a run, once its folder is unlocked: (config, folder, exit code)
+    Feature("end", "lockstep.sweeps.out_of_fold:refresh", lambda config: config.data.folds is not None),
     Feature("end", "lockstep.launch.notification:send", lambda config: config.notify.command is not None),
 )
 

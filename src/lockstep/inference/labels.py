@@ -33,12 +33,12 @@ def judge(
     config: dict[str, Any],
     run: str,
     checkpoint: str,
-    predictions: str | None,
+    predictions: Sequence[str],
     output: str,
 ) -> int:
     """Write the list of images to the CSV file `output`, with pictures of the first ones next to it; print a summary.
 
-    `predictions` is the file of all folds of a setting, of which `run` is one. Without it the validation and test
+    `predictions` are the files of all folds of a setting, of which `run` is one. Without any the validation and test
     images of `run` are judged by its `checkpoint`.
     """
     settings = validation.check_tree(config)
@@ -46,12 +46,14 @@ def judge(
     with session.open_session(folder, settings, world) as here:
         images = run_parts.splits(here, RunFolder(Path(run)), is_once=True)
         data_record.compare(here, images, RunFolder(Path(run)))
-        paths = [Path(predictions)] if predictions is not None else _predict(here, images, Path(checkpoint))
+        paths = list(map(Path, predictions)) or _predict(here, images, Path(checkpoint))
 
         def write() -> None:
-            facts, rows = _judge(paths, images, is_run=predictions is None)
+            facts, rows = _judge(paths, images, is_run=not predictions)
             pictures = Path(output).with_suffix(".png")
             facts |= {"run": run, "predictions": predictions, "output": output, "pictures": str(pictures)}
+            summaries = [RunFolder(Path(path).parent).read_summary() for path in predictions]
+            facts["weights"] = [summary.get(predict.FOLD_WEIGHTS) for summary in summaries]
             pictures.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(Path(output)) as file:  # which is there once the pictures are
                 file.write(csv_text([HEAD, *rows]).encode(errors="surrogateescape"))
@@ -124,7 +126,7 @@ def _show(facts: dict[str, Any]) -> None:
         out.print()
     say(out, f"{_summary(facts)}; {facts['suspicious_by_chance']:.1f} would be if all labels were right.")
     say(out, f"Estimated fraction of wrong labels: {100 * facts['wrong_fraction']:.1f} %.")
-    if facts["predictions"] is None:
+    if not facts["predictions"]:
         what = "A sweep over data.folds=5 data.fold=0,1,2,3,4 judges all."
         say(out, f"Only the validation and test images are judged: the network has learned the others. {what}")
     output, pictures = (quote_path(Path(facts[key])) for key in ("output", "pictures"))

@@ -19,6 +19,7 @@ from lockstep import __version__
 from lockstep.assembly import data_record, networks, run_parts, session
 from lockstep.assembly.session import Session
 from lockstep.assembly.staging import together
+from lockstep.callbacks.own_module import hash_of
 from lockstep.config.checks import validation
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.saved import config_file
@@ -49,6 +50,7 @@ from lockstep.system.wording import plural
 from lockstep.tasks.classification import Classification
 from lockstep.tasks.task import checked_losses
 
+FOLD_WEIGHTS = "fold_weights_sha256"  # in summary.json: of the network of fold_predictions.csv
 # of a chunk on a CPU: maps of more images come from fresh pages in every layer, 13.6 in place of 7.5 ms an image of 224
 # pixels (ResNet-18 of width 8, one thread of an AMD EPYC, 2026-11-27)
 NUM_PIXELS = 4 * 224**2
@@ -323,12 +325,13 @@ def _losses(module: Classifier, outputs: Tensor, inputs: Tensor, targets: Tensor
 def write_fold(here: Session, data: ImageData, module: L.LightningModule) -> dict[str, Any]:
     """Write the predictions of a tested module on the images of its fold into the run folder. Every rank must call it.
 
-    Runs of other tasks than classification write none.
+    Runs of other tasks than classification write none. Returns the SHA-256 of the weights for the summary.
     """
     images, fold = data.splits.test, str(here.config.data.fold)
     if isinstance(module, Classifier) and isinstance(module.task, Classification) and images.classes is not None:
         with module.eager_mode():  # as in `load_network`
             write_probabilities(here, module.to(here.device).eval(), images, here.folder.fold_rows, fold)
+        return {FOLD_WEIGHTS: hash_of(module)}
     return {}
 
 

@@ -240,7 +240,7 @@ class RunFolder:
     @property
     def ended(self) -> list[Path]:
         """The files that record how a run ended, besides its status."""
-        return [self.failure, self.summary, *self.pictures.glob("test_*")]
+        return [self.failure, self.summary, self.fold_rows, *self.pictures.glob("test_*")]
 
     @contextlib.contextmanager
     def keep_end(self, rejection: type[Exception]) -> Iterator[None]:
@@ -275,7 +275,7 @@ class RunFolder:
         return {path: path.lstat().st_mtime_ns for path in self.checkpoints.glob("*.ckpt")}
 
     def forget_end(self) -> None:
-        """Clear STOP, failure.txt, summary.json and pictures of the test before a resume."""
+        """Clear STOP, failure.txt, summary.json and the files of the test before a resume."""
         for path in (self.stop_flag, *self.ended, *self.heartbeats().values()):
             files.remove(path)
 

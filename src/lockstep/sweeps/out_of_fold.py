@@ -1,11 +1,12 @@
 """The predictions of all folds of a setting in one file: each image once, by the network that was not trained on it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lockstep.config.saved import config_file
+from lockstep.config.schema.configuration import Config
 from lockstep.runs.files import LARGEST_UNPACKED, atomic_file, read_bytes, read_json
-from lockstep.runs.folder import RunFolder
+from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.runs.naming import display_path
 from lockstep.sweeps.ledger import Ledger
 from lockstep.sweeps.results import Row
@@ -16,27 +17,52 @@ def join(ledger: Ledger, sweep_table: Table) -> list[str]:
     """Write a file for each setting whose folds are all tested, into the folder of the sweep. Returns what to print."""
     lines: list[str] = []
     for path, rows in _files(ledger, sweep_table):
-        folders = [row.trial.folder for row in rows if row.tests and row.trial.folder.fold_rows.exists()]
-        if len(folders) < len(rows) or len(rows) != config_file.load(folders[0].config).data.folds:
+        try:
+            folders = _tested(rows)
+        except ValueError as error:
+            lines.append(f"{path.name} is not written: {error}")
             continue
-        if len({tuple(names(folder, "train", "val", "test")) for folder in folders}) > 1:
-            lines.append(f"{path.name} is not written: the images changed between the folds. Use another sweep.name")
-            continue
-        parts = [read_bytes(folder.fold_rows, LARGEST_UNPACKED).partition(b"\n") for folder in folders]
-        with atomic_file(path) as file:
-            file.write(b"".join([*parts[0][:2], *(rest for *_, rest in parts)]))
-        lines.append(f"Out-of-fold predictions: {display_path(path)}")
+        if folders:
+            parts = [read_bytes(folder.fold_rows, LARGEST_UNPACKED).partition(b"\n") for folder in folders]
+            with atomic_file(path) as file:
+                file.write(b"".join([*parts[0][:2], *(rest for *_, rest in parts)]))
+            lines.append(f"Out-of-fold predictions: {display_path(path)}")
     return lines
 
 
-def of_best(sweep: Path) -> tuple[Path, RunFolder]:
-    """Return the file of the best setting of a sweep, and one of its trials. Raises ValueError if there is none."""
+def refresh(config: Config, folder: RunFolder, code: int) -> None:
+    """Write the files of a sweep again after a fold was resumed alone; a running sweep writes them at its end."""
+    sweep = RunFolder(folder.path.parent)
+    if code != 0 or not (sweep.path / SWEEP).is_file() or sweep.is_locked():
+        return
+    try:
+        ledger = Ledger.open(sweep.path, None, ())
+        lines = join(ledger, present_table(ledger))
+    except (OSError, ValueError) as error:  # a finished run must not fail
+        lines = [f"The out-of-fold predictions of {display_path(sweep.path)} are those of before: {error}"]
+    if not config.silent:
+        print(*lines, sep="\n", flush=True)
+
+
+def of_best(sweep: Path) -> list[RunFolder]:
+    """Return the folds of the best setting of a sweep. Raises ValueError if there is none, or one is not tested."""
     ledger = Ledger.open(sweep, None, ())
-    path, rows = next(_files(ledger, present_table(ledger)), (None, []))
-    if path is None or not path.exists():
+    _, rows = next(_files(ledger, present_table(ledger)), (None, []))
+    folders = _tested(rows)
+    if not folders:
         what = f"{display_path(sweep)} has no predictions of all folds"
         raise ValueError(f"{what}: finish a classification over data.folds=5 data.fold=0,1,2,3,4, or give a run.")
-    return path, rows[0].trial.folder
+    return folders
+
+
+def _tested(rows: Sequence[Row]) -> list[RunFolder]:
+    """Return the folds of a setting, none unless all are tested. Raises ValueError if their images are not the same."""
+    folders = [row.trial.folder for row in rows if row.tests and row.trial.folder.fold_rows.exists()]
+    if not folders or len(folders) < len(rows) or len(rows) != config_file.load(folders[0].config).data.folds:
+        return []
+    if len({tuple(names(folder, "train", "val", "test")) for folder in folders}) > 1:
+        raise ValueError("the images changed between the folds. Use another sweep.name")
+    return folders
 
 
 def _files(ledger: Ledger, sweep_table: Table) -> Iterator[tuple[Path, list[Row]]]:

@@ -287,7 +287,7 @@ def test_the_end_of_a_run_is_restored_without_writing_unless_a_newer_state_is_sa
     folder.checkpoints.mkdir()
     folder.last_checkpoint.touch()
     folder.pictures.mkdir()
-    for path in (folder.summary, folder.confusion("test")):
+    for path in (folder.summary, folder.fold_rows, folder.confusion("test")):
         path.write_text("{}")
     inodes = {path: path.stat().st_ino for path in folder.ended if path.exists()}
     with folder.keep_end(ValueError):

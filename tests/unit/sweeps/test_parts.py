@@ -1,5 +1,6 @@
 """The parts of sweeps: assigned devices, the ledger, and the table of the trials."""
 
+import contextlib
 import csv
 import gzip
 import json
@@ -627,23 +628,62 @@ def test_predictions_of_all_folds_are_joined_once_all_are_tested(tmp_path: Path)
     assert not (ledger.path / "out_of_fold_1.csv").exists()
 
 
-def test_labels_are_judged_by_the_folds_of_the_best_setting(tmp_path: Path) -> None:
+def folds_of(path: Path, *settings: str) -> Ledger:
+    """A sweep over two folds of some settings, which are all tested."""
+    ledger = book(path, *(f"data.fold={fold} {each}" for each in settings for fold in range(2)))
+    for trial in ledger.trials:
+        fold = trial.settings["data.fold"]
+        config_file.save(config_of("data.folds=2", f"data.fold={fold}"), trial.folder.config)
+        record = {split: {"names": list(names)} for split, names in (("train", "ab"), ("val", ""), ("test", "c"))}
+        trial.folder.images.write_bytes(gzip.compress(json.dumps(record).encode()))
+        finish_fold(trial, "old")
+    return ledger
+
+
+def finish_fold(trial: Trial, prediction: str, accuracy: float = 0.8) -> None:
+    rows = f"file,truth,prediction\r\n{trial.number},a,{prediction}\r\n"
+    trial.folder.fold_rows.write_text(rows, newline="")
+    finish(trial, accuracy, test_accuracy=0.8)
+
+
+def test_labels_of_best_setting(tmp_path: Path) -> None:
     ledger = book(tmp_path / "seeds", "seed=0", "seed=1")
     for trial in ledger.trials:
         config_file.save(config_of(), trial.folder.config)
-    with pytest.raises(
-        ValueError, match=r"seeds has no predictions of all folds: finish a classification over data.folds"
-    ):
+    error = r"has no predictions of all folds: finish a classification over data.folds"
+    with pytest.raises(ValueError, match=error):
         out_of_fold.of_best(ledger.path)
-    ledger = book(tmp_path / "sweep", "data.fold=1 lr=1", "data.fold=0 lr=1", "data.fold=0 lr=2", "data.fold=1 lr=2")
-    for trial, accuracy in zip(ledger.trials, (0.7, 0.7, 0.8, 0.8), strict=True):
-        config_file.save(config_of("data.folds=2", f"data.fold={trial.settings['data.fold']}"), trial.folder.config)
-        finish(trial, accuracy, test_accuracy=0.8)
-    (ledger.path / "out_of_fold_1.csv").touch()
-    with pytest.raises(ValueError, match=r"has no predictions of all folds: finish a classification over data.folds"):
+    ledger = folds_of(tmp_path / "sweep", "lr=1", "lr=2")
+    for trial in ledger.trials[2:]:
+        finish_fold(trial, "new", accuracy=0.9)
+    assert out_of_fold.of_best(ledger.path) == [trial.folder for trial in ledger.trials[2:]]
+
+
+def test_labels_of_resumed_fold(tmp_path: Path) -> None:
+    ledger = folds_of(tmp_path / "sweep", "lr=1")
+    ledger.trials[0].folder.forget_end()
+    with pytest.raises(ValueError, match="has no predictions of all folds"):
         out_of_fold.of_best(ledger.path)
-    (ledger.path / "out_of_fold_2.csv").touch()
-    assert out_of_fold.of_best(ledger.path) == (ledger.path / "out_of_fold_2.csv", ledger.trials[2].folder)
+    finish_fold(ledger.trials[0], "new")
+    assert out_of_fold.of_best(ledger.path) == [trial.folder for trial in ledger.trials]
+
+
+@pytest.mark.parametrize(("code", "is_running", "expected"), [(0, False, "new"), (75, False, "old"), (0, True, "old")])
+def test_fold_resumed_alone_joined_again(tmp_path: Path, code: int, is_running: bool, expected: str) -> None:
+    ledger = folds_of(tmp_path / "sweep", "lr=1")
+    out_of_fold.join(ledger, table(ledger, ACCURACY, {}))
+    finish_fold(ledger.trials[0], "new")
+    with RunFolder(ledger.path).lock() if is_running else contextlib.nullcontext():
+        out_of_fold.refresh(config_of("data.folds=2", "data.fold=0"), ledger.trials[0].folder, code)
+    rows = list(csv.DictReader((ledger.path / "out_of_fold.csv").read_text().splitlines()))
+    assert [row["prediction"] for row in rows] == [expected, "old"]
+
+
+def test_damaged_sweep_of_resumed_fold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = folds_of(tmp_path / "sweep", "lr=1")
+    (ledger.path / "sweep.json").write_text("{")
+    out_of_fold.refresh(config_of("data.folds=2", "data.fold=0"), ledger.trials[0].folder, 0)
+    assert capsys.readouterr().out.startswith(f"The out-of-fold predictions of {ledger.path} are those of before: ")
 
 
 def test_a_search_does_not_choose_a_fold() -> None:
