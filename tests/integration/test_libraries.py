@@ -178,6 +178,7 @@ def test_a_failed_download_of_weights_is_one_line_that_says_where_to_put_the_fil
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr("lockstep.assembly.run_parts.image_data", lambda *_, **more: pytest.fail("images are decoded"))
     folder = write_run(tmp_path / "run", of_library(network, "model.pretrained=true"))
     assert train(folder) == EXIT_CONFIG
     (line,) = folder.failure.read_text().splitlines()

@@ -48,6 +48,19 @@ def fetch_weights(config: Config, in_channels: int, num_classes: int) -> bool:
     return load is not None
 
 
+def download(session: Session) -> None:
+    """Bring the weights of a library into its cache before images are decoded. Every rank must call it.
+
+    Raises ConfigError on all ranks if they are not available.
+    """
+
+    def fetch() -> None:
+        with torch.random.fork_rng(devices=[]):  # the network of the training draws what it drew before
+            fetch_weights(session.config, in_channels=3, num_classes=1000)
+
+    together(lambda: fetch() if session.rank == 0 else None)
+
+
 def _load_weights(config: Config, load: Callable[[], str | None]) -> str | None:
     try:
         with torch.random.fork_rng(devices=[]):

@@ -69,6 +69,12 @@ FEATURES = (
         "lockstep.config.checks.pretrained_view:view",
         lambda config: _of_library(config) and _pretrained(config),
     ),
+    # weights that a new run needs from elsewhere, before its images are decoded: (session)
+    Feature(
+        "downloads",
+        "lockstep.assembly.pretrained_weights:download",
+        lambda config: _of_library(config) and _pretrained(config) is True and config.init_from is None,
+    ),
     # the files of data, brought to this machine: (data, is_first, held) -> data there, and a remark for errors
     Feature("stage", "lockstep.assembly.data_copies:stage", lambda data: data.is_copied),
     # what killed workers leave: (data)

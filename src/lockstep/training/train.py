@@ -124,6 +124,8 @@ def prepare_training(here: Session, *, is_new: bool) -> tuple[Session, ImageData
     A new run gets the weights of `init_from`, or the pretrained ones of its network. Every rank must call it. Raises
     ConfigError if the parts do not fit together.
     """
+    for download in features.used_features("downloads", here.config) if is_new else ():
+        download(here)
     data = run_parts.image_data(here, here.folder, is_new=is_new)
     here = _settle_class_weights(here, data)
     config = here.config
