@@ -32,7 +32,13 @@ def load_weights(path: str, net: nn.Module, origin: Origin, convert: Callable[[S
     """
     given, notes = _read(path)
     own, errors = net.state_dict(), list[Exception]()
-    ways = {"": dict, "names converted by timm": convert, "other names, taken in order": partial(_in_order, own)}
+    prefix = _common_prefix(own, given)
+    ways: dict[str, Callable[[State], State]] = {
+        "": dict,
+        f"names without {prefix}": partial(_without, prefix),
+        "names converted by timm": convert,
+        "other names, taken in order": partial(_in_order, own),
+    }
     for way, rename in ways.items():
         try:
             state = rename(given)
@@ -99,6 +105,20 @@ def adapt_channels(weight: Tensor, in_channels: int) -> Tensor:
     return weight[:, repeated] * (num_channels / in_channels)
 
 
+def _common_prefix(own: State, state: State) -> str:
+    """Return what most names of a file have before a name of the network, such as `backbone.`."""
+    prefixes = Counter[str]()
+    for name in state:
+        ends = [0, *(dot.end() for dot in re.finditer(r"\.", name))]
+        prefixes.update(name[:end] for end in ends if name[end:] in own)
+    return max(prefixes, key=prefixes.__getitem__, default="")
+
+
+def _without(prefix: str, state: State) -> State:
+    """Return the tensors whose names have the prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
 def _in_order(own: State, state: State) -> State:
     """Rename tensors to those of a network in order, without counters. Raises ValueError if any two do not belong."""
     pairs = zip(*([name for name in names if not name.endswith(COUNTER)] for names in (own, state)), strict=True)
@@ -126,7 +146,7 @@ def _read(path: str) -> tuple[State, list[str]]:
     ((prefix, _),) = Counter(re.sub(WRAPPED, r"\1", name) for name in state).most_common(1)
     if prefix:
         notes.append(f"names without {prefix}")
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}, notes
+    return _without(prefix, state), notes
 
 
 def _load(path: str) -> dict[Any, Any]:

@@ -39,7 +39,11 @@ def renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("suffix", [".pth", ".pt", ".bin", ".pth.tar", ".safetensors"])
 @pytest.mark.parametrize(
-    "prefix", ["", "module.", "_orig_mod.", "model.", "module._orig_mod.", "_orig_mod.module.", "model.model.module."]
+    "prefix",
+    [
+        *("", "module.", "_orig_mod.", "model.", "module._orig_mod.", "_orig_mod.module.", "model.model.module."),
+        *("backbone.", "encoder.", "net.", "student.net."),
+    ],
 )
 def test_prefixes_of_wrappers_are_removed_in_any_nesting(tmp_path: Path, prefix: str, suffix: str) -> None:
     state = network(7).state_dict()
@@ -59,6 +63,15 @@ def test_a_prefix_of_most_names_leaves_the_others_out(tmp_path: Path) -> None:
     net = network()
     assert "names without module." in load(tmp_path / "weights.pth", net)
     assert has_all(net, state)
+
+
+def test_a_backbone_beside_other_layers_is_taken(tmp_path: Path) -> None:
+    state = {name: value for name, value in network(7).state_dict().items() if not name.startswith("fc")}
+    there = {f"backbone.{name}": value for name, value in state.items()} | {"head.0.weight": torch.ones(4, 4)}
+    save_file(there, tmp_path / "weights.safetensors")
+    net = network()
+    assert "names without backbone." in load(tmp_path / "weights.safetensors", net)
+    assert all(torch.equal(net.state_dict()[name], value) for name, value in state.items())
 
 
 def test_a_prefix_of_few_names_is_a_part_of_them(tmp_path: Path) -> None:
