@@ -56,13 +56,16 @@ def threshold_of(
     """Return the threshold of the checkpoint of a run, with lines to print about it; None without `max_error`.
 
     It is chosen on the validation images, or on those of all folds of its setting. Raises ConfigError, which names the
-    `option`, if there is none.
+    `option`, if there is none, and for images in groups, which are not independent.
     """
     if max_error is None:
         return None, ""
     option += f"{max_error:g}"
     if not 0 < max_error < 1:
         raise ConfigError(Error(option, "is no error rate", "use a number between 0 and 1, such as 0.05"))
+    if key := next(filter(config.data.arguments().get, ("group", "group_column")), ""):
+        problem = f"needs independent images, and images of one group (data.{key}) are not"
+        raise ConfigError(Error(option, problem, "leave it out, and read the probabilities of the rows"))
     saved = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)
     kept = saved.get("calibration", {})
     if not config.calibrate or "val" not in kept:
@@ -85,8 +88,7 @@ def threshold_of(
         least = next((f", or use {rate:g}" for rate in rates if choose(confidences, is_right, rate) is not None), "")
         problem = f"cannot be kept with {1 - DOUBT:.0%} confidence on {len(is_right):,} {images}"
         raise ConfigError(Error(option, problem, f"train with more of them{least}"))
-    doubt = "less than " if any(config.data.arguments().get(key) for key in ("group", "group_column")) else ""
-    promise = f"Error rate of the answers: at most {100 * max_error:g}% with {doubt}{1 - DOUBT:.0%} confidence"
+    promise = f"At most {100 * max_error:g}% of the answers are wrong (confidence {1 - DOUBT:.0%})"
     head = f"Answers where the probability is above {threshold:.6g}, else {UNKNOWN}"
     shares = [_share(threshold, *part) for part in parts]
     checks = [f"{share}: the independent check" for share in shares[1:]]  # which did not choose the checkpoint

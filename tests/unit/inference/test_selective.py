@@ -155,16 +155,28 @@ def test_a_checkpoint_has_a_threshold_by_its_validation_images_and_is_checked_on
     assert text.splitlines() == [
         "Answers where the probability is above 0.540201, else unknown",
         "91.5% of 200 validation images are answered, 3 of 183 wrong",
-        "Error rate of the answers: at most 5% with 95% confidence, for images like these",
+        "At most 5% of the answers are wrong (confidence 95%), for images like these",
         "92.0% of 100 test images are answered, 22 of 92 wrong: the independent check",
     ]
 
 
-def test_images_of_groups_are_not_called_independent(tmp_path: Path) -> None:
-    path, data = write(tmp_path / "run", val=rows(200, 0)), ("data=image_folder", "data.root=.")
-    for typed, doubt in (((*data, 'data.group="(.*)_"'), "less than 95%"), (data, "95%")):
-        _, text = selective.threshold_of(path, config_of(*typed), 0.05)
-        assert f"at most 5% with {doubt} confidence" in text
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (("data=image_folder", 'data.group="(.*)_"'), "data.group"),
+        (("data=list", "data.file=x.csv", "data.group_column=patient"), "data.group_column"),
+    ],
+)
+@pytest.mark.parametrize("max_error", [0.001, 0.48])
+def test_groups_refused(tmp_path: Path, settings: tuple[str, ...], key: str, max_error: float) -> None:
+    path = write(tmp_path / "run", val=rows(200, 0))
+    with pytest.raises(ConfigError) as raised:
+        selective.threshold_of(path, config_of("data.root=.", *settings), max_error)
+    (error,) = raised.value.errors
+    assert (error.key, error.problem) == (
+        f"--max-error {max_error:g}",
+        f"needs independent images, and images of one group ({key}) are not",
+    )
 
 
 def write_folds(path: Path, folds: range) -> str:
