@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from lockstep.monitoring import cells
-from lockstep.runs.discovery import look_at, read_tests
+from lockstep.runs.discovery import look_at_epoch, read_tests
 from lockstep.runs.files import print_json, read_text
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path, find, quote_path
@@ -82,14 +82,13 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
 
 def outcomes(folders: Sequence[RunFolder]) -> list[Row]:
     """List progress, metrics and speed of the runs by name."""
-    facts, tests = [look_at(folder) for folder in folders], [read_tests(folder) for folder in folders]
+    facts, tests = [look_at_epoch(folder) for folder in folders], [read_tests(folder) for folder in folders]
 
     def rows_of(given: Sequence[dict[str, Any]], names: Iterable[str]) -> list[Row]:
         return [(name, [values.get(name) for values in given]) for name in names]
 
-    rows = rows_of(facts, ("state", "epoch", "step", "monitor", "best"))
+    rows = rows_of(facts, ("state", "epoch", "step", "monitor", "best", "metrics_epoch"))
     for metrics, is_test in (([run_facts["metrics"] for run_facts in facts], False), (tests, True)):
-        # the last metrics of a finished run include those of its test
         names = {name for values in metrics for name in values if name.startswith("test") == is_test}
         rows += rows_of(metrics, sorted(names, key=lambda name: (name.startswith("val"), name)))
     rows += rows_of(facts, ("epoch_s", "images_per_s", "workers", "device"))

@@ -7,7 +7,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from lockstep.monitoring import cells
-from lockstep.runs.discovery import has_bad_loss, look_at
+from lockstep.runs.discovery import has_bad_loss, look_at_epoch
 from lockstep.runs.files import print_json
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.runs.naming import display_path, quote_path, resume_command
@@ -18,7 +18,7 @@ Rows = list[tuple[str, str | Text]]
 
 
 def show_status(folder: RunFolder, *, is_json: bool) -> int:
-    facts = look_at(folder)
+    facts = look_at_epoch(folder)
     if is_json:
         del facts["id"]
         print_json(facts | {"path": str(folder.path)})
@@ -49,8 +49,14 @@ def _progress(facts: dict[str, Any]) -> Rows:
         ("learning rate", f"{facts['learning_rate']:.4g}" if "learning_rate" in facts else ""),
         ("best", cells.best(facts) if "best" in facts else ""),
         ("weights", facts.get("weights_sha256", "")[:12]),
+        ("metrics", _epoch_of_metrics(facts) if "metrics_epoch" in facts else ""),
     ]
     return rows + [(name, cells.number(value)) for name, value in facts["metrics"].items()]
+
+
+def _epoch_of_metrics(facts: dict[str, Any]) -> str:
+    which = "best" if facts["state"] == "finished" and "best" in facts else "newest"
+    return f"of epoch {facts['metrics_epoch']}, the {which} one"
 
 
 def _bar(percent: float) -> Text:

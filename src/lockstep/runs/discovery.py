@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from lockstep.runs import naming
 from lockstep.runs.files import from_json, read_json
 from lockstep.runs.folder import CODE, ENDED_STATES, LIVE_STATES, SWEEP, WANDB, RunFolder
+from lockstep.runs.ranking import LOSS, rank
 
 DEPTH = 6  # levels of folders that are searched
 STATES = ("not started", *LIVE_STATES, *ENDED_STATES, "no signal", "broken")
@@ -198,6 +199,28 @@ def read_rows(folder: RunFolder) -> list[dict[str, float]]:
     cells = _or_empty(folder.read_metrics, [])
     rows = [{name: value for name, text in row.items() if (value := _number(text)) is not None} for row in cells]
     return [row for row in rows if "epoch" in row]
+
+
+def best_row(rows: list[dict[str, float]], monitor: str, *, is_max: bool) -> dict[str, float]:
+    """Return the row of the epoch of best.ckpt, of equal ones the last; empty if none has the metric."""
+    monitored = [row for row in reversed(rows) if monitor in row]
+    return min(monitored, key=lambda row: rank(row[monitor], row.get(LOSS), is_max=is_max), default={})
+
+
+def look_at_epoch(folder: RunFolder) -> dict[str, Any]:
+    """Read one run as `look_at` does, with the metrics of one epoch, `metrics_epoch`, and those of the test.
+
+    It is the best epoch of a finished run, whose network was tested, else the newest complete one.
+    """
+    facts, rows = look_at(folder), read_rows(folder)
+    row = rows[-1] if rows else {}
+    if facts["state"] == "finished" and "monitor" in facts:
+        row = best_row(rows, facts["monitor"], is_max=facts.get("mode") == "max") or row
+    if row:
+        names = [name for name in facts["metrics"] if name in row and not name.startswith("test")]
+        facts["metrics"] = {name: row[name] for name in names} | read_tests(folder)
+        facts["metrics_epoch"] = int(row["epoch"])
+    return facts
 
 
 def _number(text: str) -> float | None:

@@ -7,9 +7,9 @@ from typing import Any
 from lockstep.config import build
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
-from lockstep.runs.discovery import is_number, look_at, read_rows, read_summary, read_tests
+from lockstep.runs.discovery import best_row, is_number, look_at, read_rows, read_summary, read_tests
 from lockstep.runs.folder import RunFolder
-from lockstep.runs.ranking import LOSS, rank
+from lockstep.runs.ranking import LOSS
 from lockstep.sweeps.ledger import Trial, state_of
 from lockstep.system.trees import at
 
@@ -48,8 +48,7 @@ class Objective:
 
 def best_epoch(folder: RunFolder, objective: Objective) -> dict[str, float]:
     """Return the row of metrics.csv of the epoch of best.ckpt, of equal ones the last; empty without one."""
-    rows = [row for row in reversed(read_rows(folder)) if objective.name in row]
-    return min(rows, key=lambda row: rank(row[objective.name], row.get(LOSS), is_max=objective.is_max), default={})
+    return best_row(read_rows(folder), objective.name, is_max=objective.is_max)
 
 
 def monitored_objective(config: Config) -> Objective:

@@ -1,0 +1,47 @@
+"""The numbers of a run that status and compare show are those of one epoch, which they name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.monitoring.comparison import outcomes
+from lockstep.monitoring.status import show_status
+from lockstep.runs.files import write_rows
+from lockstep.runs.folder import RunFolder
+
+
+def write_run(path: Path, state: str) -> RunFolder:
+    """A probe whose second epoch of three was the best one."""
+    path.mkdir()
+    folder = RunFolder(path)
+    losses = enumerate((0.9, 0.5, 0.7), 1)
+    rows: list[dict[str, Any]] = [{"epoch": n, "step": n, "l2": 10.0**-n, "val/loss": loss} for n, loss in losses]
+    write_rows(folder.metrics, rows)
+    metrics = {"l2": 1e-3, "val/loss": 0.7, "test/loss": 0.6}
+    folder.write_status(state=state, epoch=3, max_epochs=3, monitor="val/loss", mode="min", best=0.5, metrics=metrics)
+    if state == "finished":
+        folder.write_summary({"best": 0.5, "test_loss": 0.6})
+    return folder
+
+
+@pytest.mark.parametrize(("state", "epoch", "l2", "loss"), [("finished", 2, 1e-2, 0.5), ("stopped", 3, 1e-3, 0.7)])
+def test_compare_one_epoch(tmp_path: Path, state: str, epoch: int, l2: float, loss: float) -> None:
+    found = dict(outcomes([write_run(tmp_path / "run", state)]))
+    assert (found["metrics_epoch"], found["l2"], found["val/loss"]) == ([epoch], [l2], [loss])
+    assert found.get("test/loss") == ([0.6] if state == "finished" else None)
+
+
+def test_status_one_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show_status(write_run(tmp_path / "run", "finished"), is_json=False)
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if len(line.split()) > 1)
+    assert (rows["l2"], rows["val/loss"], rows["test/loss"]) == ("0.0100", "0.5000", "0.6000")
+    assert rows["metrics"] == "of epoch 2, the best one"
+
+
+def test_metrics_without_file(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", "stopped")
+    folder.metrics.unlink()
+    found = dict(outcomes([folder]))
+    assert "metrics_epoch" not in found
+    assert found["val/loss"] == [0.7]
