@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -112,6 +113,14 @@ def test_an_evaluation_whose_torch_dies_reports_it(tmp_path: Path) -> None:
     assert done.stderr.startswith("The process that imports torch for the workers has died")
     assert not list(tmp_path.glob("lockstep-*"))
     assert latest(tmp_path).read_status()["state"] == "finished"
+
+
+def test_a_killed_fork_server_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A fork has the code 255 then: multiprocessing cannot know its own."""
+    workers = parent.Workers(worker.Job(worker.TRAIN, str(tmp_path), {}), 1, is_parallel=False)
+    workers._processes = [SimpleNamespace(exitcode=255)]  # pyright: ignore[reportAttributeAccessIssue]
+    assert workers.poll(0.0) == 1
+    assert capsys.readouterr().err.startswith("The process that started the workers was killed (kill -9, or out of")
 
 
 def test_a_death_that_cannot_be_written_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

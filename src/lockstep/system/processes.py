@@ -36,6 +36,8 @@ SAFE_PATH = "LOCKSTEP_SERVER_SAFE_PATH"
 # Bytes of a folder for sockets. An address has 104 (macOS) to 108 with the names that multiprocessing adds, 33.
 LONGEST = 70
 
+SERVER_KILLED = 255  # exit code that multiprocessing gives to a fork whose server has died
+
 _is_started = False  # True once this process has started a server
 
 # True if this command ignores modules in the current folder (PYTHONSAFEPATH), as the server always does
