@@ -186,7 +186,7 @@ class Console(L.Callback):
             return phase.num_done / phase.num_batches, [f"{phase.name} {phase.num_done}/{phase.num_batches}", so_far]
         facts = [f"step {pace.num_done}/{pace.num_batches}"]
         epoch_left, left = pace.epoch_left_s(now), self._record.left_s(trainer)
-        facts += [f"{duration(epoch_left)} left"] if epoch_left is not None else []
+        facts += [f"{duration(epoch_left)} left"] if epoch_left else []  # 0 if the batch is late
         facts += [f"{pace.images_per_s:,.0f} images/s"] if pace.images_per_s else []
         is_last_epoch = trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
         facts += [f"{duration(left)} in total"] if left is not None and not is_last_epoch else []

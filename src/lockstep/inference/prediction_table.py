@@ -34,7 +34,7 @@ def count_answers(write: RowWriter, chunks: Iterable[str]) -> None:
 
 
 def show(task: Task, heads: Sequence[str], chunks: Iterable[str], *, rows: list[dict[str, Any]] | None = None) -> None:
-    """Print rows of predictions, which come as CSV below `heads`, once all are there; add all to `rows`."""
+    """Print rows of predictions, which come as CSV below `heads`, once all are there; or add them to `rows`."""
     is_of = type(task).cells  # what made the rows; those of other tasks are printed as they are
     shown, counts, doubts, num_images = list[list[str]](), Counter[str](), list[tuple[float, str]](), 0
     for file, *cells in (map(uncell, row) for text in chunks for row in csv.reader(io.StringIO(text, newline=""))):
@@ -56,6 +56,8 @@ def show(task: Task, heads: Sequence[str], chunks: Iterable[str], *, rows: list[
             cells = [", ".join(f"{name} {value:.4f}" for value, name in labels[: len(found) or 1])]
         if len(shown) < MOST_ROWS:
             shown.append([file, *cells])
+    if rows is not None:
+        return
     heads = ["file", "labels"] if is_of is Multilabel.cells else heads
     numbers = heads[2::2] if is_of is Classification.cells else heads[1:] if is_of is Task.cells else ()
     out = terminal()

@@ -23,7 +23,9 @@ def choose_layout(memory_format: str, faulty: str | None) -> Layout:
     if memory_format != "auto":
         return Layout(torch.channels_last if memory_format == "channels_last" else torch.contiguous_format, "as set")
     if faulty is not None:
-        return Layout(torch.contiguous_format, f"this CPU cannot train {faulty} in channels_last")
+        return Layout(
+            torch.contiguous_format, f"memory order; channels_last is often faster, but wrong on this CPU for {faulty}"
+        )
     return Layout(torch.channels_last, "faster convolutions")
 
 

@@ -31,11 +31,11 @@ def _progress(facts: dict[str, Any]) -> Rows:
     state, is_live = facts["state"], facts["state"] in LIVE_STATES
     steps = f", step {facts['step']:,}" if "step" in facts else ""
     steps += f" of {facts['total_steps']:,}" if steps and "total_steps" in facts else ""
-    has_time = is_live and "epoch_remaining_s" in facts
+    has_time = is_live and facts.get("epoch_remaining_s")
     inside = f", {duration(facts['epoch_remaining_s'])} left in this epoch" if has_time else ""
     since = _since(facts["updated"]) if is_live and "updated" in facts else 0.0
     used = f"{duration(facts['elapsed_s'] + since)}{' so far' if is_live else ''}" if "elapsed_s" in facts else ""
-    left = f", about {duration(facts['remaining_s'])} left" if is_live and "remaining_s" in facts else ""
+    left = f", about {duration(facts['remaining_s'])} left" if is_live and facts.get("remaining_s") else ""
     speed = [f"{facts['images_per_s']:,.0f} images/s"] if facts.get("images_per_s") else []
     speed += [f"{duration(facts['epoch_s'])} an epoch"] if facts.get("epoch_s") else []
     rows: Rows = [

@@ -57,7 +57,7 @@ def inputs_of(given: ImageLike, form: ImageFormat, view: View) -> Inputs:
     if isinstance(given, Tensor):
         images = _check_tensor(given, form, view)
         return Inputs(images, [None] * len(images), given.dim() == 3)
-    raise ValueError(f"A {type(given).__name__} is not an image: give {ACCEPTED}.")
+    raise ValueError(f"An object of type {type(given).__name__} is not an image: give {ACCEPTED}.")
 
 
 def _picture(array: NDArray[np.uint8]) -> Image.Image:

@@ -49,6 +49,14 @@ def test_one_image_is_a_row_without_a_summary(capsys: pytest.CaptureFixture[str]
     )
 
 
+def test_rows_for_json_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = list[dict[str, Any]]()
+    chunks = [csv_text([["a.jpg", "cat", "0.75", "dog", "0.25"]])]
+    prediction_table.show(task_of(Classification), CLASSES, chunks, rows=rows)
+    assert [row["probability"] for row in rows] == [0.75]
+    assert capsys.readouterr() == ("", "")
+
+
 def test_many_images_are_the_first_twenty_and_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
     names = ["dog", "cat", "=eel"]
     rows = [[f"-{number}.jpg", names[number % 3], f"{0.9 - number / 100:.6f}", "fox", "0.1"] for number in range(25)]

@@ -117,7 +117,7 @@ def tensor(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         (np.zeros((6, 8), np.float32), COLOUR, "An array of float32 of shape (6, 8) is not an image: give a path"),
         (np.zeros((2, 6, 8, 3), np.uint8), COLOUR, "An array of uint8 of shape (2, 6, 8, 3) is not an image"),
         (Image.new("F", (8, 6)), COLOUR, "This image cannot be used (32-bit pixels (mode F)): give another"),
-        (3, COLOUR, "A int is not an image: give a path"),
+        (3, COLOUR, "An object of type int is not an image: give a path"),
     ],
     ids=lambda value: "" if not isinstance(value, str) else re.sub(r"\W+", " ", value)[:40],
 )
