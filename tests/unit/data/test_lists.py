@@ -168,7 +168,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "number": (
         PLAIN,
         {"targets": "numbers"},
-        [rf"row {row}, column label: '\w' is not a finite number\.$" for row in range(2, 6)],
+        [rf"row {row}, column label: '\w' is not a finite number of float32" for row in range(2, 6)],
     ),
     "class": (PLAIN.replace("x3.png,b", "x3.png,c"), {}, [r"row 5, column label: no row for train has the class 'c'"]),
     "blank class": (PLAIN.replace("x2.png,a", "x2.png, "), {}, [r"row 4, column label: the cell is empty"]),
@@ -191,9 +191,19 @@ BROKEN: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         PLAIN.replace(",a,", ",1,").replace(",b,", ",inf,"),
         {"targets": "numbers"},
         [
-            r"row 3, column label: 'inf' is not a finite number\.$",
-            r"row 5, column label: 'inf' is not a finite number\.$",
+            r"row 3, column label: 'inf' is not a finite number of float32",
+            r"row 5, column label: 'inf' is not a finite number of float32",
         ],
+    ),
+    "infinite in float32": (
+        PLAIN.replace(",a,", ",1,").replace(",b,", ",-1e39,"),
+        {"targets": "numbers"},
+        [rf"row {row}, column label: '-1e39' is not a finite number of float32" for row in (3, 5)],
+    ),
+    "infinite in one of two columns": (
+        "path,label,split,length\nx0.png,1,train,2\nx1.png,1,val,1e39\n",
+        {"targets": "numbers", "target_columns": ["label", "length"]},
+        [r"list\.csv, row 3, column length: '1e39' is not a finite number of float32"],
     ),
     "many": (
         "path,label,split\n" + 12 * "x0.png,a,valid\n",

@@ -46,6 +46,7 @@ from lockstep.system.kinds import (
 )
 
 Columns = dict[str, list[Any]]
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def image_list(
@@ -287,8 +288,9 @@ def _number(cell: Any) -> float:
         value = float(cell)
     except (TypeError, ValueError):
         value = math.nan
-    if not math.isfinite(value):
-        raise ValueError(f"{cell!r} is not a finite number")
+    if not abs(value) <= MAX_FLOAT32:  # NaN compares false
+        problem = f"{cell!r} is not a finite number of float32, which ends at {MAX_FLOAT32:.1e}"
+        raise ValueError(f"{problem}: correct it, or use another unit")
     return value
 
 
