@@ -22,6 +22,7 @@ from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.parameter_groups import ParameterRule
 from lockstep.models.passes import Layout
 from lockstep.models.schedules import Schedule
+from lockstep.tasks.classification import Classification
 from lockstep.tasks.scores import prepare_metric
 from lockstep.tasks.task import Task
 
@@ -47,6 +48,10 @@ def classifier(
         task: Task = build.build(config.task)
         task.fit_to(image_format.class_names)
         measured = _metrics(config, task, num_outputs)
+    if session.precision in AUTOCAST and not isinstance(task, Classification):
+        from lockstep.models.float32_head import widen_head
+
+        widen_head(net, num_outputs)
     rules: list[ParameterRule] = []
     if config.parameters or not any(parameter.requires_grad for parameter in net.parameters()):
         from lockstep.assembly.network_checks import parameter_rules
