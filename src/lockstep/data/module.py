@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lockstep.data.images.image_files import NUM_PER_RUN, sampled_positions
 from lockstep.data.loader import Crop, ShardDataset, ShardLoader, copy_to_device, fits_on, pin_batch
 from lockstep.data.sampler import GlobalBatches, ShardIndices, positions
 from lockstep.data.splits import Pixels, Splits, is_streamed, makes_targets, num_bytes, statistics_of, whole
@@ -110,6 +111,14 @@ class ImageData(L.LightningDataModule):
         """(C, H, W) of every image."""
         channels, height, width = self.splits.train.pixels.shape[1:]
         return channels, height, width
+
+    def sampled_targets(self) -> Tensor:
+        """Return the targets (N, ...) of all training images, of a Dataset those of up to 4,096 samples."""
+        pixels = self.splits.train.pixels
+        if not makes_targets(pixels):
+            return self.splits.train.targets
+        runs = sampled_positions(len(pixels)).split(NUM_PER_RUN)
+        return torch.cat([pixels.make(positions, 0)[1] for positions in runs])
 
     @property
     def steps_per_epoch(self) -> int:

@@ -26,6 +26,7 @@ from lockstep.runs.folder import EXIT_STOPPED, PRUNED, RunFolder
 from lockstep.system import provenance
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
+from lockstep.tasks.vectors import Regression
 from lockstep.training import observers
 from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize
 
@@ -134,6 +135,8 @@ def prepare_training(here: Session, *, is_new: bool) -> tuple[Session, ImageData
     if isinstance(module, Classifier):
         data.augment = dataclasses.replace(data.augment, moved_targets=module.task.moved_targets)
         try_out.try_out(here, data, module)
+        if is_new and isinstance(module.task, Regression):
+            module.task.standardize(data.sampled_targets())
     if is_new:
         for load in features.used_features("weights", config) or features.used_features("pretrained", module):
             load(here, module, image_format)

@@ -90,6 +90,7 @@ def test_targets_of_the_kind_and_shape_of_the_task_pass(
         ("classification", with_value(MASKS, -100), (2, 3, 4, 4), "values from -100 to -100 in train/4 (1 of 6 samp"),
         ("multilabel", with_value(LABELS.float(), 0.5), (2, 2), "[0.5, 0.5] in train/4 (1 of 6 samples)"),
         ("regression", with_value(NUMBERS, torch.nan), (2, 2), "[nan, nan] in train/4 (1 of 6 samples)"),
+        ("regression", with_value(NUMBERS[:, 0].double(), 1e39), (2, 1), "1e+39 in train/4 (1 of 6 samples)"),
         ("regression", with_value(NUMBERS[:, 0], -torch.inf), (2, 1), "-inf in train/4 (1 of 6 samples)"),
     ],
 )

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from lockstep.distributed.batch import Batch, Mix
 from lockstep.distributed.partition import Shard
@@ -166,3 +167,70 @@ def test_another_number_of_numbers_than_the_network_gives_is_refused() -> None:
     task = Regression(loss=nn.MSELoss(reduction="none"))
     with pytest.raises(ValueError, match=r"gives \(3,\) numbers for each sample, the data \(2,\)"):
         checked_losses(task, torch.zeros(4, 3), batch_of(torch.zeros(4, 2)))
+
+
+# -- standardized numbers ----------------------------------------------------------------------------------------------
+
+
+class Weighted(Regression):
+    """Compares outputs with unchanged targets."""
+
+    @override
+    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return (outputs[:, 0] - batch.targets).square()
+
+
+def regression(kind: type[Regression] = Regression) -> Regression:
+    return kind(loss=nn.MSELoss(reduction="none"))
+
+
+def numbers(*shape: int) -> Tensor:
+    return 30 + 70 * torch.rand(40, *shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(("shape", "dims"), [((), 0), ((3,), 0), ((4, 5), (0, 1, 2)), ((2, 4, 5), (0, 1, 2, 3))])
+def test_regression_standardizes_by_training_targets(shape: tuple[int, ...], dims: int | tuple[int, ...]) -> None:
+    task, targets = regression(), numbers(*shape)
+    task.standardize(targets)
+    outputs = torch.randn(40, *(shape or (1,)), dtype=torch.float64)
+    mean, std = targets.double().mean(dims), targets.double().std(dims, correction=0)
+    expected = F.mse_loss(outputs, ((targets.double() - mean) / std).view_as(outputs))
+    assert mean_loss(task, outputs, batch_of(targets)).item() == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(task.predictions(outputs), outputs * std + mean, rtol=1e-5, atol=1e-5)
+    predicted, true = task.metric_inputs(outputs, batch_of(targets))
+    torch.testing.assert_close(predicted, task.predictions(outputs).view_as(predicted))
+    torch.testing.assert_close(true, targets.double())
+
+
+def test_regression_standardizes_constant_and_huge_targets() -> None:
+    task = regression()
+    task.standardize(torch.stack([torch.full((4,), 7.0), torch.tensor([1e30, 3e30, torch.inf, 1e30])], 1))
+    assert task.mean.tolist() == pytest.approx([7, 5e30 / 3])
+    assert task.std.tolist() == pytest.approx([1, 2**1.5 / 3 * 1e30])
+    task.standardize(torch.full((1000,), 0.1, dtype=torch.float64))
+    assert task.std.item() == 1
+
+
+def test_regression_keeps_large_offsets() -> None:
+    """float32 has no number between 1,700,000,000 and 1,700,000,128."""
+    task, targets = regression(), 1_700_000_000 + torch.arange(100)
+    task.standardize(targets)
+    standardized = task.targets(torch.zeros(100, 1), targets)
+    predicted, _ = task.metric_inputs(standardized, batch_of(targets))
+    torch.testing.assert_close(predicted, targets.double(), rtol=0, atol=1e-3)
+
+
+def test_regression_custom_losses_not_standardized() -> None:
+    task = regression(Weighted)
+    task.standardize(numbers())
+    assert (task.mean.item(), task.std.item()) == (0, 1)
+
+
+@pytest.mark.parametrize("is_standardized", [True, False])
+def test_regression_loads_any_checkpoint(is_standardized: bool) -> None:
+    saved, task = regression(), regression()
+    saved.standardize(numbers(3))
+    task.standardize(numbers(2))
+    task.load_state_dict(saved.state_dict() if is_standardized else {})
+    expected = (saved.mean, saved.std) if is_standardized else (torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]))
+    torch.testing.assert_close((task.mean, task.std), expected, rtol=0, atol=0)
