@@ -128,7 +128,7 @@ def test_the_page_corrects_labels_and_trains_on_them(tmp_path: Path) -> None:
         if kind == "sh"
         for line in block.splitlines()
     ]
-    training, judging, again = lines
+    training, judging, again_on_page = lines
     small = ("data.image_size=16", "model.width=4", "trainer.max_epochs=4", "global_batch_size=16", *FAST)
     sweep = sweep_of(tmp_path, "train", *training[2:], *small)
     done = lockstep(tmp_path, *judging[1:-1], sweep)
@@ -137,6 +137,8 @@ def test_the_page_corrects_labels_and_trains_on_them(tmp_path: Path) -> None:
     head, *cells = csv.reader((tmp_path / "labels.csv").read_text().splitlines())
     assert {row["file"].replace("'", ""): row["suggested"] for row in rows[:2]} == wrong
     assert done.stdout.count("tulip, wild") >= 2
+    again = shlex.split(done.stdout.splitlines()[-1])  # the command that the page shows
+    assert set(again_on_page[2:]) - {"data.root=flowers"} <= {"train", *again}
     for row in cells[:2]:  # as a person edits it
         row[head.index("label")] = row[head.index("suggested")]
     with (tmp_path / "labels.csv").open("w", newline="") as file:

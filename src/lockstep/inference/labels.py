@@ -52,6 +52,7 @@ def judge(
             facts, rows = _judge(paths, images, is_run=not predictions)
             pictures = Path(output).with_suffix(".png")
             facts |= {"run": run, "predictions": predictions, "output": output, "pictures": str(pictures)}
+            facts["root"] = settings.data.arguments().get("root")
             summaries = [RunFolder(Path(path).parent).read_summary() for path in predictions]
             facts["weights"] = [summary.get(predict.FOLD_WEIGHTS) for summary in summaries]
             pictures.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +132,11 @@ def _show(facts: dict[str, Any]) -> None:
         say(out, f"Only the validation and test images are judged: the network has learned the others. {what}")
     output, pictures = (quote_path(Path(facts[key])) for key in ("output", "pictures"))
     say(out, f"All images, the most suspicious first: {output}; pictures of the first: {pictures}")
-    say(out, "To correct the list and train on it: the page Data of the documentation, Wrong labels")
+    say(out, "Correct the column label, or remove rows, and train on the list:")
+    splits = "" if facts["predictions"] else " data.split_column=split"
+    columns = f"data.path_column=file 'data.target_columns=[label]'{splits}"
+    root = f"data.root={quote_path(Path(facts['root']))} " if facts["root"] is not None else ""
+    print(f"  lockstep train data=list data.file={output} {root}{columns}", flush=True)
 
 
 def _summary(facts: dict[str, Any]) -> str:

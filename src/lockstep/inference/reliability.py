@@ -16,6 +16,7 @@ from lockstep.assembly.staging import together
 from lockstep.callbacks import reliability
 from lockstep.data.module import ImageData
 from lockstep.distributed.collectives import gather_objects
+from lockstep.inference import class_report
 from lockstep.models import calibration
 from lockstep.models.classifier import Classifier
 from lockstep.models.outcomes import NUM_BINS, Findings, Outcomes, Quality, bins_of, labels_of
@@ -168,7 +169,10 @@ def report_test(here: Session, data: ImageData, module: L.LightningModule) -> di
     result = report(found.findings, data.splits.test.groups, getattr(module.calibration, "entry", UNCALIBRATED))
     if not here.config.silent:
         show(result, "test probabilities")
-    return {"calibration": result}
+    if found.findings.is_multilabel:
+        return {"calibration": result}
+    interval = class_report.accuracy_interval(found.findings, data.splits.test.groups or ())
+    return {"calibration": result, "accuracy_interval": interval}
 
 
 def show(result: dict[str, Any], title: str = "probabilities") -> None:

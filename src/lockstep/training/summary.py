@@ -163,6 +163,9 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
             others = " with mirror images" if key.startswith("test_flip_") else ""
             size = others if rows else f" on {plural(summary['test_images'], 'image')}"
             rows.append((metric_name(key), f"{measure(value)}{size}"))
+    if (interval := summary.get("accuracy_interval")) is not None:
+        groups = f", resampling {plural(interval['num_groups'], 'group')}" if "num_groups" in interval else ""
+        rows.append(("95 % interval", f"{interval['low']:.4f} to {interval['high']:.4f} of the accuracy{groups}"))
     if summary["best_checkpoint"]:
         monitor, value, path = summary["monitor"], summary["best"], display_path(folder.best_checkpoint)
         none = f"none: no epoch has a finite {monitor}, {path} is the last one"
