@@ -15,6 +15,7 @@ from lockstep.runs import naming
 from lockstep.runs.files import atomic_file, no_link
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
+from lockstep.system.wording import expand_path
 
 # errors of zipfile, depending on the wrong byte
 DAMAGES = (zipfile.BadZipFile, ValueError, RuntimeError, EOFError, OverflowError, struct.error)
@@ -65,7 +66,7 @@ def initial_checkpoint(init_from: str | None) -> Path | None:
         return None
     from lockstep.runs import gate
 
-    path = Path(init_from).resolve()  # it is typed: a link is followed
+    path = Path(expand_path(init_from)).resolve()  # it is typed: a link is followed
     if path.is_file():
         error = damage(path)
         if error is not None:

@@ -52,7 +52,7 @@ def run_command(project: Path) -> int:
 def _parse_command(folder: Path) -> "tuple[Namespace, Source]":
     """Return the arguments of Hydra, and the source of the configuration. Raises ConfigError."""
     from lockstep.config import saved_run
-    from lockstep.config.composing import compose
+    from lockstep.config.composing import compose, typed_text
     from lockstep.config.errors import ConfigError, Error
     from lockstep.config.saved import project
     from lockstep.system.parser import hydra_arguments
@@ -79,6 +79,9 @@ def _parse_command(folder: Path) -> "tuple[Namespace, Source]":
         from lockstep.cli.help import option_error
 
         raise ConfigError(*(option_error(option, text, source) for option, text in arguments.unknown))
+    if not (arguments.help or arguments.shell_completion):
+        typed, arguments.overrides = arguments.overrides, typed_text.hydra_overrides(arguments.overrides)
+        sys.argv[1:] = [*arguments.overrides, *(word for word in sys.argv[1:] if word not in typed)]
     return arguments, source
 
 

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from lockstep.config.checks import signatures
 from lockstep.config.checks.validation import check_config
-from lockstep.config.composing import override_errors
+from lockstep.config.composing import override_errors, typed_text
 from lockstep.config.composing.compose import (
     DEFAULT,
     REFUSALS,
@@ -80,8 +80,7 @@ def plan(
             else:
                 values.append(values_of(override, options, overrides, source))
         except HydraException:
-            hint = "write setting=value, no spaces around =, special characters in quotes"
-            errors.append(Error(repr(text), "cannot be read", hint))
+            errors.append(typed_text.syntax_error(text))
         except ConfigError as error:
             errors += error.errors
     choose = cache(partial(_compose_choices, source=source, options=options))

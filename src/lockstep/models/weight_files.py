@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.models.origin import Origin
-from lockstep.system.wording import join_names, plural
+from lockstep.system.wording import expand_path, join_names, plural
 
 State = Mapping[str, Tensor]
 # of checkpoints of timm's and torchvision's scripts: the average first, by which these choose the best epoch
@@ -30,7 +30,7 @@ def load_weights(path: str, net: nn.Module, origin: Origin, convert: Callable[[S
     Names that do not fit are converted by `convert`, and else ignored: tensors are then taken in their order. Raises
     ValueError if the file has no weights, or those of another network.
     """
-    given, notes = _read(path)
+    given, notes = _read(expand_path(path))
     own, errors = net.state_dict(), list[Exception]()
     prefix = _common_prefix(own, given)
     ways: dict[str, Callable[[State], State]] = {

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from lockstep.assembly import refusals
 from lockstep.config import overrides, saved_run
-from lockstep.config.composing import compose
+from lockstep.config.composing import compose, typed_text
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.saved import config_file, project, trust
 from lockstep.config.schema.configuration import Config
@@ -33,8 +33,7 @@ class Request(NamedTuple):
 
 
 def is_sweep(typed: Sequence[str]) -> bool:
-    """Return whether an override lists several values. Raises ConfigError unless `typed` is a list of them."""
-    _refuse_unfit(typed)
+    """Return whether an override lists several values."""
     for text in typed:
         with contextlib.suppress(*compose.REFUSALS):  # reported by the check
             if compose.parse_override(text).is_sweep_override():
@@ -44,14 +43,12 @@ def is_sweep(typed: Sequence[str]) -> bool:
 
 def check_sweep(typed: Sequence[str]) -> Config:
     """Check the overrides of a sweep, and return the configuration of its first trial. Raises ConfigError."""
-    _refuse_unfit(typed)
     enter(None)
     return overrides.plan(typed, compose.source_of(project.current()), is_multirun=True).configs[0]
 
 
 def check_request(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool = False) -> Request:
     """Check overrides as the command line does. Raises ConfigError with every error."""
-    _refuse_unfit(typed)
     run = saved_run.run_to_resume(typed)
     enter(None if is_trusted else run)
     source = compose.source_of(project.current())
@@ -73,8 +70,11 @@ def check_request(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool 
     return Request(config, Path(named) if named else None, None)
 
 
-def _refuse_unfit(typed: Sequence[str]) -> None:
-    """Raise ConfigError unless these are overrides of one training, in a process without torchrun or srun."""
+def readable(typed: Sequence[str]) -> list[str]:
+    """Return overrides as Hydra reads them.
+
+    Raises ConfigError unless they are overrides of one training, in a process without torchrun or srun.
+    """
     if isinstance(typed, str) or not all(isinstance(text, str) for text in typed):
         fix = "write ['optimizer.lr=0.1']"
         raise ConfigError(Error(repr(typed), "is not a list of settings", fix))
@@ -93,6 +93,7 @@ def _refuse_unfit(typed: Sequence[str]) -> None:
         errors.append(Error(world.launcher, problem, f"use {world.launcher} with train.py"))
     if errors:
         raise ConfigError(*errors)
+    return typed_text.hydra_overrides(typed)
 
 
 def enter(run: RunFolder | None) -> None:

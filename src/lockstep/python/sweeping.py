@@ -95,6 +95,7 @@ def sweep(overrides: Sequence[str]) -> Sweep:
     It prints as the command does, and the same call resumes it. The table has failed and stopped trials too. An
     interrupt stops all trials with a checkpoint and raises KeyboardInterrupt. Raises ConfigError for wrong settings.
     """
+    overrides = configuration.readable(overrides)
     config = configuration.check_sweep(overrides)
     if config.cluster.name != "none" and (config.search is None or config.cluster.name == "local"):
         raise ConfigError(Error(f"cluster={config.cluster.name}", "submits the trials", "use lockstep.submit"))
@@ -109,6 +110,7 @@ def submit(overrides: Sequence[str]) -> list[Job]:
 
     A sweep with cluster=local is one job. Raises ConfigError for wrong settings, or if SLURM refuses.
     """
+    overrides = configuration.readable(overrides)
     if not configuration.is_sweep(overrides):
         config, folder, resumed = configuration.check_request(overrides, is_trusted=False, is_submitted=True)
         if resumed is None:

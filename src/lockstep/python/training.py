@@ -36,6 +36,7 @@ def train(overrides: Sequence[str] = (), *, trust: bool = False) -> Run:
     training fails. Use `python train.py` for sweeps and cluster jobs.
     """
     stop_signals = SignalList()
+    overrides = configuration.readable(overrides)
     request = configuration.check_request(overrides, is_trusted=trust)
     if request.resumed is None:
         folder, code = runner.start(request.config, overrides, request.folder, stop_signals=stop_signals)

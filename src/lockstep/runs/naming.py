@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from lockstep.runs.folder import CODE, SWEEP, RunFolder
+from lockstep.system.wording import expand_path
 
 NO_TEXTS = ("null", "true", "false", "nan", "inf")  # to Hydra
 SCRIPTLESS = "lockstep train"  # trains in any folder
@@ -73,7 +74,8 @@ def link_again(root: Path, path: Path, before: str) -> None:
 
 def find(name: str) -> RunFolder:
     """Return the run at a path, or below outputs/, such as `latest`. Raises FileNotFoundError with a hint."""
-    paths = (Path(name), Path("outputs") / name)
+    path = expand_path(name)
+    paths = (Path(path), Path("outputs") / path)
     for path in paths:
         if (path / "config.yaml").is_file():
             return RunFolder(path.resolve())

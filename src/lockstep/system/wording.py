@@ -1,5 +1,6 @@
 """Numbers and names as texts. Imports nothing of ours, so that every module can use it."""
 
+import os
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -56,3 +57,8 @@ def near_names(name: str, names: Iterable[str], count: int = 1, cutoff: float = 
 def question(meant: Sequence[str], otherwise: str) -> str:
     """Return a fix: the names that may have been meant, else a hint."""
     return f"did you mean {' or '.join(meant)}?" if meant else otherwise
+
+
+def expand_path(path: str) -> str:
+    """Replace ~ and $NAME in a path that a user typed."""
+    return os.path.expanduser(os.path.expandvars(path))

@@ -10,6 +10,7 @@ from lockstep.config.schema.target_sections import IMAGE_FOLDER, IMAGE_LIST, Dat
 from lockstep.data.images.image_table import class_folders, require_path
 from lockstep.data.sources import FOLDERS
 from lockstep.data.transfer import remote
+from lockstep.system.wording import expand_path
 
 
 def check_data(config: Config) -> None:
@@ -43,7 +44,7 @@ def check_weights(config: Config) -> None:
     """Raise ConfigError if the file with the initial weights of a new run does not exist."""
     section = config.model
     pretrained = section.arguments().get("pretrained")
-    if is_ours(section.target) and isinstance(pretrained, str) and not Path(pretrained).is_file():
+    if is_ours(section.target) and isinstance(pretrained, str) and not Path(expand_path(pretrained)).is_file():
         raise ConfigError(Error(f"model.pretrained={pretrained}", "is not a file", "correct it, or use true or false"))
 
 

@@ -23,6 +23,7 @@ from yaml import YAMLError
 
 from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.schema.key_scopes import EVERYWHERE
+from lockstep.runs.naming import hydra_text
 
 if yaml.__with_libyaml__:  # a config.yaml takes 1.5 ms with it, 11 in Python; OmegaConf and Hydra use it, too
     yaml.SafeLoader = yaml.CSafeLoader  # pyright: ignore[reportAttributeAccessIssue]
@@ -163,10 +164,21 @@ def groups(*folders: Path) -> dict[str, list[str]]:
 
 @cache
 def parse_override(text: str) -> Override:
-    """Parse one override. Raises HydraException."""
+    """Parse one override. Raises HydraException.
+
+    A plain value that Hydra's grammar cannot read is a text, which `input_line` has in quotes: data.root='~/images'.
+    """
     if text.startswith("="):
         raise OverrideParseException(text, "no key")  # Hydra takes the empty text for a key
-    return OverridesParser.create().parse_override(text)
+    parser = OverridesParser.create()
+    try:
+        return parser.parse_override(text)
+    except HydraException:
+        key, _, value = text.partition("=")
+        is_list = value.startswith("[") and value.endswith("]")
+        if not value or is_list or value[0] in "{'\"":
+            raise
+        return parser.parse_override(f"{key}={hydra_text(value)}")
 
 
 def hydra_value(key: str, texts: Sequence[str], source: Source) -> str | None:

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field
 
 from lockstep.config.schema.sections import Dotted, Scope, Section
 from lockstep.system.kinds import Count, NonNegative, PathText, Positive, PositiveFloat, Probability
+from lockstep.system.wording import expand_path
 
 CLASSIFIER = "lockstep.models.Classifier"
 LIBRARIES = {"lockstep.models.torchvision": "torchvision.models", "lockstep.models.timm": "timm"}  # of networks
@@ -150,7 +151,7 @@ class Data(Target):
         return has_files and (self.copy_to is not None or (self.is_remote and has_cache))
 
     def resolve_paths(self) -> "Data":
-        """Replace $NAME in the paths by the variables of this process; a configuration keeps the name.
+        """Replace ~ and $NAME in the paths by the variables of this process; a configuration keeps the name.
 
         Raises ValueError, with a line for each variable that is not set.
         """
@@ -163,7 +164,7 @@ class Data(Target):
         ]
         if errors:
             raise ValueError("\n".join(errors))
-        return self.model_copy(update={key: VARIABLE.sub(lambda n: os.environ[n[1]], at) for key, at in paths.items()})
+        return self.model_copy(update={key: expand_path(path) for key, path in paths.items()})
 
 
 class Search(Section):

@@ -1,0 +1,50 @@
+"""Overrides as people type them: text without quotes, and a folder of images in place of settings."""
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.errors import HydraException
+
+from lockstep.config.composing.compose import parse_override
+from lockstep.config.errors import ConfigError, Error
+from lockstep.runs.naming import hydra_text
+from lockstep.system.wording import expand_path
+
+
+def hydra_overrides(texts: Sequence[str]) -> list[str]:
+    """Return overrides as Hydra reads them: text in quotes, and a folder of images as the settings of its fine-tuning.
+
+    An override that cannot be read stays as it is. Raises ConfigError for a folder and settings that contradict it.
+    """
+    folders = [text for text in texts if "=" not in text and os.path.isdir(expand_path(text))]
+    rest = [text for text in texts if text not in folders]
+    if folders:
+        settings = ["experiment=finetune", f"data.root={hydra_text(folders[0])}"]
+        keys = ("experiment", "data", "data.root", "resume")
+        others = [text for text in rest if text.partition("=")[0].lstrip("+") in keys]
+        if others or len(folders) > 1:
+            problem, fix = f"means {' '.join(settings)}", f"remove it, or {' '.join([*folders[1:], *others])}"
+            raise ConfigError(Error(folders[0], problem, fix))
+        rest = [*settings, *rest]
+    return [_quote_text(text) for text in rest]
+
+
+def _quote_text(text: str) -> str:
+    try:
+        return parse_override(text).input_line or ""
+    except HydraException:  # reported by the check
+        return text
+
+
+def syntax_error(text: str) -> Error:
+    """Describe an override that cannot be read, with the exact form of a list of texts."""
+    key, _, value = text.partition("=")
+    if key and value.startswith("[") and value.endswith("]"):
+        entries = ",".join(hydra_text(entry.strip()) for entry in value[1:-1].split(","))
+        return Error(repr(text), "cannot be read", f"write {shlex.quote(f'{key}=[{entries}]')}")
+    if Path(text).is_file():
+        return Error(text, "is a file", "give the folder of the images, or a list by data=list data.file=...")
+    hint = "write setting=value, no spaces around =, special characters in quotes, or a folder of images"
+    return Error(repr(text), "cannot be read", hint)

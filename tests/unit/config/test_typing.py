@@ -1,0 +1,84 @@
+"""What people type: values that Hydra's grammar refuses, folders, and mistakes with one line each."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.assembly import checkpoints
+from lockstep.config import overrides
+from lockstep.config.checks import data_presence
+from lockstep.config.composing import typed_text
+from lockstep.config.composing.compose import parse_override
+from lockstep.config.errors import ConfigError
+from lockstep.runs import naming
+
+
+def errors(*texts: str, is_multirun: bool = False) -> list[str]:
+    try:
+        overrides.plan(texts, is_multirun=is_multirun)
+    except ConfigError as error:
+        return str(error).splitlines()
+    return []
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["~/x", "my (old) photos", r"^[a-z]+_(\d+)", r"[a-z]+_(\d+)", "it's", "a=b", r"a'(b)" + "\\", "~/a,~/b"],
+)
+def test_unreadable_value_is_text(value: str) -> None:
+    override = parse_override(f"data.root={value}")
+    assert override.value() == value
+    assert parse_override(override.input_line or "").value() == value  # as it is saved
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("optimizer.lr=0.1(", "optimizer.lr=0.1( must be float > 0"),
+        ("data.classes=[a (b),c]", """write 'data.classes=["a (b)",c]'"""),
+        ("optimizer lr=(", "write setting=value"),
+    ],
+)
+def test_unreadable_value_of_other_types(text: str, part: str) -> None:
+    (error,) = errors(text)
+    assert part in error
+
+
+def test_folder_is_fine_tuned(tmp_path: Path) -> None:
+    folder = tmp_path / "my (old) photos"
+    folder.mkdir()
+    texts = typed_text.hydra_overrides([str(folder), "seed=1"])
+    assert texts == ["experiment=finetune", f'data.root="{folder}"', "seed=1"]
+    assert typed_text.hydra_overrides(texts) == texts
+    (config,) = overrides.plan(texts).configs
+    assert (config.data.root, config.name) == (str(folder), "finetune")
+
+
+@pytest.mark.parametrize("text", ["experiment=probe", "data.root=x", "data=list", "resume=latest", "."])
+def test_folder_and_contrary_settings(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"means experiment=finetune data.root=.*: remove it, or {text}$"):
+        typed_text.hydra_overrides([str(tmp_path), text])
+
+
+def test_file_for_a_folder(tmp_path: Path) -> None:
+    file = tmp_path / "list.csv"
+    file.touch()
+    assert typed_text.hydra_overrides([str(file)]) == [str(file)]
+    (error,) = errors(str(file))
+    assert error.startswith(f"{file} is a file: give the folder")
+
+
+@pytest.mark.parametrize("path", ["~/run", "$HOME/run"])
+def test_home_in_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").touch()
+    (tmp_path / "weights").touch()
+    assert naming.find(path).path == tmp_path / "run"
+    with pytest.raises(ConfigError, match="checkpoint"):
+        checkpoints.initial_checkpoint(path)
+    texts = ["data=image_folder", f"data.root={path}", f"data.cache={path}", "model=torchvision", "model.name=resnet18"]
+    (config,) = overrides.plan([*texts, f"model.pretrained={path.replace('run', 'weights')}"]).configs
+    section = config.data.resolve_paths()
+    assert (section.root, section.arguments()["cache"]) == (str(tmp_path / "run"),) * 2
+    data_presence.check_weights(config)
