@@ -79,9 +79,7 @@ def _parse_command(folder: Path) -> "tuple[Namespace, Source]":
         from lockstep.cli.help import option_error
 
         raise ConfigError(*(option_error(option, text, source) for option, text in arguments.unknown))
-    if not (arguments.help or arguments.shell_completion):
-        typed, arguments.overrides = arguments.overrides, typed_text.hydra_overrides(arguments.overrides)
-        sys.argv[1:] = [*arguments.overrides, *(word for word in sys.argv[1:] if word not in typed)]
+    typed_text.replace_overrides(arguments)
     return arguments, source
 
 

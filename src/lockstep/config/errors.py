@@ -105,4 +105,6 @@ def mismatch(key: str, value: Any, expected: str, *, as_text: bool) -> Error:
     text = literal(value)
     if not expected:
         return Error(f"{key}={text}", "is too large", f"{LARGEST:,} at most")
+    if expected.startswith("[") and ", ...]" in expected and not isinstance(value, list | dict):
+        return Error(f"{key}={text}", f"must be {expected}", f"write {key}=[{text}]")
     return Error(f"{key}={text}", f"must be {expected}", f"write \"{key}='{text}'\"" if as_text else "")

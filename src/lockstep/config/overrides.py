@@ -88,7 +88,7 @@ def plan(
     later: set[str] = set()
     for texts in combinations(values):
         config, job_errors, job_later = _job([parse_override(text) for text in texts], choose, options, source, saved)
-        errors += job_errors
+        errors += [error for error in job_errors if error.key not in {known.key for known in errors}]
         later |= job_later
         if config is not None:
             configs.append(config)
@@ -126,7 +126,7 @@ def _job(
     values = [override for override in job if override not in choices]
     chosen = tuple(override.input_line or "" for override in choices)
     cfg, refused = choose(chosen)
-    if cfg is None:
+    if cfg is None or any(error.key.startswith(("experiment=", "debug=")) for error in refused):
         return None, refused, set()
     cfg, errors = _apply_overrides(cfg if saved is None else merge_saved(saved, cfg, choices), values, options)
     if not refused and saved is None:

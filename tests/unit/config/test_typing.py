@@ -9,8 +9,11 @@ from lockstep.config import overrides
 from lockstep.config.checks import data_presence
 from lockstep.config.composing import typed_text
 from lockstep.config.composing.compose import parse_override
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, mismatch
+from lockstep.data.images.image_table import class_folders
+from lockstep.data.sources.lists import read_list
 from lockstep.runs import naming
+from lockstep.system import hardware
 
 
 def errors(*texts: str, is_multirun: bool = False) -> list[str]:
@@ -82,3 +85,63 @@ def test_home_in_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: st
     section = config.data.resolve_paths()
     assert (section.root, section.arguments()["cache"]) == (str(tmp_path / "run"),) * 2
     data_presence.check_weights(config)
+
+
+LIST = ("data=list", "data.file=x.csv")
+
+
+@pytest.mark.parametrize(
+    ("texts", "part"),
+    [
+        (["device=cuda"], "and this machine has no GPU: write strategy=single_device"),
+        (["trainer.devices=0,1"], "write trainer.devices=[0,1], or add -m"),
+        ([*LIST, "task=regression"], "set data.targets=numbers"),
+        (["data=synthetic", "data.folds=3"], "is not for this source, which has no folds"),
+        (["experiment=finetun", "data.root=x"], "did you mean finetune?"),
+    ],
+)
+def test_mistake_is_one_error(monkeypatch: pytest.MonkeyPatch, texts: list[str], part: str) -> None:
+    monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 0)
+    (error,) = errors(*texts)
+    assert part in error
+
+
+def test_mistake_in_a_sweep_is_one_error() -> None:
+    found = errors("trainer.accumulate_grad_batches=7", "global_batch_size=10,20,30", is_multirun=True)
+    assert len(found) == 1
+
+
+def test_value_for_a_list() -> None:
+    line = str(mismatch("data.target_columns", "label", "[str, ...], one or more", as_text=False))
+    assert line.endswith("write data.target_columns=[label]")
+
+
+def test_file_for_data_root(tmp_path: Path) -> None:
+    file = tmp_path / "list.csv"
+    file.touch()
+    with pytest.raises(ValueError, match="is a file: give a folder"):
+        class_folders(str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "group", "part"),
+    [
+        ("path;label\na.png;x\n", None, "has semicolons"),
+        ("a.png,x\nb.png,y\n", None, "add path,label as the first line"),
+        ("path,label,patient\na.png,x,1\n", "patient", "write data.group_column=patient"),
+    ],
+)
+def test_unusable_lists(tmp_path: Path, text: str, group: str | None, part: str) -> None:
+    file = tmp_path / "list.csv"
+    file.write_text(text.replace("x,1\n", "x,1\nb.png,y,2\n"))
+    with pytest.raises(ValueError, match=part):
+        read_list(str(file), None, "path", ["label"], "classes", None, group, None, None)
+
+
+def test_column_file_is_path(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).touch()
+    file = tmp_path / "list.csv"
+    file.write_text("file,label\na.png,x\nb.png,y\n")
+    table = read_list(str(file), None, "path", ["label"], "classes", None, None, None, None)
+    assert list(table.names) == ["a.png", "b.png"]

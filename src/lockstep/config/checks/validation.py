@@ -83,6 +83,8 @@ def _task_rules(config: Config) -> Iterator[Error]:
                 yield Error(f"task.{key}={literal(value)}", problem, f"set task.{key}={literal(default)}")
         if isinstance(weights, list) and not any(weights):
             yield Error(f"task.class_weights={literal(weights)}", "counts no sample", "give a class more than 0")
+    if task.target.endswith(".Regression") and config.data.arguments().get("targets") == "classes":
+        yield Error("data.targets=classes", "is not for task=regression", "set data.targets=numbers")
     if config.flip_test and task.target.endswith(".Regression"):
         yield Error("flip_test=true", "averages an image and its mirror image, whose numbers may differ", "remove it")
     for name in task.metrics:

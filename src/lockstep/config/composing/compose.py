@@ -164,10 +164,7 @@ def groups(*folders: Path) -> dict[str, list[str]]:
 
 @cache
 def parse_override(text: str) -> Override:
-    """Parse one override. Raises HydraException.
-
-    A plain value that Hydra's grammar cannot read is a text, which `input_line` has in quotes: data.root='~/images'.
-    """
+    """Parse one override; a plain value that Hydra cannot read becomes a quoted text. Raises HydraException."""
     if text.startswith("="):
         raise OverrideParseException(text, "no key")  # Hydra takes the empty text for a key
     parser = OverridesParser.create()
@@ -175,8 +172,7 @@ def parse_override(text: str) -> Override:
         return parser.parse_override(text)
     except HydraException:
         key, _, value = text.partition("=")
-        is_list = value.startswith("[") and value.endswith("]")
-        if not value or is_list or value[0] in "{'\"":
+        if not value or (value[0] == "[" and value[-1] == "]") or value[0] in "{'\"":
             raise
         return parser.parse_override(f"{key}={hydra_text(value)}")
 

@@ -11,8 +11,12 @@ from lockstep.config.composing.compose import plain_tree
 from lockstep.config.errors import Error, one_line
 from lockstep.config.schema.key_scopes import OF_ENVIRONMENTS, SAME_FOR_ALL_JOBS, scope
 from lockstep.config.schema.legal_keys import Groups, hint, legal_names, meant_key, unknown_key
+from lockstep.config.schema.target_sections import is_ours
+from lockstep.system import hardware
 from lockstep.system.trees import at
 from lockstep.system.wording import near_names
+
+LISTS = ("trainer.devices", "trainer.loads", "data.target_columns")  # settings that may be a list
 
 
 def misplacement(override: Override, *, is_multirun: bool, is_benchmark: bool) -> Error | None:
@@ -27,6 +31,8 @@ def misplacement(override: Override, *, is_multirun: bool, is_benchmark: bool) -
         return Error(text, "is only for `lockstep benchmark`", "remove it")
     if override.is_sweep_override() and not is_multirun:
         line = "give one" if is_benchmark else "add -m to sweep over them"
+        if key in LISTS:
+            line = f"write {key}=[{text.partition('=')[2]}], or {line}"
         return Error(text, "lists several values", f"{line}, or quote a value with commas")
     if override.is_sweep_override() and scope(key) in SAME_FOR_ALL_JOBS:
         return Error(text, "lists several values, but all jobs of a sweep share it", "give one")
@@ -78,6 +84,11 @@ def refusal(cfg: DictConfig, override: Override, error: Exception, options: Grou
     is_unknown = path[-1] not in legal if legal is not None else bool(meant_key(tree, path, options))
     if override.is_delete() or not isinstance(parent, dict) or is_unknown:
         unknown = unknown_key(tree, path, options)
-        return unknown._replace(fix=_with_value(unknown.fix, text.partition("=")[2], options))
+        fix = _with_value(unknown.fix, text.partition("=")[2], options)
+        if fix == "write strategy=single_device" and not hardware.num_visible_gpus():
+            return unknown._replace(problem=f"{unknown.problem}, and this machine has no GPU", fix=fix)
+        return unknown._replace(fix=fix)
+    if path[-1] in ("fold", "folds") and is_ours(parent.get("_target_")):
+        return Error(text, "is not for this source, which has no folds", "remove it, or choose another data=...")
     OmegaConf.update(cfg, key, override.value(), merge=True, force_add=True)
     return Error(key, "is not set in conf/", f"add it with +{text}")

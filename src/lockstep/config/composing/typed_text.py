@@ -2,6 +2,8 @@
 
 import os
 import shlex
+import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +31,15 @@ def hydra_overrides(texts: Sequence[str]) -> list[str]:
             raise ConfigError(Error(folders[0], problem, fix))
         rest = [*settings, *rest]
     return [_quote_text(text) for text in rest]
+
+
+def replace_overrides(arguments: Namespace) -> None:
+    """Replace the overrides of this command, also in `sys.argv`, which Hydra parses again. Raises ConfigError."""
+    if arguments.help or arguments.shell_completion:  # a word is the name of a section
+        return
+    options = [word for word in sys.argv[1:] if word not in arguments.overrides]
+    arguments.overrides = hydra_overrides(arguments.overrides)
+    sys.argv[1:] = [*arguments.overrides, *options]
 
 
 def _quote_text(text: str) -> str:

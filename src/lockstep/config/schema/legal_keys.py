@@ -19,7 +19,7 @@ FOREIGN_NAMES = {
     "optimizer.weight_decay=...": "wd L2Regularization",
     "trainer.devices=...": "gpus num_gpus n_gpus world_size nproc_per_node num_processes",
     "strategy=...": "strategy accelerator device cuda use_cuda distributed ExecutionEnvironment",
-    "strategy=single_device": "trainer=gpu strategy=gpu strategy=cuda",
+    "strategy=single_device": "trainer=gpu strategy=gpu strategy=cuda strategy=cuda:0",
     "strategy=ddp": "trainer=ddp",
     "strategy=cpu": "trainer=cpu trainer=mps trainer=ddp_sim",
     "trainer.precision=bfloat16": "bf16 trainer.precision=bf16 trainer.precision=bf16-mixed",

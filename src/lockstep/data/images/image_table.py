@@ -268,6 +268,8 @@ def _refuse_splits(root: str, folder: Path) -> None:
 def class_folders(root: str, least: int = 2) -> tuple[Path, dict[str, list[Path]]]:
     """Return the folder, and the class folders of each split in order. Raises FileNotFoundError or ValueError."""
     folder = require_path(root, f"data.root={root}")
+    if folder.is_file():
+        raise ValueError(f"data.root={root} is a file: give a folder with one folder per class, or use data=list.")
     split_folders = _split_folders(root, folder)
     classes = {split: _subfolders(path) for split, path in split_folders.items()}
     names = {split: [*dict.fromkeys(strip_blanks(path.name) for path in paths)] for split, paths in classes.items()}

@@ -15,6 +15,7 @@ from typing_extensions import Doc
 
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_table import (
+    IMAGE_SUFFIXES,
     SPLIT_FOLDERS,
     ImageTable,
     class_order,
@@ -170,6 +171,12 @@ def _read(path: Path, setting: str, settings: dict[str, str]) -> _Cells:
     missing columns and empty cells.
     """
     header, numbers, columns = _parquet(path, setting, settings) if path.suffix == ".parquet" else _csv(path, setting)
+    if settings.get("path") == "data.path_column" and "path" not in header and "file" in header:
+        header, columns["path"] = [*header, "path"], columns["file"]  # as predict, labels and lists write it
+    if len(header) == 1 and ";" in header[0]:
+        raise ValueError(f"{setting} has semicolons between its columns: save it with commas.")
+    if any(name.lower().endswith(IMAGE_SUFFIXES) for name in header):
+        raise ValueError(f"{setting} has no line of column names: add {','.join(settings)} as the first line.")
     wrong = [f"{key} is {name!r}" for name, key in settings.items() if header.count(name) != 1]
     if wrong:
         columns_text = f"has the columns {', '.join(header)}, but {'; '.join(wrong)}"
@@ -219,11 +226,11 @@ def _parquet(path: Path, setting: str, names: Iterable[str]) -> tuple[list[str],
 
     try:
         header: list[str] = parquet.read_schema(path).names
-        table = parquet.read_table(path, columns=[name for name in names if name in header])
+        table = parquet.read_table(path, columns=[name for name in (*names, "file") if name in header])
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"{setting} cannot be read ({reason}): give a Parquet file.") from error
-    return header, range(1, table.num_rows + 1), table.to_pydict()
+    return header, range(1, table.num_rows + 1), {name: [] for name in header} | table.to_pydict()
 
 
 def _splits(cells: _Cells, split_column: str | None) -> dict[str, NDArray[np.int64]]:
@@ -244,6 +251,8 @@ def _groups(
     """Return the group of each row, None without any. One of the `files` that is listed twice must have one."""
     column = group_column or path_column
     texts = list(map(str, cells.columns[column]))
+    if group in cells.columns:
+        raise ValueError(f"data.group={group} is a regular expression: write data.group_column={group} for the column.")
     place = f"{cells.setting}, column {column}"
     groups = strip_names(place, texts, "groups") if group_column else group_names(cells.setting, group, texts)
     rows = list(zip(files, groups or files, strict=True))
