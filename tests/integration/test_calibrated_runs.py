@@ -1,6 +1,7 @@
 """A training ends with its calibration: the same on any number of workers and after a stop, and used by all readers."""
 
 import csv
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,6 +59,25 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     run = write_run(tmp_path_factory.mktemp("calibrated") / "run", DIGITS)
     assert train(run) == 0
     return run
+
+
+def test_what_comes_after_a_training_in_bfloat16_is_in_float32(tmp_path: Path) -> None:
+    run, images = write_run(tmp_path / "run", (*DIGITS, "trainer.precision=bfloat16")), digits(**SETTINGS)
+    assert train(run) == 0
+    predictor = lockstep.load(run.path, calibrate=False)
+    assert predictor.precision == "float32"
+    losses = torch.nn.functional.nll_loss(predictor(whole(images.test.pixels)).values.log(), images.test.targets)
+    assert run.read_summary()["test_loss"] == pytest.approx(losses.item(), abs=1e-6)
+    calibrated = lockstep.load(run.path)(whole(images.val.pixels)).values.amax(1)
+    assert (entry_of(run)["val"]["confidences"] - calibrated).abs().max() < 1e-6
+    evaluate = [sys.executable, "-m", "lockstep", "eval", str(run.path)]
+    for options, is_same in ((), True), (("--precision", "bfloat16"), False):
+        done = commands.run([*evaluate, *options], tmp_path)
+        assert (f"{run.read_summary()['test_loss']:.6f}" in done.stdout) == is_same, done.stderr
+    done = commands.run([*evaluate, "trainer.precision=bfloat16"], tmp_path)
+    assert done.returncode == 2
+    assert "trainer.precision=bfloat16 is for a training" in done.stderr
+    assert "use --precision" in done.stderr
 
 
 def test_the_entry_is_fitted_to_the_validation_images_and_changes_no_number_of_the_training(

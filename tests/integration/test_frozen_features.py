@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from lockstep.callbacks.stop import StopTogether
 from lockstep.config.errors import ConfigError
 from lockstep.models.frozen import take_features
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
+from tests.support import commands
 from tests.support.exact import cut_after, train
 from tests.support.harness import difference, train_all, write_run
 from tests.support.image_files import CHANGES, write_folder
@@ -148,6 +150,14 @@ def test_a_changed_image_has_features_of_its_own(files: Files, computed: list[in
     assert train(run) == train(plain) == 0
     assert difference(run, plain) < 1e-12
     assert computed == ([70] if change == "removed" else [70, 1])
+
+
+def test_a_test_after_a_training_in_bfloat16_has_features_in_float32(files: Files, tmp_path: Path) -> None:
+    run = files.run("trainer.precision=bfloat16")
+    train_all([run], 1)
+    assert len(files.stores) == 2
+    done = commands.run([sys.executable, "-m", "lockstep", "eval", str(run.path)], tmp_path)
+    assert f"{run.read_summary()['test_loss']:.6f}" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("other", ["weights", "view", "precision", "network"])

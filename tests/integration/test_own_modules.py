@@ -35,7 +35,8 @@ def test_it_is_stopped_in_an_epoch_and_resumed_by_another_number_of_workers(
 
 
 def test_what_it_logs_is_recorded_and_selects_the_best_weights(tmp_path: Path) -> None:
-    done = run(command(*OF_MODULE, *PLAIN, "trainer.devices=2", f"hydra.run.dir={tmp_path / 'run'}"), ROOT)
+    settings = (*OF_MODULE, *PLAIN, "trainer.devices=2", "trainer.precision=bfloat16")
+    done = run(command(*settings, f"hydra.run.dir={tmp_path / 'run'}"), ROOT)
     assert done.returncode == 0, done.stderr
     folder = RunFolder(tmp_path / "run")
     rows, summary, status = folder.read_metrics(), folder.read_summary(), folder.read_status()

@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from lockstep.assembly.precision import end_training_precision
 from lockstep.assembly.session import Session
 from lockstep.assembly.staging import together
 from lockstep.callbacks.stop import StopTogether
@@ -54,17 +56,26 @@ class FrozenFeatures(L.Callback):
         self._here = here
 
     @override
-    @torch.no_grad()
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._serve(trainer, pl_module, self._here, ("train", "val", "test"))
+
+    @override
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Serve features in float32 to what comes after a training in another precision."""
+        end_training_precision(trainer, pl_module)
+        if self._here.precision not in ("float32", "float64"):
+            self._serve(trainer, pl_module, replace(self._here, precision="float32"), ("val", "test"))
+
+    @torch.no_grad()
+    def _serve(self, trainer: L.Trainer, module: L.LightningModule, here: Session, names: Iterable[str]) -> None:
         """Compute the features that the cache lacks; a stop keeps those that were computed.
 
         Raises ConfigError on all ranks if the data, the batches, the network or the cache do not allow it.
         """
-        here, config = self._here, self._here.config
-        data, module = trainer.datamodule, pl_module  # pyright: ignore[reportAttributeAccessIssue]
+        config, data = here.config, trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         assert isinstance(data, ImageData)
         assert isinstance(module, Classifier)
-        pixels = {name: images.pixels for name, images in data.splits.parts.items()}
+        pixels = {name: data.splits.parts[name].pixels for name in names}
         if any(map(makes_targets, pixels.values())):
             raise _refusal(f"computes features once, and {config.data.target} may draw each sample at random")
         if config.optimizer.is_newton and data.steps_per_epoch > 1:
@@ -72,7 +83,7 @@ class FrozenFeatures(L.Callback):
             raise ConfigError(Error(key, "cuts the training images, and optimizer=newton needs all", "raise it"))
         if here.is_distributed:
             broadcast([*module.parameters(), *module.buffers()])
-        record = _record(config, module, pixels["train"][torch.arange(min(2, len(pixels["train"])))])
+        record = _record(config, module, pixels["val"][torch.arange(min(2, len(pixels["val"])))])
         path, digests = _path(here, module), _digests(here, pixels)
         places = {digest: (pixels[name], row) for name, part in digests.items() for row, digest in enumerate(part)}
         callbacks: Iterable[L.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]

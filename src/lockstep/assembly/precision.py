@@ -4,10 +4,13 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import lightning as L
 import torch
+from lightning.pytorch.plugins import Precision
 
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config
+from lockstep.models.classifier import Classifier
 from lockstep.system.hardware import keep_freed_memory
 from lockstep.system.launcher import World
 
@@ -56,6 +59,15 @@ def set_tf32(is_on: bool) -> None:
     torch.backends.cudnn.fp32_precision = "none"
     torch.backends.cudnn.allow_tf32 = is_on
     torch.set_float32_matmul_precision("high" if is_on else "highest")
+
+
+def end_training_precision(trainer: L.Trainer, module: L.LightningModule) -> None:
+    """Let a module compute in float32 from now on, or in float64 if its weights are: the same on every machine."""
+    set_tf32(False)
+    if isinstance(module, Classifier):
+        module.autocast = None
+    elif trainer.precision == "bf16-mixed":
+        trainer.strategy.precision_plugin = Precision()
 
 
 @contextlib.contextmanager

@@ -32,9 +32,12 @@ TASKS = {
     "embed": "lockstep.inference.embed:embed",
     "labels": "lockstep.inference.labels:judge",
 }
-OF_A_TRAINING = ("hydra.", "resume=", "init_from=")  # overrides of no use here
+OF_A_TRAINING = ("hydra.", "resume=", "init_from=", "trainer.precision=")  # overrides of no use here
 # options that the command of a job repeats
-VALUES = ("split", "output", "pictures", "explain", "top_k", "max_error", "checkpoint", "devices", "strategy", "job")
+VALUES = (
+    *("split", "output", "pictures", "explain", "top_k", "max_error", "checkpoint"),
+    *("devices", "strategy", "precision", "job"),
+)
 
 
 def infer(arguments: argparse.Namespace, current: Path) -> int:
@@ -44,13 +47,16 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
     given = read[arguments.command](arguments)
     try:
         if strange := [text for text in arguments.overrides if text.lstrip("+~").startswith(OF_A_TRAINING)]:
-            raise ConfigError(Error(strange[0], "is for a training, which this command does not start", "remove it"))
+            hint = "use --precision" if "precision" in strange[0] else "remove it"
+            raise ConfigError(Error(strange[0], "is for a training, which this command does not start", hint))
         if arguments.run is None:
             return _embed_pretrained(arguments, given, current)
         reads_data = given.get("source", "test") in ("val", "test")
         folder, checkpoint, saved, source = open_run(arguments, current, reads_data=reads_data)
         devices, world = _devices(arguments.devices), outer_world(os.environ)
-        here = saved_run.adapt_to_machine(saved, devices=devices, strategy=arguments.strategy, world=world)
+        here = saved_run.adapt_to_machine(
+            saved, devices=devices, strategy=arguments.strategy, world=world, precision=arguments.precision
+        )
         if is_evaluation:
             here, given["may_differ"] = saved_run.replace_images(here, arguments.overrides)
         config = saved_run.change_config(folder, here, arguments.overrides, source)
@@ -74,7 +80,9 @@ def _embed_pretrained(arguments: argparse.Namespace, given: dict[str, Any], curr
     new = build.settle_config(overrides.check(typed, compose.source_of(current)).configs[0])
     data_presence.check_weights(new)
     devices, world = _devices(arguments.devices), outer_world(os.environ)
-    config = saved_run.adapt_to_machine(new, devices=devices, strategy=arguments.strategy, world=world)
+    config = saved_run.adapt_to_machine(
+        new, devices=devices, strategy=arguments.strategy, world=world, precision=arguments.precision
+    )
     if config.cluster.name != "none":
         return _submit(arguments, [], config)
     given |= {"config": config_file.to_tree(config), "checkpoint": None, "run": ""}

@@ -185,6 +185,9 @@ def _parser() -> argparse.ArgumentParser:
         text = "number of workers, or GPUs such as 0,2; default: as in training, on one machine"
         subparser.add_argument("--devices", metavar="N", help=text)
         subparser.add_argument("--strategy", choices=("auto", "cpu"), help="cpu: do not use GPUs")
+        text = "default: float32, of a run in float64 that"
+        choices = ("auto", "bfloat16", "float16", "tf32", "float32", "float64")
+        subparser.add_argument("--precision", choices=choices, help=text)
         subparser.add_argument("--job", type=Path, help=argparse.SUPPRESS)  # its folder
     board = command("board", "show all runs in a browser", description="Show all runs in TensorBoard.")
     board.add_argument("--logdir", default="outputs", metavar="FOLDER", help="default: outputs")

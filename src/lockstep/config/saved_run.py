@@ -8,7 +8,6 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from lockstep.config import overrides
-from lockstep.config.checks.workers import ONLY_ON_GPUS
 from lockstep.config.composing.compose import Source, parse_override
 from lockstep.config.errors import ConfigError, Error, errors_of, file_error
 from lockstep.config.saved import config_file, project, trust
@@ -18,7 +17,6 @@ from lockstep.runs import gate, naming
 from lockstep.runs.discovery import look_at
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
-from lockstep.system import hardware
 from lockstep.system.launcher import World
 
 # keys of data by which an evaluation selects other images; not those by which the network sees them
@@ -102,23 +100,24 @@ def replace_images(saved: Config, texts: Sequence[str]) -> tuple[Config, bool]:
 
 
 def adapt_to_machine(
-    saved: Config, *, devices: int | list[int] | None, strategy: str | None, world: World | None = None
+    saved: Config,
+    *,
+    devices: int | list[int] | None,
+    strategy: str | None,
+    world: World | None = None,
+    precision: str | None = None,
 ) -> Config:
-    """Adapt the settings of a run to this machine, and to `devices` and `strategy` if given. Does not check them.
+    """Adapt a run to an evaluation on this machine, and to `devices`, `strategy` and `precision` if given.
 
-    The processes of a launcher, `world`, are its workers.
-
-    On a CPU tf32 and float16 become float32: a CPU computes in full what they round.
+    Does not check them. The processes of a launcher, `world`, are its workers.
     """
     strategy = strategy or saved.strategy.name
-    trainer: dict[str, Any] = {"graph": "auto"}  # of a training
+    trainer: dict[str, Any] = {"graph": "auto", "precision": precision or evaluation_precision(saved)}
     if devices is not None or world is not None or saved.trainer.num_nodes > 1:
         default = saved.trainer.devices if world is None else "auto"
         count = devices if isinstance(devices, int) else len(devices or ())
         num_nodes = max(1, world.world_size // count) if world is not None and count else 1
         trainer |= {"devices": default if devices is None else devices, "loads": None, "num_nodes": num_nodes}
-    if saved.trainer.precision in ONLY_ON_GPUS and (strategy == "cpu" or not hardware.num_visible_gpus()):
-        trainer["precision"] = "float32"
     # the network interface is that of the machines that trained
     update = {"name": strategy, "interface": None}
     return saved.model_copy(
@@ -127,6 +126,11 @@ def adapt_to_machine(
             "strategy": saved.strategy.model_copy(update=update),
         }
     )
+
+
+def evaluation_precision(saved: Config) -> str:
+    """Return the precision of what comes after a training: the same on every machine, with all bits of the weights."""
+    return "float64" if saved.trainer.precision == "float64" else "float32"
 
 
 def progress(folder: RunFolder) -> tuple[int, int]:

@@ -145,8 +145,8 @@ class ImageData(L.LightningDataModule):
         self._batching = replace(self._batching, loads=loads)
 
     def serve(self, pixels: Mapping[str, Pixels]) -> None:
-        """Serve these in place of the pixels of each split from now on; on a GPU they must be there."""
-        self._images = {name: ShardDataset(pixels[name], images.targets) for name, images in self._images.items()}
+        """Serve these in place of the pixels of their splits from now on; on a GPU they must be there."""
+        self._images |= {name: ShardDataset(part, self._images[name].targets) for name, part in pixels.items()}
         self.is_on_device, self._num_workers = self._device.type == "cuda", 0
 
     def _loader(self, split: str) -> ShardLoader:

@@ -93,7 +93,7 @@ class Classifier(L.LightningModule):
         self._total_steps = total_steps
         self.accumulate_grad_batches = accumulate_grad_batches
         self._gradient_clip_norm = gradient_clip_norm
-        self._autocast = autocast
+        self.autocast: dtype | None = autocast
         self.loss_scale: LossScale | None = None
         if autocast == torch.float16:
             from lockstep.models import loss_scale
@@ -131,12 +131,12 @@ class Classifier(L.LightningModule):
         if values.dim() == 4:
             values = values.contiguous(memory_format=self.layout.memory_format)
         # only the network: autocast must not change the task
-        cast = self._autocast and torch.autocast(inputs.device.type, self._autocast, cache_enabled=self.caches_casts)
+        cast = self.autocast and torch.autocast(inputs.device.type, self.autocast, cache_enabled=self.caches_casts)
         with cast or nullcontext():
             outputs = self.net(values) if self._compiled is None else self._compiled(values)
-        is_rounded = outputs.dtype == self._autocast
+        is_rounded = outputs.dtype == self.autocast
         if is_rounded and not isinstance(self.task, Classification):
-            self._autocast = None  # the layer that returns the outputs is not known: all layers compute in float32
+            self.autocast = None  # the layer that returns the outputs is not known: all layers compute in float32
             return self.forward(inputs)
         return outputs.float() if is_rounded else outputs
 

@@ -45,7 +45,8 @@ def load(
 ) -> "Predictor":
     """Load the trained network of a run: its folder, `latest` for the newest below outputs/, or a `lockstep.Run`.
 
-    Device and precision are those of a training with these settings on this machine: its first GPU, else its CPU.
+    The device is that of a training with these settings on this machine: its first GPU, else its CPU. It computes in
+    float32, after a training in float64 in that.
     `device` selects another one: "cpu", "cuda", "cuda:1". Random states and switches of this process stay unchanged.
     Without `calibrate` probabilities are those of the trained network, as they are for a run with calibrate=false.
     With `max_error`, such as 0.05, classes are `unknown` except where at most this fraction of the answers is wrong.

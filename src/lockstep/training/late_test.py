@@ -7,6 +7,7 @@ from lockstep.assembly import run_parts, session
 from lockstep.callbacks.own_module import metrics_of
 from lockstep.config import features
 from lockstep.config.saved import config_file
+from lockstep.config.saved_run import evaluation_precision
 from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
 from lockstep.system.launcher import World
@@ -18,6 +19,8 @@ from lockstep.training.summary import metrics_of_test
 def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
     """Test a finished run that was trained without its test set, as `train` would have. Returns the exit code."""
     config = config_file.load(folder.config)
+    trainer_section = config.trainer.model_copy(update={"precision": evaluation_precision(config)})
+    config = config.model_copy(update={"trainer": trainer_section})
     with session.open_session(folder, config, world) as here:
         steps = folder.read_summary()["steps"]
         has_best = folder.best_checkpoint.exists()

@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lockstep.assembly import run_parts, session, try_out
+from lockstep.assembly.precision import end_training_precision
 from lockstep.assembly.session import Session
 from lockstep.callbacks.best import Relocation
 from lockstep.callbacks.console import Console
@@ -100,6 +101,7 @@ def train(
             norms.revert(module)
             if isinstance(module, Classifier):
                 module.drop_graphs()
+        end_training_precision(trainer, module)
         used = timer.time_elapsed("train") if timer is not None else time.monotonic() - started
         has_best = checkpoint is not None and folder.best_checkpoint.exists()
         best = session.checkpoint(here, folder.best_checkpoint).path if has_best else None
