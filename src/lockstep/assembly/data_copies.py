@@ -8,7 +8,7 @@ from pathlib import Path
 from lockstep.config.errors import ConfigError, Error, literal
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, IMAGE_LIST, OF_FILES, Data, is_ours
-from lockstep.data.images.image_table import IMAGE_SUFFIXES, require_path
+from lockstep.data.images.image_table import image_suffixes, require_path
 from lockstep.data.sources import FOLDERS
 from lockstep.data.transfer import copying, remote
 from lockstep.data.transfer.copying import Copy, Source
@@ -92,7 +92,7 @@ def _source(section: Data, copy: Copy) -> Source:
 
         arguments = section.arguments()
         names = listed_names(arguments["file"], arguments["path_column"]) if section.target == IMAGE_LIST else None
-        suffixes = IMAGE_SUFFIXES if section.target == IMAGE_FOLDER else ()
+        suffixes = image_suffixes() if section.target == IMAGE_FOLDER else ()
         return remote.files_at(root, below=below, suffixes=suffixes, names=names)
     if section.target != IMAGE_LIST and copy.stem.resolve().is_relative_to(copy.source):
         raise ValueError(f"{copy.setting} lies inside the folder to copy, {copy.source}: set it to another folder.")

@@ -4,12 +4,10 @@ import contextlib
 import statistics
 from collections.abc import Sequence
 
-from PIL import Image
-
 from lockstep.assembly.run_parts import fold_of, seed_splits, source
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, OF_FILES, Data
-from lockstep.data.images.decoded_image import FORMATS
+from lockstep.data.images.decoded_image import open_image
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_table import list_classes
 from lockstep.data.images.preprocessing import VIEW_KEYS, View
@@ -70,6 +68,6 @@ def _shorter_sides(images: Splits) -> list[int]:
     names, sides = images.train.names, list[int]()
     for name in names[:: -(-len(names) // 32)]:
         # broken images are reported where they are decoded
-        with contextlib.suppress(Exception), Image.open(f"{images.folder}/{name}", formats=FORMATS) as image:
+        with contextlib.suppress(Exception), open_image(f"{images.folder}/{name}") as image:
             sides.append(min(image.size))
     return sides

@@ -3,7 +3,6 @@
 import contextlib
 import statistics
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +15,13 @@ from lockstep.config.checks import data_presence
 from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema.configuration import Config
-from lockstep.config.schema.target_sections import IMAGE_FOLDER, Data, is_ours
+from lockstep.config.schema.target_sections import Data, is_ours
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.runs.files import print_json
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system.hardware import num_visible_gpus
 from lockstep.system.terminal import say, show_table, terminal
-from lockstep.system.wording import plural, size_text
+from lockstep.system.wording import describe_similar, plural, size_text
 
 KINDS = (False, "twice", "near")  # of copies: errors, and others
 MOST_PAIRS = 24  # in a picture
@@ -66,7 +65,7 @@ def _check(
     from lockstep.assembly.try_out import refuse_shared_groups
     from lockstep.data.copies import find_copies
     from lockstep.data.inspection import inspect
-    from lockstep.data.splits import describe_groups, describe_similar, shorten_lines
+    from lockstep.data.splits import describe_groups, shorten_lines
 
     progress = Progress("Reading images", "images")
     with contextlib.ExitStack() as held:
@@ -95,8 +94,6 @@ def _check(
             "memory": _placement(config, images, decoding),
             "steps": _steps(config, len(inspection.seen["train"])),
         }
-        is_folder = config.data.target == IMAGE_FOLDER
-        others = _others(decoding.table.folder) if decoding is not None and is_folder else ""
     broken, unfit = inspection.broken, _unfit_targets(config, inspection)
     sides = {
         side: {"min": min(pixels), "median": statistics.median(pixels), "max": max(pixels)}
@@ -115,7 +112,6 @@ def _check(
         ("sizes", _sizes(sides)),
         *texts.items(),
         *_special(config, inspection),
-        ("not read", others),
         ("broken", _finding(len(broken), "cannot be used", is_wrong=True)),
         ("targets", Text(wrong_targets, style="red")),
         ("leaks", _finding(len(leaks), f"in more than one split{' of a fold' if folds else ''}", is_wrong=True)),
@@ -124,7 +120,7 @@ def _check(
         ("near duplicates", near_text if threshold else "not looked for: data.near_duplicates=0"),
         ("bursts", f"{num_in_bursts:,} images near others of their group only" if num_in_bursts else ""),
         ("not compared", f"{num_left:,} smaller than 29 pixels, or nearly of one grey" if num_left else ""),
-        ("similar", describe_similar(images)),
+        ("similar", describe_similar(images.class_names, [part.groups for part in images.parts.values()])),
         ("other targets", _first("of one image", unlearnable)),
         ("other files", _first("equal once decoded", converted)),
     ]
@@ -233,18 +229,6 @@ def _special(config: Config, inspection: "Inspection") -> Iterator[tuple[str, st
     for kind in (kind for kind in SPECIAL if kind in found):
         done = SPECIAL[kind].format(background=config.data.arguments()["background"])
         yield kind, f"{len(found[kind]):,}, {done}; first {found[kind][0]}"
-
-
-def _others(folder: Path) -> str:
-    """Count the files that a folder of images skips for their type, such as HEIC."""
-    from lockstep.data.images.image_table import IMAGE_SUFFIXES
-    from lockstep.data.transfer.copying import is_skipped
-
-    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    kinds = Counter(path.suffix.lower() or "no type" for path in paths if not any(map(is_skipped, path.parts)))
-    others = {kind: count for kind, count in kinds.most_common() if kind not in IMAGE_SUFFIXES}
-    counts = ", ".join(f"{count:,} {kind}" for kind, count in others.items())
-    return f"{plural(sum(others.values()), 'file')} of other types: {counts}" if others else ""
 
 
 def _use(images: "Splits", decoding: "Decoding | None", sizes: Sequence[tuple[int, int]]) -> str:

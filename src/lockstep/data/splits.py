@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.system.wording import similar_names
-
 if TYPE_CHECKING:
     from lockstep.data.images.image_table import ImageTable
 
@@ -221,14 +219,6 @@ def describe_groups(splits: Splits) -> str:
     """List groups and images, as in "train 96 (images: 1,204), val 12 (images: 150)"; empty without groups."""
     counts = {name: (part.num_groups, len(part)) for name, part in splits.parts.items()}
     return ", ".join([f"{name} {of:,} (images: {images:,})" for name, (of, images) in counts.items() if of])
-
-
-def describe_similar(splits: Splits) -> str:
-    """Name classes and groups that only look different; empty without any."""
-    groups = [str(group) for part in splits.parts.values() for group in part.groups or ()]
-    every = (("classes", "class", splits.class_names), ("groups", "group", groups))
-    alike = [(many, similar_names(names), one) for many, one, names in every]
-    return "; ".join(f"{many} {names}: are they one {one}?" for many, names, one in alike if names)
 
 
 def value_counts(pixels: Tensor) -> Tensor:

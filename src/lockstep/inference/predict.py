@@ -1,6 +1,8 @@
 """Prediction: rows of images, each once and in order, by any number of workers."""
 
+import contextlib
 import inspect
+import io
 import itertools
 import math
 import time
@@ -156,7 +158,8 @@ def images_of(here: Session, run: str, source: str, image_format: ImageFormat) -
         images = splits.parts[source]
         return images, digest_of(images.names, images.targets.numpy())
     view, channels = view_of(here.config, image_format), image_format.image_shape[0]
-    images, digest = together(lambda: unlabelled_folder(source, view=view, channels=channels))
+    with contextlib.nullcontext() if here.rank == 0 else contextlib.redirect_stdout(io.StringIO()):
+        images, digest = together(lambda: unlabelled_folder(source, view=view, channels=channels))
     if len(set(gather_objects(digest))) > 1:
         raise ConfigError(Error(source, "changed while the workers listed it", "start again"))
     return images, digest

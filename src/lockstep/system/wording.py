@@ -44,6 +44,14 @@ def similar_names(names: Sequence[str]) -> str:
     return join_names(alike, separator="; ")
 
 
+def describe_similar(class_names: Sequence[str], groups_of_splits: Iterable[Sequence[str] | None]) -> str:
+    """Name classes and groups that only look different; empty without any."""
+    groups = [str(group) for groups in groups_of_splits for group in groups or ()]
+    every = (("classes", "class", class_names), ("groups", "group", groups))
+    alike = [(many, similar_names(names), one) for many, one, names in every]
+    return "; ".join(f"{many} {names}: are they one {one}?" for many, names, one in alike if names)
+
+
 def near_names(name: str, names: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
     """Return the most similar names; if there are none, those that are similar in lower case."""
     from difflib import get_close_matches  # 10 ms that a good configuration does not need

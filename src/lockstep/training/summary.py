@@ -14,12 +14,12 @@ from lockstep.callbacks.stop import Stopped
 from lockstep.config import errors, features
 from lockstep.config.checks import metric_names
 from lockstep.data.module import ImageData
-from lockstep.data.splits import describe_counts, describe_groups, describe_similar
+from lockstep.data.splits import describe_counts, describe_groups
 from lockstep.models.classifier import Classifier
 from lockstep.runs.naming import display_path, metric_name, quote_path, short_path
 from lockstep.system.hardware import num_cores
 from lockstep.system.terminal import duration, measure, show_table
-from lockstep.system.wording import join_names, plural
+from lockstep.system.wording import describe_similar, join_names, plural
 
 FEW_CORES = 8
 REHEARSAL = "for testing; with few cores one process with all threads is faster"
@@ -102,7 +102,7 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     rows.append(("groups", describe_groups(data.splits)))
     images = None if is_resumed else data.splits
     rows += [row for rows_of in features.used_features("data rows", config) for row in rows_of(config, images)]
-    rows.append(("similar", describe_similar(data.splits)))
+    rows.append(("similar", describe_similar(data.class_names, [part.groups for part in data.splits.parts.values()])))
     absent = {split: data.splits.absent_classes(split) for split in ("val", "test")}
     rows += [(f"no {split}", f"image of {join_names(names)}") for split, names in absent.items() if names]
     rows.append(("network", plural(_num_parameters(module), "parameter")))

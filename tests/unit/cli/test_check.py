@@ -104,11 +104,7 @@ def test_photographs_that_are_not_plain_are_counted_and_the_first_is_named(
     exif = Image.Exif()
     exif[0x0112] = 8
     Image.new("RGB", (12, 12), "red").save(root / "val" / "hen" / "turned.jpg", exif=exif)
-    for name in ("a.HEIC", "b.heic", "notes", ".hidden", "@eaDir/c.heic"):
-        (root / "train" / "hen" / name).parent.mkdir(exist_ok=True)
-        (root / "train" / "hen" / name).touch()
     rows, _ = said(capsys, *FOLDER, "data.background=grey", code=EXIT_FAILED)  # a.png and b.png are alike
-    assert rows["not read"] == "3 files of other types: 2 .heic, 1 no type"
     assert {name: text for name, text in rows.items() if "first" in text} == {
         "rotated": "1, turned upright by their EXIF data; first val/hen/turned.jpg",
         "CMYK": "1, converted to RGB without their colour profile; first val/hen/print.jpg",

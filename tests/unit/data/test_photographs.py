@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from lockstep.data.images import decoded_image, image_table
 from lockstep.data.images.decoded_image import SPECIAL, decode
 from lockstep.data.images.preprocessing import View
 from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.data.splits import ImageError, whole
 from lockstep.models.classifier import ImageFormat
 from lockstep.python.images import inputs_of
-from tests.support.image_files import read, write_image
+from tests.support.image_files import HEIC, read, write_image
 
 SIDE = 12  # of every photograph, so that the view does not change its pixels
 VIEW = View((SIDE, SIDE), 1.0, "crop", "bilinear", "grey")
@@ -209,3 +210,50 @@ def test_a_photograph_that_cannot_be_used_is_refused_everywhere(
         with pytest.raises(ValueError, match=reason) as error:
             pixels()
         assert where == "loaded from Pillow" or isinstance(error.value, ImageError), where
+
+
+@pytest.fixture
+def without_heif(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (image_table, decoded_image):
+        monkeypatch.setattr(module, "has_heif", lambda: False)
+
+
+@pytest.mark.parametrize("name", ["a.heic", "a.HEIF", "a.hif", "a.jpg"])
+def test_heic_is_read_upright_whatever_its_name(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("pi_heif")
+    (tmp_path / name).write_bytes(HEIC)
+    assert image_table.list_images(tmp_path) == [name]
+    pixels, size, special = decode(str(tmp_path / name), 3, View.from_keys(None, "auto", "crop", "auto", "white"))
+    assert (size, special) == ((48, 32), ())
+    corners = [pixels[:, 4, 4], pixels[:, 4, -4], pixels[:, -4, -4]]
+    for corner, colour in zip(corners, ([40, 200, 40], [200, 40, 40], [40, 40, 200]), strict=True):
+        assert (corner.int() - torch.tensor(colour)).abs().max() <= 8
+
+
+@pytest.mark.usefixtures("without_heif")
+@pytest.mark.parametrize("name", ["a.heic", "a.jpg"])
+def test_heic_says_what_to_install(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(HEIC)
+    with pytest.raises(ImageError, match=r"is HEIC: install pi-heif \(pip install pi-heif\) or convert them"):
+        decode(str(tmp_path / name), 3, VIEW)
+
+
+@pytest.mark.parametrize("name", ["a.jxl", "a.DNG"])
+def test_an_image_of_another_type_says_to_convert_it(tmp_path: Path, name: str) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / name, "TIFF")
+    with pytest.raises(ImageError, match=rf"{name} is of a type that is not read: convert them, e\.g\. to JPEG"):
+        decode(str(tmp_path / name), 3, VIEW)
+
+
+@pytest.mark.usefixtures("without_heif")
+def test_images_that_are_not_read_are_counted_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.png", "a.HEIC", "b.heic", "c.dng", "notes.txt", "readme", "._a.heic", "@eaDir/c.heic"):
+        for label in ("cat", "dog"):
+            (tmp_path / label / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / label / name).touch()
+    hint = "install pi-heif (pip install pi-heif) or convert them, e.g. to JPEG\n"
+    assert image_table.list_images(tmp_path) == ["cat/a.png", "dog/a.png"]
+    assert capsys.readouterr().out == f"{tmp_path}: 6 files not read, 4 .heic, 2 .dng: {hint}"
+    for _ in range(2):
+        assert image_table.list_classes(str(tmp_path)).names == ["cat/a.png", "dog/a.png"]
+    assert capsys.readouterr().out == f"data.root={tmp_path}: 6 files not read, 4 .heic, 2 .dng: {hint}"

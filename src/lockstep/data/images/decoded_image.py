@@ -14,11 +14,13 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 from torch import Tensor
 
+from lockstep.data.images.image_table import CONVERT_HINT, HEIF_HINT, UNREAD_SUFFIXES, has_heif
 from lockstep.data.images.preprocessing import View, size_of
 from lockstep.data.splits import ImageError
 
 # Pillow has 43 parsers, of PostScript among others: no file reaches the rest
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1")
 Array = NDArray[np.uint8]  # (H, W) or (H, W, C)
 Turn = Callable[[Array], Array]
 TURNS: dict[int, Turn] = {  # upright, by EXIF orientation
@@ -69,7 +71,7 @@ def decode(path: str, channels: int, view: View) -> DecodedImage:
     JPEGs are decoded by libjpeg-turbo itself: the pixels of Pillow, without its copies. Pillow has all other files.
     """
     try:
-        with Image.open(path, formats=FORMATS) as file:
+        with open_image(path) as file:
             limit = Image.MAX_IMAGE_PIXELS
             if limit is not None and file.width * file.height > limit:
                 raise ValueError(f"{file.height}x{file.width} (HxW) are more than {limit:,} pixels")
@@ -84,10 +86,31 @@ def decode(path: str, channels: int, view: View) -> DecodedImage:
             size = size or size_of(pixels)
             view.scaled_size(*size)
             return DecodedImage(pixels, size, special)
+    except ImageError:
+        raise
     except Exception as error:  # decoders raise any exception
         text = " ".join(str(error).split()) or type(error).__name__
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else text
         raise ImageError([f"image {path} cannot be read ({reason}): replace or delete it."]) from error
+
+
+def open_image(path: str) -> ImageFile:
+    """Open a file of one of `FORMATS`, or HEIC where pi-heif is installed. Raises ImageError, and errors of Pillow."""
+    if path.lower().endswith(UNREAD_SUFFIXES):
+        raise ImageError([f"image {path} is of a type that is not read: {CONVERT_HINT}."])
+    try:
+        return Image.open(path, formats=FORMATS)
+    except UnidentifiedImageError:
+        with open(path, "rb") as file:
+            head = file.read(12)
+        if head[4:8] != b"ftyp" or head[8:] not in HEIF_BRANDS:
+            raise
+    if not has_heif():
+        raise ImageError([f"image {path} is HEIC: {HEIF_HINT} or {CONVERT_HINT}."])
+    import pi_heif
+
+    pi_heif.register_heif_opener()
+    return Image.open(path, formats=["HEIF"])
 
 
 def _shrunk(file: ImageFile, view: View) -> tuple[int, int] | None:

@@ -10,10 +10,9 @@ from functools import cached_property
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
-from lockstep.data.images.decoded_image import FORMATS, DecodedImage, decode, upright_size
+from lockstep.data.images.decoded_image import DecodedImage, decode, open_image, upright_size
 from lockstep.data.images.preprocessing import View, size_of
 from lockstep.data.splits import ImageError
 from lockstep.system.hardware import num_cores
@@ -75,7 +74,7 @@ class ImageFiles:
         is_square = self.view.size is not None and self.view.size[0] == self.view.size[1]
 
         def size(file: bytes) -> tuple[int, int]:
-            with contextlib.suppress(Exception), Image.open(os.fsdecode(file), formats=FORMATS) as image:
+            with contextlib.suppress(Exception), open_image(os.fsdecode(file)) as image:
                 return self.view.scaled_size(*((image.height, image.width) if is_square else upright_size(image)))
             return 0, 0
 

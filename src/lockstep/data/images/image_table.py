@@ -7,8 +7,10 @@ import math
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,20 @@ from numpy.typing import NDArray
 
 from lockstep.data.transfer import copying
 from lockstep.data.transfer.copying import is_skipped
-from lockstep.system.wording import join_names, similar_names
+from lockstep.system.wording import join_names, plural, similar_names
 
 IMAGE_SUFFIXES = (
     *(".apng", ".avif", ".bmp", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".jpx"),
     *(".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
 )
+HEIF_HINT, CONVERT_HINT = "install pi-heif (pip install pi-heif)", "convert them, e.g. to JPEG"
 BLANKS = r"[\s\u200b\u2060\ufeff]"  # three have no width
+HEIF_SUFFIXES = (".heic", ".heif", ".hif")  # read where pi-heif is installed
+# images that are never read, most of them raw files of cameras, whose previews Pillow would take for the image
+UNREAD_SUFFIXES = (
+    *(".3fr", ".arw", ".cr2", ".cr3", ".dng", ".erf", ".exr", ".jxl", ".jxr", ".kdc", ".mrw", ".nef", ".nrw", ".orf"),
+    *(".pef", ".psd", ".raf", ".raw", ".rw2", ".sr2", ".srw", ".svg", ".tga", ".x3f"),
+)
 State = tuple[int, int, int]  # bytes, mtime_ns, ctime_ns
 SPLIT_FOLDERS = ("train", "val", "test")
 SPLIT_NAMES = {
@@ -69,12 +78,13 @@ def list_classes(root: str, group: str | int | None = None, least: int = 2) -> I
     splits: dict[str, NDArray[np.int64]] = {}
     empty: list[str] = []
     paths: list[str] = []  # from the class on
+    unread: list[str] = []
     class_names = strip_names(f"data.root={root}", [path.name for path in split_folders["train"]])
     numbers = {name: number for number, name in enumerate(sorted({*class_names}, key=class_order))}
     for split, folders in split_folders.items():
         first = len(files)
         for class_folder in folders:
-            found = _images_below(class_folder, folder)
+            found = _images_below(class_folder, folder, unread)
             files |= found
             start = len(str(class_folder.relative_to(folder).parent / "_")) - 1
             paths += [name[start:] for name in found]
@@ -84,8 +94,9 @@ def list_classes(root: str, group: str | int | None = None, least: int = 2) -> I
         if split != "train" and len(files) == first:
             empty.append(str(folders[0].parent))
         splits[split] = np.arange(first, len(files))
+    print_unread(f"data.root={root}", unread)
     if empty:
-        hint = f"Add images ({', '.join(IMAGE_SUFFIXES)}) or delete them."
+        hint = f"Add images ({', '.join(image_suffixes())}) or delete them."
         raise ValueError(f"data.root={root} has folders without an image: {', '.join(empty)}. {hint}")
     names, states = list(files), np.array(list(files.values()), np.int64)
     digest, origin = digest_of(names, states), str(folder.resolve())
@@ -151,7 +162,30 @@ def digest_of(names: Sequence[str], states: NDArray[Any]) -> str:
 
 
 def list_images(folder: Path) -> list[str]:
-    return list(_images_below(folder, folder))
+    """List the images below a folder, and print how many others are not read."""
+    unread: list[str] = []
+    names = list(_images_below(folder, folder, unread))
+    print_unread(str(folder), unread)
+    return names
+
+
+@functools.cache
+def has_heif() -> bool:
+    return find_spec("pi_heif") is not None
+
+
+def image_suffixes() -> tuple[str, ...]:
+    return IMAGE_SUFFIXES + HEIF_SUFFIXES * has_heif()
+
+
+def print_unread(setting: str, names: Sequence[str]) -> None:
+    """Print how many of these files look like images that are not read, by type, and what to do."""
+    suffixes = [os.path.splitext(name)[1].lower() for name in names if not is_skipped(name)]
+    counts = Counter(suffix for suffix in suffixes if suffix in HEIF_SUFFIXES + UNREAD_SUFFIXES)
+    if counts:
+        kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in counts.most_common())
+        hint = f"{HEIF_HINT} or " if counts.keys() & {*HEIF_SUFFIXES} else ""
+        _print_once(f"{setting}: {plural(counts.total(), 'file')} not read, {kinds}: {hint}{CONVERT_HINT}")
 
 
 def class_order(name: str) -> tuple[float, str]:
@@ -185,15 +219,19 @@ def require_path(root: str, setting: str) -> Path:
     return path
 
 
-def _images_below(folder: Path, root: Path) -> dict[str, State]:
-    """States of the images below `folder` by their paths below `root`, sorted by the parts of these paths."""
+def _images_below(folder: Path, root: Path, unread: list[str]) -> dict[str, State]:
+    """States of the images below `folder` by their paths below `root`, sorted by the parts of these paths.
+
+    Names of other files are added to `unread`.
+    """
     # links to folders are followed: one could lead in a circle, or to images that are already listed
     above = {folder, *folder.absolute().parents, *folder.resolve().parents}
     prefix = "" if folder == root else f"{folder.relative_to(root)}/"
-    return dict(_walk(str(folder), prefix, {(state.st_dev, state.st_ino) for state in map(os.stat, above)}))
+    seen = {(state.st_dev, state.st_ino) for state in map(os.stat, above)}
+    return dict(_walk(str(folder), prefix, seen, unread))
 
 
-def _walk(folder: str, prefix: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, State]]:
+def _walk(folder: str, prefix: str, seen: set[tuple[int, int]], unread: list[str]) -> Iterator[tuple[str, State]]:
     for name in sorted(os.listdir(folder)):
         path, is_image = f"{folder}/{name}", _is_image(name)
         try:
@@ -208,7 +246,9 @@ def _walk(folder: str, prefix: str, seen: set[tuple[int, int]]) -> Iterator[tupl
         # a folder may be called x.jpg
         elif stat.S_ISDIR(state.st_mode) and not is_skipped(name) and inode not in seen:
             seen.add(inode)
-            yield from _walk(path, f"{prefix}{name}/", seen)
+            yield from _walk(path, f"{prefix}{name}/", seen, unread)
+        elif stat.S_ISREG(state.st_mode):
+            unread.append(name)
 
 
 def _state(state: os.stat_result) -> State:
@@ -216,7 +256,7 @@ def _state(state: os.stat_result) -> State:
 
 
 def _is_image(name: str) -> bool:
-    return name.lower().endswith(IMAGE_SUFFIXES) and not is_skipped(name)
+    return name.lower().endswith(image_suffixes()) and not is_skipped(name)
 
 
 def _subfolders(folder: Path) -> list[Path]:

@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import ExifTags
 
 from lockstep.data.cuts import Mask, Rows
-from lockstep.data.images.decoded_image import FORMATS
+from lockstep.data.images.decoded_image import open_image
 from lockstep.data.images.image_table import ImageTable
 from lockstep.data.splits import shorten_lines
 from lockstep.system.hardware import num_cores
@@ -27,7 +27,7 @@ def newest(table: ImageTable, rows: Rows, test_after: str) -> Mask:
         if table.dates is not None:
             return table.dates[row]
         # any error: of a damaged file or of its EXIF data
-        with contextlib.suppress(Exception), Image.open(f"{table.folder}/{table.names[row]}", formats=FORMATS) as image:
+        with contextlib.suppress(Exception), open_image(f"{table.folder}/{table.names[row]}") as image:
             return str(image.getexif().get_ifd(TAKEN[0]).get(TAKEN[1], ""))
         return ""
 

@@ -12,10 +12,10 @@ from lockstep.data.cuts import Uncut, cut
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.image_table import (
-    IMAGE_SUFFIXES,
     SPLIT_FOLDERS,
     ImageTable,
     digest_of,
+    image_suffixes,
     list_classes,
     list_images,
     real_names,
@@ -133,7 +133,7 @@ def unlabelled_folder(root: str, *, view: View, channels: int) -> tuple[Images, 
     path = require_path(root, root)
     names = list_images(path) if path.is_dir() else [path.name]
     if not names:
-        raise FileNotFoundError(f"{root} contains no image: looked for {', '.join(IMAGE_SUFFIXES)} in it and below.")
+        raise FileNotFoundError(f"{root} contains no image: looked for {', '.join(image_suffixes())} in it and below.")
     folder = path if path.is_dir() else path.parent
     states, _ = states_of(folder, names)
     paths = [os.fsencode(f"{folder}/{name}") for name in names]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from lockstep.data.images.image_table import print_unread
 from lockstep.data.transfer.copying import NUM_THREADS, Source, digest_of, is_skipped
 from lockstep.system.redaction import redact
 from lockstep.system.wording import plural
@@ -69,6 +70,7 @@ def files_at(url: str, *, below: str, suffixes: Sequence[str], names: Sequence[s
         system, path = _open_system(url)
         start = f"{path.rstrip('/')}/" if path.rstrip("/") else ""
         listed = {info["name"].rstrip("/"): info for info in _walk_files(system, f"{start}{below}".rstrip("/"))}
+    print_unread(f"data.root={redact(url)}", list(map(posixpath.basename, listed)) if suffixes else [])
     paths: dict[str, str] = {}
     for remote_path in sorted(listed):
         name = remote_path.removeprefix(start)
