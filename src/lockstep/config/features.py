@@ -13,7 +13,7 @@ from lockstep.config.schema.target_sections import IMAGE_LIST, LIBRARIES, OF_FIL
 # fmt: off
 Moment = Literal[
     "rules", "files", "new files", "view", "stage", "killed", "crop", "module", "classifier", "first", "grapher",
-    "data rows", "module row", "weights", "pretrained", "shards", "fitted", "tested", "end",
+    "data rows", "module row", "weights", "pretrained", "shards", "fitted", "tested", "end", "downloads",
 ]
 # fmt: on
 
