@@ -116,7 +116,7 @@ def test_what_cannot_be_evaluated_is_refused_by_name(project: tuple[Path, RunFol
     other = f"data.root={folder / 'other'}"
     for words, expected in (
         (["data.root=odd"], "data.root=odd has classes that the run does not have: dog. Its classes are ant, bee, cat"),
-        (["data.root=[a"], "'data.root=[a' cannot be read"),
+        (["data.root=[a"], "data.root=[a does not exist"),
         (["data.root=none"], "data.root=none does not exist"),
         ([other, "data.image_size=8"], "data.image_size=8 cannot change"),
         (["--split", "all"], "--split all is for images that are not those of the run: use test or val"),
