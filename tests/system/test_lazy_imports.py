@@ -50,18 +50,6 @@ def test_a_training_imports_no_unused_library(tmp_path: Path) -> None:
         assert [name for name in UNUSED if name in imported] == [], when
 
 
-def test_a_plain_training_imports_what_it_uses_of_lockstep(tmp_path: Path) -> None:
-    path = tmp_path / "modules.json"
-    probe = f"+callbacks.imported={{_target_:tests.support.imported.Imported,path:'{path}'}}"
-    words = command("debug=fast", "model.width=4", "strategy=cpu", "trainer.devices=1", probe)
-    variables = {**environ(), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-    lines = json.loads(path.read_text())
-    assert len(lines) <= 96, sorted(lines)
-    assert sum(lines.values()) <= 11_600, lines
-
-
 UPSTREAM = {
     "import torchmetrics": ["scipy.signal", "torchvision", "matplotlib.pyplot", "torchmetrics.image"],
     "import lightning.fabric.wrappers": ["torch._dynamo.eval_frame"],

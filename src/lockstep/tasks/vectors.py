@@ -66,7 +66,8 @@ class Regression(SupervisedTask):
         self, *, loss: Annotated[Callable[[Tensor, Tensor], Tensor], Doc("function (outputs, targets) -> (B, ...)")]
     ) -> None:
         super().__init__(loss=loss)
-        self.mean, self.std = nn.Buffer(torch.tensor(0.0)), nn.Buffer(torch.tensor(1.0))
+        self.mean: Tensor = nn.Buffer(torch.tensor(0.0))
+        self.std: Tensor = nn.Buffer(torch.tensor(1.0))
         self.register_load_state_dict_pre_hook(_adapt_buffers)
 
     def standardize(self, targets: Tensor) -> None:
