@@ -169,7 +169,7 @@ def test_a_job_measures_the_cores_and_gpus_of_both_machines(shell: Shell, gpus: 
 @pytest.mark.processes
 def test_an_allocation_is_measured_from_a_login_node(shell: Shell) -> None:
     options = ("salloc", "--nodes=2", "--ntasks-per-node=2")
-    done = shell.slurm.run(*options, *words("benchmark.budget_s=5"), cwd=shell.cwd)
+    done = shell.slurm.run(*options, *words("benchmark.budget_s=15"), cwd=shell.cwd)
     assert "gpu: skipped: each of the 2 machines has no GPUs" in done.stdout
     folder = folder_of(shell.cwd)
     two = by_name(folder)["parallel-cpu"]
