@@ -64,9 +64,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
     return folders
 
 
-def test_photographs_are_predicted_as_by_the_run_up_to_a_grey_level(
-    trained: dict[str, RunFolder], tmp_path: Path
-) -> None:
+def test_photographs_are_predicted_as_by_the_run_up_to_rounding(trained: dict[str, RunFolder], tmp_path: Path) -> None:
     for kind in ("photos", "letterbox"):
         run = trained[kind]
         files = {suffix: tmp_path / "new" / f"{kind}.{suffix}" for suffix in ("onnx", "pt2")}

@@ -26,7 +26,7 @@ from lockstep.assembly.staging import once_a_node
 from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.schema.configuration import Config
 from lockstep.data.images.image_files import ImageFiles
-from lockstep.data.images.preprocessing import View
+from lockstep.data.images.preprocessing import View, resize, size_of
 from lockstep.data.splits import ImageError, Images
 from lockstep.inference import predict, selective
 from lockstep.models.classifier import Classifier, ImageFormat
@@ -47,9 +47,9 @@ Running = Callable[[Tensor], Any]  # predictions (B, ...), or these and answers 
 class Exported(nn.Module):
     """From images uint8 (B, C, h, w) of any size, as a decoder returns them, to predictions (B, ...).
 
-    They are scaled in float32, and not rounded to bytes. A network that was trained on custom floats takes floats of
-    its own size. Sizes are whole numbers without comparisons, which torch and ONNX keep as variables of the file. With
-    a `threshold` there are also answers int64 (B,): the number of a class, or -1.
+    A network that was trained on custom floats takes floats of its own size. Sizes are whole numbers
+    without comparisons, which torch and ONNX keep as variables of the file. With a `threshold` there
+    are also answers int64 (B,): the number of a class, or -1.
     """
 
     def __init__(self, module: Classifier, view: View, threshold: float | None = None) -> None:
@@ -77,15 +77,23 @@ class Exported(nn.Module):
                 torch.sym_max(most_high, height * most_wide // width),
                 torch.sym_max(most_wide, width * most_high // height),
             )
-        scaled = F.interpolate(images, size, mode=self.view.interpolation, align_corners=False, antialias=True)
+        scaled = self._scale(images, size)
         assert self.view.size is not None
         border: list[Any] = []  # below 0 it crops: torch.export would make a slice a condition for images
         for side, scaled_side in zip(self.view.size[::-1], size[::-1], strict=True):
             space = side - scaled_side
             before = space // 2 if self.view.fit == "letterbox" else -_round_quotient(-space, 2)
             border += [before, space - before]
-        viewed = F.pad(scaled, border, value=ImageColor.getrgb(self.view.background)[0])
-        return viewed.clamp(0, 255)  # bicubic overshoots
+        return F.pad(scaled, border, value=ImageColor.getrgb(self.view.background)[0])
+
+    def _scale(self, images: Tensor, size: Any) -> Tensor:
+        """Scale pixel values as Pillow does: the width, then the height, each rounded to whole values."""
+        mode = self.view.interpolation
+        for step in ((images.shape[2], size[1]), size):
+            images = F.interpolate(images, step, mode=mode, align_corners=False, antialias=True)
+            # above 0.5: sums of float32 in another order round a half to the same value
+            images = images.add(0.5 + 2**-12).floor().clamp(0, 255)
+        return images
 
 
 def _round_quotient(numerator: Any, denominator: Any) -> Any:
@@ -121,13 +129,15 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path, max_e
             make, by = (_onnx, "onnxruntime") if output.suffix == ".onnx" else (_pt2, "torch")
             with contextlib.redirect_stderr(io.StringIO()):
                 content, running = make(_program(exported, form, axes), axes, json.dumps(facts, ensure_ascii=False))
-            differences = [_difference(module, exported, running, *each) for each in enumerate(_pictures(images))]
+            pictures = enumerate(_pictures(images))
+            differences = [_differences(module, exported, running, *each) for each in pictures]
         except ImageError:
             raise
         except Exception as error:  # of custom code, of an operator that ONNX lacks, or of the file on other images
             key = f"model._target_={config.model.target}"
             raise ConfigError(Error(key, "cannot be exported", located(_reason(error), error))) from error
-        largest, checked = torch.stack(differences).max().item(), plural(len(differences), "test image")
+        largest, largest_scaled = torch.stack(differences).amax(0).tolist()
+        checked = plural(len(differences), "test image")
         if not largest <= LIMIT:  # also NaN
             error = f"its predictions for {checked} differ by up to {largest:.2g}, more than {LIMIT:g}"
             json_output.fail(f"{display_path(output)} was not written: {error}")
@@ -136,6 +146,7 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path, max_e
         with atomic_file(output) as file:
             file.write(content)
     checks = {"images": len(differences), "by": by, "largest_difference": largest, "limit": LIMIT}
+    checks |= {"largest_scaled_difference": largest_scaled}
     answer({"file": str(output), "bytes": len(content), **facts, "checked": checks})
     shape = ", ".join(str(axes.get(axis, length)) for axis, length in enumerate((0, *form.image_shape)))
     rows = [
@@ -144,6 +155,9 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path, max_e
         ("predictions", f"{module.task.named}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"),
         ("checked", f"{checked} by {by}, differences up to {largest:.1g} (limit {LIMIT:g})"),
     ]
+    if not form.is_float:
+        scaled = f"scaled by the file: up to {largest_scaled:.1g} from `lockstep predict`"
+        rows.append(("other sizes", scaled))
     if threshold is not None:
         rows.insert(3, ("answer", f"number of the class, or -1 up to a probability of {threshold:.6g}"))
     print(text, end="")
@@ -152,12 +166,18 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path, max_e
 
 
 def _pictures(images: Images) -> Iterator[Tensor]:
-    """Yield test images (1, C, h, w), evenly spaced; those of files before they are scaled."""
+    """Yield test images (1, C, h, w), evenly spaced: pixel values in another size than the network's."""
     for position in torch.linspace(0, len(images) - 1, min(NUM_CHECKED, len(images))).long().split(1):
         if isinstance(images.pixels, ImageFiles):
-            yield images.pixels.decode(int(position)).pixels.unsqueeze(0)
+            picture = images.pixels.decode(int(position)).pixels.unsqueeze(0)
         else:
-            yield images.pixels[position]
+            picture = images.pixels[position]
+        if picture.is_floating_point():
+            picture = picture.float()
+        elif picture.shape[1:] == images.pixels.shape[1:]:
+            height, width = size_of(picture)
+            picture = resize(picture, (2 * height + 1, 2 * width - 1))
+        yield picture
 
 
 def _program(exported: Exported, form: ImageFormat, axes: Mapping[int, str]) -> ExportedProgram:
@@ -204,16 +224,21 @@ def _reason(error: BaseException) -> str:
     return textwrap.shorten(f"{type(error).__name__}: {one_line(error)}", 300)
 
 
-def _difference(module: Classifier, exported: Exported, running: Running, number: int, picture: Tensor) -> Tensor:
-    """Return the largest difference for a picture, every other one in a batch with its mirror image; of answers 1."""
-    images = torch.cat([picture.float(), picture.float().flip(3)])[: 1 + number % 2]
-    inputs = images
-    if picture.dtype == torch.uint8:
-        inputs = exported.view(images).clamp(0, 255).sub(module.mean).div(module.std)
-        images = images.to(torch.uint8)
-    expected = predict.predictions(module, inputs)
-    found, wrong = running(images), torch.tensor(False)
+def _differences(module: Classifier, exported: Exported, running: Running, number: int, picture: Tensor) -> Tensor:
+    """Return the largest differences to `predict`: of an image scaled before, and by the file.
+
+    Every other image is in a batch with its mirror image. An answer differs by 1.
+    """
+    images = torch.cat([picture, picture.flip(3)])[: 1 + number % 2]
+    scaled = exported.view.scale(images)
+    expected = predict.predictions(module, exported.view.crop(scaled))
+    differences = [_difference(exported, running(each), expected) for each in (scaled, images)]
+    return torch.stack(differences)
+
+
+def _difference(exported: Exported, outputs: Any, expected: Tensor) -> Tensor:
+    found, wrong = outputs, torch.tensor(False)
     if exported.threshold is not None:
-        found, answer = found
+        found, answer = outputs
         wrong = (answer != selective.answers(found, exported.threshold)).any()
     return ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).maximum(wrong)
