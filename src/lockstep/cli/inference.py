@@ -46,9 +46,7 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
     read = {"eval": _evaluation, "predict": _prediction, "embed": _embedding, "labels": _judgement}
     given = read[arguments.command](arguments)
     try:
-        if strange := [text for text in arguments.overrides if text.lstrip("+~").startswith(OF_A_TRAINING)]:
-            hint = "use --precision" if "precision" in strange[0] else "remove it"
-            raise ConfigError(Error(strange[0], "is for a training, which this command does not start", hint))
+        refuse_training_overrides(arguments.overrides, "use --precision")
         if arguments.run is None:
             return _embed_pretrained(arguments, given, current)
         reads_data = given.get("source", "test") in ("val", "test")
@@ -71,6 +69,15 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
         return _compute(TASKS[arguments.command], given, config, arguments.job)
     except ConfigError as error:
         exit_with(error)
+
+
+def refuse_training_overrides(texts: list[str], precision_hint: str) -> None:
+    """Raise ConfigError for an override that only a training takes."""
+    for text in texts:
+        if text.lstrip("+~").startswith(OF_A_TRAINING):
+            hint = precision_hint if "precision" in text else "remove it"
+            problem = "is for a training, which this command does not start"
+            raise ConfigError(Error(text, problem, hint))
 
 
 def _embed_pretrained(arguments: argparse.Namespace, given: dict[str, Any], current: Path) -> int:

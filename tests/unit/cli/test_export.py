@@ -1,12 +1,14 @@
 """What `lockstep export` refuses before it reads the run."""
 
 import argparse
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from lockstep.cli import export
+from lockstep.config.errors import ConfigError
 from tests.support.harness import write_run
 
 
@@ -22,7 +24,7 @@ def test_a_file_that_cannot_be_written_is_refused_with_the_fix(
 ) -> None:
     monkeypatch.setattr(export.signatures, "is_there", lambda package: package != "onnxscript")
     with pytest.raises(ValueError, match=reason):
-        export.run_export(argparse.Namespace(output=output, run="latest"), Path())
+        export.run_export(argparse.Namespace(output=output, run="latest", overrides=[]), Path())
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_without_a_name_the_file_is_in_the_run_folder(
 
     monkeypatch.setattr(export.signatures, "is_there", lambda package: package != missing)
     monkeypatch.setattr(export.inference, "need_writable", need_writable)
-    arguments = argparse.Namespace(output=None, run=str(folder.path), trust=False)
+    arguments = argparse.Namespace(output=None, run=str(folder.path), trust=False, overrides=[])
     with pytest.raises(ValueError, match="--output"):
         export.run_export(arguments, Path())
     assert (asked, capsys.readouterr().out) == ([str(folder.path / name)], line)
@@ -70,3 +72,11 @@ def test_a_folder_of_another_origin_is_not_written_without_trust(
     with pytest.raises(OSError, match=reason):
         export.run_export(arguments, Path())
     assert len(asked) == is_trusted
+
+
+@pytest.mark.parametrize("text", ["trainer.precision=float32", "++trainer.precision=bfloat16"])
+def test_precision_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(export.inference, "open_run", lambda *_: pytest.fail("opened"))
+    arguments = argparse.Namespace(output="network.pt2", run="latest", overrides=[text])
+    with pytest.raises(ConfigError, match=rf"^{re.escape(text)} .* float32"):
+        export.run_export(arguments, Path())
