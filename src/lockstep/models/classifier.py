@@ -25,7 +25,6 @@ from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
 from lockstep.models.passes import Compiler, Graphed, Grapher, Layout
 from lockstep.models.schedules import Schedule, replay
 from lockstep.models.step import LossGuard, OptimizerStep
-from lockstep.tasks.classification import Classification
 from lockstep.tasks.scores import Scores
 from lockstep.tasks.task import Task, checked_losses
 
@@ -134,11 +133,7 @@ class Classifier(L.LightningModule):
         cast = self.autocast and torch.autocast(inputs.device.type, self.autocast, cache_enabled=self.caches_casts)
         with cast or nullcontext():
             outputs = self.net(values) if self._compiled is None else self._compiled(values)
-        is_rounded = outputs.dtype == self.autocast
-        if is_rounded and not isinstance(self.task, Classification):
-            self.autocast = None  # the layer that returns the outputs is not known: all layers compute in float32
-            return self.forward(inputs)
-        return outputs.float() if is_rounded else outputs
+        return outputs.float() if outputs.dtype == self.autocast else outputs
 
     def eager_mode(self) -> AbstractContextManager[None]:
         """Compile nothing inside, and forget the batch sizes seen there."""
