@@ -14,7 +14,8 @@ NEEDED = ("onnx", "onnxruntime", "onnxscript")
 
 def run_export(arguments: argparse.Namespace, current: Path) -> int:
     """Write the network of a checkpoint to a file. Returns the exit code. Raises FileNotFoundError or ValueError."""
-    inference.refuse_training_overrides(arguments.overrides, "remove it, the file computes in float32")
+    hint = "remove it, the file computes in float32"
+    inference.refuse_training_overrides(arguments.overrides, hint)
     missing = [name for name in NEEDED if not signatures.is_there(name)]
     needs = f"needs {', '.join(missing)}: pip install {' '.join(missing)}"
     if arguments.output is None:

@@ -47,9 +47,9 @@ Running = Callable[[Tensor], Any]  # predictions (B, ...), or these and answers 
 class Exported(nn.Module):
     """From images uint8 (B, C, h, w) of any size, as a decoder returns them, to predictions (B, ...).
 
-    A network that was trained on custom floats takes floats of its own size. Sizes are whole numbers
-    without comparisons, which torch and ONNX keep as variables of the file. With a `threshold` there
-    are also answers int64 (B,): the number of a class, or -1.
+    A network that was trained on custom floats takes floats of its own size. Sizes are whole
+    numbers without comparisons, which torch and ONNX keep as variables of the file. With a
+    `threshold` there are also answers int64 (B,): the number of a class, or -1.
     """
 
     def __init__(self, module: Classifier, view: View, threshold: float | None = None) -> None:
@@ -87,7 +87,7 @@ class Exported(nn.Module):
         return F.pad(scaled, border, value=ImageColor.getrgb(self.view.background)[0])
 
     def _scale(self, images: Tensor, size: Any) -> Tensor:
-        """Scale pixel values as Pillow does: the width, then the height, each rounded to whole values."""
+        """Scale pixel values as Pillow does: the width, then the height, each rounded."""
         mode = self.view.interpolation
         for step in ((images.shape[2], size[1]), size):
             images = F.interpolate(images, step, mode=mode, align_corners=False, antialias=True)
@@ -166,7 +166,7 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path, max_e
 
 
 def _pictures(images: Images) -> Iterator[Tensor]:
-    """Yield test images (1, C, h, w), evenly spaced: pixel values in another size than the network's."""
+    """Yield evenly spaced test images (1, C, h, w), uint8 in another size than the network's."""
     for position in torch.linspace(0, len(images) - 1, min(NUM_CHECKED, len(images))).long().split(1):
         if isinstance(images.pixels, ImageFiles):
             picture = images.pixels.decode(int(position)).pixels.unsqueeze(0)
@@ -224,7 +224,13 @@ def _reason(error: BaseException) -> str:
     return textwrap.shorten(f"{type(error).__name__}: {one_line(error)}", 300)
 
 
-def _differences(module: Classifier, exported: Exported, running: Running, number: int, picture: Tensor) -> Tensor:
+def _differences(
+    module: Classifier,
+    exported: Exported,
+    running: Running,
+    number: int,
+    picture: Tensor,
+) -> Tensor:
     """Return the largest differences to `predict`: of an image scaled before, and by the file.
 
     Every other image is in a batch with its mirror image. An answer differs by 1.
