@@ -8,7 +8,7 @@ from pathlib import Path
 from lockstep.config.errors import ConfigError, Error, literal
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, IMAGE_LIST, OF_FILES, Data, is_ours
-from lockstep.data.images.image_table import image_suffixes, require_path
+from lockstep.data.images.image_table import image_suffixes, real_names, require_path
 from lockstep.data.sources import FOLDERS
 from lockstep.data.transfer import copying, remote
 from lockstep.data.transfer.copying import Copy, Source
@@ -105,7 +105,9 @@ def _source(section: Data, copy: Copy) -> Source:
             if outside := [name for name in sizes if name.split("/")[0] == ".."]:
                 problem = f"{outside[0]} of {table.setting} is not below {table.folder}"
                 raise ValueError(f"{copy.setting}: {problem}: set data.root to a folder that contains all images.")
-            return copying.files_of(table.folder, sizes, table.digest)
+            files = real_names(table.folder, table.names, table.states)
+            of_names = zip(map(os.path.normpath, table.names), map(os.path.normpath, files), strict=True)
+            return copying.files_of(table.folder, sizes, table.digest, dict(of_names))
         assert root is not None
         folder = Path(root).expanduser().resolve()
         require_path(str(folder / below), f"data.root={folder / below}")

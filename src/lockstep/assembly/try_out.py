@@ -12,6 +12,7 @@ from torch import Tensor
 from lockstep.assembly.session import Session
 from lockstep.config.errors import ConfigError, Error, literal, one_line
 from lockstep.config.schema.configuration import Config
+from lockstep.data.images.image_table import real_names
 from lockstep.data.module import ImageData
 from lockstep.data.splits import Splits, is_streamed
 from lockstep.distributed.batch import Batch
@@ -85,13 +86,22 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
 
 
 def refuse_shared_groups(config: Config, images: Splits) -> None:
-    """Raise ConfigError for a group in two splits, which make an evaluation too good, unless that is accepted."""
-    named = {split: dict(zip(part.groups or (), part.names, strict=False)) for split, part in images.parts.items()}
+    """Raise ConfigError for a group or a file in two splits, unless that is accepted.
+
+    It would make an evaluation too good.
+    """
+    unit, table = "group", images.files
+    units = {split: part.groups or () for split, part in images.parts.items()}
+    if table is not None and table.groups is None:
+        files = real_names(table.folder, table.names, table.states)
+        unit, file_of = "file", dict(zip(table.names, files, strict=True))
+        units = {split: [file_of[name] for name in part.names] for split, part in images.parts.items()}
+    named = {split: dict(zip(units[split], part.names, strict=False)) for split, part in images.parts.items()}
     for (one, first), (other, second) in itertools.combinations(named.items(), 2):
         shared = [group for group in first if group in second]
         if shared and config.data.shared_groups == "refuse":
             example = f"{shared[0]} ({first[shared[0]]}, {second[shared[0]]})"
-            problem = f"forbids {plural(len(shared), 'group')} in both {one} and {other}, such as {example}"
+            problem = f"forbids {plural(len(shared), unit)} in both {one} and {other}, such as {example}"
             hint = "move their images, or set data.shared_groups=accept"
             raise ConfigError(Error("data.shared_groups=refuse", problem, hint))
 

@@ -22,7 +22,7 @@ from lockstep.data.cuts import Uncut, cut
 from lockstep.data.sources.builtin import digits
 from lockstep.data.sources.datasets import dataset
 from lockstep.data.splits import Fold, Images, Splits, describe_groups
-from tests.support.image_files import read, write_folder, write_image
+from tests.support.image_files import read, write_folder, write_image, write_list
 from tests.support.sources import SETTINGS, Turned
 
 
@@ -177,3 +177,26 @@ def test_a_group_in_two_given_splits_is_refused_unless_it_is_accepted(tmp_path: 
     both = r"\d groups in both train and test, such as \d+ \(train/\d+, test/\d+\)"
     with pytest.raises(ConfigError, match=both):
         refuse_shared_groups(config, splits)
+
+
+@pytest.mark.parametrize("source_name", ["image_folder", "list"])
+def test_a_file_in_two_given_splits_is_refused_unless_it_is_accepted(tmp_path: Path, source_name: str) -> None:
+    for name in ("train/a/1", "train/a/2", "train/b/1", "train/b/2", "test/b/1"):
+        write_image(tmp_path / f"{name}.png")
+    (tmp_path / "test/a").mkdir()
+    (tmp_path / "test/a/1.png").symlink_to("../../train/a/1.png")
+    rows = [
+        {"path": path.relative_to(tmp_path), "label": path.parent.name, "split": path.parts[-3]}
+        for path in sorted(tmp_path.rglob("*.png"))
+    ]
+    file = write_list(tmp_path / "list.csv", rows)
+    place = (
+        [f"data.root={tmp_path}"] if source_name == "image_folder" else [f"data.file={file}", "data.split_column=split"]
+    )
+    sizes = ["data.val_fraction=0.4", "data.cache=null", "data.image_size=8"]
+    (config,) = plan([f"data={source_name}", *place, *sizes]).configs
+    both = r"1 file in both train and test, such as test/a/1\.png \(train/a/1\.png, test/a/1\.png\)"
+    with pytest.raises(ConfigError, match=rf"{both}.*data\.shared_groups=accept"):
+        refuse_unfit_images(config, source(config.data))
+    (accepted,) = plan([f"data={source_name}", *place, *sizes, "data.shared_groups=accept"]).configs
+    refuse_unfit_images(accepted, source(accepted.data))

@@ -624,11 +624,11 @@ def test_classes_that_are_numbers_are_in_the_order_of_lists(tmp_path: Path) -> N
 def test_folders_whose_names_differ_in_blanks_at_their_ends_are_one_class(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_classes(tmp_path, dict.fromkeys(("cat", "cat ", " dog", "dog\u200b"), 4))
+    write_classes(tmp_path, dict.fromkeys(("cat", "cat ", " dog", "dog\u200b", "d\u200bog"), 4))
     splits = read(tmp_path)
     assert splits.class_names == ("cat", "dog")
-    assert torch.cat([part.targets for part in splits.parts.values()]).bincount().tolist() == [8, 8]
-    assert r"blanks at the ends of class names are ignored: ' dog', 'cat ', 'dog\u200b'" in capsys.readouterr().out
+    assert torch.cat([part.targets for part in splits.parts.values()]).bincount().tolist() == [8, 12]
+    assert r"are ignored: ' dog', 'cat ', 'dog\u200b' and 1 more" in capsys.readouterr().out
     write_classes(tmp_path / "one", dict.fromkeys(("cat", "cat "), 4))
     with pytest.raises(ValueError, match="has one class only, cat"):
         read(tmp_path / "one")
@@ -648,6 +648,14 @@ def test_links_to_one_file_are_in_one_split(tmp_path: Path) -> None:
     split_of = {name: split for split, part in read(tmp_path).parts.items() for name in part.names}
     assert len(split_of) == 60
     assert all(split_of[f"a/{number}.png"] == split_of[f"a/link {number}.png"] for number in range(20))
+
+
+def test_links_to_one_file_have_one_group(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 4, "b": 4})
+    (tmp_path / "a" / "link 1.png").symlink_to("1.png")
+    problem = r"a/1\.png and a/link 1\.png are one image, but in the groups '1' and 'link 1'"
+    with pytest.raises(ValueError, match=problem):
+        read(tmp_path, group=r"([^/]+)[.]png")
 
 
 @pytest.mark.parametrize(

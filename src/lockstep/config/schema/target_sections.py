@@ -123,7 +123,7 @@ class Data(Target):
     )
     fold: Count = Field(default=0, description="the part to test on, from 0; -m data.fold=0,1,2,3,4 takes each in turn")
     shared_groups: Annotated[Literal["refuse", "accept"], Scope.PLACE] = Field(
-        default="refuse", description="groups with images in two splits that are given: an error, or used as they are"
+        default="refuse", description="groups or files in two splits that are given: an error, or used as they are"
     )
     check: Dotted | None = Field(
         default=None, alias="_check_", description="called before torch is imported; raises an error if data is missing"

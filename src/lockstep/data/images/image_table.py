@@ -26,7 +26,7 @@ IMAGE_SUFFIXES = (
     *(".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
 )
 HEIF_HINT, CONVERT_HINT = "install pi-heif (pip install pi-heif)", "convert them, e.g. to JPEG"
-BLANKS = r"[\s\u200b\u2060\ufeff]"  # three have no width
+NO_WIDTH = r"[\u200b\u2060\ufeff]"  # blanks
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")  # read where pi-heif is installed
 # images that are never read, most of them raw files of cameras, whose previews Pillow would take for the image
 UNREAD_SUFFIXES = (
@@ -194,15 +194,17 @@ def class_order(name: str) -> tuple[float, str]:
 
 
 def strip_blanks(name: str) -> str:
-    """Strip blanks at the ends, also those of no width, unless there is nothing else."""
-    return re.sub(rf"^{BLANKS}+|{BLANKS}+$", "", name) or name
+    """Strip blanks at the ends, and those of no width anywhere, unless there is nothing else."""
+    return re.sub(NO_WIDTH, "", name).strip() or name
 
 
 def strip_names(setting: str, names: Sequence[str], what: str = "class names") -> list[str]:
     """Strip the ends of names, and print which had blanks."""
     changed = [repr(name) for name in dict.fromkeys(names) if name != strip_blanks(name)]
     if changed:
-        _print_once(f"{setting}: blanks at the ends of {what} are ignored: {join_names(changed)}")
+        _print_once(
+            f"{setting}: blanks at the ends of {what}, and those of no width, are ignored: {join_names(changed)}"
+        )
     return list(map(strip_blanks, names))
 
 

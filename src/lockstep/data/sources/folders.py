@@ -1,6 +1,7 @@
 """Folders of images, with one folder per class."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -104,6 +105,7 @@ def complete_splits(
     images of every class that is large enough.
     """
     one_each = replace(table, names=real_names(table.folder, table.names, table.states))
+    _refuse_two_groups(table, one_each.names)
     given = {name: rows for name, rows in table.splits.items() if name != "test" or fold is None}
     train = table.splits["train"]
     if test_after is not None and (fold is not None or "test" in given):
@@ -120,6 +122,16 @@ def complete_splits(
     images = Uncut(one_each.names, classes, split_seed, table.groups, kept).take(train)
     parts = given | {name: train[rows] for name, rows in cut(images, missing, tested).items()}
     return replace(table, splits={name: parts[name] for name in SPLIT_FOLDERS})
+
+
+def _refuse_two_groups(table: ImageTable, files: Sequence[str]) -> None:
+    """Raise ValueError if paths or links that lead to one of the `files` have different groups."""
+    firsts: dict[str, tuple[str, str]] = {}
+    for file, name, group in zip(files, table.names, table.groups or files, strict=True):
+        first, known = firsts.setdefault(file, (name, group))
+        if group != known:
+            problem = f"{first} and {name} are one image, but in the groups {known!r} and {group!r}"
+            raise ValueError(f"{table.setting}: {problem}: remove one of them, or give both the same group.")
 
 
 def unlabelled_folder(root: str, *, view: View, channels: int) -> tuple[Images, str]:

@@ -21,7 +21,6 @@ from lockstep.data.images.image_table import (
     class_order,
     digest_of,
     group_names,
-    real_names,
     require_path,
     states_of,
     strip_names,
@@ -136,7 +135,7 @@ def read_list(
     ]
     states, missing = states_of(folder, names)
     _refuse([cells.line(row, path_column, f"{folder / names[row]} does not exist") for row in missing])
-    groups = _groups(cells, real_names(folder, names, states), path_column, group, group_column)
+    groups = _groups(cells, path_column, group, group_column)
     copied, origin = copying.record_of(folder, names, states[:, :2].tolist()), str(path.resolve())
     digest = digest_of(names, states) if copied is None else copied.digest
     files = cells.setting, folder.resolve(), names, states, digest, origin
@@ -247,20 +246,12 @@ def _splits(cells: _Cells, split_column: str | None) -> dict[str, NDArray[np.int
     return {name: np.flatnonzero(np.array(named) == name) for name in SPLIT_FOLDERS if name in named}
 
 
-def _groups(
-    cells: _Cells, files: Sequence[str], path_column: str, group: str | None, group_column: str | None
-) -> list[str] | None:
-    """Return the group of each row, None without any. One of the `files` that is listed twice must have one."""
-    column = group_column or path_column
-    texts = list(map(str, cells.columns[column]))
-    place = f"{cells.setting}, column {column}"
-    groups = strip_names(place, texts, "groups") if group_column else group_names(cells.setting, group, texts)
-    rows = list(zip(files, groups or files, strict=True))
-    first = dict(rows[::-1])
-    others = [(row, name, first[file]) for row, (file, name) in enumerate(rows) if first[file] != name]
-    problem = "{!r}, but another row of the image has {!r}"
-    _refuse([cells.line(row, column, problem.format(*both)) for row, *both in others])
-    return groups
+def _groups(cells: _Cells, path_column: str, group: str | None, group_column: str | None) -> list[str] | None:
+    """Return the group of each row, None without any."""
+    texts = list(map(str, cells.columns[group_column or path_column]))
+    if group_column is None:
+        return group_names(cells.setting, group, texts)
+    return strip_names(f"{cells.setting}, column {group_column}", texts, "groups")
 
 
 def _classes(cells: _Cells, column: str, train: NDArray[np.int64]) -> tuple[NDArray[np.int64], tuple[str, ...]]:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -169,10 +170,19 @@ def hold(place: Path, held: contextlib.ExitStack) -> None:
     fcntl.flock(file, fcntl.LOCK_SH)
 
 
-def files_of(root: Path, sizes: Mapping[str, int | None], digest: str) -> Source:
+def files_of(root: Path, sizes: Mapping[str, int | None], digest: str, files: Mapping[str, str]) -> Source:
+    """Files below `root`. A name whose file has another name in `files` becomes a link to that in the copy."""
+
+    def copy(folder: Path, name: str) -> None:
+        file = files.get(name, name)
+        if file == name:
+            shutil.copyfile(root / name, folder / name)
+        else:
+            (folder / name).symlink_to(os.path.relpath(file, os.path.dirname(name)))
+
     def fetch(names: Sequence[str], folder: Path) -> None:
         with ThreadPoolExecutor(NUM_THREADS) as pool:
-            list(pool.map(lambda name: shutil.copyfile(root / name, folder / name), names))
+            list(pool.map(partial(copy, folder), names))
 
     return Source(sizes, digest, fetch)
 
@@ -182,7 +192,7 @@ def files_below(root: Path, folder: str) -> Source:
     paths = [path for path in (root / folder).rglob("*") if path.is_file()]
     states = {str(path.relative_to(root)): path.stat() for path in paths}
     digest = digest_of((name, (state.st_size, state.st_mtime_ns, state.st_ctime_ns)) for name, state in states.items())
-    return files_of(root, {name: state.st_size for name, state in states.items()}, digest)
+    return files_of(root, {name: state.st_size for name, state in states.items()}, digest, {})
 
 
 def _scan(folder: Path) -> dict[str, tuple[int, int]]:
@@ -190,7 +200,7 @@ def _scan(folder: Path) -> dict[str, tuple[int, int]]:
     files, start = {}, len(f"{folder}/")
     for parent, _, names in os.walk(folder):
         for path in (f"{parent}/{name}" for name in names):
-            state = os.lstat(path)
+            state = os.stat(path)
             files[path[start:]] = (state.st_size, state.st_mtime_ns)
     return files
 
