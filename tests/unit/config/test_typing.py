@@ -26,12 +26,22 @@ def errors(*texts: str, is_multirun: bool = False) -> list[str]:
 
 @pytest.mark.parametrize(
     "value",
-    ["~/x", "my (old) photos", r"^[a-z]+_(\d+)", r"[a-z]+_(\d+)", "it's", "a=b", r"a'(b)" + "\\", "~/a,~/b"],
+    ["~/x", "my (old) photos", r"^[a-z]+_(\d{1,2})", r"[a-z]+_(\d+)", "it's", "a=b", r"a'(b)" + "\\"],
 )
 def test_unreadable_value_is_text(value: str) -> None:
     override = parse_override(f"data.root={value}")
     assert override.value() == value
     assert parse_override(override.input_line or "").value() == value  # as it is saved
+
+
+def test_unreadable_values_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    texts = ["data=image_folder", "data.root=~/a,~/b c"]
+    sections = [config.data for config in overrides.plan(texts, is_multirun=True).configs]
+    assert [section.root for section in sections] == ["~/a", "~/b c"]
+    roots = [section.resolve_paths().root for section in sections]
+    assert roots == [f"{tmp_path}/a", f"{tmp_path}/b c"]
+    assert "lists several values: add -m" in errors(*texts)[0]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +103,8 @@ LIST = ("data=list", "data.file=x.csv")
 @pytest.mark.parametrize(
     ("texts", "part"),
     [
-        (["device=cuda"], "and this machine has no GPU: write strategy=single_device"),
+        (["device=cuda"], "device is not a setting: this machine has no GPU, write strategy=cpu"),
+        (["strategy=cuda"], "is not an option: this machine has no GPU, write strategy=cpu"),
         (["trainer.devices=0,1"], "write trainer.devices=[0,1], or add -m"),
         ([*LIST, "task=regression"], "set data.targets=numbers"),
         (["data=synthetic", "data.folds=3"], "is not for this source, which has no folds"),
@@ -104,6 +115,13 @@ def test_mistake_is_one_error(monkeypatch: pytest.MonkeyPatch, texts: list[str],
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 0)
     (error,) = errors(*texts)
     assert part in error
+
+
+@pytest.mark.parametrize("text", ["device=cuda", "strategy=cuda"])
+def test_one_gpu(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 1)
+    (error,) = errors(text)
+    assert error.endswith("write strategy=single_device")
 
 
 def test_mistake_in_a_sweep_is_one_error() -> None:

@@ -219,7 +219,7 @@ ERRORS = {
     "lr=1": ["lr is not a setting", "did you mean optimizer.lr=1?"],
     "epochs=5": ["epochs is not a setting", "did you mean trainer.max_epochs=5?"],
     "batch_size=8": ["batch_size is not a setting", "write global_batch_size=8"],
-    "device=cuda": ["device is not a setting", "write strategy=single_device"],
+    "device=cpu": ["device is not a setting", "write strategy=cpu"],
     "device=fast": ["device is not a setting", "write strategy=..."],
     "batch_siz=8": ["batch_siz is not a setting", "eval_batch_size or global_batch_size?"],
     "model.foo=1": ["model.foo is not a setting", "ResNet18 has width, stem, shortcut_norm"],

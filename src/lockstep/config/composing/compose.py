@@ -1,6 +1,7 @@
 """Composes the configuration of a command line by Hydra, and parses its overrides."""
 
 import contextlib
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -164,7 +165,10 @@ def groups(*folders: Path) -> dict[str, list[str]]:
 
 @cache
 def parse_override(text: str) -> Override:
-    """Parse one override; a plain value that Hydra cannot read becomes a quoted text. Raises HydraException."""
+    """Parse one override; a plain value that Hydra cannot read becomes a quoted text. Raises HydraException.
+
+    A comma separates texts of a sweep, as in Hydra, unless the value has brackets or quotes.
+    """
     if text.startswith("="):
         raise OverrideParseException(text, "no key")  # Hydra takes the empty text for a key
     parser = OverridesParser.create()
@@ -174,7 +178,8 @@ def parse_override(text: str) -> Override:
         key, _, value = text.partition("=")
         if not value or (value[0] == "[" and value[-1] == "]") or value[0] in "{'\"":
             raise
-        return parser.parse_override(f"{key}={hydra_text(value)}")
+        values = [value] if re.search(r"[][(){}'\"]", value) else value.split(",")
+        return parser.parse_override(f"{key}={','.join(map(hydra_text, values))}")
 
 
 def hydra_value(key: str, texts: Sequence[str], source: Source) -> str | None:

@@ -58,7 +58,10 @@ def _option_hint(group: str, option: str) -> str:
         function = re.compile(rf"^@register_model\b.*\n(@.*\n)*def {re.escape(name)}\(", re.MULTILINE)
         if any(function.search(path.read_text("utf-8")) for path in paths):  # an import would take seconds
             return f"write model={library} model.name={option}"
-    return hint(f"{group}={option}")
+    line = hint(f"{group}={option}")
+    if line == "write strategy=single_device" and not hardware.num_visible_gpus():
+        return "this machine has no GPU, write strategy=cpu"
+    return line
 
 
 def _with_value(fix: str, value: str, options: Groups) -> str:
@@ -84,10 +87,7 @@ def refusal(cfg: DictConfig, override: Override, error: Exception, options: Grou
     is_unknown = path[-1] not in legal if legal is not None else bool(meant_key(tree, path, options))
     if override.is_delete() or not isinstance(parent, dict) or is_unknown:
         unknown = unknown_key(tree, path, options)
-        fix = _with_value(unknown.fix, text.partition("=")[2], options)
-        if fix == "write strategy=single_device" and not hardware.num_visible_gpus():
-            return unknown._replace(problem=f"{unknown.problem}, and this machine has no GPU", fix=fix)
-        return unknown._replace(fix=fix)
+        return unknown._replace(fix=_with_value(unknown.fix, text.partition("=")[2], options))
     if path[-1] in ("fold", "folds") and is_ours(parent.get("_target_")):
         return Error(text, "is not for this source, which has no folds", "remove it, or choose another data=...")
     OmegaConf.update(cfg, key, override.value(), merge=True, force_add=True)
