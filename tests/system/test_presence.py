@@ -9,22 +9,24 @@ from typing import Any
 import pytest
 import torch
 
+from lockstep.cli import sweep
+from lockstep.config import overrides
 from lockstep.config.checks import data_presence, validation
 from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
-from tests.support.image_files import write_folder
+from tests.support.image_files import write_folder, write_image, write_list
 
 
-def data(*overrides: str) -> Any:
-    return validation.check_config(compose.compose_config(overrides)).data
+def data(*texts: str) -> Any:
+    return validation.check_config(compose.compose_config(texts)).data
 
 
-def error(*overrides: str) -> str:
+def error(*texts: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        data_presence.check(data(*overrides))
+        data_presence.check(data(*texts))
     (found,) = str(caught.value).splitlines()
     return found
 
@@ -36,14 +38,14 @@ def empty(folder: Path) -> Path:
 
 def test_data_that_exists_is_no_error(tmp_path: Path) -> None:
     images = write_folder(tmp_path / "images", count=4)
-    for overrides in (
+    for texts in (
         ["data=digits"],
         ["data=synthetic"],
         ["data=image_folder", f"data.root={images}"],
         ["data=image_folder", f"data.root=file://{images}"],
         ["data=cifar10", f"data.root={tmp_path / 'downloads'}"],
     ):
-        data_presence.check(data(*overrides))
+        data_presence.check(data(*texts))
     (tmp_path / "cifar-10-batches-py").mkdir()
     data_presence.check(data("data=cifar10", "data.download=false", f"data.root={tmp_path}"))
 
@@ -62,6 +64,17 @@ def test_a_folder_with_other_content_is_reported_with_the_expected_content(tmp_p
     assert "cifar-10-batches-py" in error("data=cifar10", "data.download=false", f"data.root={root}")
     (root / "file").touch()
     assert "is a file" in error("data=image_folder", f"data.root={root / 'file'}")
+
+
+@pytest.mark.parametrize("setting", ["target_columns=[species]", "group_column=patient"])
+def test_a_wrong_column_is_refused_before_a_sweep(tmp_path: Path, setting: str) -> None:
+    rows = [{"path": write_image(tmp_path / f"{i}.png").name, "label": "ab"[i % 2]} for i in range(6)]
+    file = write_list(tmp_path / "list.csv", rows)
+    texts = ["data=list", f"data.file={file}", f"data.{setting}", "seed=0,1"]
+    configs = overrides.plan(texts, is_multirun=True).configs
+    with pytest.raises(ConfigError, match=f"data.{setting.partition('=')[0]} is '") as caught:
+        sweep.check_inputs(configs)
+    assert len(caught.value.errors) == 1
 
 
 @pytest.mark.parametrize(

@@ -90,13 +90,13 @@ def refuse_shared_groups(config: Config, images: Splits) -> None:
 
     It would make an evaluation too good.
     """
-    unit, table = "group", images.files
-    units = {split: part.groups or () for split, part in images.parts.items()}
-    if table is not None and table.groups is None:
-        files = real_names(table.folder, table.names, table.states)
-        unit, file_of = "file", dict(zip(table.names, files, strict=True))
-        units = {split: [file_of[name] for name in part.names] for split, part in images.parts.items()}
-    named = {split: dict(zip(units[split], part.names, strict=False)) for split, part in images.parts.items()}
+    files, named, table = dict[str, str](), dict[str, dict[str, str]](), images.files
+    if table is not None:
+        files = dict(zip(table.names, real_names(table.folder, table.names, table.states), strict=True))
+    for split, part in images.parts.items():
+        units = part.groups or [files[name] for name in part.names if files]
+        named[split] = dict(zip(units, part.names, strict=False))
+    unit = "file" if images.train.groups is None else "group"
     for (one, first), (other, second) in itertools.combinations(named.items(), 2):
         shared = [group for group in first if group in second]
         if shared and config.data.shared_groups == "refuse":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.runs import naming
 from lockstep.runs.folder import SWEEP, RunFolder
+from lockstep.system import processes
 from lockstep.system.launcher import start_once
 from lockstep.system.redaction import redact
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from lockstep.config.composing.compose import Source
+    from lockstep.config.errors import Error
     from lockstep.config.schema.configuration import Config
 
 
@@ -30,7 +32,7 @@ def check(arguments: "Namespace", source: "Source") -> None:
         raise ConfigError(*errors_of(error)) from error
     configs = overrides.check(arguments.overrides, source, is_multirun=True).configs
     _check_launcher(arguments.overrides, source)
-    _check_inputs(configs)
+    check_inputs(configs)
     name_folder(configs[0].sweep.name, arguments.overrides, source, is_trusted=arguments.is_trusted)
 
 
@@ -45,17 +47,40 @@ def _check_launcher(typed: Sequence[str], source: "Source") -> None:
         raise ConfigError(Error(target, "cannot run a sweep of Lockstep", hint))
 
 
-def _check_inputs(configs: Sequence["Config"]) -> None:
-    """Raise ConfigError if data or initial weights of the jobs of a sweep do not exist."""
+def check_inputs(configs: Sequence["Config"]) -> None:
+    """Raise ConfigError if data or initial weights of the jobs of a sweep do not exist.
+
+    The images of the first job are listed: what each job would refuse is refused before the first starts.
+    """
     from lockstep.assembly import checkpoints
     from lockstep.config.checks import data_presence  # it imports numpy, which neither help nor an error needs
+    from lockstep.config.errors import ConfigError
 
     if configs[0].cluster.name == "none":  # else the data may exist only on the nodes
         for index, config in enumerate(configs):
             if all(config.data != other.data for other in configs[:index]):
                 data_presence.check(config.data)
+        if errors := processes.call(_listing_errors, configs[0]):
+            raise ConfigError(*errors)
     for init_from in {config.init_from for config in configs}:
         checkpoints.initial_checkpoint(init_from)
+
+
+def _listing_errors(config: "Config") -> "list[Error]":
+    """Return the errors of the list of image files of a configuration. It imports torch."""
+    from lockstep.assembly.listed_images import open_source
+    from lockstep.assembly.try_out import refuse_shared_groups
+    from lockstep.config.errors import errors_of
+    from lockstep.config.schema.target_sections import OF_FILES
+
+    if config.data.target not in OF_FILES or config.data.is_copied:
+        return []
+    try:
+        images, _ = open_source(config.seed, False, config.data.resolve_paths())
+        refuse_shared_groups(config, images)
+    except (OSError, ValueError) as error:
+        return errors_of(error)
+    return []
 
 
 def name_folder(name: str | None, typed: Sequence[str], source: "Source", *, is_trusted: bool) -> None:

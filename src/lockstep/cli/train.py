@@ -79,7 +79,10 @@ def _parse_command(folder: Path) -> "tuple[Namespace, Source]":
         from lockstep.cli.help import option_error
 
         raise ConfigError(*(option_error(option, text, source) for option, text in arguments.unknown))
-    typed_text.replace_overrides(arguments)
+    if not (arguments.help or arguments.shell_completion):  # whose words are names of sections
+        options = [word for word in sys.argv[1:] if word not in arguments.overrides]
+        arguments.overrides = typed_text.hydra_overrides(arguments.overrides)
+        sys.argv[1:] = [*arguments.overrides, *options]  # Hydra parses them again
     return arguments, source
 
 

@@ -10,7 +10,6 @@ from lockstep.config.checks import data_presence
 from lockstep.config.composing import typed_text
 from lockstep.config.composing.compose import parse_override
 from lockstep.config.errors import ConfigError, mismatch
-from lockstep.data.images.image_table import class_folders
 from lockstep.data.sources.lists import read_list
 from lockstep.runs import naming
 from lockstep.system import hardware
@@ -134,11 +133,14 @@ def test_value_for_a_list() -> None:
     assert line.endswith("write data.target_columns=[label]")
 
 
-def test_file_for_data_root(tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["image_folder", "list", "cifar10"])
+def test_file_for_data_root(tmp_path: Path, source: str) -> None:
     file = tmp_path / "list.csv"
     file.touch()
-    with pytest.raises(ValueError, match="is a file: give a folder"):
-        class_folders(str(file))
+    texts = [f"data={source}", f"data.root={file}", *[f"data.file={file}"] * (source == "list")]
+    (config,) = overrides.plan(texts).configs
+    with pytest.raises(ConfigError, match=r"data\.root=.* is a file: give a folder"):
+        data_presence.check(config.data)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from lockstep.config.checks import signatures
 from lockstep.config.errors import ConfigError, Error, errors_of
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, IMAGE_LIST, Data, is_ours
-from lockstep.data.images.image_table import class_folders, require_path
+from lockstep.data.images.image_table import class_folders, require_folder, require_path
 from lockstep.data.sources import FOLDERS
 from lockstep.data.transfer import remote
 from lockstep.system.wording import expand_path
@@ -66,7 +66,7 @@ def _check_list(section: Data, root: str | None) -> None:
     if path.suffix == ".parquet" and not signatures.is_there("pyarrow"):
         raise ValueError(f"{setting} needs pyarrow: pip install pyarrow, or give a CSV file.")
     if root is not None:
-        require_path(root, f"data.root={root}")
+        require_folder(root)
 
 
 def _check_folder(section: Data, root: str | None) -> None:
@@ -75,8 +75,8 @@ def _check_folder(section: Data, root: str | None) -> None:
 
 
 def _check_downloaded(section: Data, root: str | None) -> None:
-    if root is not None and not section.arguments().get("download"):
-        folder = require_path(root, f"data.root={root}") / FOLDERS[section.target]
+    if root is not None and (Path(root).is_file() or not section.arguments().get("download")):
+        folder = require_folder(root) / FOLDERS[section.target]
         if not folder.is_dir():
             hint = "set data.download=true, or correct the path"
             raise FileNotFoundError(f"data.root={root} has no folder {folder}: {hint}.")

@@ -2,8 +2,6 @@
 
 import os
 import shlex
-import sys
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,15 +31,6 @@ def hydra_overrides(texts: Sequence[str]) -> list[str]:
     return [_quote_text(text) for text in rest]
 
 
-def replace_overrides(arguments: Namespace) -> None:
-    """Replace the overrides of this command, also in `sys.argv`, which Hydra parses again. Raises ConfigError."""
-    if arguments.help or arguments.shell_completion:  # a word is the name of a section
-        return
-    options = [word for word in sys.argv[1:] if word not in arguments.overrides]
-    arguments.overrides = hydra_overrides(arguments.overrides)
-    sys.argv[1:] = [*arguments.overrides, *options]
-
-
 def _quote_text(text: str) -> str:
     try:
         return parse_override(text).input_line or ""
@@ -57,5 +46,5 @@ def syntax_error(text: str) -> Error:
         return Error(repr(text), "cannot be read", f"write {shlex.quote(f'{key}=[{entries}]')}")
     if Path(text).is_file():
         return Error(text, "is a file", "give the folder of the images, or a list by data=list data.file=...")
-    hint = "write setting=value, no spaces around =, special characters in quotes, or a folder of images"
-    return Error(repr(text), "cannot be read", hint)
+    hint = "write setting=value, no spaces around =, special characters in quotes"
+    return Error(repr(text), "cannot be read", f"{hint}; lockstep train takes an existing folder, too")

@@ -221,6 +221,14 @@ def require_path(root: str, setting: str) -> Path:
     return path
 
 
+def require_folder(root: str) -> Path:
+    """Return the path of data.root. Raises FileNotFoundError if it does not exist, ValueError if it is a file."""
+    folder = require_path(root, f"data.root={root}")
+    if folder.is_file():
+        raise ValueError(f"data.root={root} is a file: give a folder, or a list by data=list data.file=...")
+    return folder
+
+
 def _images_below(folder: Path, root: Path, unread: list[str]) -> dict[str, State]:
     """States of the images below `folder` by their paths below `root`, sorted by the parts of these paths.
 
@@ -309,9 +317,7 @@ def _refuse_splits(root: str, folder: Path) -> None:
 
 def class_folders(root: str, least: int = 2) -> tuple[Path, dict[str, list[Path]]]:
     """Return the folder, and the class folders of each split in order. Raises FileNotFoundError or ValueError."""
-    folder = require_path(root, f"data.root={root}")
-    if folder.is_file():
-        raise ValueError(f"data.root={root} is a file: give a folder with one folder per class, or use data=list.")
+    folder = require_folder(root)
     split_folders = _split_folders(root, folder)
     classes = {split: _subfolders(path) for split, path in split_folders.items()}
     names = {split: [*dict.fromkeys(strip_blanks(path.name) for path in paths)] for split, paths in classes.items()}

@@ -21,6 +21,7 @@ from lockstep.data.images.image_table import (
     class_order,
     digest_of,
     group_names,
+    require_folder,
     require_path,
     states_of,
     strip_names,
@@ -127,7 +128,7 @@ def read_list(
         convert = _number if targets == "numbers" else _zero_or_one
         values, class_names = _numbers(cells, target_columns, convert), tuple(target_columns)
     dates = date_column and list(map(str, cells.columns[date_column]))
-    folder = path.parent if root is None else require_path(root, f"data.root={root}")
+    folder = path.parent if root is None else require_folder(root)
     copied = copying.read_record(folder.absolute().parent)
     above = folder.resolve() if copied is None else copied.source  # of absolute paths, also in a copy
     names = [
