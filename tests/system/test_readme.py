@@ -54,8 +54,9 @@ def smaller(words: list[str]) -> list[str]:
     """A training command on data and a network that take a second; folders stay what they are."""
     keeps_data = any(word.startswith(("data", "resume=")) for word in words)
     extra = [word for word in SMALL if not (keeps_data and word.startswith("data"))]
-    if "experiment=finetune" in words:  # without its weights, which would be downloaded
-        extra = ["model.pretrained=false", "data.image_size=32", *(word for word in extra if "model" not in word)]
+    if "flowers" in words:  # without pretrained weights, which would be downloaded
+        kept = [word for word in extra if not word.startswith(("data", "model"))]
+        extra = ["model.pretrained=false", "data.image_size=32", *kept]
     return [*words, *extra, "debug=fast"]
 
 
@@ -80,7 +81,7 @@ def test_make_targets_exist(words: list[str]) -> None:
 def test_training_commands_run(tmp_path: Path) -> None:
     for species in ("rose", "tulip", "daisy"):
         images(tmp_path / "flowers" / species, 12)
-    for words in commands("python train.py"):
+    for words in (*commands("python train.py"), *commands("lockstep train")):
         if "--help" in words:
             assert "global_batch_size" in run(tmp_path, *words)
         elif "-m" not in words and not any(word.startswith(("resume=", "cluster=")) for word in words):

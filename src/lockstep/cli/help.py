@@ -23,10 +23,10 @@ LEFT = 34  # columns of settings; a longer one stands above its meaning
 LEAST = 20  # columns of meanings
 ELSEWHERE = "benchmark"  # a group that a training does not read
 NO_BREAK = "\xa0"
-HEAD = "Train an image classifier: {command} [group=option] [setting=value] ..."
+HEAD = "Train an image classifier: {command} [FOLDER] [group=option] [setting=value] ..."
 EXAMPLES = (
     ("{command}", "the settings below"),
-    ("{command} experiment=finetune data.root=flowers", "one folder per class"),
+    ("{command} flowers", "one folder per class"),
     ("{command} trainer.devices=4", "four workers"),
     ("{command} resume=outputs/latest", "resume a run"),
     ("{command} -m optimizer.lr=0.05,0.1 seed=0,1", "a sweep, in parallel"),

@@ -12,7 +12,7 @@ import lockstep
 from lockstep.cli import declarations, help, train
 from lockstep.config import errors, overrides
 from lockstep.config.checks import signatures, validation
-from lockstep.config.composing import compose
+from lockstep.config.composing import compose, typed_text
 from lockstep.config.composing.compose import groups
 from lockstep.config.saved import config_file, project
 from lockstep.config.schema.configuration import CALLED, fields
@@ -41,13 +41,15 @@ def test_common_settings_come_before_the_groups_and_these_before_all_settings(
     )
     for name in ("trainer.max_epochs", "global_batch_size", "optimizer.lr", "trainer.devices", "trainer.precision"):
         assert re.search(rf"^  {name}=\S+ +\w", first, re.MULTILINE), name
-    for words in ("data.root", "model=torchvision", "resume=", "-m ", "search=tpe", "lockstep --help", "-sc install"):
+    for words in ("flowers", "model=torchvision", "resume=", "-m ", "search=tpe", "lockstep --help", "-sc install"):
         assert words in first, words
     assert re.search(r"^  strategy +auto, ", groups_, re.MULTILINE)
     assert "augment.cutout" in settings
 
 
-def test_every_training_of_the_first_lines_is_a_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_training_of_the_first_lines_is_a_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "flowers").mkdir()
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 4)
     lines = [
         line.removeprefix("{command}")
@@ -56,7 +58,7 @@ def test_every_training_of_the_first_lines_is_a_right_one(monkeypatch: pytest.Mo
     ]
     assert len(lines) > 5
     for line in lines:
-        words = shlex.split(line)
+        words = typed_text.hydra_overrides(shlex.split(line))
         assert overrides.check([word for word in words if word != "-m"], is_multirun="-m" in words).configs
 
 
