@@ -35,11 +35,11 @@ def test_unreadable_value_is_text(value: str) -> None:
 
 def test_unreadable_values_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    texts = ["data=image_folder", "data.root=~/a,~/b c"]
+    texts = ["data=image_folder", "data.root=~/a,~/b (c)"]
     sections = [config.data for config in overrides.plan(texts, is_multirun=True).configs]
-    assert [section.root for section in sections] == ["~/a", "~/b c"]
+    assert [section.root for section in sections] == ["~/a", "~/b (c)"]
     roots = [section.resolve_paths().root for section in sections]
-    assert roots == [f"{tmp_path}/a", f"{tmp_path}/b c"]
+    assert roots == [f"{tmp_path}/a", f"{tmp_path}/b (c)"]
     assert "lists several values: add -m" in errors(*texts)[0]
 
 

@@ -167,7 +167,7 @@ def groups(*folders: Path) -> dict[str, list[str]]:
 def parse_override(text: str) -> Override:
     """Parse one override; a plain value that Hydra cannot read becomes a quoted text. Raises HydraException.
 
-    A comma separates texts of a sweep, as in Hydra, unless the value has brackets or quotes.
+    A comma in front of a path that begins with ~, / or $ separates the values of a sweep.
     """
     if text.startswith("="):
         raise OverrideParseException(text, "no key")  # Hydra takes the empty text for a key
@@ -178,8 +178,8 @@ def parse_override(text: str) -> Override:
         key, _, value = text.partition("=")
         if not value or (value[0] == "[" and value[-1] == "]") or value[0] in "{'\"":
             raise
-        values = [value] if re.search(r"[][(){}'\"]", value) else value.split(",")
-        return parser.parse_override(f"{key}={','.join(map(hydra_text, values))}")
+        values = map(hydra_text, re.split(r",(?=[~/$])", value))
+        return parser.parse_override(f"{key}={','.join(values)}")
 
 
 def hydra_value(key: str, texts: Sequence[str], source: Source) -> str | None:
