@@ -73,6 +73,7 @@ def test_the_command_gets_json_and_variables(folder: RunFolder, capfd: pytest.Ca
         "best": 0.5,
         "monitor": "val/accuracy",
         "metrics": {"val/loss": 0.25},
+        "metrics_epoch": None,
     }
     assert Path("told.txt").read_text().splitlines() == [
         "LOCKSTEP_REASON=Zero Division Error",

@@ -14,7 +14,7 @@ from typing import Any
 
 from lockstep.config.errors import Error
 from lockstep.config.schema.configuration import Config
-from lockstep.runs.discovery import look_at
+from lockstep.runs.discovery import look_at, restrict_to_epoch
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.system.signals import SignalFlag
@@ -46,7 +46,7 @@ def send(config: Config, folder: RunFolder, code: int) -> None:
 
 
 def describe(config: Config, folder: RunFolder, code: int) -> dict[str, Any]:
-    facts = look_at(folder)
+    facts = restrict_to_epoch(look_at(folder), folder)
     message = {
         "run": str(folder.path),
         "name": config.run_name,
@@ -54,7 +54,7 @@ def describe(config: Config, folder: RunFolder, code: int) -> dict[str, Any]:
         "reason": facts.get("reason", ""),
         "exit_code": code,
         "host": socket.gethostname(),
-        **{name: facts.get(name) for name in ("epoch", "step", "best", "monitor", "metrics")},
+        **{name: facts.get(name) for name in ("epoch", "step", "best", "monitor", "metrics", "metrics_epoch")},
         "ended": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
     return message | {"summary": folder.read_summary()} if code == 0 else message

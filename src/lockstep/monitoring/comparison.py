@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from lockstep.monitoring import cells
-from lockstep.runs.discovery import look_at_epoch, read_tests
+from lockstep.runs.discovery import look_at, read_tests, restrict_to_epoch
 from lockstep.runs.files import print_json, read_text
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path, find, quote_path
@@ -82,7 +82,8 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
 
 def outcomes(folders: Sequence[RunFolder]) -> list[Row]:
     """List progress, metrics and speed of the runs by name."""
-    facts, tests = [look_at_epoch(folder) for folder in folders], [read_tests(folder) for folder in folders]
+    facts = [restrict_to_epoch(look_at(folder), folder) for folder in folders]
+    tests = [read_tests(folder) for folder in folders]
 
     def rows_of(given: Sequence[dict[str, Any]], names: Iterable[str]) -> list[Row]:
         return [(name, [values.get(name) for values in given]) for name in names]

@@ -7,7 +7,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from lockstep.monitoring import cells
-from lockstep.runs.discovery import has_bad_loss, look_at_epoch
+from lockstep.runs.discovery import has_bad_loss, look_at, restrict_to_epoch
 from lockstep.runs.files import print_json
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.runs.naming import display_path, quote_path, resume_command
@@ -18,7 +18,7 @@ Rows = list[tuple[str, str | Text]]
 
 
 def show_status(folder: RunFolder, *, is_json: bool) -> int:
-    facts = look_at_epoch(folder)
+    facts = restrict_to_epoch(look_at(folder), folder)
     if is_json:
         del facts["id"]
         print_json(facts | {"path": str(folder.path)})

@@ -11,16 +11,19 @@ from typing_extensions import override
 from lockstep.monitoring.selection import DEFAULT_ROOT, selection
 from lockstep.runs import discovery, naming
 
-FACTS = ("epoch", "step", "monitor", "best", "workers", "device", "precision", "images_per_s", "elapsed_s")
+FACTS = (
+    *("epoch", "step", "monitor", "best", "metrics_epoch", "workers", "device", "precision", "images_per_s"),
+    "elapsed_s",
+)
 
 
 class Run(Mapping[str, Any]):
     """A run by its folder, or `latest` for the newest below outputs/. Every access reads the files of the run.
 
     As a mapping it is a table row: pandas.DataFrame(lockstep.runs()) has its keys as columns. They are the settings,
-    the progress and the newest metrics, including those of the test. `started` is a datetime of this time zone,
-    `elapsed_s` is in seconds, unknown values are None. Raises FileNotFoundError, which names the newest runs, without
-    a run there.
+    the progress, and the metrics of one epoch, `metrics_epoch`: the best one of a finished run, with its test, else the
+    newest. `started` is a datetime of this time zone, `elapsed_s` is in seconds, unknown values are None. Raises
+    FileNotFoundError, which names the newest runs, without a run there.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -59,7 +62,7 @@ class Run(Mapping[str, Any]):
         return self._folder.read_summary()
 
     def _row(self) -> dict[str, Any]:
-        facts = discovery.look_at(self._folder)
+        facts = discovery.restrict_to_epoch(discovery.look_at(self._folder), self._folder)
         started = facts.get("started")
         return {
             "run": naming.display_path(self.path),

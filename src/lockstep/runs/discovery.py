@@ -22,6 +22,8 @@ NUMBERS = (
     "elapsed_s", "epoch_remaining_s", "remaining_s", "images_per_s", "learning_rate", "epoch_s", "best",
     "skipped_steps",
 )  # fmt: skip
+# columns of metrics.csv that are not metrics
+PROGRESS = ("epoch", "step", "seconds", "images_per_s", "learning_rate", "skipped_steps")
 MOST_NOTES = 16_384  # bytes of a request; as JSON in ASCII they are up to three times as many
 TEXTS = ("state", "reason", "name", "loads", "device", "precision", "host", "monitor", "mode", "weights_sha256")
 T = TypeVar("T")
@@ -120,7 +122,7 @@ class Watched:
         changed = modified_ns(run.folder.status_file), modified_ns(run.folder.notes)
         before, facts = self._known.get(run.id, (None, {}))
         if changed != before or facts.get("state") not in ENDED_STATES:
-            facts = look(run)
+            facts = restrict_to_epoch(look(run), run.folder)
             self._known[run.id] = (changed, facts)
         return facts
 
@@ -207,19 +209,18 @@ def best_row(rows: list[dict[str, float]], monitor: str, *, is_max: bool) -> dic
     return min(monitored, key=lambda row: rank(row[monitor], row.get(LOSS), is_max=is_max), default={})
 
 
-def look_at_epoch(folder: RunFolder) -> dict[str, Any]:
-    """Read one run as `look_at` does, with the metrics of one epoch, `metrics_epoch`, and those of the test.
+def restrict_to_epoch(facts: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
+    """Return the facts of `look` with the metrics of one epoch, `metrics_epoch`, and those of the test.
 
     It is the best epoch of a finished run, whose network was tested, else the newest complete one.
     """
-    facts, rows = look_at(folder), read_rows(folder)
+    rows = read_rows(folder)
     row = rows[-1] if rows else {}
     if facts["state"] == "finished" and "monitor" in facts:
         row = best_row(rows, facts["monitor"], is_max=facts.get("mode") == "max") or row
     if row:
-        names = [name for name in facts["metrics"] if name in row and not name.startswith("test")]
-        facts["metrics"] = {name: row[name] for name in names} | read_tests(folder)
-        facts["metrics_epoch"] = int(row["epoch"])
+        metrics = {name: value for name, value in row.items() if name not in PROGRESS}
+        return facts | {"metrics": metrics | read_tests(folder), "metrics_epoch": int(row["epoch"])}
     return facts
 
 

@@ -1,12 +1,15 @@
-"""The numbers of a run that status and compare show are those of one epoch, which they name."""
+"""The numbers of a run that commands show are those of one epoch, which they name."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lockstep import Run
 from lockstep.monitoring.comparison import outcomes
+from lockstep.monitoring.selection import all_runs
 from lockstep.monitoring.status import show_status
+from lockstep.runs.discovery import Watched
 from lockstep.runs.files import write_rows
 from lockstep.runs.folder import RunFolder
 
@@ -18,7 +21,9 @@ def write_run(path: Path, state: str) -> RunFolder:
     losses = enumerate((0.9, 0.5, 0.7), 1)
     rows: list[dict[str, Any]] = [{"epoch": n, "step": n, "l2": 10.0**-n, "val/loss": loss} for n, loss in losses]
     write_rows(folder.metrics, rows)
-    metrics = {"l2": 1e-3, "val/loss": 0.7, "test/loss": 0.6}
+    metrics = {"l2": 1e-3, "test/loss": 0.6}
+    if state != "finished":  # the last epoch of a finished run may have no validation
+        metrics["val/loss"] = 0.7
     folder.write_status(state=state, epoch=3, max_epochs=3, monitor="val/loss", mode="min", best=0.5, metrics=metrics)
     if state == "finished":
         folder.write_summary({"best": 0.5, "test_loss": 0.6})
@@ -37,6 +42,16 @@ def test_status_one_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if len(line.split()) > 1)
     assert (rows["l2"], rows["val/loss"], rows["test/loss"]) == ("0.0100", "0.5000", "0.6000")
     assert rows["metrics"] == "of epoch 2, the best one"
+
+
+@pytest.mark.parametrize(("state", "epoch", "l2"), [("finished", 2, 1e-2), ("stopped", 3, 1e-3)])
+def test_runs_one_epoch(tmp_path: Path, state: str, epoch: int, l2: float) -> None:
+    folder = write_run(tmp_path / "run", state)
+    folder.config.touch()
+    watched = Watched(tmp_path, scan_every_s=0.0)
+    (listed,) = all_runs(watched)
+    assert (listed.value("metrics_epoch"), listed.value("l2")) == (epoch, l2)
+    assert (Run(folder.path)["metrics_epoch"], Run(folder.path)["l2"]) == (epoch, l2)
 
 
 def test_metrics_without_file(tmp_path: Path) -> None:

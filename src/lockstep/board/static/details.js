@@ -26,6 +26,7 @@ const FIELDS = [
   ['Host', (run) => run.host],
   ['Best', (run) => (run.monitor && Number.isFinite(run.best) ? `${run.monitor} ${score(run.best)}` : score(run.best))],
   ['Weights', (run) => run.weights_sha256?.slice(0, 12)],
+  ['Metrics', (run) => (run.metrics_epoch ? `of epoch ${run.metrics_epoch}` : '')],
 ];
 
 export class Details {
