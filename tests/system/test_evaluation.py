@@ -111,11 +111,13 @@ def test_what_cannot_be_evaluated_is_refused_by_name(project: tuple[Path, RunFol
     folder, trained = project
     write_image(tmp_path / "odd" / "dog" / "0.png")
     write_image(tmp_path / "odd" / "bee" / "0.png")
+    write_image(tmp_path / "near" / "Bee" / "0.png")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").touch()
     other = f"data.root={folder / 'other'}"
     for words, expected in (
         (["data.root=odd"], "data.root=odd has classes that the run does not have: dog. Its classes are ant, bee, cat"),
+        (["data.root=near"], "data.root=near has classes that only look like those of the run, 'Bee' = 'bee': rename"),
         (["data.root=[a"], "data.root=[a does not exist"),
         (["data.root=none"], "data.root=none does not exist"),
         ([other, "data.image_size=8"], "data.image_size=8 cannot change"),
@@ -127,7 +129,7 @@ def test_what_cannot_be_evaluated_is_refused_by_name(project: tuple[Path, RunFol
         done = lockstep(tmp_path, "eval", str(trained.path), *words)
         assert (done.returncode, "accuracy" in done.stdout) == (EXIT_CONFIG, False), words
         assert expected in done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "odd"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "near", "odd"]
 
 
 @pytest.mark.full

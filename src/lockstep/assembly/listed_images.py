@@ -19,18 +19,25 @@ MUCH_LARGER = 4  # times the size of the input: each of its pixels is the mean o
 PRETRAINED_SIZE = 224  # of the input of most pretrained networks; images of less than half of it stay small
 
 
-def files_of(section: Data, *, has_crops: bool = False, is_cut: bool = True, kept: Kept = None) -> Decoding:
+def files_of(
+    section: Data,
+    *,
+    has_crops: bool = False,
+    is_cut: bool = True,
+    is_other: bool = False,
+    kept: Kept = None,
+) -> Decoding:
     """Return the image files of a folder or list, not decoded; to be kept scaled with `has_crops`.
 
-    Unless `is_cut`, they have only the splits of their own, and a folder may have one class. Images whose name is in
-    `kept` stay in that split.
+    Unless `is_cut`, they have only the splits of their own. Data that `is_other` than that of a run may have one class,
+    and images without a group. Images whose name is in `kept` stay in that split.
     """
     arguments = section.arguments()
     view = View.from_keys(*(arguments.pop(name) for name in VIEW_KEYS))
     settings = {name: arguments.pop(name) for name in ("channels", "cache")}
     cutting = [arguments.pop(name) for name in ("val_fraction", "test_fraction", "split_seed", "test_after")]
-    least = 2 if is_cut else 1
-    table = list_classes(**arguments, least=least) if section.target == IMAGE_FOLDER else read_list(**arguments)
+    list_images = list_classes if section.target == IMAGE_FOLDER else read_list
+    table = list_images(**arguments, is_other=is_other)
     table = complete_splits(table, *cutting, fold=fold_of(section), kept=kept) if is_cut else table
     return Decoding(table=table, view=view, is_scaled=has_crops, **settings)
 

@@ -104,6 +104,10 @@ def _check(
     wrong, twice, near = ([each for each in copies if (not each.kinds and each.kind) == kind] for kind in KINDS)
     unlearnable = [each for each in copies if each.is_equal and each.has_targets and "contradiction" not in each.kinds]
     converted = [each for each in copies if each.is_equal and len({image.seen.file for image in each.images}) > 1]
+    leak_text = f"in more than one split{' of a fold' if folds else ''}"
+    is_groupable = "group" in config.data.arguments() and images.train.groups is None
+    if is_groupable and any(each.distance for each in leaks):
+        leak_text += "; if they are bursts, name these with data.group="
     near_text = _finding(len(near), f"up to a distance of {threshold:g}", is_wrong=False)
     num_left = sum(each.thumbnail is None and not each.errors for each in seen) if threshold else 0
     wrong_targets = f"{plural(len(unfit), 'split')} with some that cannot be learned" if unfit else ""
@@ -115,7 +119,7 @@ def _check(
         *_special(config, inspection),
         ("broken", _finding(len(broken), "cannot be used", is_wrong=True)),
         ("targets", Text(wrong_targets, style="red")),
-        ("leaks", _finding(len(leaks), f"in more than one split{' of a fold' if folds else ''}", is_wrong=True)),
+        ("leaks", _finding(len(leaks), leak_text, is_wrong=True)),
         ("contradictions", _finding(len(opposed), "in more than one class", is_wrong=True)),
         ("duplicates", _finding(len(twice), "more than once in a split", is_wrong=False)),
         ("near duplicates", near_text if threshold else "not looked for: data.near_duplicates=0"),

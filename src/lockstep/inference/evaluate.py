@@ -33,7 +33,7 @@ from lockstep.system.launcher import World
 from lockstep.system.redaction import redact
 from lockstep.system.signals import SignalFlag
 from lockstep.system.terminal import show_table
-from lockstep.system.wording import join_names, plural
+from lockstep.system.wording import join_names, plural, similar_names
 
 Found = tuple[Splits, str, dict[str, str]]  # images, the name of the part to evaluate, and remarks
 
@@ -137,7 +137,8 @@ def find_images(here: Session, run: RunFolder, form: ImageFormat, split: str | N
 
     def load(section: Data) -> Found | None:
         run_parts.refuse_unfit_arguments(section)
-        files = files_of(section, is_cut=False)
+        files = files_of(section, is_cut=False, is_other=True)
+        _refuse_similar_classes(files.table, form.class_names)
         shared = data_changes.overlap(run, files.table)
         if shared is None:
             return None
@@ -147,7 +148,7 @@ def find_images(here: Session, run: RunFolder, form: ImageFormat, split: str | N
             hint = "if it is the run's, add changed_data=accept, else --split all or test"
             raise ValueError(f"{text}: {hint}")
         if split in ("val", "test") and split not in files.table.splits:
-            files = files_of(section, kept=data_changes.known_splits(run))
+            files = files_of(section, is_other=True, kept=data_changes.known_splits(run))
         table = _match_classes(files.table, form.class_names)
         chosen = split or ("test" if "test" in table.splits else "all")
         rows = np.arange(len(table.names)) if chosen == "all" else table.splits[chosen]
@@ -170,6 +171,15 @@ def find_images(here: Session, run: RunFolder, form: ImageFormat, split: str | N
     return once_a_node(
         config.data, load, rank=here.rank, local_rank=here.local_rank, is_silent=config.silent, held=here.held
     )
+
+
+def _refuse_similar_classes(table: ImageTable, known: Sequence[str]) -> None:
+    """Raise ValueError for a class that only looks like one of `known`, such as Cat and cat."""
+    others = [name for name in table.class_names if name not in known]
+    alike = similar_names([*others, *known]) if others else ""
+    if alike:
+        problem = f"has classes that only look like those of the run, {alike}"
+        raise ValueError(f"{table.setting} {problem}: rename them as in the run, {', '.join(known)}")
 
 
 def _match_classes(table: ImageTable, known: Sequence[str]) -> ImageTable:

@@ -16,7 +16,7 @@ from lockstep.config.composing.compose import compose_config
 from lockstep.config.errors import ConfigError
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.ragged_table import Rows
-from lockstep.data.sources.lists import image_list
+from lockstep.data.sources.lists import image_list, read_list
 from lockstep.data.splits import Splits, whole
 from lockstep.runs.files import csv_text
 from tests.support.image_files import SETTINGS, write_image, write_list, write_listed
@@ -331,6 +331,15 @@ def test_one_file_under_two_paths_is_in_one_split(tmp_path: Path, keys: dict[str
             split_of.setdefault(Path(name).name, set()).add(split)
     assert sum(map(len, splits.parts.values())) == 120
     assert all(len(found) == 1 for found in split_of.values())
+
+
+def test_images_of_another_list_may_have_no_group(tmp_path: Path) -> None:
+    write_patients(tmp_path)
+    names = {"p00_0.png": "a", "p01_2.png": "b", "./p01_2.png": "b"}
+    rows = [{"path": path, "label": label} for path, label in names.items()]
+    columns: Any = "path", ["label"], "classes", None, "(p00)_", None, None
+    table = read_list(str(write_list(tmp_path / "other.csv", rows)), None, *columns, is_other=True)
+    assert table.groups == ["p00", "./p01_2.png", "./p01_2.png"]
 
 
 def test_groups_of_a_list_that_cannot_be_used_are_refused(tmp_path: Path) -> None:

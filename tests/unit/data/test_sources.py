@@ -302,6 +302,15 @@ def test_a_group_that_cannot_be_found_is_one_error_with_a_hint(tmp_path: Path, g
     assert "\n" not in str(caught.value)
 
 
+def test_images_of_other_data_may_have_no_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a/p1_0.png", "a/p1_1.png", "a/x.png", "a/y.png"):
+        write(tmp_path / name)
+    groups = list_classes(str(tmp_path), r"/(p\d)_", is_other=True).groups
+    assert groups == ["p1", "p1", "a/x.png", "a/y.png"]
+    line = f"finds no group for 2 of 4 images of data.root={tmp_path}, such as a/x.png: each is a group of its own\n"
+    assert line in capsys.readouterr().out
+
+
 def test_images_of_an_earlier_cut_stay_where_they_were(tmp_path: Path) -> None:
     write_classes(tmp_path, {"a": 30, "b": 30})
     before = {name: split for split, part in read(tmp_path).parts.items() for name in part.names}

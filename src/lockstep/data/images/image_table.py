@@ -65,14 +65,15 @@ class ImageTable:
     dates: list[str] | None = None
 
 
-def list_classes(root: str, group: str | int | None = None, least: int = 2) -> ImageTable:
+def list_classes(root: str, group: str | int | None = None, *, is_other: bool = False) -> ImageTable:
     """List the images of `root/{train,val,test}/<class>/`, or of `root/<class>/`, which are all "train" then.
 
     Split folders may have any of `SPLIT_NAMES`, in upper or lower case. val and test may lack classes. Hidden and
     system folders are skipped. `group` is that of `group_names`, of paths from the class on. Raises
-    FileNotFoundError or ValueError, also for fewer classes than `least`.
+    FileNotFoundError or ValueError. Data `is_other` than those of a training: one class is enough, and images without a
+    group are groups of their own.
     """
-    folder, split_folders = class_folders(root, least)
+    folder, split_folders = class_folders(root, least=1 if is_other else 2)
     files: dict[str, State] = {}
     labels: list[int] = []
     splits: dict[str, NDArray[np.int64]] = {}
@@ -105,14 +106,17 @@ def list_classes(root: str, group: str | int | None = None, least: int = 2) -> I
     # a name that is no UTF-8 becomes text that fonts, JSON and ONNX take: caf\xe9
     classes = tuple(os.fsencode(name).decode(errors="backslashreplace") for name in numbers)
     place = f"data.root={root}", folder, names, states, digest, origin
-    return ImageTable(*place, np.array(labels), classes, splits, group_names(place[0], group, paths))
+    groups = group_names(place[0], group, paths, names if is_other else None)
+    return ImageTable(*place, np.array(labels), classes, splits, groups)
 
 
-def group_names(setting: str, group: str | int | None, paths: Sequence[str]) -> list[str] | None:
+def group_names(
+    setting: str, group: str | int | None, paths: Sequence[str], singles: Sequence[str] | None = None
+) -> list[str] | None:
     r"""Return what the first bracket of the regular expression `group` finds in each path; None without `group`.
 
-    A number is short for so many folders below the first, the class. Raises ValueError if it cannot be used, or finds
-    nothing in a path.
+    A number is short for so many folders below the first, the class. Where it finds nothing, the group is the text of
+    the image in `singles`. Raises ValueError if it cannot be used, or finds nothing and there are no `singles`.
     """
     if group is None:
         return None
@@ -125,7 +129,10 @@ def group_names(setting: str, group: str | int | None, paths: Sequence[str]) -> 
     if "" in found:
         count = f"{found.count(''):,} of {len(paths):,} images of {setting}, such as {paths[found.index('')]}"
         hint = "correct it, rename the files, or set it to null"
-        raise ValueError(f"data.group={group} finds no group for {count}: {hint}.")
+        if singles is None:
+            raise ValueError(f"data.group={group} finds no group for {count}: {hint}.")
+        _print_once(f"data.group={group} finds no group for {count}: each is a group of its own")
+        found = [name or single for name, single in zip(found, singles, strict=True)]
     return strip_names(f"{setting}, data.group={group}", found, "groups")
 
 

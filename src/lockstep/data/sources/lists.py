@@ -21,6 +21,7 @@ from lockstep.data.images.image_table import (
     class_order,
     digest_of,
     group_names,
+    real_names,
     require_folder,
     require_path,
     states_of,
@@ -110,8 +111,13 @@ def read_list(
     group: str | None,
     group_column: str | None,
     date_column: str | None,
+    *,
+    is_other: bool = False,
 ) -> ImageTable:
-    """List the image files of `image_list` without opening them, with the splits of `split_column`."""
+    """List the image files of `image_list` without opening them, with the splits of `split_column`.
+
+    Data `is_other` than those of a training: images without a group are groups of their own.
+    """
     path = require_path(file, f"data.file={file}")
     if None not in (group, group_column):
         raise ValueError(f"data.group={group} and data.group_column={group_column} are both set: set one to null.")
@@ -136,7 +142,8 @@ def read_list(
     ]
     states, missing = states_of(folder, names)
     _refuse([cells.line(row, path_column, f"{folder / names[row]} does not exist") for row in missing])
-    groups = _groups(cells, path_column, group, group_column)
+    singles = real_names(folder, names, states) if is_other else None
+    groups = _groups(cells, path_column, group, group_column, singles)
     copied, origin = copying.record_of(folder, names, states[:, :2].tolist()), str(path.resolve())
     digest = digest_of(names, states) if copied is None else copied.digest
     files = cells.setting, folder.resolve(), names, states, digest, origin
@@ -247,11 +254,17 @@ def _splits(cells: _Cells, split_column: str | None) -> dict[str, NDArray[np.int
     return {name: np.flatnonzero(np.array(named) == name) for name in SPLIT_FOLDERS if name in named}
 
 
-def _groups(cells: _Cells, path_column: str, group: str | None, group_column: str | None) -> list[str] | None:
-    """Return the group of each row, None without any."""
+def _groups(
+    cells: _Cells,
+    path_column: str,
+    group: str | None,
+    group_column: str | None,
+    singles: Sequence[str] | None,
+) -> list[str] | None:
+    """Return the group of each row, None without any; `singles` as in `group_names`."""
     texts = list(map(str, cells.columns[group_column or path_column]))
     if group_column is None:
-        return group_names(cells.setting, group, texts)
+        return group_names(cells.setting, group, texts, singles)
     return strip_names(f"{cells.setting}, column {group_column}", texts, "groups")
 
 
