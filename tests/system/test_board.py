@@ -122,7 +122,7 @@ def test_nothing_is_shown_under_unknown_host_names(client: Client, address: str)
         answer = client.open(path, method=method, base_url=url)
         assert answer.status_code == 403
         assert list(told(answer)) == ["message"]
-        assert "--training_hosts" in told(answer)["message"]
+        assert "--training-hosts" in told(answer)["message"]
 
 
 def test_the_page_of_another_site_shows_that_stop_is_off(client: Client) -> None:
@@ -136,8 +136,9 @@ def test_loopback_names_are_known(client: Client) -> None:
         assert stop(client, id_of(client), base_url=url).status_code == 200
 
 
-def test_more_host_names_can_be_allowed(live: RunFolder) -> None:
-    client = board(live.path.parent, "--training_hosts=gpu7.example.org, GPU8")
+@pytest.mark.parametrize("flag", ["--training-hosts", "--training_hosts"])  # as of lockstep board, and TensorBoard
+def test_more_host_names_can_be_allowed(live: RunFolder, flag: str) -> None:
+    client = board(live.path.parent, f"{flag}=gpu7.example.org, GPU8")
     for name in ("gpu7.example.org", "gpu8"):
         assert why_off(client, f"http://{name}:6006") == ""
     assert client.get(f"{BASE}/runs", base_url="http://gpu8:6006").status_code == 200
@@ -600,7 +601,7 @@ def test_a_board_is_for_those_who_have_its_token_and_know_its_name(
     write_run(tmp_path / "run")
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    with running(tmp_path, "--logdir", ".", "--training_hosts", "gpu7") as started:
+    with running(tmp_path, "--logdir", ".", "--training-hosts", "gpu7") as started:
         address = urlsplit(started.address())
         port, token = address.port, address.query.removeprefix("token=")
         assert port is not None
@@ -621,7 +622,7 @@ def test_a_board_is_for_those_who_have_its_token_and_know_its_name(
             for host, code in (("localhost", 200), ("gpu7", 200), ("attacker.example", 403), ("gpu7.attacker", 403)):
                 given, said = ask(path, host, cookie)
                 assert (path, host, given) == (path, host, code)
-                assert ("--training_hosts" in said) == (code == 403)
+                assert ("--training-hosts" in said) == (code == 403)
         assert token.encode() not in Path(f"/proc/{started.process.pid}/cmdline").read_bytes()
         assert children_of(started.process.pid) == []  # a server of TensorBoard's data answers everybody
         assert started.errors.read_text() == ""  # nor are requests logged

@@ -116,11 +116,13 @@ def test_an_evaluation_whose_torch_dies_reports_it(tmp_path: Path) -> None:
 
 
 def test_a_killed_fork_server_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A fork has the code 255 then: multiprocessing cannot know its own."""
+    """A fork has the code 255 then: multiprocessing cannot know its own, which may be 255, too."""
     workers = parent.Workers(worker.Job(worker.TRAIN, str(tmp_path), {}), 1, is_parallel=False)
     workers._processes = [SimpleNamespace(exitcode=255)]  # pyright: ignore[reportAttributeAccessIssue]
     assert workers.poll(0.0) == 1
-    assert capsys.readouterr().err.startswith("The process that started the workers was killed (kill -9, or out of")
+    line = capsys.readouterr().err
+    assert line.startswith("The process that started the workers was killed (kill -9, or out of memory)")
+    assert "or your code ended one with exit code 255" in line
 
 
 def test_a_death_that_cannot_be_written_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ class Hosts:
         name = _host_name(request.headers.get("Host", ""))
         if name not in self._names and not (self._has_addresses and _is_address(name)):
             what = f"Runs are not shown under the host name {name!r}."
-            raise Refusal(403, f"{what} Start with --training_hosts NAME to allow it.")
+            raise Refusal(403, f"{what} Start with --training-hosts NAME to allow it.")
 
 
 class Guard:

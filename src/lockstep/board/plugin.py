@@ -46,7 +46,8 @@ class TrainingLoader(base_plugin.TBLoader):
             help="Allow everyone who can reach TensorBoard to stop runs and write notes. Default: off.",
         )
         group.add_argument(
-            "--training_hosts",
+            "--training_hosts",  # as TensorBoard spells its flags
+            "--training-hosts",
             default="",
             metavar="NAMES",
             help="Comma-separated host names under which runs are shown, in addition to those of this machine.",

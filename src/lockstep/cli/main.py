@@ -193,7 +193,7 @@ def _parser() -> argparse.ArgumentParser:
     board.add_argument("--logdir", default="outputs", metavar="FOLDER", help="default: outputs")
     board.add_argument("--host", help="name or address to listen on; default: localhost, for this machine only")
     board.add_argument("--port", type=int, metavar="N", help="default: 6006, or the next free one")
-    board.add_argument("--training_hosts", default="", metavar="NAMES", help="additional host names to accept")
+    board.add_argument("--training-hosts", default="", metavar="NAMES", help="additional host names to accept")
     data.add_commands(command("data", "check, fetch and prepare images"))
     machine = command("machine", "show GPUs, cores, memory and disks, and the partitions of the cluster")
     listed = (new, benchmark, verify, model, status, what, compare, labels, stop)

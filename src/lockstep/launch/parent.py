@@ -23,7 +23,7 @@ from lockstep.runs import vitals
 from lockstep.runs.files import no_link, write_atomically
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, GRACE_S, RunFolder
 from lockstep.system.hardware import num_cores
-from lockstep.system.processes import SERVER_KILLED, ServerDied
+from lockstep.system.processes import UNKNOWN_END, ServerDied
 from lockstep.system.signals import LEAVE, SignalList, block_signals, is_main_thread, report_end, restore_signals
 
 POLL_S = 0.05
@@ -143,9 +143,10 @@ class Workers:
             self._deadline_s = min(self._deadline_s, time.monotonic() + GRACE_S)
             if code < 0 and not self._aborted_by:
                 self._record_death(self._first_failed, code)
-            elif code == SERVER_KILLED:
+            elif code == UNKNOWN_END:
                 cause = "The process that started the workers was killed (kill -9, or out of memory)"
-                self._folder.record_failure(f"{cause}: start again, with less memory if nobody killed it\n")
+                other = f"or your code ended one with exit code {code}"
+                self._folder.record_failure(f"{cause}, {other}: correct that, or use less memory\n")
 
     def _record_death(self, rank: int, code: int) -> None:
         """Write the death of a rank to failure.txt, in place of the errors that it caused; print it if that fails."""

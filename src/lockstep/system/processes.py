@@ -36,7 +36,7 @@ SAFE_PATH = "LOCKSTEP_SERVER_SAFE_PATH"
 # Bytes of a folder for sockets. An address has 104 (macOS) to 108 with the names that multiprocessing adds, 33.
 LONGEST = 70
 
-SERVER_KILLED = 255  # exit code that multiprocessing gives to a fork whose server has died
+UNKNOWN_END = 255  # exit code that multiprocessing gives to a fork whose server has died, and any code may give
 
 _is_started = False  # True once this process has started a server
 

@@ -60,3 +60,10 @@ def test_metrics_without_file(tmp_path: Path) -> None:
     found = dict(outcomes([folder]))
     assert "metrics_epoch" not in found
     assert found["val/loss"] == [0.7]
+
+
+def test_status_without_time_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "run", "training")
+    folder.update_status(epoch_remaining_s=0.0, remaining_s=0.0, elapsed_s=9.0)
+    show_status(folder, is_json=False)
+    assert "left" not in capsys.readouterr().out
