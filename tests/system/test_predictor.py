@@ -141,8 +141,15 @@ def test_a_broken_photo_costs_no_other_one(trained: dict[str, RunFolder], photos
     assert [row[0] for row in rows] == [paths[place].relative_to(mixed).as_posix() for place in kept]
     # float64: a batch of other images ends with the same six digits
     assert [row[1:] for row in rows] == [whole_rows[place] for place in kept]
+    network = lockstep.load(trained["float64"].path)
+    found = network(mixed)
+    assert [place for place in range(23) if found[place].error is not None] == [0, 11, 22]
+    assert found[11].error == lines[1]
+    assert torch.equal(found.values[kept], network(photos).values[kept])
+    for values in (found.values, network.features(mixed)):
+        assert torch.equal(values.isnan().all(1).nonzero().flatten(), torch.tensor([0, 11, 22]))
     with pytest.raises(ValueError, match="cannot be read"):
-        lockstep.load(trained["float64"].path)(mixed)
+        _ = found[11].class_name
 
 
 def test_many_images_are_computed_in_the_batches_of_the_command(

@@ -1,7 +1,7 @@
 """Converts the inputs of a predictor to the tensors of the same images in training."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from lockstep.data.images.decoded_splits import allocate_pixels, store_in
 from lockstep.data.images.image_files import ImageFiles, decode_all
 from lockstep.data.images.preprocessing import View
 from lockstep.data.sources.folders import unlabelled_folder
+from lockstep.data.splits import ImageError
 from lockstep.models.classifier import ImageFormat
 
 ImageLike = str | os.PathLike[str] | Image.Image | NDArray[np.uint8] | Tensor
@@ -26,11 +27,15 @@ ACCEPTED = (
 
 
 class Inputs(NamedTuple):
-    """Images (n, C, H, W) of the size of the network, uint8 or floats, and the file of each, or None."""
+    """Images (n, C, H, W) of the size of the network, uint8 or floats, and the file of each, or None.
+
+    `errors` are those of files in a folder that cannot be read, by file; their images are arbitrary.
+    """
 
     images: Tensor
     files: Sequence[str | None]
     is_one: bool  # a single image was given, not a sequence of one
+    errors: Mapping[str | None, str] = {}
 
 
 def inputs_of(given: ImageLike, form: ImageFormat, view: View) -> Inputs:
@@ -42,10 +47,16 @@ def inputs_of(given: ImageLike, form: ImageFormat, view: View) -> Inputs:
             raise FileNotFoundError(f"{given} does not exist (from {Path.cwd()}): give {ACCEPTED}.")
         found, _ = unlabelled_folder(str(path), view=view, channels=channels)
         assert isinstance(found.pixels, ImageFiles)
-        images = allocate_pixels(str(path), found.pixels.shape)
-        decode_all(found.pixels, torch.get_num_threads(), store_in(images, view))
+        images, errors = allocate_pixels(str(path), found.pixels.shape), dict[str | None, str]()
         folder = path if path.is_dir() else path.parent
-        return Inputs(images, [str(folder / name) for name in found.names], not path.is_dir())
+        files = [str(folder / name) for name in found.names]
+        try:
+            decode_all(found.pixels, torch.get_num_threads(), store_in(images, view))
+        except ImageError as error:
+            if not path.is_dir():
+                raise
+            errors = {files[at]: text for at, text in zip(error.positions, error.errors, strict=True)}
+        return Inputs(images, files, not path.is_dir(), errors)
     if isinstance(given, np.ndarray):
         given = _picture(given)
     if isinstance(given, Image.Image):

@@ -1,7 +1,7 @@
 """`lockstep.Prediction` and `lockstep.Predictions`: the outputs of a network for one image, and for several."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import overload
 
 from torch import Tensor
@@ -19,7 +19,7 @@ class Prediction:
 
     Values are the probabilities of classes or of labels, or numbers. `kind` is the kind of the names: classes, labels,
     numbers, or that of a custom task. `file` is the image file, or None. The class is `unknown`
-    up to a probability of `threshold`.
+    up to a probability of `threshold`. Of a file that cannot be read, `error` is the reason, and values are NaN.
     """
 
     values: Tensor
@@ -27,10 +27,14 @@ class Prediction:
     kind: str
     file: str | None
     threshold: float | None = None
+    error: str | None = None
 
     @property
     def class_name(self) -> str:
-        """The most probable class, or `unknown`. Raises AttributeError for others, as the properties below."""
+        """The most probable class, or `unknown`.
+
+        Raises AttributeError for others, and ValueError with the `error` of a file, as the properties below.
+        """
         values = self._only("class_name", "classes")
         number = values.argmax() if self.threshold is None else selective.answers(values.unsqueeze(0), self.threshold)
         return (*self.class_names, selective.UNKNOWN)[int(number)]
@@ -56,6 +60,8 @@ class Prediction:
         return self._dict(self._only("numbers", "numbers"))
 
     def _only(self, name: str, *kinds: str) -> Tensor:
+        if self.error is not None:
+            raise ValueError(self.error)
         if self.kind not in kinds or self.values.dim() != 1:
             shape = tuple(self.values.shape)
             raise AttributeError(f"A prediction of {self.kind} of shape {shape} has no {name}: use its values.")
@@ -66,6 +72,8 @@ class Prediction:
 
     @override
     def __repr__(self) -> str:
+        if self.error is not None:
+            return f"Prediction(error: {self.error})"
         if self.values.dim() != 1:
             return f"Prediction({self.kind} of shape {tuple(self.values.shape)})"
         if self.kind == "classes":
@@ -79,7 +87,8 @@ class Prediction:
 class Predictions(Sequence[Prediction]):
     """The predictions for B images, in their order: a sequence of `Prediction`.
 
-    `values` (B, C, ...) are in host memory; `files` has the file of each image, or None.
+    `values` (B, C, ...) are in host memory; `files` has the file of each image, or None. `errors` has the reason
+    for each file that cannot be read.
     """
 
     values: Tensor
@@ -87,6 +96,7 @@ class Predictions(Sequence[Prediction]):
     kind: str
     files: tuple[str | None, ...]
     threshold: float | None = None
+    errors: Mapping[str | None, str] = field(default_factory=dict)
 
     @override
     def __len__(self) -> int:
@@ -98,9 +108,11 @@ class Predictions(Sequence[Prediction]):
     def __getitem__(self, index: slice) -> "Predictions": ...
     @override
     def __getitem__(self, index: int | slice) -> "Prediction | Predictions":
+        values = self.values[index]
         if isinstance(index, slice):
-            return Predictions(self.values[index], self.class_names, self.kind, self.files[index], self.threshold)
-        return Prediction(self.values[index], self.class_names, self.kind, self.files[index], self.threshold)
+            return Predictions(values, self.class_names, self.kind, self.files[index], self.threshold, self.errors)
+        error = self.errors.get(self.files[index])
+        return Prediction(values, self.class_names, self.kind, self.files[index], self.threshold, error)
 
     @override
     def __repr__(self) -> str:

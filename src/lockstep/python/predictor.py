@@ -151,11 +151,13 @@ class Predictor:
         bytes, on which the network was trained. A network that was trained on custom floats takes floats of its size,
         unchanged.
 
-        Raises ValueError for anything else, and FileNotFoundError for a path that does not exist.
+        A file in a folder that cannot be read has a prediction with its `error`. Raises ValueError for other such files
+        and anything else, and FileNotFoundError for a path that does not exist.
         """
         values, found = self._values(images, predict.predictions)
         files = tuple(file for inputs in found for file in inputs.files)
-        predictions = Predictions(values, self.class_names, self._module.task.named, files, self.threshold)
+        errors = {file: error for inputs in found for file, error in inputs.errors.items()}
+        predictions = Predictions(values, self.class_names, self._module.task.named, files, self.threshold, errors)
         is_many = isinstance(images, Sequence) and not isinstance(images, str)
         return predictions[0] if not is_many and found[0].is_one else predictions
 
@@ -163,8 +165,8 @@ class Predictor:
         """Return the features (n, D) of one image or several, given as in a call: what the last layer takes.
 
         They are in host memory, in float32, or float64 for a run in float64. Of maps and tokens it is the mean over
-        positions. `lockstep embed` writes the same, up to rounding. Raises what a call raises, and ConfigError, a
-        ValueError, for a network without such a layer.
+        positions; of files in a folder that cannot be read it is NaN. `lockstep embed` writes the same, up to rounding.
+        Raises what a call raises, and ConfigError, a ValueError, for a network without such a layer.
         """
         return self._values(images, embed.features)[0]
 
@@ -181,7 +183,10 @@ class Predictor:
             for _, alike in itertools.groupby(tensors, lambda images: images.dtype):
                 for batch in torch.cat(list(alike)).split(self._batch_size):
                     values.append(compute(self._module, batch).cpu())  # a GPU may reuse the memory for the next batch
-        return torch.cat(values), found
+        joined = torch.cat(values)
+        is_broken = torch.tensor([file in inputs.errors for inputs in found for file in inputs.files], dtype=torch.bool)
+        joined[is_broken] = torch.nan if joined.is_floating_point() else 0
+        return joined, found
 
     @override
     def __repr__(self) -> str:

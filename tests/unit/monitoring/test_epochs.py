@@ -66,4 +66,4 @@ def test_status_without_time_left(tmp_path: Path, capsys: pytest.CaptureFixture[
     folder = write_run(tmp_path / "run", "training")
     folder.update_status(epoch_remaining_s=0.0, remaining_s=0.0, elapsed_s=9.0)
     show_status(folder, is_json=False)
-    assert "left" not in capsys.readouterr().out
+    assert " left" not in capsys.readouterr().out

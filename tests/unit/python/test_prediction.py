@@ -46,6 +46,16 @@ def test_values_for_every_pixel_are_left_to_the_user() -> None:
         _ = found.class_name
 
 
+def test_broken_file() -> None:
+    values = torch.tensor([[0.25, 0.5, 0.25], [torch.nan] * 3])
+    found = Predictions(values, NAMES, "classes", ("a", "b"), errors={"b": "b cannot be read"})
+    assert [one.error for one in found] == [one.error for one in found[:]] == [None, "b cannot be read"]
+    assert (found[0].class_name, repr(found[1])) == ("bee", "Prediction(error: b cannot be read)")
+    for name in ("class_name", "probability", "probabilities"):
+        with pytest.raises(ValueError, match="b cannot be read"):
+            getattr(found[1], name)
+
+
 def test_many_predictions_are_a_sequence() -> None:
     values = torch.eye(3)[[0, 1, 2, 0, 1, 2, 0]]
     found = Predictions(values, NAMES, "classes", tuple("abcdefg"))
