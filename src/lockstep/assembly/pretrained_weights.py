@@ -53,12 +53,8 @@ def download(session: Session) -> None:
 
     Raises ConfigError on all ranks if they are not available.
     """
-
-    def fetch() -> None:
-        with torch.random.fork_rng(devices=[]):  # the network of the training draws what it drew before
-            fetch_weights(session.config, in_channels=3, num_classes=1000)
-
-    together(lambda: fetch() if session.rank == 0 else None)
+    with torch.random.fork_rng(devices=[]):  # the network of the training draws what it drew before
+        together(lambda: session.rank == 0 and fetch_weights(session.config, in_channels=3, num_classes=1000))
 
 
 def _load_weights(config: Config, load: Callable[[], str | None]) -> str | None:

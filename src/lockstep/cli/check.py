@@ -105,8 +105,7 @@ def _check(
     unlearnable = [each for each in copies if each.is_equal and each.has_targets and "contradiction" not in each.kinds]
     converted = [each for each in copies if each.is_equal and len({image.seen.file for image in each.images}) > 1]
     leak_text = f"in more than one split{' of a fold' if folds else ''}"
-    is_groupable = "group" in config.data.arguments() and images.train.groups is None
-    if is_groupable and any(each.distance for each in leaks):
+    if "group" in config.data.arguments() and any(each.distance for each in leaks):
         leak_text += "; if they are bursts, name these with data.group="
     near_text = _finding(len(near), f"up to a distance of {threshold:g}", is_wrong=False)
     num_left = sum(each.thumbnail is None and not each.errors for each in seen) if threshold else 0

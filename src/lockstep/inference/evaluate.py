@@ -178,8 +178,7 @@ def _refuse_similar_classes(table: ImageTable, known: Sequence[str]) -> None:
     others = [name for name in table.class_names if name not in known]
     alike = similar_names([*others, *known]) if others else ""
     if alike:
-        problem = f"has classes that only look like those of the run, {alike}"
-        raise ValueError(f"{table.setting} {problem}: rename them as in the run, {', '.join(known)}")
+        raise ValueError(f"{table.setting} has classes that only look like those of the run, {alike}: rename them")
 
 
 def _match_classes(table: ImageTable, known: Sequence[str]) -> ImageTable:

@@ -144,9 +144,10 @@ class Workers:
             if code < 0 and not self._aborted_by:
                 self._record_death(self._first_failed, code)
             elif code == UNKNOWN_END:
-                cause = "The process that started the workers was killed (kill -9, or out of memory)"
-                other = f"or your code ended one with exit code {code}"
-                self._folder.record_failure(f"{cause}, {other}: correct that, or use less memory\n")
+                self._folder.record_failure(
+                    "The process that started the workers was killed (kill -9, or out of memory), or your code ended "
+                    f"one with exit code {code}: correct that, or use less memory\n"
+                )
 
     def _record_death(self, rank: int, code: int) -> None:
         """Write the death of a rank to failure.txt, in place of the errors that it caused; print it if that fails."""

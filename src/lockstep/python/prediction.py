@@ -108,11 +108,10 @@ class Predictions(Sequence[Prediction]):
     def __getitem__(self, index: slice) -> "Predictions": ...
     @override
     def __getitem__(self, index: int | slice) -> "Prediction | Predictions":
-        values = self.values[index]
-        if isinstance(index, slice):
-            return Predictions(values, self.class_names, self.kind, self.files[index], self.threshold, self.errors)
-        error = self.errors.get(self.files[index])
-        return Prediction(values, self.class_names, self.kind, self.files[index], self.threshold, error)
+        values, file = self.values[index], self.files[index]
+        if isinstance(file, tuple):
+            return Predictions(values, self.class_names, self.kind, file, self.threshold, self.errors)
+        return Prediction(values, self.class_names, self.kind, file, self.threshold, self.errors.get(file))
 
     @override
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ HEADER = [
     ("data", "1,293 train, 144 val, 360 test images of 1x8x8, 10 classes, in host memory (1 MiB of pixels)"),
     ("workers", "2 x CPU, 1 thread each"),
     ("batch", "64 images a step = 4 micro-batches of 16, up to 8 on each worker"),
-    ("layout", "contiguous (a CPU without AVX512 cannot train so narrow a network in channels_last)"),
+    ("layout", "contiguous (memory order; channels_last is often faster, but wrong on this CPU for layer2)"),
     ("evaluate", "lockstep eval outputs/2026-11-22/13-19-53_digits_resnet18 --split val --devices 2"),
 ]
 Showing = Callable[[int | None], io.StringIO]

@@ -196,7 +196,7 @@ class Trainer(Section):
         "tf32 = float32 with TF32 products"
     )
     memory_format: Annotated[Literal["auto", "channels_last", "contiguous"], Scope.PLACE] = Field(
-        description="auto: channels_last, or contiguous if the CPU cannot train the network in it"
+        description="auto: channels_last, or contiguous if the CPU computes the network wrong in it"
     )
     deterministic: Annotated[bool, Scope.PLACE] = Field(
         description="use only deterministic kernels: same bits on the same hardware"
