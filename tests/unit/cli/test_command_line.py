@@ -48,7 +48,6 @@ def test_overrides_are_on_any_side_of_options(monkeypatch: pytest.MonkeyPatch, l
         ("--arch resnet50", "write model=torchvision model.name=resnet50"),
         ("--model vit_tiny_patch16_224", "write model=timm model.name=vit_tiny_patch16_224"),
         ("--data-dir flowers", "write data=image_folder data.root=flowers"),
-        ("--device cuda", "write strategy=single_device"),
         ("--max-steps 9", "write trainer.max_epochs=... (an epoch: all images once)"),
         ("--pretrained model=timm", "write model=torchvision model.name=... model.pretrained=true"),
         ("--what", "remove it; --help lists the settings"),
