@@ -80,6 +80,11 @@ def test_file_for_a_folder(tmp_path: Path) -> None:
     assert error.startswith(f"{file} is a file: give the folder")
 
 
+def test_folder_for_a_setting(tmp_path: Path) -> None:
+    """Commands other than `lockstep train`, which takes a folder."""
+    assert str(typed_text.syntax_error(str(tmp_path))) == f"{tmp_path} is a folder: write data.root={tmp_path}"
+
+
 @pytest.mark.parametrize("path", ["~/run", "$HOME/run"])
 def test_home_in_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

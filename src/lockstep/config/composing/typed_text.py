@@ -46,5 +46,6 @@ def syntax_error(text: str) -> Error:
         return Error(repr(text), "cannot be read", f"write {shlex.quote(f'{key}=[{entries}]')}")
     if Path(text).is_file():
         return Error(text, "is a file", "give the folder of the images, or a list by data=list data.file=...")
-    hint = "write setting=value, no spaces around =, special characters in quotes"
-    return Error(repr(text), "cannot be read", f"{hint}; lockstep train takes an existing folder, too")
+    if Path(text).is_dir():
+        return Error(text, "is a folder", f"write {shlex.quote(f'data.root={text}')}")
+    return Error(repr(text), "cannot be read", "write setting=value, no spaces around =, special characters in quotes")
