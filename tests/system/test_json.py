@@ -67,7 +67,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param(("train", "-m", *SMALL, "seed=1,2"), "path", marks=pytest.mark.full),
         pytest.param(
             ("benchmark", "benchmark=default", *SMALL[:3], "benchmark.budget_s=2"),
-            "path environments verdict",
+            "path environments",
             marks=pytest.mark.full,
         ),
     ],

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.benchmark import command as benchmark
-from lockstep.benchmark import report
+from lockstep.benchmark import report, results
 from lockstep.config import overrides
 from lockstep.config.checks import validation
 from lockstep.config.composing import compose
@@ -94,8 +93,7 @@ def test_a_benchmark_and_the_facts_of_a_run_keep_their_secrets(tmp_path: Path, m
     texts = ["+benchmark=default", *NOTIFY, OWN, "+callbacks.own.api_token=hunter1"]
     config = validation.check_config(compose.compose_config(texts))
     assert isinstance(config, BenchmarkConfig)
-    benchmark.Benchmark(tmp_path, config, [], texts)._save(None)
-    found = json.loads((tmp_path / "results.json").read_text())
+    found = results.new_benchmark(tmp_path, config, texts)
     assert "api_token=***" in json.dumps(report.facts(found))
     monkeypatch.setattr("sys.argv", ["train.py", *texts])
     assert "hunter" not in json.dumps([found, report.facts(found), describe()])

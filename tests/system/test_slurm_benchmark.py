@@ -144,7 +144,7 @@ def test_a_job_measures_the_cores_and_gpus_of_both_machines(shell: Shell, gpus: 
     job = folder.read_job()["id"]
     assert f"lockstep jobs follow {job}" in done.stdout
     assert [line.split()[0] for line in shell.jobs("list").stdout.splitlines()[1:]] == [job]
-    assert "[5/5] parallel-gpu: " in shell.jobs("follow", job).stdout  # the verdict needs a quiet machine
+    assert "parallel-gpu: measured" in shell.jobs("follow", job).stdout
     measured = by_name(folder)
     sizes = {name: (r["state"], r["nodes"], r["workers"], r["global_batch_size"]) for name, r in measured.items()}
     assert sizes == {
@@ -160,7 +160,6 @@ def test_a_job_measures_the_cores_and_gpus_of_both_machines(shell: Shell, gpus: 
     result = json.loads(shell.jobs("result", job).stdout)
     assert result["nodes"] == "n[1-2]"
     assert "cluster=slurm" in result["command"]  # as it was typed
-    assert result["kept"]["test_accuracy"] is not None
     shell.jobs("delete", job, "--yes")
     assert not folder.path.exists()
 
@@ -170,7 +169,7 @@ def test_a_job_measures_the_cores_and_gpus_of_both_machines(shell: Shell, gpus: 
 def test_an_allocation_is_measured_from_a_login_node(shell: Shell) -> None:
     options = ("salloc", "--nodes=2", "--ntasks-per-node=2")
     done = shell.slurm.run(*options, *words("benchmark.budget_s=15"), cwd=shell.cwd)
-    assert "gpu: skipped: each of the 2 machines has no GPUs" in done.stdout
+    assert "gpu: skipped: needs more GPUs than each of 2 machines has (0)" in done.stdout
     folder = folder_of(shell.cwd)
     two = by_name(folder)["parallel-cpu"]
     assert (two["nodes"], two["workers"]) == (2, 4)
@@ -211,4 +210,4 @@ def test_an_interrupted_job_reports_what_it_measured_and_is_not_resumed(
     assert "submit it again" in shell.jobs("requeue", job.id, code=EXIT_CONFIG).stderr
     assert run.last_checkpoint.exists()
     assert (job.folder.path / "report.pdf").exists()
-    assert json.loads(shell.jobs("result", job.id).stdout)["kept"]["environment"] == "parallel-cpu"
+    assert json.loads(shell.jobs("result", job.id).stdout)["environments"][0]["name"] == "parallel-cpu"

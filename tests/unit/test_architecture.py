@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import lockstep
-from lockstep.benchmark import command as benchmark
 from lockstep.cli import inference
 from lockstep.config import features
 from lockstep.launch import worker
@@ -122,7 +121,7 @@ def test_every_feature_has_its_function() -> None:
     for feature in features.FEATURES:
         assert ring_of(feature.function.partition(":")[0].removeprefix("lockstep.")) == "features"
         assert callable(features.named_function(feature.function))
-    for task in (*inference.TASKS.values(), benchmark.EVALUATE, verify.VERIFY, worker.TRAIN, worker.TEST):
+    for task in (*inference.TASKS.values(), verify.VERIFY, worker.TRAIN, worker.TEST):
         assert callable(features.named_function(task))
 
 

@@ -1,25 +1,36 @@
 """The numbers of a benchmark, from the files of its runs: a record for each environment, with units in the names."""
 
+import os
+import shlex
 from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from lockstep.benchmark.environments import Environment
-from lockstep.monitoring import cells
+from lockstep.config.schema.configuration import BenchmarkConfig
 from lockstep.runs import discovery
-from lockstep.runs.files import read_json
 from lockstep.runs.folder import RunFolder
-from lockstep.system.terminal import printable
-from lockstep.system.wording import plural
+from lockstep.system.redaction import redact
 
 Record = dict[str, Any]
 
-PAYS = 1.1  # runs of the same work differ by up to a tenth
-STEADY = 0.15  # of the median: epochs that deviate more are not compared
-FEWEST = 3  # epochs, fewer of them do not show whether the machine was quiet
+HEADS = ("environment", "workers", "batch", "epochs", "s/epoch", "images/s", "speed-up", "val/accuracy")
+
+
+def new_benchmark(path: Path, config: BenchmarkConfig, texts: Sequence[str]) -> dict[str, Any]:
+    """Return what results.json in the folder `path` contains before the first environment."""
+    typed = RunFolder(path).read_overrides() or redact(texts)  # those of the submission, in its job
+    return {
+        "command": shlex.join(["lockstep", "benchmark", *typed]),
+        "date": datetime.now().astimezone().isoformat(" ", "seconds"),
+        "name": config.run_name,
+        "settings": config.benchmark.model_dump(),
+        "nodes": os.environ.get("SLURM_JOB_NODELIST"),
+        "environment": {},
+        "environments": [],
+    }
 
 
 def skipped_record(environment: Environment, reason: str) -> Record:
@@ -29,19 +40,19 @@ def skipped_record(environment: Environment, reason: str) -> Record:
 def record(environment: Environment, folder: RunFolder, state: str, reason: str) -> Record:
     """Return the record of a run; `state` is measured, stopped or failed.
 
-    The speed is that of whole epochs; without one, `is_extrapolated`: from the images per second of the steps so far.
+    The speed is that of complete epochs; without one, that of the steps so far.
     """
     assert environment.config is not None
     status, epochs = folder.read_status(), discovery.read_rows(folder)
-    whole = [row["images_per_s"] for row in epochs if row.get("images_per_s")]
-    rates = whole or [rate for rate in [status.get("images_per_s")] if rate]
-    images = status.get("train_images")
+    rates = [row["images_per_s"] for row in epochs if row.get("images_per_s")]
+    if not rates and status.get("images_per_s"):
+        rates = [status["images_per_s"]]
+    accuracies = [row["val/accuracy"] for row in epochs if "val/accuracy" in row]
     return {
         "name": environment.name,
         "device": environment.device,
         "state": state,
         "reason": reason,
-        "folder": folder.path.name,
         "nodes": environment.num_nodes,
         "workers": environment.num_workers,
         "threads_per_worker": environment.num_threads,
@@ -49,97 +60,34 @@ def record(environment: Environment, folder: RunFolder, state: str, reason: str)
         "global_batch_size": environment.config.global_batch_size,
         "learning_rate": environment.config.optimizer.lr,
         "epochs": len(epochs),
-        "max_epochs": environment.config.trainer.max_epochs,
-        "steps": status.get("step"),
         "elapsed_s": status.get("elapsed_s"),
-        "train_images": images,
+        "train_images": status.get("train_images"),
         "images_per_s": spread(rates) if rates else None,
-        "epoch_s": spread([images / rate for rate in rates]) if rates and images else None,
-        "is_extrapolated": bool(rates) and not whole,
-        "val_accuracy": accuracy(folder),
+        "epoch_s": spread([status["train_images"] / rate for rate in rates]) if rates else None,
+        "val_accuracy": max(accuracies, default=None),
     }
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, extremes, and median absolute deviation from the median."""
-    middle = median(values)
-    deviation = median(abs(value - middle) for value in values)
-    return {"median": middle, "low": min(values), "high": max(values), "deviation": deviation, "count": len(values)}
-
-
-def accuracy(folder: RunFolder) -> float | None:
-    """Return the validation accuracy of best.ckpt, from the training or an evaluation after it; None without one."""
-    if not folder.best_checkpoint.exists():
-        return None
-    status = folder.read_status()
-    best = status.get("best") if status.get("monitor") == "val/accuracy" else None
-    return best if best is not None else read_json(folder.scores).get("val/accuracy")
-
-
-def most_accurate(records: Sequence[Record]) -> Record | None:
-    """Return the environment with the best network on the validation split, the first of equals."""
-    validated = [r for r in records if r.get("val_accuracy") is not None]
-    return max(validated, key=lambda r: r["val_accuracy"], default=None)
-
-
-def single_worker_record(of: Record, records: Sequence[Record]) -> Record | None:
-    """Return the record of one worker on the same device."""
-    same = (r for r in records if r["device"] == of["device"] and r.get("workers") == 1)
-    return next((r for r in same if r["images_per_s"]), None)
-
-
-def is_unsteady(r: Record) -> bool:
-    """Return True if some epochs were probably slowed down by another process, so that the median is unreliable."""
-    return r["images_per_s"]["deviation"] > STEADY * r["images_per_s"]["median"]
+    return {"median": median(values), "low": min(values), "high": max(values), "count": len(values)}
 
 
 def speed_up(r: Record, records: Sequence[Record]) -> float | None:
-    """Images per second relative to one worker on the same device; None if either is missing or unsteady."""
-    one = single_worker_record(r, records)
-    if one is None or not r.get("images_per_s") or is_unsteady(one) or is_unsteady(r):
-        return None
-    return r["images_per_s"]["median"] / one["images_per_s"]["median"]
+    """Return the images per second relative to one worker on the same device; None if either was not measured."""
+    for one in records:
+        is_single = one["device"] == r["device"] and one.get("workers") == 1
+        if is_single and one["images_per_s"] and r["images_per_s"]:
+            return r["images_per_s"]["median"] / one["images_per_s"]["median"]
+    return None
 
 
-def verdict(records: Sequence[Record]) -> list[str]:
-    """Return a sentence for each environment with several workers: whether they are faster."""
-    several = [r for r in records if r.get("workers", 1) > 1 and r["images_per_s"]]
-    if not several:
-        return ["No environment with several workers was measured."]
-    return [printable(_verdict_line(r, records)) for r in several]
+def summary(r: Record) -> str:
+    return f"{r['name']}: {r['state']}" + (f": {r['reason']}" if r["reason"] else "")
 
 
-def workers(r: Record) -> str:
-    return plural(r["workers"], "worker") + (f" on {r['nodes']} machines" if r["nodes"] > 1 else "")
-
-
-def _verdict_line(r: Record, records: Sequence[Record]) -> str:
-    one, factor = single_worker_record(r, records), speed_up(r, records)
-    if one is None:
-        return f"{r['name']}: not compared, because no single worker on the same device was measured."
-    if factor is None:
-        unsteady = " and ".join(run["name"] for run in (one, r) if is_unsteady(run))
-        problem = f"not compared: half of the epochs of {unsteady} are more than {STEADY:.0%} off the median"
-        return f"{r['name']}: {problem}: use a quiet machine, or a larger benchmark.budget_s."
-    pays = "more workers pay" if factor >= PAYS else "more workers cost time" if factor <= 1 / PAYS else "no difference"
-    if min(r["epochs"], one["epochs"]) < FEWEST:
-        pays = f"no verdict from fewer than {FEWEST} epochs, set a larger benchmark.budget_s"
-    sizes = r["global_batch_size"], one["global_batch_size"]
-    batch = f", with {sizes[0]} images a step instead of {sizes[1]}" if sizes[0] != sizes[1] else ""
-    who = f"{r['name']}: {workers(r)} train"
-    return f"{who} {factor:.2f} times the images per second of one ({one['name']}){batch}: {pays}."
-
-
-def table(records: Sequence[Record]) -> Table:
-    """Return a row for each environment with a run; - for a missing number. Fits into 80 columns."""
-    found = Table("environment", box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    found.columns[0].overflow = "fold"
-    for name in ("workers", "batch", "epochs", "time", "s/epoch", "images\nper s", "speed-\nup", "val\nacc."):
-        found.add_column(name, justify="right", overflow="fold", vertical="bottom")
-    for r in records:
-        if r["state"] != "skipped":
-            found.add_row(*(Text(printable(cell)) for cell in _cells(r, speed_up(r, records))))
-    return found
+def rows(records: Sequence[Record]) -> list[list[str]]:
+    """Return the cells below HEADS for each environment that was started; - for a missing number."""
+    return [_cells(r, speed_up(r, records)) for r in records if r["state"] != "skipped"]
 
 
 def _cells(r: Record, factor: float | None) -> list[str]:
@@ -148,22 +96,8 @@ def _cells(r: Record, factor: float | None) -> list[str]:
         str(r["workers"]),
         str(r["global_batch_size"]),
         str(r["epochs"]),
-        cells.time(r["elapsed_s"]),
-        seconds(r["epoch_s"]["median"]) + "*" * r["is_extrapolated"] if r["epoch_s"] else "-",
+        f"{r['epoch_s']['median']:.4g}" if r["epoch_s"] else "-",
         f"{r['images_per_s']['median']:,.0f}" if r["images_per_s"] else "-",
-        f"{factor:.2f}x" if factor is not None else "-",
+        f"{factor:.2f}" if factor is not None else "-",
         f"{r['val_accuracy']:.4f}" if r["val_accuracy"] is not None else "-",
     ]
-
-
-def seconds(value: float) -> str:
-    """Seconds to three digits, without their unit."""
-    return f"{value:#.3g}".rstrip(".") if value < 999.5 else f"{value:,.0f}"
-
-
-def notes(records: Sequence[Record]) -> list[str]:
-    """Footnotes of the table: extrapolated, skipped, stopped and failed environments."""
-    texts = [f"{r['name']}: {r['state']}: {r['reason']}" for r in records if r["state"] != "measured"]
-    if any(r.get("is_extrapolated") for r in records):
-        texts.insert(0, "* no whole epoch within the budget: extrapolated from the images per second of its steps")
-    return [printable(text) for text in texts]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from lockstep.config.checks import metric_names
 from lockstep.config.errors import Error
 from lockstep.config.schema.configuration import Config
 
@@ -14,5 +13,3 @@ def errors(config: Config) -> Iterator[Error]:
         yield Error(f"init_from={config.init_from}", "is not for a benchmark, which starts new runs", "remove it")
     if config.has_own_module:
         yield Error(f"module._target_={config.module.target}", "replaces what a benchmark measures", "remove it")
-    elif "val/accuracy" not in metric_names.names(config):
-        yield Error("task.metrics", "does not measure val/accuracy, which a benchmark compares", "add it")
