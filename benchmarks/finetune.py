@@ -1,19 +1,16 @@
 """Compare fine-tuning with training from nothing: eight classes of CIFAR-10, then few images of cats and dogs.
 
-`python -m benchmarks.finetune cifar` takes 20 minutes on two cores, and prints a table. The folder has train/ and test/
-with a folder of image files for each class. A folder `finetune` in it keeps the runs: the same command continues.
+`python -m benchmarks.finetune cifar` takes 20 minutes on two cores. The folder has train/ and test/ with a folder of
+image files for each class. A folder `finetune` in it keeps the runs: the same command continues.
 """
 
 import json
-import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.parts import ENVIRON
-from benchmarks.processes import TRAIN
-from benchmarks.table import Row, conditions, markdown
+from benchmarks import ENVIRON, TRAIN
+from benchmarks.table import Row, mean_row, publish
 
 FEW, NUM_IMAGES = ("cat", "dog"), 100  # of each to train with
 RECIPE = (
@@ -46,8 +43,8 @@ def _link(there: Path, here: Path) -> None:
 
 def rows(folder: Path, num_seeds: int = 3) -> list[Row]:
     found = [
-        _row(
-            "eight classes of CIFAR-10 as JPEGs, ResNet-18 of width 16, 8 epochs",
+        mean_row(
+            "eight classes of CIFAR-10 as JPEGs, ResNet-18 of width 16, 8 epochs: test accuracy",
             [_accuracy(folder, "pretrained", *MANY)],
         )
     ]
@@ -56,7 +53,11 @@ def rows(folder: Path, num_seeds: int = 3) -> list[Row]:
             names = [f"{start.replace(' ', '-')}-{rate}-{seed}" for seed in range(num_seeds)]
             settings = [*TUNED, *more, f"optimizer.lr={rate}"]
             values = [_accuracy(folder, name, *settings, f"seed={seed}") for seed, name in enumerate(names)]
-            found.append(_row(f"{NUM_IMAGES} cats and {NUM_IMAGES} dogs, 40 epochs, {start}, lr={rate}", values))
+            found.append(
+                mean_row(
+                    f"{NUM_IMAGES} cats and {NUM_IMAGES} dogs, 40 epochs, {start}, lr={rate}: test accuracy", values
+                )
+            )
     return found
 
 
@@ -69,12 +70,7 @@ def _accuracy(folder: Path, name: str, *overrides: str) -> float:
     return json.loads(summary.read_text())["test_accuracy"]
 
 
-def _row(what: str, values: Sequence[float]) -> Row:
-    mean, spread = statistics.mean(values), f"{min(values):.4f} to {max(values):.4f}"
-    return Row(f"{what}: test accuracy (mean)", f"{mean:.4f}", spread if len(values) > 1 else "", len(values))
-
-
 if __name__ == "__main__":
     cifar = Path(sys.argv[1]).resolve()
     link_images(cifar, cifar / "finetune")
-    print(markdown("Fine-tuning", rows(cifar / "finetune")) + conditions())
+    publish("fine-tuning", rows(cifar / "finetune"))

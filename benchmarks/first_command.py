@@ -1,13 +1,12 @@
 """Seconds of the README's first command, of a plain Lightning script, and of lightly-train, from start to exit.
 
-    python -m benchmarks.first_command --lightly-train VENV/bin/python
+    python -m benchmarks.first_command VENV/bin/python
 
 By an author of Lockstep, so mind what differs. All train a ResNet-18 in float32 for 10 epochs of 1,258 digits, in 200
 steps. Lockstep and the script have the same network, validate after each epoch, and test; Lockstep also draws
 curves and pictures, and calibrates. lightly-train has torchvision's network, for images of 32x32, and augments them.
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -29,13 +28,10 @@ from torchmetrics.classification import MulticlassAccuracy
 from torchvision.models import resnet18
 from typing_extensions import override
 
-from benchmarks import ROOT
-from benchmarks.parts import ENVIRON
-from benchmarks.processes import TRAIN
-from benchmarks.table import Row, alternate, conditions, markdown, ratios, row
+from benchmarks import ENVIRON, ROOT, TRAIN
+from benchmarks.table import Row, alternate, publish, ratios, row
 
 NUM_EPOCHS, BATCH_SIZE, NUM_STEPS = 10, 64, 200
-PLAIN = [sys.executable, "-m", "benchmarks.first_command", "plain"]
 SPLITS = {"train": 1258, "val": 180, "test": 359}
 LIGHTLY = """
 import sys, lightly_train
@@ -112,43 +108,32 @@ def _seconds(folder: Path, *command: str) -> float:
     return time.perf_counter() - started
 
 
-def first_command(lightly: str | None, num_rounds: int) -> list[Row]:
+def first_command(lightly: str, num_rounds: int = 3) -> list[Row]:
     """Return the seconds of each way, and of Lockstep as a multiple of the others."""
     with tempfile.TemporaryDirectory(prefix="lockstep-") as name:
         folder = Path(name)
         run = f"hydra.run.dir={folder / 'runs'}/${{now:%H-%M-%S-%f}}"
+        (folder / "classify.py").write_text(LIGHTLY)
+        for split, part in _digits().items():
+            for number, (pixels, label) in enumerate(zip(*part.tensors, strict=True)):
+                path = folder / "digits" / split / str(int(label)) / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray((pixels[0] * 255).byte().numpy()).convert("RGB").save(path)
         ways: dict[str, Callable[[], float]] = {
             "python train.py": partial(_seconds, folder, *TRAIN, "trainer.precision=float32", run),
             "a plain Lightning script": partial(
                 _seconds, folder, sys.executable, "-m", "benchmarks.first_command", "plain"
             ),
+            "lightly-train": partial(_seconds, folder, lightly, "classify.py", str(NUM_STEPS), str(BATCH_SIZE)),
         }
-        if lightly is not None:
-            (folder / "classify.py").write_text(LIGHTLY)
-            for split, part in _digits().items():
-                for number, (pixels, label) in enumerate(zip(*part.tensors, strict=True)):
-                    path = folder / "digits" / split / str(int(label)) / f"{number}.png"
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    Image.fromarray((pixels[0] * 255).byte().numpy()).convert("RGB").save(path)
-            ways["lightly-train"] = partial(_seconds, folder, lightly, "classify.py", str(NUM_STEPS), str(BATCH_SIZE))
         times = alternate(num_rounds, **ways)
     rows = [row(f"{what}, start to exit", values, "{:.1f} s") for what, values in times.items()]
     ours, *others = times
     return [*rows, *(row(f"{ours} : {what}", ratios(times[ours], times[what]), "{:.2f}") for what in others)]
 
 
-def main() -> None:
-    """Measure and print, or run the plain script."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("way", nargs="?", choices=["plain"], help="run this script in place of measuring")
-    parser.add_argument("--lightly-train", metavar="PYTHON", help="interpreter with lightly-train")
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
-    if given.way == "plain":
-        plain()
-        return
-    print(markdown(conditions(), first_command(given.lightly_train, given.rounds)))
-
-
 if __name__ == "__main__":
-    main()
+    if sys.argv[1] == "plain":
+        plain()
+    else:
+        publish("first-command", first_command(sys.argv[1]))

@@ -8,15 +8,14 @@ import lightning as L
 
 
 class FirstStep(L.Callback):
-    """Writes the seconds of a clock of Python's `time` to `path` after the first training step."""
+    """Writes the seconds since 1970 to `path` after the first training step."""
 
-    def __init__(self, path: str, clock: str = "time") -> None:
+    def __init__(self, path: str) -> None:
         self._path = Path(path)
-        self._clock = clock
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Write the time after the first batch, and never again."""
         if trainer.is_global_zero and not self._path.exists():
-            self._path.write_text(str(getattr(time, self._clock)()))
+            self._path.write_text(str(time.time()))

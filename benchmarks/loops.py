@@ -118,11 +118,11 @@ def lockstep_tree(task: Task) -> dict[str, Any]:
     return {**tree, "model": task.network}
 
 
-def lockstep(task: Task, **changes: Any) -> float:
-    """Seconds a step of a run with everything Lockstep does by default; `changes` replace sections."""
+def lockstep(task: Task) -> float:
+    """Seconds a step of a run with everything Lockstep does by default."""
     with tempfile.TemporaryDirectory() as root:
         folder = RunFolder(Path(root))
-        config_file.save(validation.check_tree({**lockstep_tree(task), **changes}), folder.config)
+        config_file.save(validation.check_tree(lockstep_tree(task)), folder.config)
         with contextlib.redirect_stdout(io.StringIO()):
             code = worker.run_here(worker.Job(worker.TRAIN, root, {"command": "", "has_test": True}), None)
         assert code == 0

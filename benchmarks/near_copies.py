@@ -1,15 +1,14 @@
 """Copies that `lockstep data check` misses and false ones that it reports, for ten kinds of edits.
 
-    python -m benchmarks.near_copies
-    python -m benchmarks.near_copies --root cifar/train --images 10000
+    python -m benchmarks.near_copies cifar/train
 
-Without --root: the two sample photographs of scikit-learn, cut into tiles that do not overlap. Each edit is made of
-each image, at most 1,000; "missed" are those whose distance from the original is above the default of
-data.near_duplicates. The last rows are the pairs among the images themselves, and the time to find them.
+10,000 JPEGs of a folder, chosen at random. Each edit is made of each image, at most 1,000; "missed" are those whose
+distance from the original is above the default of data.near_duplicates. The last rows are the pairs among the images
+themselves, and the time to find them.
 """
 
-import argparse
 import io
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageFilter
 
-from benchmarks.table import Row, conditions, markdown, row
+from benchmarks.table import Row, publish, row
 from lockstep.config.schema.target_sections import Data
 from lockstep.data.near_copies import near_pairs, thumbnail
 
@@ -59,6 +58,7 @@ EDITS: dict[str, Edit] = {
 
 
 def tiles() -> list[Image.Image]:
+    """Cut the two sample photographs of scikit-learn into tiles, which do not overlap."""
     from sklearn.datasets import load_sample_images
 
     photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
@@ -81,7 +81,7 @@ def _thumbnail(image: Image.Image) -> torch.Tensor | None:
     return thumbnail(torch.from_numpy(np.array(image)).permute(2, 0, 1))
 
 
-def measure(what: str, images: Sequence[Image.Image]) -> list[Row]:
+def near_copies(what: str, images: Sequence[Image.Image]) -> list[Row]:
     torch.set_num_threads(1)
     draws, rows, thumbnails = np.random.default_rng(1), list[Row](), [*map(_thumbnail, images)]
     for name, edit in EDITS.items():
@@ -99,19 +99,5 @@ def measure(what: str, images: Sequence[Image.Image]) -> list[Row]:
     return [*rows, row(f"{what}: all pairs of {len(images):,}, one thread", times, "{:.2f} s")]
 
 
-def near_copies() -> list[Row]:
-    found = tiles()
-    return measure(f"{len(found)} tiles of two photographs", found)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--root", type=Path, help="folder of JPEGs, in place of tiles of sample photographs")
-    parser.add_argument("--images", type=int, default=10_000)
-    given = parser.parse_args()
-    rows = near_copies() if given.root is None else measure(str(given.root), images_below(given.root, given.images))
-    print(markdown("Near copies", rows), conditions(), sep="\n")
-
-
 if __name__ == "__main__":
-    main()
+    publish("near-copies", near_copies("10,000 JPEGs of CIFAR-10", images_below(Path(sys.argv[1]), 10_000)))

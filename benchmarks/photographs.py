@@ -3,37 +3,35 @@
     python -m benchmarks.photographs
     python -m benchmarks.photographs --differences
 
-Lockstep from its cache, from files, and from files with Pillow alone, and torchvision's ImageFolder, v2 transforms and
-DataLoader, each with two processes. Also what every decoder of a JPEG must do, on two threads: read its codes, here for
-an image of an eighth. Every round measures each way once; a ratio is taken inside a round. Processes are started before
-the clock. With --differences, in place of that: grey levels of JPEGs that the decoder shrinks, next to whole ones.
+Lockstep from its cache and from files, and torchvision's ImageFolder, v2 transforms and DataLoader, each with two
+processes. Every round measures each way once; a ratio is taken inside a round. Processes are started before the clock.
+With --differences, in place of that: grey levels of JPEGs that the decoder shrinks, next to whole ones.
 """
 
-import argparse
 import contextlib
 import io
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import simplejpeg
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from benchmarks.augmentations import OFF
-from benchmarks.input import CropByPillow, batches_of, rate
-from benchmarks.table import Row, alternate, conditions, markdown, ratios, row
+from benchmarks.table import Row, alternate, publish, ratios, row
 from lockstep.data.images.decoded_image import decode, pixels_of
 from lockstep.data.images.preprocessing import View
 from lockstep.data.images.random_crop import RandomCrop
 from lockstep.data.loader import ShardDataset, ShardLoader
 from lockstep.data.prefetch import worker_settings
+from lockstep.data.sampler import GlobalBatches
 from lockstep.data.sources.folders import image_folder
 from lockstep.data.splits import Images
 from lockstep.data.transforms.augment import Augment
@@ -41,14 +39,21 @@ from lockstep.data.transforms.augment import Augment
 IMAGE_SIZE = 224
 BATCH_SIZE = 32
 NUM_WORKERS = 2
+FLIP: dict[str, Any] = {
+    **dict.fromkeys(("crop_padding", "rotation", "cutout", "erasing", "mixup", "cutmix", "seed"), 0),
+    **dict.fromkeys(("vertical_flip", "trivial", "cutout_inside"), False),
+    "flip": True,
+    "crop_border": "zeros",
+    "rand_augment": {"num_ops": 0, "magnitude": 9},
+    "color_jitter": dict.fromkeys(("brightness", "contrast", "saturation", "hue"), 0),
+    "fill": (120, 120, 120),
+}
 WAYS = {
     "cached": "from the cache",
     "files": "from files",
-    "pillow": "from files, Pillow alone",
     "torchvision": "torchvision ImageFolder, v2",
-    "codes": "codes read, no more",
 }
-AIMS = {"cached": ">= 3", "files": ">= 3", "pillow": "", "codes": ""}
+AIMS = {"cached": ">= 3", "files": ">= 3"}
 SHORTEST = {(400, 600): 400, (800, 2000): 200, (3000, 3000): 96}  # pixels of the shorter side, number of photographs
 
 
@@ -101,16 +106,32 @@ def _read(root: Path, cache: str | None) -> Images:
     return splits.train
 
 
-def _own(images: Images, crop_type: type[RandomCrop] = RandomCrop) -> Callable[[], float]:
-    dataset = ShardDataset(images.pixels, images.targets, crop_type(scale=(0.08, 1.0), ratio=(0.75, 1.3333), seed=0))
-    loader = ShardLoader(dataset, batches_of(images, BATCH_SIZE), **worker_settings(NUM_WORKERS))
-    augment = Augment(**{**OFF, "flip": True})
+def _rate(epoch: Callable[[], Iterator[int]]) -> float:
+    started = time.perf_counter()
+    count = sum(epoch())
+    return count / (time.perf_counter() - started)
+
+
+def _own(images: Images) -> Callable[[], float]:
+    crop = RandomCrop(scale=(0.08, 1.0), ratio=(0.75, 1.3333), seed=0)
+    batches = GlobalBatches(
+        len(images),
+        global_batch_size=BATCH_SIZE,
+        accumulate_grad_batches=1,
+        shuffle_seed=0,
+        rank=0,
+        loads=[1],
+        num_batches=None,
+    )
+    dataset = ShardDataset(images.pixels, images.targets, crop)
+    loader = ShardLoader(dataset, batches, **worker_settings(NUM_WORKERS))
+    augment = Augment(**FLIP)
 
     def epoch() -> Iterator[int]:
         for batch in loader:
             yield len(augment(batch).inputs)
 
-    return partial(rate, epoch)
+    return partial(_rate, epoch)
 
 
 def _usual(root: Path) -> Callable[[], float]:
@@ -127,34 +148,17 @@ def _usual(root: Path) -> Callable[[], float]:
         for pixels, _ in loader:
             yield len(pixels)
 
-    return partial(rate, epoch)
-
-
-def _codes(root: Path) -> Callable[[], float]:
-    paths = sorted(root.rglob("*.jpg"))
-
-    def eighth(path: Path) -> int:
-        simplejpeg.decode_jpeg(path.read_bytes(), min_height=1, min_width=1, min_factor=8)
-        return 1
-
-    def epoch() -> Iterator[int]:
-        with ThreadPoolExecutor(NUM_WORKERS) as threads:
-            yield from threads.map(eighth, paths)
-
-    return partial(rate, epoch)
+    return partial(_rate, epoch)
 
 
 def measure(root: Path, num_rounds: int, what: str) -> list[Row]:
     """Return a row for each way, and its ratio to torchvision."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="lockstep-") as cache:
-        streamed = _read(root, None)
         ways = {
             "cached": _own(_read(root, cache)),
-            "files": _own(streamed),
-            "pillow": _own(streamed, CropByPillow),
+            "files": _own(_read(root, None)),
             "torchvision": _usual(root),
-            "codes": _codes(root),
         }
         for way in ways.values():
             way()  # starts processes, reads files
@@ -191,25 +195,10 @@ def photographs(num_rounds: int = 5) -> list[Row]:
     return rows
 
 
-def main() -> None:
-    """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, help="folder of class folders; without it, photographs are generated")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--differences", action="store_true", help="measure what the shrinking decoder changes")
-    arguments = parser.parse_args()
-    root: Path | None = arguments.root
-    if arguments.differences:
-        with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
-            if root is None:
-                generate(Path(scratch), 64)
-            print("\n".join(differences(root or Path(scratch))))
-        return
-    rows = (
-        photographs(arguments.rounds) if root is None else measure(root, arguments.rounds, f"cropped to {IMAGE_SIZE}")
-    )
-    print(markdown(conditions(), rows))
-
-
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["--differences"]:
+        with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
+            generate(Path(scratch), 64)
+            print("\n".join(differences(Path(scratch))))
+    else:
+        publish("images", photographs())

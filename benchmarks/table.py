@@ -1,13 +1,17 @@
 """Rows of measurements: medians and spreads of alternating rounds."""
 
+import json
 import platform
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from datetime import date
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from benchmarks import page
 from lockstep.system.provenance import describe
 
 
@@ -23,8 +27,13 @@ class Row(NamedTuple):
 
 def row(what: str, values: Sequence[float], form: str, *, aim: str = "") -> Row:
     """Return the row of `values`, each written by `form`, e.g. "{:.2f} s"."""
-    spread = f"{form.format(min(values))} to {form.format(max(values))}"
+    spread = f"{form.format(min(values))} to {form.format(max(values))}" if len(values) > 1 else ""
     return Row(what, form.format(statistics.median(values)), spread, len(values), aim)
+
+
+def mean_row(what: str, values: Sequence[float]) -> Row:
+    """Return the row of the mean over seeds."""
+    return row(f"{what} (mean)", values, "{:.4f}")._replace(median=f"{statistics.mean(values):.4f}")
 
 
 def alternate(num_rounds: int, **measured: Callable[[], float]) -> dict[str, list[float]]:
@@ -41,19 +50,39 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
-def markdown(title: str, rows: Sequence[Row]) -> str:
-    """Return a section with a table."""
-    lines = [f"## {title}", "", "| what | median | spread | n | aim |", "| --- | --- | --- | --- | --- |"]
-    lines += ["| " + " | ".join(map(str, cells)) + " |" for cells in rows]
-    return "\n".join(lines) + "\n"
-
-
 def device() -> str:
     """Return the GPU, or the CPU with its number of cores."""
     facts = describe()
     return facts["gpus"][0] if facts["gpus"] else f"{facts['cpu']}, {facts['cpu_cores']} cores"
 
 
-def conditions() -> str:
-    """Return the machine, the versions and the day, in one line."""
-    return f"{device()}; torch {torch.__version__}, Python {platform.python_version()}; {date.today().isoformat()}"
+def software() -> str:
+    return f"torch {torch.__version__}, Python {platform.python_version()}"
+
+
+def publish(section: str, rows: Sequence[Row], words: Sequence[str] = ()) -> None:
+    """Print rows, put them in place of the earlier ones of this command in the file of a section, and write the page.
+
+    The command is that of this process, or its module with `words`.
+    """
+    command = " ".join(["python -m", f"benchmarks.{Path(sys.argv[0]).stem}", *(words or sys.argv[1:])])
+    path = page.RESULTS / f"{section}.json"
+    content = json.loads(path.read_text())
+    sources = {source["command"]: source for source in content["sources"]}
+    sources[command] = {
+        "command": command,
+        "device": device(),
+        "software": software(),
+        "date": date.today().isoformat(),
+        "rows": [row._asdict() for row in rows],
+    }
+    path.write_text(json.dumps({**content, "sources": list(sources.values())}, indent=1) + "\n")
+    page.PAGE.write_text(page.page())
+    print(page.table(Row._fields, rows), flush=True)
+
+
+def measure(**measures: tuple[str, Callable[[], list[Row]]]) -> None:
+    """Measure what the command line names, by default everything, and publish it in its section."""
+    for name in sys.argv[1:] or measures:
+        section, rows_of = measures[name]
+        publish(section, rows_of(), [name])

@@ -1,11 +1,12 @@
 """The fault table as a page: how each case ended, and where that is not what is promised."""
 
 from collections.abc import Mapping
+from datetime import date
 
 from benchmarks.faults.case import MOMENTS, TIMEOUT_S, Case, Outcome, all_cases
 from benchmarks.faults.promises import broken
-from benchmarks.gpu.page import table
-from benchmarks.table import conditions
+from benchmarks.page import table
+from benchmarks.table import device, software
 
 HEAD = f"""\
 # Reliability: the outcome of every signal and crash
@@ -38,14 +39,16 @@ A frozen rank is detected when a collective has waited for `strategy.timeout_s`,
 def markdown(outcomes: Mapping[Case, Outcome], before: str) -> str:
     """Return the page of all cases so far. Its section "Around a run" comes from the page `before`."""
     around = before[before.index("## Around a run") : before.index("## 1 process")]
-    parts = [HEAD.format(conditions=conditions()), around.rstrip() + "\n"]
+    conditions = f"{device()}; {software()}; {date.today().isoformat()}"
+    parts = [HEAD.format(conditions=conditions), around.rstrip() + "\n"]
     for num_processes in sorted({case.num_processes for case in outcomes}):
         cases = [case for case in outcomes if case.num_processes == num_processes]
-        lines = [["signal", "to", *MOMENTS]]
+        lines = []
         for name, target in dict.fromkeys((case.signal, case.target) for case in cases):
             cells = [_cell(case, outcomes.get(case)) for case in _row(name, target, num_processes)]
             lines.append([name, target, *cells])
-        parts.append(f"## {num_processes} process{'es' if num_processes > 1 else ''}\n\n{table(lines)}")
+        columns, plural = ["signal", "to", *MOMENTS], "es" if num_processes > 1 else ""
+        parts.append(f"## {num_processes} process{plural}\n\n{table(columns, lines)}")
     parts.append(_verdict(outcomes))
     return "\n".join(parts)
 

@@ -1,4 +1,4 @@
-"""On a real GPU; `python -m benchmarks.gpu --stages tests` runs these."""
+"""On a real GPU: `pytest -m gpu`."""
 
 import copy
 import subprocess

@@ -4,7 +4,7 @@ Deferred until first use are most of torchmetrics, matplotlib and torch._dynamo.
 
 `import torchmetrics`, by Lightning, imports every metric, and for some of them scipy.signal, torchvision and matplotlib
 (torchmetrics issue 3457). Lightning and every optimizer import the compiler of torch, even if nothing is compiled. That
-is two thirds of the time from `import torch` to a first step (docs/results.md).
+is two thirds of the time from `import torch` to a first step.
 
 A module in `KNOWN` that is imported inside `lazy` gets only the names listed there. It is executed when any other name
 is used, or, after the block, when a submodule is imported that was not imported before; then it equals a plain import.
