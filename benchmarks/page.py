@@ -23,8 +23,8 @@ replaces its figures. Each figure is valid for its device and date only.
 Ratios are taken within one round, and rounds alternate the order. An *aim* is what we want to reach.
 
 No run used several GPUs or several machines. [How GPUs are measured](gpu.md#what-the-figures-mean) explains the terms.
-[Reliability](reliability.md) has the end of a run after each signal. What else was measured is in [the log](log.md) and in
-git's history: `git show 1a27d529:docs/results.md`.
+[Reliability](reliability.md) has the end of a run after each signal. What else was measured is in [the log](log.md) and
+in git's history: `git show 1a27d529:docs/results.md`.
 """
 SECTIONS = (
     *("accuracy", "fine-tuning", "gpu", "step", "first-command", "images"),
