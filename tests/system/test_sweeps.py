@@ -120,7 +120,7 @@ def test_trials_with_the_same_settings_are_trained_once_by_this_command_and_the_
 
 def test_one_after_the_other_has_all_cores_and_a_live_table(tmp_path: Path) -> None:
     curves = "callbacks.curves={_target_:lockstep.callbacks.Curves,graph:false}"
-    words = ["train", "-m", *TINY, curves, "seed=0,1", "launcher.mode=sequential", "sweep.test=none", SEES % "2"]
+    words = ["train", "-m", *TINY, curves, "seed=0,1", "launcher.parallel=1", "sweep.test=none", SEES % "2"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         lines, _ = seen_on_terminal(120, *words, PYTHONPATH=str(ROOT))
@@ -143,7 +143,7 @@ def hyperparameters(folder: RunFolder) -> Any:
 
 def test_more_failures_than_allowed_stop_the_rest(tmp_path: Path) -> None:
     breaks = "+callbacks.breaks={_target_:tests.support.callbacks.Breaks,seed:0,word:kaputt}"
-    done = run(tmp_path, *TINY, "seed=0,1,2,3", breaks, "launcher.mode=sequential", "sweep.max_failed=0")
+    done = run(tmp_path, *TINY, "seed=0,1,2,3", breaks, "launcher.parallel=1", "sweep.max_failed=0")
     assert done.returncode == 1
     assert "1 trial failed, more than sweep.max_failed=0" in done.stdout
     states = [trial["state"] for trial in table_of(tmp_path)["trials"]]
@@ -185,7 +185,7 @@ def test_errors_of_a_sweep_are_found_by_its_check(texts: list[str], error: str) 
     ("texts", "error"),
     [
         (["launcher.parallel=99"], "launcher.parallel=99, but this machine has"),
-        (["hydra/launcher=basic"], "remove hydra/launcher; launcher.mode=sequential runs one trial at a time"),
+        (["hydra/launcher=basic"], "remove hydra/launcher; launcher.parallel=1 runs one trial at a time"),
         (["search=tpe"], "search=... needs an interval to search"),
         (["scale_with_workers=true"], "needs a number of workers: set trainer.devices=..."),
         (["hydra/sweeper=optuna", "optimizer.lr=interval(0.1,1)"], "hydra/sweeper=optuna is chosen by search=..."),

@@ -46,11 +46,6 @@ class Shard(NamedTuple):
 
 def num_parallel(launcher: Launcher, machine: Machine, num_trials: int, configs: Sequence[Config]) -> int:
     """Count the trials that may run in parallel: as many as there are GPUs, or cores for their workers."""
-    if launcher.mode == "sequential":
-        if launcher.parallel not in ("auto", 1):
-            problem = ", but launcher.mode=sequential runs one trial at a time"
-            raise ConfigError(Error(f"launcher.parallel={launcher.parallel}", problem, "remove one of them"))
-        return 1
     uses_gpus = any(_uses_gpus(config, machine) for config in configs)
     num_devices = len(machine.gpus) if uses_gpus else len(machine.cores)
     if launcher.parallel != "auto":

@@ -72,7 +72,7 @@ def on_gpus(devices: object, *overrides: str, strategy: str = "auto") -> Config:
         (("trainer.devices=2",), 8, 2),
         (("trainer.devices=9",), 8, 1),
         (("launcher.parallel=2",), 8, 2),
-        (("launcher.mode=sequential",), 8, 1),
+        (("launcher.parallel=1",), 8, 1),
     ],
 )
 def test_as_many_trials_run_as_have_a_core_for_each_worker(
@@ -87,7 +87,6 @@ def test_as_many_trials_run_as_have_a_core_for_each_worker(
     [
         (CPU, ["launcher.parallel=5"], "this machine has 4 cores: use at most 4"),
         (Machine((), (3,)), ["launcher.parallel=2"], "this machine has 1 core: use at most 1"),
-        (CPU, ["launcher.parallel=2", "launcher.mode=sequential"], "remove one of them"),
     ],
 )
 def test_more_trials_at_once_than_devices_are_refused(machine: Machine, overrides: list[str], words: str) -> None:

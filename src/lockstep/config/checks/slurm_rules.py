@@ -98,9 +98,9 @@ def _unread_errors(cluster: Cluster) -> Iterator[Error]:
 def _slurm_errors(config: Config) -> Iterator[Error]:
     cluster, failed = config.cluster, config.sweep.max_failed
     if config.search is not None:
-        if config.launcher.parallel == "auto" or config.launcher.mode == "sequential":
+        if config.launcher.parallel == "auto":
             problem = "needs the number of its jobs at a time"
-            yield Error("search", problem, "on a cluster use launcher.parallel=N, and no mode")
+            yield Error("search", problem, "on a cluster use launcher.parallel=N")
         if cluster.parallel is not None:
             problem = "applies only to job arrays"
             yield Error(f"cluster.parallel={cluster.parallel}", problem, "a search uses launcher.parallel")

@@ -16,7 +16,8 @@ from lockstep.runs.files import read_text, write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.system.trees import at, from_yaml
 
-GONE = (("notify", "url"), ("trainer", "cudnn_search"), ("search", "objectives"))  # keys of earlier versions
+# keys of earlier versions
+GONE = (("notify", "url"), ("trainer", "cudnn_search"), ("search", "objectives"), ("launcher", "mode"))
 OF_CUTS = {  # not in earlier versions
     IMAGE_FOLDER: ("group", "test_after"),
     IMAGE_LIST: ("group", "group_column", "date_column", "test_after"),

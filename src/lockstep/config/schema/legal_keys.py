@@ -45,6 +45,7 @@ FOREIGN_NAMES = {
     "callbacks=early_stopping": "patience early_stopping ValidationPatience",
     "callbacks=ema": "ema model_ema swa callbacks=swa",
     "resume=... or init_from=...": "checkpoint ckpt ckpt_path resume_from_checkpoint load_from CheckpointPath",
+    "launcher.parallel=1 in place of sequential, which was removed in 0.3": "launcher.mode",
     "logger=...": "logger",
     "logger=wandb": "wandb use_wandb project",
     "name=...": "task_name experiment_name tags",

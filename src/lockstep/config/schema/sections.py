@@ -288,9 +288,6 @@ class Launcher(Section):
 
     scope = Scope.SWEEP
 
-    mode: Literal["parallel", "sequential"] = Field(
-        description="parallel: several trials, each on its own devices; sequential: one at a time, on all"
-    )
     parallel: Literal["auto"] | Positive = Field(
         description="maximum number of parallel trials; auto: the number of GPUs or cores"
     )
