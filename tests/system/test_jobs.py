@@ -99,7 +99,6 @@ def errors(*overrides: str) -> list[str]:
         ((*SLURM, "strategy=cpu", "cluster.gpus_per_node=2"), "cluster.gpus_per_node=2, but strategy=cpu uses no GPUs"),
         ((*SLURM, "strategy=single_device"), "strategy=single_device has one worker, not 2"),
         ((*SLURM, "cluster.partition='a b'"), "cluster.partition"),
-        ((*SLURM, "sweep.max_failed=1"), "sweep.max_failed=1 applies only to trials on this machine"),
         (("cluster=local", "cluster.time_min=5"), "cluster.time_min=5 applies only to cluster=slurm, not to local"),
         (("cluster.memory_gib=4",), "cluster.memory_gib=4.0 applies only to cluster=slurm, not to none"),
         (("cluster.setup=[module load x]",), "cluster.setup=['module load x'] applies only to jobs: add cluster=slurm"),

@@ -141,15 +141,6 @@ def hyperparameters(folder: RunFolder) -> Any:
     return HParamsPluginData.FromString(found.plugin_data.content).session_start_info.hparams
 
 
-def test_more_failures_than_allowed_stop_the_rest(tmp_path: Path) -> None:
-    breaks = "+callbacks.breaks={_target_:tests.support.callbacks.Breaks,seed:0,word:kaputt}"
-    done = run(tmp_path, *TINY, "seed=0,1,2,3", breaks, "launcher.parallel=1", "sweep.max_failed=0")
-    assert done.returncode == 1
-    assert "1 trial failed, more than sweep.max_failed=0" in done.stdout
-    states = [trial["state"] for trial in table_of(tmp_path)["trials"]]
-    assert sorted(states) == ["failed", "queued", "queued", "queued"]
-
-
 def test_what_changed_under_a_name_is_refused_before_anything_runs(tmp_path: Path) -> None:
     done = run(tmp_path, *TINY, "seed=0", "sweep.name=one", "launcher.parallel=1")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -145,7 +145,7 @@ def run_sweep(
 
     tell(_first_line(ledger, num_done, total, num_parallel))
     try:
-        code = course_of(source=source, view=view, max_failed=config.sweep.max_failed, task=task).run()
+        code = course_of(source=source, view=view, task=task).run()
     finally:
         write(ledger, table_of({}))
     tell(source.note)
@@ -159,7 +159,7 @@ def run_sweep(
             what = f"the best trial, {best.trials[0]}" if is_alone else f"{what} of the best setting"
         tell(f"Testing {what} ...")
         silent = views.View(table_of, total, is_silent=True)
-        code = course_of(source=Grid(chosen), view=silent, max_failed=None, task="test").run() or code
+        code = course_of(source=Grid(chosen), view=silent, task="test").run() or code
         write(ledger, table_of({}))
     joined = out_of_fold.join(ledger, table_of({}))
     if not config.silent:

@@ -10,7 +10,6 @@ from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.pool import Pool
 from lockstep.sweeps.views import View
 from lockstep.system.signals import LEAVE, SignalList
-from lockstep.system.wording import plural
 
 LOOK_EVERY_S = 0.5
 
@@ -44,7 +43,6 @@ class Course:
     pool: Pool | JobPool
     view: View
     num_parallel: int
-    max_failed: int | None
     task: str
 
     def run(self) -> int:
@@ -69,7 +67,7 @@ class Course:
             if received.count(signal.SIGINT) > 1 or LEAVE in received:
                 return EXIT_INTERRUPTED
             if not stopped:
-                stopped = self._stop_reason(received, states)
+                stopped = self._stop_reason(received)
                 if stopped:
                     self.pool.stop()
                     self.view.report_stop(stopped)
@@ -110,12 +108,7 @@ class Course:
         self.view.report_end(trial, state)
         return state
 
-    def _stop_reason(self, received: Sequence[int], states: Sequence[str]) -> str:
+    def _stop_reason(self, received: Sequence[int]) -> str:
         if received:
             return f"signal {signal.Signals(received[0]).name}"
-        if request := self.ledger.stop_flag.stop_request():
-            return request
-        num_failed = states.count("failed")
-        if self.max_failed is not None and num_failed > self.max_failed:
-            return f"{plural(num_failed, 'trial')} failed, more than sweep.max_failed={self.max_failed}"
-        return ""
+        return self.ledger.stop_flag.stop_request()

@@ -128,7 +128,7 @@ def test_settings_that_are_gone_are_dropped_from_a_saved_run(tmp_path: Path) -> 
     config = check_config(compose_config(["compile=true"]))
     tree = config_file.to_tree(config)
     tree["notify"]["url"], tree["trainer"]["cudnn_search"], tree["compile"] = "https://h/x", True, "reduce-overhead"
-    tree["launcher"]["mode"] = "sequential"
+    tree["launcher"]["mode"], tree["sweep"]["max_failed"] = "sequential", 3
     write_atomically(tmp_path / "config.yaml", yaml.safe_dump(tree))
     assert config_file.load(tmp_path / "config.yaml") == config
 

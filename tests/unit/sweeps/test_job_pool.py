@@ -205,7 +205,7 @@ def test_a_signal_ends_the_command_and_no_job_and_a_pruned_trial_is_told_by_its_
             self.ends.append((trial.number, state))
 
     view = View(partial(table, ledger, ACCURACY), 2, is_silent=True)
-    course = Course(ledger, Search(ledger.trials), pool, view, 2, None, "train")
+    course = Course(ledger, Search(ledger.trials), pool, view, 2, "train")
     assert course.run() == EXIT_STOPPED
     assert ledger.trials[0].folder.stop_reason() == PRUNED
     assert (cluster.cancelled, pool.trials) == ([], ledger.trials)
@@ -215,6 +215,6 @@ def test_a_signal_ends_the_command_and_no_job_and_a_pruned_trial_is_told_by_its_
     cluster.states = dict.fromkeys(cluster.states, Scheduled("failed"))
     ledger.trials[1].folder.update_status(state="failed", host="elsewhere", exit_code=EXIT_FAILED)
     source = Search([])
-    course = Course(ledger, source, pool, view, 2, None, "train")
+    course = Course(ledger, source, pool, view, 2, "train")
     assert course.run() == EXIT_FAILED
     assert sorted(source.ends) == [(0, "pruned"), (1, "failed")]

@@ -303,7 +303,7 @@ def test_a_trial_that_is_killed_after_its_summary_is_finished_but_one_killed_in_
     trial.folder.update_status(state="training")
     pool = Pool(Devices(CPU, num_parallel=1), lambda trial: Need(1, ()))
     view = View(partial(table, ledger, ACCURACY), 1, is_silent=True)
-    course = Course(ledger, Grid([]), pool, view, 1, None, task)
+    course = Course(ledger, Grid([]), pool, view, 1, task)
     assert course._end(trial, -signal.SIGKILL) == state
 
 
@@ -389,7 +389,7 @@ def test_sweeps_of_the_same_second_get_folders_of_their_own_when_hydra_asks_for_
 
 
 def test_how_and_where_a_sweep_runs_makes_no_other_sweep_and_no_other_trial() -> None:
-    typed = ["lr=1,2", "launcher.parallel=2", "sweep.max_failed=1", "search=tpe", "search.num_trials=9", "silent=true"]
+    typed = ["lr=1,2", "launcher.parallel=2", "search=tpe", "search.num_trials=9", "silent=true"]
     typed += ["hydra.sweep.subdir=x", "hydra/launcher=workstation"]
     assert command_of(typed) == ["lr=1,2", "search=tpe"]
     assert trial_of(typed) == ["lr=1,2"]
@@ -425,7 +425,7 @@ def test_a_sweep_that_fails_itself_lets_its_trials_save_first(tmp_path: Path) ->
     pool = Pool(Devices(CPU, num_parallel=1), lambda trial: Need(1, ()))
     view = View(partial(table, ledger, ACCURACY), 1, is_silent=True)
     pool.running.append(Running(ledger.trials[0], Shard((), (0,), 1, False), process))
-    course = Course(ledger, Fails([]), pool, view, 1, None, "train")
+    course = Course(ledger, Fails([]), pool, view, 1, "train")
     with pytest.raises(OSError, match="disk full"):
         course.run()
     assert (tmp_path / "saved").exists()

@@ -96,7 +96,7 @@ def _unread_errors(cluster: Cluster) -> Iterator[Error]:
 
 
 def _slurm_errors(config: Config) -> Iterator[Error]:
-    cluster, failed = config.cluster, config.sweep.max_failed
+    cluster = config.cluster
     if config.search is not None:
         if config.launcher.parallel == "auto":
             problem = "needs the number of its jobs at a time"
@@ -104,8 +104,6 @@ def _slurm_errors(config: Config) -> Iterator[Error]:
         if cluster.parallel is not None:
             problem = "applies only to job arrays"
             yield Error(f"cluster.parallel={cluster.parallel}", problem, "a search uses launcher.parallel")
-    elif failed is not None:
-        yield Error(f"sweep.max_failed={failed}", "applies only to trials on this machine, not to jobs", "remove it")
     if cluster.time_min is None:
         yield Error("cluster.time_min", "has no value, and cluster=slurm needs one", "add cluster.time_min=MINUTES")
     elif cluster.warn_s >= 60 * cluster.time_min:

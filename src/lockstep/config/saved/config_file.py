@@ -17,7 +17,13 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system.trees import at, from_yaml
 
 # keys of earlier versions
-GONE = (("notify", "url"), ("trainer", "cudnn_search"), ("search", "objectives"), ("launcher", "mode"))
+GONE = (
+    ("notify", "url"),
+    ("trainer", "cudnn_search"),
+    ("search", "objectives"),
+    ("launcher", "mode"),
+    ("sweep", "max_failed"),
+)
 OF_CUTS = {  # not in earlier versions
     IMAGE_FOLDER: ("group", "test_after"),
     IMAGE_LIST: ("group", "group_column", "date_column", "test_after"),

@@ -299,7 +299,6 @@ class Sweep(Section):
     scope = Scope.SWEEP
 
     name: Name | None = Field(description="suffix of the sweep folder, to resume it; null = the same command")
-    max_failed: Count | None = Field(description="stop after more failed trials than this; null = no limit")
     test: Literal["best", "all", "none"] = Field(description="trials to evaluate on the test set")
 
 
