@@ -53,7 +53,6 @@ RINGS = {
         *("data.copies", "data.near_copies", "data.sources.dates"),
         *("data.sources.downloads", "data.sources.folders", "data.sources.lists", "data.transfer"),
         *(
-            "launch.notification",
             "models.graphs",
             "models.layers",
             "models.frozen",

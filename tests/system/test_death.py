@@ -65,12 +65,6 @@ def test_a_rank_that_dies_by_a_signal_is_reported_with_its_source_line(
     assert_reported(latest(tmp_path), f"rank {rank} of {num_workers}", number, done.stderr)
 
 
-def test_the_death_of_the_only_process_is_notified(tmp_path: Path) -> None:
-    run(tmp_path, command(*SMALL, "notify.command='cp /dev/stdin told.json'", dies("SIGSEGV")))
-    assert '"state": "failed"' in (tmp_path / "told.json").read_text()
-    assert '"exit_code": 139' in (tmp_path / "told.json").read_text()
-
-
 def test_a_task_of_srun_that_dies_is_named_by_the_others_and_its_place_is_in_its_log(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", dies("SIGSEGV", rank=1)])
     words = [sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "--task", "train"]

@@ -46,7 +46,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 def test_values_of_every_kind_reach_the_configuration_of_the_run(project: Path) -> None:
     typed = (
         *("experiment=small", "model.stem=imagenet", "hydra.run.dir=here", "~callbacks.timer", "trainer.loads=[1]"),
-        *("+callbacks.last.verbose=true", "++optimizer.lr=0.2", "notify.command=null", "seed=7"),
+        *("+callbacks.last.verbose=true", "++optimizer.lr=0.2", "trainer.max_time_s=null", "seed=7"),
         *("eval_batch_size=${global_batch_size}", "augment={flip:true}", "name=${oc.env:MY_NAME}"),
     )
     train(project, *typed)
@@ -58,7 +58,7 @@ def test_values_of_every_kind_reach_the_configuration_of_the_run(project: Path) 
     assert config["optimizer"]["lr"] == 0.2
     assert config["callbacks"]["last"]["verbose"] is True
     assert "timer" not in config["callbacks"]
-    assert config["notify"]["command"] is None
+    assert config["trainer"]["max_time_s"] is None
 
 
 def test_a_project_its_other_files_and_a_folder_next_to_it_are_found(project: Path) -> None:

@@ -27,7 +27,6 @@ from tests.support.image_files import write_folder
 from tests.support.leaks import keepers
 
 OWN = "+callbacks.own={_target_:tests.support.callbacks.Secretive}"
-NOTIFY = ("notify.command='false --token hunter1 http://127.0.0.1:9/hunter1'",)
 
 
 @pytest.mark.full
@@ -48,7 +47,7 @@ def test_a_training_keeps_its_secrets_and_resumes_with_a_url_that_was_signed_aga
             return done.returncode, done.stdout + done.stderr
 
         data = ["data=image_folder", "data.image_size=16", "data.cache=cache", "data.num_workers=1", signed("hunter1")]
-        secret = [*NOTIFY, OWN, "+callbacks.own.api_token=hunter1", "+strategy.variables.HF_TOKEN=hunter1"]
+        secret = [OWN, "+callbacks.own.api_token=hunter1", "+strategy.variables.HF_TOKEN=hunter1"]
         secret += ["+strategy.variables.OWN_PROXY='http://me:hunter1@h:1'", "data.val_fraction=0.2"]
         curves = "callbacks.curves={_target_:lockstep.callbacks.Curves,graph:false}"
         loggers = ["logger=[csv,tensorboard,wandb]", "logger.wandb.offline=true", curves]
@@ -74,7 +73,7 @@ def test_a_training_keeps_its_secrets_and_resumes_with_a_url_that_was_signed_aga
 @pytest.mark.full
 @pytest.mark.processes
 def test_a_sweep_keeps_its_secrets_and_resumes(tmp_path: Path) -> None:
-    words = [*sweeps.TINY, *NOTIFY, OWN, "+callbacks.own.api_token=hunter1,fail-hunter2"]
+    words = [*sweeps.TINY, OWN, "+callbacks.own.api_token=hunter1,fail-hunter2"]
     for begins in ("A sweep of 2 trials", "Resuming"):
         done = sweeps.run(tmp_path, *words)
         assert done.returncode == EXIT_FAILED, done.stdout + done.stderr
@@ -90,7 +89,7 @@ def test_a_sweep_keeps_its_secrets_and_resumes(tmp_path: Path) -> None:
 
 
 def test_a_benchmark_and_the_facts_of_a_run_keep_their_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = ["+benchmark=default", *NOTIFY, OWN, "+callbacks.own.api_token=hunter1"]
+    texts = ["+benchmark=default", OWN, "+callbacks.own.api_token=hunter1"]
     config = validation.check_config(compose.compose_config(texts))
     assert isinstance(config, BenchmarkConfig)
     found = results.new_benchmark(tmp_path, config, texts)

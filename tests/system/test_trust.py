@@ -15,7 +15,7 @@ from lockstep.cluster.record import Record
 from lockstep.config.saved import config_file
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support import job_records
-from tests.support.harness import SMALL, environ, train_all, wait_until, write_run
+from tests.support.harness import ROOT, SMALL, environ, train_all, wait_until, write_run
 from tests.support.strangers import TOUCH, edit, typed
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
@@ -23,6 +23,7 @@ RESUME = ("train", "resume=theirs", "trainer.max_epochs=3")
 EVAL = ("eval", "theirs")
 PREDICT = ("predict", "theirs", "test", "--output", "out.csv")
 CALL = {"command": TOUCH}
+VARIABLES = {"variables": {"OWN_X": "1"}}
 OPENS = {"_target_": "logging.FileHandler", "filename": "ran"}  # what Hydra itself does not refuse
 LAMBDA = {"_target_": "lightning.pytorch.callbacks.LambdaCallback"}
 CHAIN = "lightning.pytorch.callbacks.model_checkpoint.logging.FileHandler"
@@ -76,8 +77,8 @@ def test_modules_of_the_folders_that_a_run_records_are_not_found(theirs: RunFold
             {"data": {"_target_": "lockstep.data.Splits", "_check_": "os.system", **CALL}},
             "data._check_=os.system",
         ),
-        (RESUME, {"notify": CALL}, "notify.command of theirs is of neither the command line"),
-        ((*RESUME, "notify={timeout_s:5}"), {"notify": CALL}, "notify.command"),
+        (RESUME, {"strategy": VARIABLES}, "strategy.variables.OWN_X of theirs is of neither the command line"),
+        ((*RESUME, "strategy={interface:lo}"), {"strategy": VARIABLES}, "strategy.variables.OWN_X"),
         (EVAL, {"strategy": {"variables": {"LD_PRELOAD": "x.so"}}}, "strategy.variables.LD_PRELOAD"),
     ],
 )
@@ -88,22 +89,21 @@ def test_what_a_run_names_is_refused_by_a_line(
     refused(tmp_path, words, what)
 
 
-def test_a_command_that_is_typed_again_or_of_the_project_is_used_and_any_of_a_trusted_run(
+def test_a_variable_that_is_typed_again_or_of_the_project_is_used_and_any_of_a_trusted_run(
     theirs: RunFolder, tmp_path: Path
 ) -> None:
-    edit(theirs, notify=CALL)
-    more: list[tuple[str, ...]] = [("notify.command=null",), ("--trust",), (f"notify.command='{TOUCH}'",), ()]
+    more: list[tuple[str, ...]] = [("--trust",), ("strategy.variables.OWN_X=2",), ()]
     for number, words in enumerate(more):
         if not words:
             (tmp_path / "conf").mkdir()
             (tmp_path / "conf" / "config.yaml").write_text(
-                (Path(__file__).parents[2] / "conf" / "config.yaml").read_text() + f"notify:\n  command: {TOUCH}\n"
+                (ROOT / "conf" / "config.yaml").read_text() + "strategy:\n  variables:\n    OWN_X: '1'\n"
             )
-        (tmp_path / "ran").unlink(missing_ok=True)
-        edit(theirs, notify=CALL)
+        edit(theirs, strategy=VARIABLES)
         done = typed(tmp_path, "train", "resume=theirs", f"trainer.max_epochs={number + 3}", *words)
         assert done.returncode == 0, done.stderr
-        assert (tmp_path / "ran").exists() == (number > 0)
+        value = config_file.load(theirs.config).strategy.variables["OWN_X"]
+        assert str(value) == ("2" if number == 1 else "1")
     done = typed(tmp_path, "train", "--trust", *SMALL)
     assert done.returncode == EXIT_CONFIG
     assert "--trust is for a run or a sweep that is resumed" in done.stderr

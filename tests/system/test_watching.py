@@ -402,7 +402,7 @@ def test_sigterm_restores_the_terminal(three: Path) -> None:
 @pytest.fixture
 def two(tmp_path: Path) -> tuple[RunFolder, RunFolder]:
     text = "seed: {}\noptimizer:\n  lr: {}\n  betas: [0.9, {}]\nmodel: {{_target_: M, width: 8}}\n"
-    text += "notify: {{command: {}}}\n"
+    text += "logger: {{wandb: {{api_key: {}}}}}\n"
     a = run(
         tmp_path / "a", config=text.format(0, 0.1, 0.99, "http://x/token"), metrics={"val/loss": 0.5, "test/loss": 9}
     )
@@ -422,6 +422,7 @@ def test_settings_that_differ_and_results_stand_side_by_side(two: Any, lockstep:
         "settings": ["A", "B"],
         "optimizer.lr": ["0.1", "0.0001"],
         "optimizer.betas": ["[0.9,0.99]", "[0.9,0.95]"],
+        "logger.wandb.api_key": ["***", "null"],
         "extra": ["null", "true"],
         "results": ["A", "B"],
     }

@@ -80,7 +80,6 @@ def _environment(name: str, entry: ExecutionEnvironment, config: BenchmarkConfig
     tree["trainer"] |= {"devices": num_local, "num_nodes": 1, "loads": None, "max_time_s": config.benchmark.budget_s}
     tree["strategy"]["name"] = entry.strategy
     tree["cluster"]["gpus_per_node"] = None  # those of the job, which may be more
-    tree["notify"]["command"] = None  # for a run, not for a part of a benchmark
     tree["scale_with_workers"] = entry.scale_with_workers
     checked = validation.check_tree(tree)  # on one machine, because this process is alone
     trainer = checked.trainer.model_copy(update={"num_nodes": num_nodes})

@@ -55,7 +55,6 @@ FEATURES = (
     # errors of a configuration, without reading a file: (config) -> errors
     Feature("rules", "lockstep.config.checks.module_rules:errors", _has_own_module),
     Feature("rules", "lockstep.config.checks.benchmark_rules:errors", lambda config: hasattr(config, "benchmark")),
-    Feature("rules", "lockstep.launch.notification:errors", lambda config: config.notify.command is not None),
     Feature("rules", "lockstep.assembly.data_copies:errors", lambda config: config.data.names_copy),
     Feature("rules", "lockstep.config.checks.virtual_rules:errors", lambda config: config.trainer.virtual_shards),
     Feature("rules", "lockstep.config.checks.frozen_rules:errors", _trains_head),
@@ -107,7 +106,6 @@ FEATURES = (
     Feature("tested", "lockstep.inference.predict:write_fold", lambda config: config.data.folds is not None),
     # the end of a run, once its folder is unlocked: (config, folder, exit code)
     Feature("end", "lockstep.sweeps.out_of_fold:refresh", lambda config: config.data.folds is not None),
-    Feature("end", "lockstep.launch.notification:send", lambda config: config.notify.command is not None),
 )
 
 

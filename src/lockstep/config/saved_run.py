@@ -58,7 +58,7 @@ def check_resume(folder: RunFolder, texts: Sequence[str], source: Source, *, is_
     except PermissionError as error:
         raise ConfigError(file_error(error).within("resume")) from error
     saved = config_file.load(folder.config)
-    trust.check(folder, saved, source, texts, is_trusted=is_trusted, settings=trust.OF_A_TRAINING)
+    trust.check(folder, saved, source, texts, is_trusted=is_trusted)
     try:
         config = change_config(folder, saved, texts, source)
         overrides.check_called([config])

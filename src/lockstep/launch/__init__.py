@@ -1,1 +1,1 @@
-"""Starts, supervises and ends the processes of a run, and sends the notification of its end."""
+"""Starts, supervises and ends the processes of a run."""

@@ -1,4 +1,4 @@
-"""Starts or resumes a run: prepares and locks its folder, trains in it, and sends the notification of its end."""
+"""Starts or resumes a run: prepares and locks its folder, and trains in it."""
 
 import contextlib
 import os
@@ -137,7 +137,7 @@ def run_workers(
     stop_signals: SignalList | None = None,
     first: Callable[[], None] | None = None,
 ) -> tuple[RunFolder, int]:
-    """Prepare and lock the folder, once for all processes, train in it, and send the notification.
+    """Prepare and lock the folder, once for all processes, and train in it.
 
     The processes of srun meet in the folder `known`, if it exists before.
     """
@@ -173,7 +173,7 @@ def run_workers(
             code = worker.run_here(job, world, flag)
         if world is None and (errors := worker.refusal_errors(job)):
             raise ConfigError(*errors)
-    # the run is unlocked: the notified command may resume it
+    # the run is unlocked: its state is that of its end
     if (world is None or world.rank == 0) and code != EXIT_INTERRUPTED:
         for report in reports:
             report(config, folder, code)

@@ -15,7 +15,7 @@ from lockstep.system.redaction import redact
 from lockstep.system.terminal import duration, new_table, print_table, printable, say, terminal
 from lockstep.system.trees import from_yaml, leaves
 
-OTHERWISE = ("resume", "notify", "sweep", "launcher")  # settings that do not change the training
+OTHERWISE = ("resume", "sweep", "launcher")  # settings that do not change the training
 Row = tuple[str, list[Any]]
 
 

@@ -19,7 +19,7 @@ from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.redaction import redact
 
 DONE = ("finished", "pruned")
-FREE = ("launcher", "sweep", "notify", "cluster", "dry_run", "silent", "hydra")  # may change between two commands
+FREE = ("launcher", "sweep", "cluster", "dry_run", "silent", "hydra")  # may change between two commands
 
 
 @dataclass

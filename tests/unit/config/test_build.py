@@ -10,7 +10,7 @@ import yaml
 
 from lockstep.config import build
 from lockstep.config.checks import pretrained_view
-from lockstep.config.checks.validation import check_config, check_tree
+from lockstep.config.checks.validation import check_config
 from lockstep.config.composing.compose import compose_config
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
@@ -33,9 +33,10 @@ def test_a_text_reaches_its_target_as_it_stands(text: str, tmp_path: Path) -> No
     assert build.build(section(**given, nested=nested), supplied=text) == wanted
     bound = build.build(section(**given, nested=nested, _partial_=True))
     assert bound(supplied=text) == wanted
-    tree = config_file.to_tree(check_config(compose_config(["data=synthetic"])))
-    config_file.save(check_tree({**tree, "notify": {**tree["notify"], "command": text}}), tmp_path / "config.yaml")
-    assert config_file.load(tmp_path / "config.yaml").notify.command == text
+    config = check_config(compose_config(["data=synthetic"]))
+    cluster = config.cluster.model_copy(update={"constraint": text})
+    config_file.save(config.model_copy(update={"cluster": cluster}), tmp_path / "config.yaml")
+    assert config_file.load(tmp_path / "config.yaml").cluster.constraint == text
 
 
 @pytest.mark.parametrize("content", ["seed: &a [1]\ntask: *a\n", None])
@@ -127,7 +128,8 @@ def test_a_run_that_lacks_settings_of_this_version_is_refused_with_its_version(t
 def test_settings_that_are_gone_are_dropped_from_a_saved_run(tmp_path: Path) -> None:
     config = check_config(compose_config(["compile=true"]))
     tree = config_file.to_tree(config)
-    tree["notify"]["url"], tree["trainer"]["cudnn_search"], tree["compile"] = "https://h/x", True, "reduce-overhead"
+    tree["trainer"]["cudnn_search"], tree["compile"] = True, "reduce-overhead"
+    tree["notify"] = {"command": "./tell", "timeout_s": 10.0}
     tree["launcher"]["mode"], tree["sweep"]["max_failed"] = "sequential", 3
     write_atomically(tmp_path / "config.yaml", yaml.safe_dump(tree))
     assert config_file.load(tmp_path / "config.yaml") == config

@@ -19,7 +19,7 @@ from lockstep.config.schema.sections import Scope
         ("data.memory", Scope.PLACE),
         ("logger.tensorboard.name", Scope.WATCHING),
         ("silent", Scope.OUTPUT),
-        ("notify.command", Scope.SWEEP),
+        ("sweep.name", Scope.SWEEP),
         ("search.sampler.seed", Scope.SWEEP),
         ("cluster", Scope.SUBMISSION),
         ("no.such.key", Scope.NUMBERS),
@@ -45,5 +45,5 @@ def test_a_resumed_sweep_may_be_computed_elsewhere_but_not_otherwise_nor_longer(
 
 def test_the_whole_command_has_its_keys_once() -> None:
     whole = key_scopes.names(*key_scopes.SAME_FOR_ALL_JOBS)
-    assert whole == ["silent", "notify", "changed_data", "dry_run", "launcher", "sweep", "search", "cluster"]
+    assert whole == ["silent", "changed_data", "dry_run", "launcher", "sweep", "search", "cluster"]
     assert set(whole) <= set(fields(Config))

@@ -20,7 +20,7 @@ UNKNOWN = [
     *(
         "lockstep.load",
         "lockstep.data.lazy_loader",
-        "lockstep.launch.notification._run",
+        "lockstep.launch.runner.start",
         "src.lockstep.launch.worker.take_job",
     ),
     *(

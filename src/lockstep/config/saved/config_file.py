@@ -18,7 +18,6 @@ from lockstep.system.trees import at, from_yaml
 
 # keys of earlier versions
 GONE = (
-    ("notify", "url"),
     ("trainer", "cudnn_search"),
     ("search", "objectives"),
     ("launcher", "mode"),
@@ -38,7 +37,7 @@ def to_tree(config: Config) -> dict[str, Any]:
 def fingerprint(config: Config) -> str:
     """Return a hash that is equal for equal trainings: ranks compare it before the first step.
 
-    Notifications are not part of it, nor network interfaces, whose names may differ between machines.
+    Names of network interfaces are not part of it: they may differ between machines.
     """
     from lockstep.config.schema.key_scopes import NOT_OF_A_TRAINING, scope
 
@@ -86,6 +85,7 @@ def _to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
     for section, key in GONE:
         if isinstance(tree.get(section), dict):
             tree[section].pop(key, None)
+    tree.pop("notify", None)
     tree.setdefault("calibrate", True)  # not in earlier versions, whose checkpoints have nothing to apply
     if isinstance(tree.get("trainer"), dict):
         tree["trainer"].setdefault("virtual_shards", None)  # not in earlier versions

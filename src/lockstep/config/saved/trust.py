@@ -1,4 +1,4 @@
-"""Refuses targets, commands and variables in the saved configuration of a run that nobody vouches for."""
+"""Refuses targets and variables in the saved configuration of a run that nobody vouches for."""
 
 import ast
 import importlib
@@ -21,7 +21,6 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system.provenance import project_root
 
 VARIABLES = ("strategy.variables.",)  # some of them name libraries that worker processes load
-OF_A_TRAINING = (*VARIABLES, "notify.command")
 PATHS = tuple(f"data.{key}" for key in DATA_PATHS)
 OWN = ("lockstep.callbacks", "lockstep.data", "lockstep.models", "lockstep.tasks")
 # modules whose public names run no command, unpickle nothing (but LSUN), and call nothing by name; and single names.

@@ -16,7 +16,6 @@ from lockstep.config.schema.sections import (
     ExecutionEnvironment,
     Launcher,
     Name,
-    Notify,
     ParameterGroup,
     Scope,
     Section,
@@ -64,7 +63,6 @@ class Config(Section):
     calibrate: Annotated[bool, Scope.WATCHING] = Field(description="calibrate probabilities by the validation images")
     augment: Augment
     silent: Annotated[bool, Scope.OUTPUT] = Field(description="print only errors")
-    notify: Notify
     resume: Annotated[PathText | None, Scope.PLACE] = Field(description="run folder to resume")
     init_from: Annotated[PathText | None, Scope.NUMBERS] = Field(
         description="initial weights of a new run: a checkpoint file, or a run folder for its best checkpoint"

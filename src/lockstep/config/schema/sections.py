@@ -15,7 +15,6 @@ from lockstep.system.trees import leaves
 # a plain string replaces the type and its pattern in help and errors
 Name = Annotated[str, Field(pattern=r"^[\w.=+-]+$"), "text of letters, digits and _.=+-"]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w-]*$")]
-Command = Annotated[str, Field(pattern=r"\S"), "a command line"]
 Word = Annotated[str, Field(pattern=r"^\S+$"), "a word"]
 Line = Annotated[str, Field(pattern=r"^[^\n]*\S[^\n]*$"), "a line of text"]
 Interface = Annotated[str, Field(min_length=1), "a network interface"]
@@ -34,7 +33,7 @@ class Scope(Enum):
     PLACE = "where it is computed, and how fast"
     WATCHING = "what is observed and kept of it"
     OUTPUT = "what the command prints"
-    SWEEP = "the trials of one command together, and notifications"
+    SWEEP = "the trials of one command together"
     SUBMISSION = "where the command has its runs trained"
     BENCHMARK = "`lockstep benchmark`"
 
@@ -246,15 +245,6 @@ class ParameterGroup(Section):
     frozen_epochs: Count | None = Field(
         default=0, description="epochs before training starts; 0 = train from the start, null = never train"
     )
-
-
-class Notify(Section):
-    """Notification at the end of a run: JSON to the standard input of a command."""
-
-    scope = Scope.SWEEP
-
-    command: Command | None = Field(description="run without a shell, with LOCKSTEP_RUN, _STATE and _REASON set")
-    timeout_s: Annotated[float, Field(gt=0, le=600)] = Field(description="time limit of the command, in seconds")
 
 
 class Cluster(Section):
