@@ -64,7 +64,7 @@ RINGS = {
         ),
         *("assembly.frozen_features", "config.checks.frozen_rules"),
         *("assembly.custom_module", "assembly.data_copies", "assembly.listed_images", "assembly.pretrained_weights"),
-        *("training.exactness_check", "training.late_test", "training.initial_weights", "training.measured_loads"),
+        *("training.exactness_check", "training.late_test", "training.initial_weights"),
     ),
 }
 

@@ -1,6 +1,5 @@
 """Custom networks, some of them wrong."""
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -82,15 +81,6 @@ class WaitsInTheThirdBatch(Plain):
         self.num_batches += len(x) > 0
         while self.num_batches == 3 and Path("hold").exists() and any(Path().glob("*.part")):
             time.sleep(0.02)
-        return super().forward(x)
-
-
-class Uneven(Plain):
-    """Trains an image in 5 ms longer on rank 0 and in 15 ms longer on other ranks."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training and (rank := os.environ.get("RANK") or os.environ.get("SLURM_PROCID")):
-            time.sleep(len(x) * (0.005 if rank == "0" else 0.015))
         return super().forward(x)
 
 

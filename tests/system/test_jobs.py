@@ -390,7 +390,7 @@ def test_what_a_submission_keeps_of_secrets_is_private(
     tool(tools, "sbatch", ANSWERS)
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    config = config_of("cluster.setup=['export HF_TOKEN=hunter2']")
+    config = config_of("cluster.setup=['export HF_TOKEN=hunter2']", "+strategy.variables.HF_TOKEN=hunter2")
     submission.submit_all([folder], [config], base=folder, name="it")
     shutil.rmtree(folder.code)  # these tests are in it
     assert keepers(folder.path) == {"config.yaml", "job.json", "17_submission.sh"}

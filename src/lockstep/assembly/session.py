@@ -2,8 +2,8 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,7 +47,6 @@ class Session:
     precision_reason: str
     environment: ClusterEnvironment
     held: contextlib.ExitStack  # closed at the end, also after an error
-    remarks: Mapping[str, str] = field(default_factory=dict)  # about rows of the header of the run
     shards: "VirtualShards | None" = None  # of trainer.virtual_shards
 
     @property
@@ -61,11 +60,11 @@ class Session:
 
     @property
     def loads(self) -> tuple[int, ...]:
-        """Relative shard size of every rank: equal without loads, and until loads=auto is measured."""
+        """Relative shard size of every rank."""
         if self.shards is not None:
             return self.shards.loads
         loads = self.config.trainer.loads
-        return tuple(loads) if isinstance(loads, list) else (1,) * self.world_size
+        return (1,) * self.world_size if loads is None else tuple(loads)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from lockstep.config.schema.target_sections import IMAGE_LIST, LIBRARIES, OF_FIL
 # fmt: off
 Moment = Literal[
     "rules", "files", "new files", "view", "stage", "killed", "crop", "module", "classifier", "first", "grapher",
-    "data rows", "module row", "weights", "pretrained", "shards", "fitted", "tested", "end", "downloads",
+    "data rows", "module row", "weights", "pretrained", "fitted", "tested", "end", "downloads",
 ]
 # fmt: on
 
@@ -97,8 +97,6 @@ FEATURES = (
     Feature("weights", "lockstep.training.initial_weights:load", lambda config: config.init_from is not None),
     # or else those that its network has from elsewhere: the same, used by a module
     Feature("pretrained", "lockstep.assembly.pretrained_weights:load", lambda module: hasattr(_net(module), "origin")),
-    # the shards of the workers, before the first step: (session, data, module) -> session
-    Feature("shards", "lockstep.training.measured_loads:measure_loads", lambda config: config.trainer.loads == "auto"),
     # after a fit: (session, data, module, its best checkpoint, None without one)
     Feature("fitted", "lockstep.inference.reliability:calibrate", attrgetter("calibrate")),
     # after a test: (session, data, module) -> more of summary.json

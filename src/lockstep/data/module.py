@@ -140,10 +140,6 @@ class ImageData(L.LightningDataModule):
             order=self._order if is_train else None,
         )
 
-    def share(self, loads: Sequence[int]) -> None:
-        """Cut batches by these loads from now on."""
-        self._batching = replace(self._batching, loads=loads)
-
     def serve(self, pixels: Mapping[str, Pixels]) -> None:
         """Serve these in place of the pixels of their splits from now on; on a GPU they must be there."""
         self._images |= {name: ShardDataset(part, self._images[name].targets) for name, part in pixels.items()}

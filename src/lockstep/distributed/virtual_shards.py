@@ -26,23 +26,14 @@ T = TypeVar("T")
 class VirtualShards:
     """The virtual shards of this process, with a thread for each; a process without any has one thread.
 
-    `num_threads` of them run at once. `loads` are the numbers of virtual shards of all ranks. As a context manager it
-    ends the threads, which start when they are needed.
+    `num_threads` of them run at once. They are cut by the relative `loads` of all ranks; the attribute of this name has
+    their number on each rank. As a context manager it ends the threads, which start when they are needed.
     """
-
-    loads: tuple[int, ...]
 
     def __init__(self, count: int, loads: Sequence[int], num_threads: int) -> None:
         self.count = count
         self.num_threads = num_threads
         self._cores = threading.Semaphore(num_threads)
-        self.assign(loads)
-
-    def __deepcopy__(self, known: dict[int, Any]) -> "VirtualShards":
-        return self  # of the process, also for a copy of its module
-
-    def assign(self, loads: Sequence[int]) -> None:
-        """Cut the virtual shards by the relative loads of all ranks."""
         bounds = [interval(self.count, loads, rank) for rank in range(len(loads))]
         self.loads = tuple(hi - lo for lo, hi in bounds)
         self._ranges = [range(lo, hi) for lo, hi in bounds]
@@ -55,6 +46,9 @@ class VirtualShards:
         self._received: Any = None
         self._barrier = threading.Barrier(self.num_parts, action=self._exchange)
         self._gather: Callable[[list[Any]], Any] = list
+
+    def __deepcopy__(self, known: dict[int, Any]) -> "VirtualShards":
+        return self  # of the process, also for a copy of its module
 
     def __enter__(self) -> "VirtualShards":
         return self

@@ -12,7 +12,6 @@ from pathlib import Path
 from lockstep.cluster import submission
 from lockstep.cluster.jobs import Job
 from lockstep.config import build
-from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError, Error, file_error
 from lockstep.config.saved import config_file, project
 from lockstep.config.saved.resume import keep_settled
@@ -63,9 +62,6 @@ def prepare_trial(
         before = config_file.load(folder.config)
         config = Config.model_validate(keep_settled(config_file.to_tree(config), before))
         _check_same(ledger, trial, before, submission.job_config(config))
-        loads, auto = before.trainer.loads, config.trainer.loads == "auto"
-        if auto and isinstance(loads, list) and len(loads) == resolve_workers(config).world_size:  # measured before
-            config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"loads": loads})})
     saved = submission.job_config(config)
     folder.path.mkdir(parents=True, exist_ok=True)
     # a job may read them; its submission writes them again

@@ -29,7 +29,7 @@ def facts(here: Session, data: ImageData) -> dict[str, Any]:
     """Return the facts of a run that are known from its start."""
     return {
         "workers": here.world_size,
-        **({"loads": errors.literal(loads)} if isinstance(loads := here.config.trainer.loads, list) else {}),
+        **({"loads": errors.literal(loads)} if (loads := here.config.trainer.loads) is not None else {}),
         "device": device_name(here),
         "precision": here.precision,
         "train_images": data.batches("train").num_epoch_samples,
@@ -109,9 +109,8 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     rows.append(("workers", f"{count} x {device}" if count > 1 else device))
     if here.device.type == "cpu" and here.num_local > 1 and num_cores() <= FEW_CORES:
         rows.append(("", REHEARSAL))
-    if isinstance(config.trainer.loads, list):
-        loads = errors.literal(config.trainer.loads), here.remarks.get("loads")
-        rows.append(("loads", ", ".join(filter(None, loads))))
+    if config.trainer.loads is not None:
+        rows.append(("loads", errors.literal(config.trainer.loads)))
     if here.shards is not None:
         rows.append(("shards", f"{here.shards.count} virtual ones: the same bits on up to {here.shards.count} workers"))
     rows += [("batch", _batch(here, data)), ("precision", f"{here.precision} ({here.precision_reason})")]

@@ -45,8 +45,6 @@ def train(
     with session.open_session(folder, config, world) as here:
         resumed_from = session.checkpoint(here, folder.last_checkpoint)
         here, data, module, first = prepare_training(here, is_new=resumed_from.path is None)
-        for measured_shards in features.used_features("shards", config):
-            here = measured_shards(here, data, module)
         if here.rank == 0:
             folder.note(environment=provenance.describe())
             show_header(here, data, module, is_resumed=resumed_from.path is not None)

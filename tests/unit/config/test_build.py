@@ -128,7 +128,8 @@ def test_a_run_that_lacks_settings_of_this_version_is_refused_with_its_version(t
 def test_settings_that_are_gone_are_dropped_from_a_saved_run(tmp_path: Path) -> None:
     config = check_config(compose_config(["compile=true"]))
     tree = config_file.to_tree(config)
-    tree["trainer"]["cudnn_search"], tree["compile"] = True, "reduce-overhead"
+    tree["trainer"] |= {"cudnn_search": True, "loads": "auto"}
+    tree["compile"] = "reduce-overhead"
     tree["notify"] = {"command": "./tell", "timeout_s": 10.0}
     tree["launcher"]["mode"], tree["sweep"]["max_failed"] = "sequential", 3
     write_atomically(tmp_path / "config.yaml", yaml.safe_dump(tree))

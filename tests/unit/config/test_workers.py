@@ -208,9 +208,9 @@ def test_steps_as_cuda_graphs_are_refused_where_none_can_be_captured(machine: Ma
 
 def test_loads_are_one_for_each_worker_and_not_all_zero(machine: Machine) -> None:
     machine.has_gpus(2)
-    assert machine.workers(loads=[2, 0]).world_size == machine.workers(loads="auto").world_size == 2
+    assert machine.workers(loads=[2, 0]).world_size == 2
     assert machine.error(loads=[2, 1, 1]).startswith(
-        "trainer.loads=[2,1,1] has 3 entries for 2 workers: give one load for each, or auto"
+        "trainer.loads=[2,1,1] has 3 entries for 2 workers: give one load for each"
     )
     assert machine.error(loads=[0, 0]) == "trainer.loads=[0,0] has no load above 0: give one to at least one worker"
 

@@ -396,24 +396,6 @@ def test_how_and_where_a_sweep_runs_makes_no_other_sweep_and_no_other_trial() ->
     assert trial_of(["lr=1", "seed=0", "lr=2"]) == ["lr=2", "seed=0"]  # the last one counts
 
 
-def test_a_repeated_sweep_keeps_the_loads_that_its_trials_have_measured(tmp_path: Path) -> None:
-    typed = ["data=synthetic", "trainer.loads=auto"]
-
-    def prepared(devices: int) -> Config:
-        config = config_of(*typed, f"trainer.devices={devices}")
-        ledger = Ledger.open(tmp_path, None, typed)
-        trial, config = command.prepare_trial(ledger, typed, lambda number: (config, str(number)), {})
-        ledger.write()
-        assert config_file.load(trial.folder.config).trainer == config.trainer
-        return config
-
-    first = prepared(2)
-    measured = first.trainer.model_copy(update={"loads": [3, 1]})
-    config_file.save(first.model_copy(update={"trainer": measured}), tmp_path / "0" / "config.yaml")
-    assert prepared(2).trainer.loads == [3, 1]
-    assert prepared(3).trainer.loads == "auto"
-
-
 def test_a_sweep_that_fails_itself_lets_its_trials_save_first(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "lr=1")
     process = child.start(partial(_saves, tmp_path / "saved"), environ())

@@ -13,7 +13,6 @@ def errors(config: Config) -> Iterator[Error]:
     images = {f"augment.{name}": value for name, value in config.augment.used.items()} | {
         "flip_test": config.flip_test,
         "compile": config.compile,
-        "trainer.loads": trainer.loads == "auto" and "auto",
     }
     steps = {
         "module": config.has_own_module,

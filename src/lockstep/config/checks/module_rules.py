@@ -14,7 +14,6 @@ def errors(config: Config) -> Iterator[Error]:
         ("parameters", config.parameters or None, None, "make the groups in its configure_optimizers"),
         ("trainer.accumulate_grad_batches", trainer.accumulate_grad_batches, 1, "accumulate in its training_step"),
         ("trainer.gradient_clip_norm", trainer.gradient_clip_norm, None, "clip in its configure_gradient_clipping"),
-        ("trainer.loads", "auto" if trainer.loads == "auto" else None, None, "give numbers"),
         ("trainer.memory_format", trainer.memory_format, "auto", "choose the format in it"),
         ("trainer.graph", True if trainer.graph is True else None, None, "capture graphs in it"),
         # Lightning changes the scale between the steps of two optimizers, and lets fused SGD begin with a skipped step

@@ -154,7 +154,7 @@ def _graph_errors(config: Config, workers: Workers) -> list[Error]:
     settings = (
         (config.compile, "compile=true"),
         (workers.world_size > 1 and backend == "gloo", f"strategy.process_group_backend={backend}"),
-        (isinstance(loads, list) and 0 in loads, f"trainer.loads={literal(loads)}"),
+        (loads is not None and 0 in loads, f"trainer.loads={literal(loads)}"),
     )
     hint = "remove one of them, or use trainer.graph=auto"
     return [Error("trainer.graph=true", f"does not work with {other}", hint) for is_set, other in settings if is_set]
@@ -181,12 +181,12 @@ def _number_errors(config: Config, workers: Workers) -> list[Error]:
 
 def _load_errors(config: Config, workers: Workers) -> list[Error]:
     loads, count = config.trainer.loads, workers.world_size
-    if not isinstance(loads, list):
+    if loads is None:
         return []
     typed = f"trainer.loads={literal(loads)}"
     if len(loads) != count:
         entries = plural(len(loads), "entry", "entries")
-        return [Error(typed, f"has {entries} for {plural(count, 'worker')}", "give one load for each, or auto")]
+        return [Error(typed, f"has {entries} for {plural(count, 'worker')}", "give one load for each")]
     if sum(loads) == 0:
         return [Error(typed, "has no load above 0", "give one to at least one worker")]
     return []

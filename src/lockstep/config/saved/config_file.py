@@ -89,6 +89,8 @@ def _to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
     tree.setdefault("calibrate", True)  # not in earlier versions, whose checkpoints have nothing to apply
     if isinstance(tree.get("trainer"), dict):
         tree["trainer"].setdefault("virtual_shards", None)  # not in earlier versions
+        if tree["trainer"].get("loads") == "auto":  # of one worker; for several it was replaced by numbers
+            tree["trainer"]["loads"] = None
     for key in OF_CUTS.get(str(at(tree, ["data", "_target_"])), ()):
         tree["data"].setdefault(key, None)
     if tree.get("compile") == "reduce-overhead":

@@ -51,6 +51,7 @@ FOREIGN_NAMES = {
     "logger=wandb": "wandb use_wandb project",
     "name=...": "task_name experiment_name tags",
     "seed=...": "seed_everything manual_seed random_seed",
+    "trainer.loads=[3,1] by hand (auto was removed in 0.3)": "trainer.loads=auto",
     "`lockstep train ...; ./tell` (notify was removed in 0.3)": "notify",
     "hydra.run.dir=...": "log_dir logdir output_dir save_dir default_root_dir",
 }

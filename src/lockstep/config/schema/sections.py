@@ -183,8 +183,8 @@ class Trainer(Section):
     num_nodes: Annotated[Positive, Scope.PLACE] = Field(
         description="number of machines; with devices=auto, torchrun and srun decide"
     )
-    loads: Annotated[Literal["auto"] | list[Count] | None, Scope.PLACE] = Field(
-        description="relative shard size of each worker, e.g. [2,1,1,0]; auto = by their measured speed; null = even"
+    loads: Annotated[list[Count] | None, Scope.PLACE] = Field(
+        description="relative shard size of each worker, e.g. [2,1,1,0]; null = even"
     )
     virtual_shards: Positive | None = Field(
         description="parts of each micro-batch, whose number makes the bits of a run the same on any number of workers "
