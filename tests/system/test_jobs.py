@@ -333,54 +333,27 @@ def test_the_code_is_what_git_knows_and_does_not_ignore(tmp_path: Path) -> None:
     git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "src", "conf", "train.py"], ["commit", "-qm", "x"]):
         subprocess.run([*git, *words], check=True)
-    (root / "train.py").write_bytes("edited gr\xfc\xdfe\n".encode("latin-1"))
-    found = code.files(root)
-    assert sorted(map(str, found)) == [".gitignore", "conf/config.yaml", "own.py", "src/lockstep/a.py", "train.py"]
+    (root / "train.py").write_text("edited\n")
+    (root / "untracked.csv").touch()
+    (root / "conf" / "untracked.yaml").touch()
     before = tmp_path / "run" / "code" / "1" / "train.py"
     before.parent.mkdir(parents=True)
     before.write_text("of a job that waits\n")
-    target = code.freeze(found, tmp_path / "run" / "code", root)
+    target = code.freeze(root, tmp_path / "run" / "code")
     assert (target.name, before.read_text()) == ("2", "of a job that waits\n")
-    assert sorted(path.name for path in target.iterdir()) == sorted(
-        [".gitignore", "conf", "own.py", "src", "train.py", code.COMMIT, code.CHANGES]
-    )
+    assert sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()) == [
+        *("COMMIT", "conf/config.yaml", "conf/untracked.yaml", "own.py", "src/lockstep/a.py", "train.py")
+    ]
+    assert (target / "train.py").read_text() == "edited\n"
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    assert (target / code.COMMIT).read_text() == f"{head}+changes\n"
-    assert b"+edited gr\xfc\xdfe" in (target / code.CHANGES).read_bytes()  # in an old encoding
+    assert (target / "COMMIT").read_text() == f"{head}+changes\n"
     assert code.provenance.commit(target) == f"{head}+changes"  # not that of a repository around it
-
-
-def test_the_code_of_a_job_comes_without_credentials(tmp_path: Path) -> None:
-    root = tmp_path / "it"
-    left_out = (
-        *(".env", "src/.env.local", "conf/Key.PEM", "id_rsa", "id_ecdsa", "id_ed25519_sk", ".ssh/config", ".netrc"),
-        *(".aws/credentials", ".aws/config", ".kube/config", ".docker/config.json", ".config/gcloud/access_tokens.db"),
-        *("kaggle.json", "token.txt", "hf_token", "conf/api_token.yaml", "conf/Secrets.yaml", "client_secret_1.json"),
-        *("cert.p12", "cert.pfx", "store.jks", "my.keystore", ".htpasswd", ".pgpass", ".git-credentials"),
-        *("my-service-account-1f.json", "secrets/prod.txt"),
-    )
-    kept = ("src/credentials.py", "src/token.py", "tokenizer.json", "added_tokens.json", "id_map.json", ".config/it")
-    project(root)
-    git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b"]
-    for name in (*left_out, *kept):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text("first\n")
-    for words in (["init", "-q"], ["add", "-Af"], ["commit", "-qm", "x"]):
-        subprocess.run([*git, *words], check=True)
-    for name in (*left_out, "train.py"):
-        (root / name).write_text(f"second of {name}\n")
-    target = code.freeze(code.files(root), tmp_path / "code", root)
-    assert not [name for name in left_out if (target / name).exists()]
-    assert all((target / name).exists() for name in kept)  # a module is code
-    changes = (target / code.CHANGES).read_text()
-    assert [line for line in changes.splitlines() if "second" in line] == ["+second of train.py"]
-    assert (target / code.CHANGES).stat().st_mode & 0o777 == 0o600
 
 
 def test_the_group_of_a_shared_project_cannot_write_the_code_of_a_job(tmp_path: Path) -> None:
     project(tmp_path / "it")
     (tmp_path / "it" / "train.py").chmod(0o775)
-    target = code.freeze(code.files(tmp_path / "it"), tmp_path / "code", tmp_path / "it")
+    target = code.freeze(tmp_path / "it", tmp_path / "code")
     assert (target / "train.py").stat().st_mode & 0o777 == 0o755
 
 
@@ -400,51 +373,23 @@ def test_what_a_submission_keeps_of_secrets_is_private(
     assert "hunter" not in out
 
 
-def test_without_git_the_code_is_src_conf_train_and_the_modules_next_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_git_the_code_is_src_conf_and_python_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project(tmp_path)
     (tmp_path / "my_package" / "inner").mkdir(parents=True)
-    for name in ("my_package/networks.py", "my_package/inner/sizes.json"):
+    for name in ("my_package/networks.py", "my_package/inner/blocks.py", "my_package/weights.bin"):
         (tmp_path / name).touch()
     monkeypatch.setenv("PATH", "/nowhere")
     assert sorted(map(str, code.files(tmp_path))) == [
-        *("conf/config.yaml", "my_package/inner/sizes.json", "my_package/networks.py", "own.py"),
+        *("conf/config.yaml", "my_package/inner/blocks.py", "my_package/networks.py", "own.py"),
         *("src/lockstep/a.py", "train.py"),
     ]
-    assert code.provenance.commit(code.freeze(code.files(tmp_path), tmp_path / "code", tmp_path)) is None
-
-
-def test_code_that_is_too_large_is_refused_with_the_largest_files(tmp_path: Path) -> None:
-    project(tmp_path)
-    (tmp_path / "src" / "weights.bin").write_bytes(bytes(3 * 2**20))
-    with pytest.raises(
-        ConfigError, match=r"at most 1\.0 MiB: add other files to \.gitignore, the largest are src/weights\.bin \(3\.0"
-    ):
-        code.files(tmp_path, max_bytes=2**20)
-
-
-def test_a_package_that_git_ignores_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    project(tmp_path)
-    for name in ("own", "ignored"):
-        (tmp_path / f"{name}.py").write_text("def load(): ...\n")
-    (tmp_path / ".gitignore").write_text("ignored.py\n")
-    subprocess.run(["git", "-C", str(tmp_path), "init", "-q"], check=True)
-    monkeypatch.syspath_prepend(tmp_path)
-    tree = config_file.to_tree(validation.check_config(composed_once([])))
-    own, ignored = (
-        validation.check_tree({**tree, "data": {"_target_": f"{name}.load", "memory": "auto"}})
-        for name in ("own", "ignored")
-    )
-    assert Path("own.py") in code.required_files([own], tmp_path)
-    with pytest.raises(ConfigError, match=r"^data\._target_=ignored\.load: .* is not copied for a job, because git"):
-        code.required_files([own, ignored, ignored], tmp_path)
+    assert code.provenance.commit(code.freeze(tmp_path, tmp_path / "code")) is None
 
 
 def test_code_of_jobs_is_no_run(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "outputs" / "day" / "it", SMALL)
-    code.freeze(code.files(ROOT), folder.code, ROOT)
-    code.freeze(code.files(ROOT), tmp_path / "outputs" / "day" / "code", ROOT)
+    code.freeze(ROOT, folder.code)
+    code.freeze(ROOT, tmp_path / "outputs" / "day" / "code")
     assert [found.name for found in discovery.scan(tmp_path / "outputs").values()] == ["day/it"]
 
 

@@ -174,12 +174,18 @@ def test_a_job_trains_the_network_that_was_there_when_it_was_submitted(tmp_path:
 
 
 @pytest.mark.full
-def test_a_job_is_refused_whose_network_git_ignores(tmp_path: Path) -> None:
+def test_a_network_that_git_ignores_is_used_where_it_is(tmp_path: Path) -> None:
     project = write_project(tmp_path / "project")
     write_package(project)
     (project / ".gitignore").write_text("/my_package/\n")
-    subprocess.run(["git", "init", "-q", project], check=True)
+    for words in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", "-C", project, *words], check=True)
     done = run(tmp_path, project / "train.py", *TINY, OWN, "cluster=local", python_path=project / "src")
-    assert done.returncode == EXIT_CONFIG, done.stdout + done.stderr
-    assert "my_package in project is not copied for a job" in done.stderr
-    assert not (tmp_path / "outputs").exists()
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = latest(tmp_path)
+    wait_until(lambda: folder.read_summary() or folder.failure.exists(), "the end of the job")
+    wait_until(lambda: not folder.has_job_here(), "the job is gone")
+    assert not folder.failure.exists(), folder.failure.read_text()
+    (copy,) = folder.code.iterdir()
+    assert (copy / "train.py").exists()
+    assert not (copy / "my_package").exists()

@@ -38,7 +38,6 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
     config = build.settle_config(config)
     if config.dry_run:
         return _dry_run(config, config.run_name, chosen), 0
-    code.required_files([config], project_root())  # an error leaves not even an empty folder of the day
     with interruptible(), _new_folder(chosen, config.run_name) as folder:
         runner.save(folder, job_config(config), typed)
         _submit(folder, config, config.run_name)
@@ -130,7 +129,7 @@ def submit_all(
         raise ConfigError(Error("", "jobs of one array need the same cluster.*, devices, num_nodes and strategy"))
     is_from_here, cwd = cwd is None, cwd or Path.cwd()
     earlier = [record.read(folder) for folder in folders]
-    frozen = old_code or code.freeze(code.required_files(configs, project_root()), base.code, project_root())
+    frozen = old_code or code.freeze(project_root(), base.code)
     records: list[Record] = []
     try:
         # a Ctrl-C of the terminal also reaches sbatch, which may have submitted the job without printing its id yet

@@ -62,7 +62,10 @@ def record(folder: RunFolder) -> None:
 
 
 def record_copy(folder: RunFolder, root: Path, copy: Path) -> None:
-    """Record the folders of this command for a run, with those below `root` replaced by those below its `copy`."""
+    """Record the folders of this command for a run, after those below the `copy` of its `root`.
+
+    A package that is not in the copy, because git ignores it, is found where it is.
+    """
 
     def path_in_copy(path: str) -> str:
         copied = copy / Path(path).relative_to(root) if Path(path).is_relative_to(root) else None
@@ -70,9 +73,10 @@ def record_copy(folder: RunFolder, root: Path, copy: Path) -> None:
             return path
         return os.path.relpath(copied, folder.path)  # the two may move together
 
-    copies = {
-        kind: list(dict.fromkeys(map(path_in_copy, paths))) for kind, paths in current_project()._asdict().items()
-    }
+    project = current_project()
+    modules, started_in = (map(path_in_copy, paths) for paths in project)
+    originals = (*started_in, *project.modules, *project.started_in)
+    copies = {"modules": list(dict.fromkeys(modules)), "started_in": list(dict.fromkeys(originals))}
     folder.claim(project=copies)
 
 
