@@ -60,7 +60,6 @@ RINGS = {
             "models.weight_files",
             "models.calibration",
             "models.outcomes",
-            "runs.verified",
         ),
         *("assembly.frozen_features", "config.checks.frozen_rules"),
         *("assembly.custom_module", "assembly.data_copies", "assembly.listed_images", "assembly.pretrained_weights"),

@@ -1,10 +1,6 @@
 """A custom LightningModule, built from the configuration, with its companion callback."""
 
-import hashlib
-import inspect
-import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -14,20 +10,14 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torchmetrics.metric import Metric
 from typing_extensions import override
 
-from lockstep import __version__
 from lockstep.assembly.session import Session
 from lockstep.config import build
 from lockstep.config.checks import signatures
-from lockstep.config.saved import config_file
-from lockstep.config.schema.configuration import Config
 from lockstep.distributed.batch_norm import refuse_inexact_norms
 from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.rng import ExactDropout, replace_dropout, seed_of
 from lockstep.models.classifier import ImageFormat
-from lockstep.runs import verified
 from lockstep.tasks.scores import MetricError, prepare_to_log
-
-LIBRARIES = ("builtins", "lightning", "lockstep", "timm", "torch", "torchmetrics", "torchvision")
 
 
 def build_module(session: Session, images: ImageFormat, total_steps: int) -> tuple[L.LightningModule, "Companion"]:
@@ -63,23 +53,6 @@ def build_module(session: Session, images: ImageFormat, total_steps: int) -> tup
     }
     module = module.double() if session.precision == "float64" else module
     return module, Companion(f"module._target_={config.module.target}", images, dropouts, watched)
-
-
-def digest(config: Config, module: L.LightningModule) -> str:
-    """Hash the settings of a module and its network, and the source files of their classes, without libraries."""
-    tree = config_file.to_tree(config)
-    found = hashlib.sha256(json.dumps([__version__, tree["module"], tree["model"]], sort_keys=True).encode())
-    classes = {each for part in module.modules() for each in type(part).__mro__}
-    own = {each for each in classes if each.__module__.partition(".")[0] not in LIBRARIES}
-    for path in sorted({inspect.getsourcefile(each) or "" for each in own}):
-        found.update(Path(path).read_bytes() if path else b"")
-    return found.hexdigest()
-
-
-def header_row(config: Config, module: L.LightningModule) -> tuple[str, str]:
-    """Return the row of a header about the date on which `lockstep verify` found a custom module exact, if it did."""
-    known = verified.recall(digest(config, module))
-    return "exact", known or "not verified: run lockstep verify with these settings"
 
 
 class Companion(L.Callback):

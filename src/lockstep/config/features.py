@@ -91,7 +91,6 @@ FEATURES = (
     Feature("grapher", "lockstep.models.graphs:GraphedModule", lambda config: config.trainer.graph),
     # rows of the header of a run: (config, images of a new one) -> names, texts; of its module: (config, module)
     Feature("data rows", "lockstep.assembly.listed_images:header_rows", lambda config: config.data.target in OF_FILES),
-    Feature("module row", "lockstep.assembly.custom_module:header_row", _has_own_module),
     Feature("module row", "lockstep.models.probe:l2_row", lambda config: config.optimizer.is_newton),
     # the weights of a new run: (session, module, image format)
     Feature("weights", "lockstep.training.initial_weights:load", lambda config: config.init_from is not None),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lockstep.assembly import custom_module, run_parts, session
+from lockstep.assembly import run_parts, session
 from lockstep.callbacks.own_module import metrics_of, micro_batches, steps_done
 from lockstep.callbacks.stop import Stopped
 from lockstep.config import build
@@ -21,7 +21,6 @@ from lockstep.config.schema.key_scopes import CHECKPOINT, FREE_CALLBACKS
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
 from lockstep.models.virtual import VirtualClassifier
-from lockstep.runs.files import write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
 from lockstep.system.launcher import World
@@ -30,7 +29,6 @@ from lockstep.tasks.task import Task
 from lockstep.training.train import prepare_training
 
 INPUTS, LOSSES, GRADIENT = "inputs", "losses", "gradient of "
-DIGEST_FILE = "digest"  # of a custom module, by rank 0
 STATE_FILE = "state.pt"  # weights, statistics and metrics at the end, by rank 0
 
 
@@ -80,8 +78,6 @@ def verify(
                 trainer.test(module, data, verbose=False)
             if here.rank == 0:
                 _write_state(folder, module, trained | metrics_of(trainer, module))
-                if config.has_own_module:
-                    write_atomically(folder.path / DIGEST_FILE, custom_module.digest(config, module))
         torch.save(trace.steps, folder.path / trace_file(here.rank, part))
     return 0
 

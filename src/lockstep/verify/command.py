@@ -22,7 +22,6 @@ from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
 from lockstep.launch import parent
 from lockstep.launch.worker import Job
-from lockstep.runs import verified
 from lockstep.runs.files import answer
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from lockstep.system import hardware, json_output
@@ -161,7 +160,6 @@ class Verification:
         return validation.check_tree(tree)
 
     def _report(self, failures: dict[str, str]) -> int:
-        from lockstep.training.exactness_check import DIGEST_FILE
         from lockstep.verify.comparison import LIMIT, compare
 
         alone = self._folder(ALONE).path
@@ -181,9 +179,6 @@ class Verification:
             say(self._out, "Exact: every bit of weights, statistics and metrics is the same.")
             return 0
         largest = max(kind.size for result in compared.values() for kind in result[:3])
-        digest = alone / DIGEST_FILE
-        if digest.exists():
-            verified.remember(digest.read_text(), largest)
         say(self._out, f"Exact: nothing differs by more than {_size_text(largest)} (limit {LIMIT:g}, for rounding).")
         return 0
 
