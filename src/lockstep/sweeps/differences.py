@@ -2,13 +2,21 @@
 
 import math
 import statistics
+import warnings
+from bisect import bisect
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
 
 from lockstep.system.terminal import measure
 
 RANKED_FROM = 10  # pairs: one diverged training spoils a t test, and ranks of five pairs are never unlikely enough
 UNLIKELY = 0.05
+ROUNDING = 1e-9  # of a difference: values that deviate less do not vary
+RANKS = "Wilcoxon signed-rank test"
 FRACTIONS = ("accuracy", "average_precision", "f1")  # metrics in conf/ that are from 0 to 1
 
 
@@ -57,70 +65,65 @@ def spread(values: Sequence[float], *, are_folds: bool) -> Spread:
     n, mean = len(values), statistics.fmean(values)
     if n == 1:
         return Spread(n, mean, None, None, None)
-    from scipy.special import stdtrit  # takes 0.2 s: not for a sweep without repetitions
-
     deviation = statistics.stdev(values)
-    half = float(stdtrit(n - 1, 0.975)) * deviation * math.sqrt(1 / n + (1 / (n - 1) if are_folds else 0))
+    error = deviation * math.sqrt(1 / n + (1 / (n - 1) if are_folds else 0))
+    half = float(stats.t.ppf(0.975, n - 1)) * error
     return Spread(n, mean, deviation, mean - half, mean + half)
 
 
 def paired_test(values: Sequence[float], *, are_folds: bool, num_tests: int = 1) -> Difference:
     """Test the differences of at least two pairs of equal seeds or, if `are_folds`, of equal folds.
 
-    Ranks are used if the least p that they can have is unlikely as one of `num_tests`, too.
+    Ranks are used if the least p that they can have is unlikely as one of `num_tests`, too, and
+    where the differences do not vary, as of accuracies on few images: t would be infinite.
     """
-    n = len(values)
+    n, mean, deviation, low, high = spread(values, are_folds=are_folds)
+    assert deviation is not None  # of two values
+    assert high is not None
+    if deviation <= ROUNDING * abs(mean):
+        return Difference(mean, None, None, (n,), RANKS, _rank_p(values))
     if n >= RANKED_FROM and num_tests * 2 ** (1 - n) < UNLIKELY and not are_folds:
-        return _signed_ranks(values)
-    _, mean, _, _, high = spread(values, are_folds=are_folds)
-    assert high is not None  # of two values
+        return Difference(*_hodges_lehmann(values), (n,), RANKS, _rank_p(values))
+    t = mean / (high - mean) * stats.t.ppf(0.975, n - 1)
     test = "corrected paired t test" if are_folds else "paired t test"
-    return _student(mean, high - mean, n - 1, test, (n,), 2**n)
+    return Difference(mean, low, high, (n,), test, float(2 * stats.t.sf(abs(t), n - 1)))
 
 
 def unpaired_test(first: Sequence[float], second: Sequence[float]) -> Difference:
-    """Test the difference of two means, of at least two values each, by Welch's t test."""
-    from scipy.special import stdtrit
+    """Test the difference of two means, of at least two values each, by Welch's t test.
 
-    counts = len(first), len(second)
-    parts = [statistics.variance(values) / len(values) for values in (first, second)]
-    freedom = sum(parts) ** 2 / (sum(part**2 / (n - 1) for part, n in zip(parts, counts, strict=True)) or 1)
-    half = stdtrit(freedom, 0.975) * math.sqrt(sum(parts)) if freedom else 0.0
-    value, ways = statistics.fmean(second) - statistics.fmean(first), math.comb(sum(counts), len(first))
-    return _student(value, half, freedom, "Welch's t test", counts, ways)
-
-
-def _student(value: float, half: float, freedom: float, test: str, counts: tuple[int, ...], ways: int) -> Difference:
-    """Return p of a mean whose interval is `value` ± `half`.
-
-    Without variation, as of accuracies on few images, t is infinite, and p is that of `ways` to exchange the sides.
+    Where neither side varies, t would be infinite: the test is that of Mann and Whitney.
     """
-    from scipy.special import stdtr, stdtrit  # takes 0.2 s
+    counts, value = (len(first), len(second)), statistics.fmean(second) - statistics.fmean(first)
+    if max(statistics.stdev(first), statistics.stdev(second)) <= ROUNDING * abs(value):
+        p = float(stats.mannwhitneyu(first, second, method="exact").pvalue)
+        return Difference(value, None, None, counts, "Mann-Whitney U test", p)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # one side may not vary
+        result: Any = stats.ttest_ind(second, first, equal_var=False)
+    low, high = map(float, result.confidence_interval())
+    return Difference(value, low, high, counts, "Welch's t test", float(result.pvalue))
 
-    if half <= 1e-9 * abs(value):  # up to rounding
-        return Difference(value, None, None, counts, "permutation test", min(1.0, 2 / ways) if value else 1.0)
-    p = 2 * stdtr(freedom, -abs(value) / half * stdtrit(freedom, 0.975))
-    return Difference(value, float(value - half), float(value + half), counts, test, float(p))
+
+def _rank_p(values: Sequence[float] | NDArray[Any]) -> float:
+    """Return p of Wilcoxon's signed ranks; with ties it is never too small."""
+    result: Any = stats.wilcoxon(values, zero_method="zsplit", method="exact")
+    return float(result.pvalue)
 
 
-def _signed_ranks(values: Sequence[float]) -> Difference:
-    """Test by Wilcoxon's signed ranks, with the Hodges-Lehmann estimate and the interval of what is not rejected.
+def _hodges_lehmann(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the Hodges-Lehmann estimate, and the ends of what Wilcoxon's test does not reject.
 
-    The statistic is the number of positive means of any two values (Tukey, 1949). One of zero counts half: with ties p
-    is never too small.
+    p changes only at the means of any two values (Tukey, 1949).
     """
-    import numpy as np
-
     means = np.sort(np.add.outer(values, values)[np.triu_indices(len(values))] / 2)
-    chances = np.ones(1)  # of each value of the statistic
-    for rank in range(1, len(values) + 1):
-        chances = np.convolve(chances, [0.5, *[0.0] * (rank - 1), 0.5])
-    at_most = np.cumsum(chances)
-    positive = np.sum(means > 0) + np.sum(means == 0) / 2
-    p = min(1.0, 2 * at_most[math.ceil(min(positive, len(means) - positive))])
-    cut = np.searchsorted(at_most, 0.025, side="right")
-    value, low, high = (float(number) for number in (np.median(means), means[cut - 1], means[-cut]))
-    return Difference(value, low, high, (len(values),), "Wilcoxon signed-rank test", float(p))
+    return float(np.median(means)), _end(means, values), _end(means[::-1], values)
+
+
+def _end(means: NDArray[Any], values: Sequence[float]) -> float:
+    """Return the first of the means behind which p is not unlikely."""
+    gaps = (means[1:] + means[:-1]) / 2
+    end = bisect(gaps, UNLIKELY, hi=len(gaps) // 2, key=lambda gap: _rank_p(values - gap))
+    return float(means[end])
 
 
 def image_test(only_first: int, only_second: int, num_images: int) -> Difference:
@@ -128,11 +131,9 @@ def image_test(only_first: int, only_second: int, num_images: int) -> Difference
 
     The interval adds half an image to each of the four cells: Agresti and Min, Statistics in Medicine 24 (2005).
     """
-    from scipy.special import bdtr, ndtri
-
     surplus, either, n = only_second - only_first, only_first + only_second, num_images + 2
-    p = min(1.0, 2 * float(bdtr(min(only_first, only_second), either, 0.5)))
-    half = float(ndtri(0.975)) * math.sqrt((either + 1) / n - (surplus / n) ** 2) / math.sqrt(n)
+    p = float(stats.binomtest(only_first, either).pvalue) if either else 1.0
+    half = float(stats.norm.ppf(0.975)) * math.sqrt((either + 1) / n - (surplus / n) ** 2) / math.sqrt(n)
     low, high = surplus / n - half, surplus / n + half
     return bounded(Difference(surplus / num_images, low, high, (num_images,), "exact McNemar test", p), "accuracy", ())
 

@@ -78,7 +78,7 @@ def test_two_settings_are_paired_by_their_seeds(tmp_path: Path, tree: Any, said:
     )
     assert lines[-2].startswith("test/accuracy 0.8150 and 0.8675: B is 0.0525 better than A (0.0")
     assert lines[-1].startswith(
-        "test/loss 0.5000 and 0.2500: B is 0.2500 better than A (4 seeds, permutation test, p ="
+        "test/loss 0.5000 and 0.2500: B is 0.2500 better than A (4 seeds, Wilcoxon signed-rank test, p ="
     )
     code, text = said("rates:optimizer.lr=0.1", "rates:optimizer.lr=0.2", "--json")
     found = json.loads(text)
