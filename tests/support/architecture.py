@@ -40,7 +40,7 @@ RINGS = {
             "callbacks.plots",
             "callbacks.reliability",
         ),
-        *("callbacks.wandb_logger", "config.checks.benchmark_rules", "config.checks.data_presence"),
+        *("config.checks.benchmark_rules", "config.checks.data_presence"),
         *("config.checks.module_rules", "config.checks.pretrained_view", "config.checks.virtual_rules"),
         "models.probe",
         *(

@@ -12,11 +12,10 @@ FULL, LAST = 1, 4
 
 
 class Session(NamedTuple):
-    """Id, name and group of the run, its configuration, its points in order, and its exit code."""
+    """Id and name of the run, its configuration, its points in order, and its exit code."""
 
     id: str
     name: str
-    group: str
     config: dict[str, Any]
     points: list[dict[str, float]]
     exit_code: int | None
@@ -28,12 +27,14 @@ def sessions(run_folder: Path) -> list[Session]:
 
 
 def _session(path: Path) -> Session:
-    identity, config, points, exit_code = ("", "", ""), {}, [], None
+    identity, config, points, exit_code = ("", ""), {}, [], None
     for record in _records(path):
         kind = record.WhichOneof("record_type")
         if kind == "run":
-            identity = (record.run.run_id, record.run.display_name, record.run.run_group)
+            identity = (record.run.run_id, record.run.display_name)
             config = {item.key: json.loads(item.value_json) for item in record.run.config.update}
+        elif kind == "config":
+            config |= {item.key: json.loads(item.value_json) for item in record.config.update}
         elif kind == "history":
             named = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
             points.append({name: value for name, value in named.items() if not name.startswith("_")})

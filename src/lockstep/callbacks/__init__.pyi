@@ -4,4 +4,3 @@ from .csv_logger import ResumableCSVLogger as ResumableCSVLogger
 from .pictures import Pictures as Pictures
 from .tensorboard import Curves as Curves
 from .tensorboard import SplitTensorBoardLogger as SplitTensorBoardLogger
-from .wandb_logger import ResumableWandbLogger as ResumableWandbLogger

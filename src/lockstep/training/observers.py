@@ -1,11 +1,14 @@
 """The callbacks, loggers and profiler of the configuration of a run."""
 
+import functools
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 
 from lockstep.assembly.session import Session
@@ -13,10 +16,12 @@ from lockstep.assembly.staging import together
 from lockstep.callbacks.best import REPLACED
 from lockstep.config import build
 from lockstep.config.checks import signatures
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error, one_line
+from lockstep.config.saved.config_file import to_tree
 from lockstep.config.schema.configuration import Config
-from lockstep.config.schema.target_sections import Open, is_ours
+from lockstep.config.schema.target_sections import SERVICES, Open
 from lockstep.runs.folder import RunFolder
+from lockstep.system.redaction import redact
 
 PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 
@@ -60,8 +65,8 @@ def built_loggers(here: Session, purge_step: int) -> list[Logger]:
     Those that append to files of earlier sessions drop entries from `purge_step` on: these steps are done again. Every
     rank must call it. Raises ConfigError on all ranks if one cannot start.
     """
-    sections = [section for section in here.config.logger.values() if section is not None]
-    return together(lambda: [_logger(here, section, purge_step) for section in sections])
+    sections = {name: section for name, section in here.config.logger.items() if section is not None}
+    return together(lambda: [_logger(here, name, section, purge_step) for name, section in sections.items()])
 
 
 def built_profiler(config: Config, folder: RunFolder) -> Profiler | None:
@@ -70,13 +75,65 @@ def built_profiler(config: Config, folder: RunFolder) -> Profiler | None:
     return name and PROFILERS[name](dirpath=folder.path, filename="profile")
 
 
-def _logger(here: Session, section: Open, purge_step: int) -> Logger:
-    known: dict[str, Any] = {"rank": here.rank, "held": here.held} if is_ours(section.target) else {}
-    supplied = {name: value for name, value in known.items() if signatures.has_parameter(section.target, name)}
+def _logger(here: Session, name: str, section: Open, purge_step: int) -> Logger:
+    if section.target in SERVICES:
+        return _service_logger(here, name, section)
+    supplied: dict[str, Any] = {}
     # also of a new run: TensorBoard does not count the first session mark as a restart, and purges nothing
     if section.target.endswith("TensorBoardLogger") or signatures.has_parameter(section.target, "purge_step"):
         supplied["purge_step"] = purge_step
     return build.build(section, save_dir=str(here.folder.path), **supplied)
+
+
+def _service_logger(here: Session, name: str, section: Open) -> Logger:
+    """Build a logger of a service, and start its session on rank 0, which continues the run of the last one.
+
+    The run has the name of its folder there, and the configuration without secrets.
+    """
+    _, name_key, id_key = SERVICES[section.target]
+    fact = f"{name}_id"
+    known = here.folder.fact(fact)
+    supplied = {name_key: here.folder.path.name, id_key: known}
+    supplied = {key: value for key, value in supplied.items() if key not in section.arguments()}
+    try:
+        logger = build.build(section, save_dir=str(here.folder.path), **supplied)
+        if here.rank > 0:
+            return logger
+        _ = logger.experiment
+        if known is None:
+            here.folder.note(**{fact: logger.version})
+            logger.log_hyperparams(redact(to_tree(here.config)))
+    except Exception as error:  # the border of a service
+        raise ConfigError(Error(f"logger.{name}", "cannot start", one_line(error))) from error
+    outliving = _Outliving(f"logger.{name}")
+    logger.log_metrics, logger.finalize = outliving(logger.log_metrics), outliving(logger.finalize)
+    if isinstance(logger, WandbLogger):
+        import wandb
+
+        finish = outliving(wandb.teardown)
+        here.held.push(lambda kind, *_: finish(int(kind is not None)))
+    return logger
+
+
+class _Outliving:
+    """Reports the first error of a service, and continues: a SIGTERM to a whole job ends what sends metrics first."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._is_lost = False
+
+    def __call__(self, send: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(send)
+        def attempt(*args: Any, **kwargs: Any) -> None:
+            try:
+                send(*args, **kwargs)
+            except Exception as error:  # the border of a service
+                if not self._is_lost:
+                    text = f"{self._key} no longer gets metrics ({one_line(error)}); the run continues."
+                    print(text, file=sys.stderr, flush=True)
+                self._is_lost = True
+
+        return attempt
 
 
 def next_step(checkpoint: Path | None, *, is_own: bool) -> int:

@@ -146,6 +146,15 @@ def test_a_run_that_was_saved_before_there_were_groups_has_none(tmp_path: Path, 
     assert config_file.load(tmp_path / "config.yaml") == config
 
 
+def test_saved_logger_of_weights_and_biases_is_lightnings(tmp_path: Path) -> None:
+    config = check_config(compose_config(["logger=wandb"]))
+    tree = config_file.to_tree(config)
+    tree["logger"]["wandb"]["_target_"] = "lockstep.callbacks.ResumableWandbLogger"
+    del tree["logger"]["wandb"]["settings"]
+    write_atomically(tmp_path / "config.yaml", yaml.safe_dump(tree))
+    assert config_file.load(tmp_path / "config.yaml") == config
+
+
 def test_a_head_that_was_trained_on_augmented_images_still_is(tmp_path: Path) -> None:
     network = ["model=torchvision", "model.name=resnet18", "augment.flip=true"]
     config = check_config(compose_config([*network, "model.head_only=each_epoch"]))

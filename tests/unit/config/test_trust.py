@@ -5,8 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.config.checks import signatures
+from lockstep.config.composing import compose
+from lockstep.config.errors import ConfigError
 from lockstep.config.saved import project, trust
 from lockstep.runs.folder import RunFolder
+from tests.support.composed import config_of
 
 RUN = RunFolder(Path("/somewhere/run"))
 KNOWN = [
@@ -50,6 +54,16 @@ def test_the_parts_of_a_training_are_known(target: str) -> None:
 @pytest.mark.parametrize("target", UNKNOWN)
 def test_nothing_that_leads_to_a_command_is_known(target: object) -> None:
     assert not trust._is_known(target, RUN)
+
+
+def test_a_logger_of_a_service_is_accepted_where_trainings_alone_build_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signatures, "is_there", lambda package: True)
+    run, comet = RunFolder(tmp_path), "{_target_:lightning.pytorch.loggers.CometLogger}"
+    trust.check(run, config_of("logger=wandb", f"+logger.mine={comet}"), compose.DEFAULT)
+    with pytest.raises(ConfigError, match=r"^callbacks\.mine\._target_="):
+        trust.check(run, config_of(f"+callbacks.mine={comet}"), compose.DEFAULT)
 
 
 def test_the_project_is_known_by_what_its_modules_define(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,9 +50,9 @@ class MyTensorBoardLogger(TensorBoardLogger):
 
 
 class Ranked(CSVLogger):
-    """Has parameters with the names of those of Lockstep's loggers."""
+    """Has other parameters than Lightning's."""
 
-    def __init__(self, save_dir: str, rank: str, held: str = "") -> None:
+    def __init__(self, save_dir: str, rank: str = "") -> None:
         super().__init__(save_dir)
 
 
@@ -63,15 +63,75 @@ class Ranked(CSVLogger):
         (f"{__name__}.MyTensorBoardLogger", {"purge_step"}),
         ("lockstep.callbacks.SplitTensorBoardLogger", {"purge_step"}),
         ("lockstep.callbacks.ResumableCSVLogger", {"purge_step"}),
-        ("lockstep.callbacks.ResumableWandbLogger", {"rank", "held"}),
         (f"{__name__}.Ranked", set()),
     ],
 )
 def test_a_logger_is_given_the_run_folder_and_what_its_kind_needs(
     target: str, names: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = {"rank": 1, "held": contextlib.ExitStack(), "purge_step": 7}
-    here: Any = SimpleNamespace(folder=RunFolder(tmp_path), rank=1, held=known["held"])
+    here: Any = SimpleNamespace(folder=RunFolder(tmp_path), rank=1)
     monkeypatch.setattr(observers.build, "build", lambda section, **given: given)
-    given: Any = observers._logger(here, Open.model_validate({"_target_": target}), 7)
-    assert given == {"save_dir": str(tmp_path), **{name: known[name] for name in names}}
+    given: Any = observers._logger(here, "x", Open.model_validate({"_target_": target}), 7)
+    assert given == {"save_dir": str(tmp_path), **dict.fromkeys(names, 7)}
+
+
+@pytest.fixture
+def file_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of a file store of MLflow, which it allows only if asked."""
+    pytest.importorskip("mlflow", reason="pip install mlflow-skinny")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    return str(tmp_path / "mlruns")
+
+
+def mlflow_logger(folder: RunFolder, store: str, *, rank: int = 0) -> Any:
+    config = compose.compose_config([*SMALL, "logger=mlflow", f"logger.mlflow.tracking_uri={store}"])
+    checked = validation.check_config(config)
+    here: Any = SimpleNamespace(folder=folder, rank=rank, config=checked, held=contextlib.ExitStack())
+    section = checked.logger["mlflow"]
+    assert section is not None
+    return observers._logger(here, "mlflow", section, 0)
+
+
+def test_a_resumed_run_continues_its_run_of_mlflow(tmp_path: Path, file_store: str) -> None:
+    folder = RunFolder(tmp_path / "one")
+    folder.path.mkdir()
+    first = mlflow_logger(folder, file_store)
+    first.log_metrics({"val/loss": 0.5}, 4)
+    first.finalize("failed")
+    second = mlflow_logger(folder, file_store)
+    second.log_metrics({"val/loss": 0.25}, 8)
+    second.finalize("success")
+    run = second.experiment.get_run(first.run_id)
+    points = second.experiment.get_metric_history(first.run_id, "val/loss")
+    assert second.run_id == first.run_id == folder.fact("mlflow_id")
+    assert (run.info.run_name, run.info.status) == ("one", "FINISHED")
+    assert run.data.params["seed"] == "0"
+    assert [(point.step, point.value) for point in points] == [(4, 0.5), (8, 0.25)]
+
+
+def test_other_ranks_start_no_run_of_mlflow(tmp_path: Path, file_store: str) -> None:
+    folder = RunFolder(tmp_path / "one")
+    folder.path.mkdir()
+    mlflow_logger(folder, file_store, rank=1)
+    assert folder.fact("mlflow_id") is None
+
+
+def test_a_training_outlives_its_service(
+    tmp_path: Path, file_store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path / "one")
+    folder.path.mkdir()
+    logger = mlflow_logger(folder, file_store)
+    monkeypatch.setattr(type(logger), "run_id", "gone")
+    for step in (1, 2):
+        logger.log_metrics({"val/loss": 0.5}, step)
+    logger.finalize("success")
+    assert capsys.readouterr().err.count("logger.mlflow no longer gets metrics") == 1
+
+
+def test_a_service_that_cannot_start_is_a_line(tmp_path: Path, file_store: str) -> None:
+    folder = RunFolder(tmp_path / "one")
+    folder.path.mkdir()
+    folder.note(mlflow_id="none")
+    with pytest.raises(ConfigError, match=r"^logger\.mlflow cannot start: .*not found"):
+        mlflow_logger(folder, file_store)

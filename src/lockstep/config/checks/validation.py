@@ -17,6 +17,7 @@ from lockstep.config.composing.compose import plain_tree
 from lockstep.config.errors import ConfigError, Error, literal
 from lockstep.config.schema.configuration import BenchmarkConfig, Config, root
 from lockstep.config.schema.legal_keys import Groups
+from lockstep.config.schema.target_sections import SERVICES
 from lockstep.system.trees import at
 
 
@@ -95,8 +96,8 @@ def _task_rules(config: Config) -> Iterator[Error]:
 def _package_rules(config: Config) -> Iterator[Error]:
     needed = [("timm", f"model._target_={config.model.target}")] * (config.model.target == "lockstep.models.timm")
     for name, logger in config.logger.items():
-        if logger is not None and logger.target.endswith((".ResumableWandbLogger", ".WandbLogger")):
-            needed.append(("wandb", f"logger.{name}"))
+        if logger is not None and logger.target in SERVICES:
+            needed.append((SERVICES[logger.target][0], f"logger.{name}"))
     for package, key in needed:
         if not signatures.is_there(package):
             yield Error(key, f"needs the package {package}", f"install it with: pip install {package}")

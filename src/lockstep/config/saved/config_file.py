@@ -91,6 +91,10 @@ def _to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
         tree["trainer"].setdefault("virtual_shards", None)  # not in earlier versions
         if tree["trainer"].get("loads") == "auto":  # of one worker; for several it was replaced by numbers
             tree["trainer"]["loads"] = None
+    for section in (tree.get("logger") or {}).values():
+        if at(section, ["_target_"]) == "lockstep.callbacks.ResumableWandbLogger":
+            section["_target_"] = "lightning.pytorch.loggers.WandbLogger"
+            section["settings"] = {"console": "off", "silent": True, "x_disable_meta": True}
     for key in OF_CUTS.get(str(at(tree, ["data", "_target_"])), ()):
         tree["data"].setdefault(key, None)
     if tree.get("compile") == "reduce-overhead":

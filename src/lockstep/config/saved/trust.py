@@ -15,7 +15,7 @@ from lockstep.config.errors import ConfigError, Error, literal
 from lockstep.config.saved import project
 from lockstep.config.saved.config_file import to_tree
 from lockstep.config.schema.configuration import Config
-from lockstep.config.schema.target_sections import DATA_PATHS, VARIABLE
+from lockstep.config.schema.target_sections import DATA_PATHS, SERVICES, VARIABLE
 from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
 from lockstep.system.provenance import project_root
@@ -56,6 +56,8 @@ def check(
     known = cache(lambda: dict(_values(_compose_defaults(own))))
     for key, value in _values(to_tree(saved)):
         is_target = not {"_target_", "_check_"}.isdisjoint(key.split("."))
+        if key.startswith("logger.") and value in SERVICES:  # built by trainings alone, which resume no stranger's run
+            continue
         is_path = key in PATHS
         if is_path and (run.is_made_here() or not VARIABLE.search(str(value))):
             continue

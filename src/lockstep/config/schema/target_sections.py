@@ -17,6 +17,12 @@ CLASSIFIER = "lockstep.models.Classifier"
 LIBRARIES = {"lockstep.models.torchvision": "torchvision.models", "lockstep.models.timm": "timm"}  # of networks
 OF_FILES = IMAGE_FOLDER, IMAGE_LIST = ("lockstep.data.image_folder", "lockstep.data.image_list")
 VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
+# Lightning's loggers of services: their package, and their parameters for the name and the id of a run
+SERVICES = {
+    "lightning.pytorch.loggers.WandbLogger": ("wandb", "name", "id"),
+    "lightning.pytorch.loggers.MLFlowLogger": ("mlflow", "run_name", "run_id"),
+    "lightning.pytorch.loggers.CometLogger": ("comet_ml", "name", "experiment_key"),
+}
 DATA_PATHS = ("root", "file", "cache", "copy_to")  # which may contain variables
 
 
