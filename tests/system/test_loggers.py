@@ -1,4 +1,4 @@
-"""Metrics at Weights & Biases, complete after a stop and a resume on other workers; test_resume.py has the CSV file."""
+"""Metrics at Weights & Biases and MLflow after a stop and a resume on other workers; test_resume.py has the CSV file."""
 
 import os
 import signal
@@ -91,3 +91,21 @@ def test_a_run_without_a_login_ends_before_its_first_step(tmp_path: Path) -> Non
     (error,) = [line for line in done.stderr.splitlines() if "config error" in line]
     assert error.startswith("config error: logger.wandb cannot start: ")
     assert "wandb login" in error
+
+
+def test_two_workers_and_a_resume_write_one_run_of_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow", reason="pip install mlflow-skinny")
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # which it allows only if asked
+    words = command(*RECIPE, "logger=mlflow", "logger.mlflow.tracking_uri=mlruns", "trainer.devices=2")
+    resume = command("resume=outputs/latest", "trainer.devices=1", "trainer.max_epochs=3")
+    for each in (words, resume):
+        done = commands.run(each, tmp_path)
+        assert done.returncode == 0, done.stderr
+    client = MlflowClient(str(tmp_path / "mlruns"))
+    (run,) = client.search_runs([client.get_experiment_by_name("lockstep").experiment_id])
+    losses = client.get_metric_history(run.info.run_id, "train_step/loss")
+    assert run.info.status == "FINISHED"
+    assert [point.step for point in losses] == list(range(1, 13))
+    assert len(client.get_metric_history(run.info.run_id, "test/loss")) == 2
