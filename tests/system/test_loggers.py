@@ -1,4 +1,4 @@
-"""Metrics at Weights & Biases and MLflow after a stop and a resume on other workers; test_resume.py has the CSV file."""
+"""Curves at Weights & Biases and MLflow after a stop and a resume on other workers."""
 
 import os
 import signal
