@@ -1,6 +1,5 @@
 """The callbacks, loggers and profiler of the configuration of a run."""
 
-import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -123,13 +122,13 @@ class _Outliving:
         self._is_lost = False
 
     def __call__(self, send: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(send)
         def attempt(*args: Any, **kwargs: Any) -> None:
             try:
                 send(*args, **kwargs)
             except Exception as error:  # the border of a service
                 if not self._is_lost:
-                    text = f"{self._key} no longer gets metrics ({one_line(error)}); the run continues."
+                    reason = redact(one_line(error))
+                    text = f"{self._key} no longer gets metrics ({reason}); the run continues."
                     print(text, file=sys.stderr, flush=True)
                 self._is_lost = True
 
