@@ -1,6 +1,5 @@
 """Copies of data folders."""
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ from tests.support.image_files import SETTINGS
 
 def section(root: Path | str | None, scratch: Path | None, **changes: Any) -> Data:
     places = {"root": str(root) if root else None, "copy_to": str(scratch) if scratch else None}
-    values = {**places, "copy_remove": False, **changes}
     settings = {"_target_": "lockstep.data.image_folder", "num_workers": 1, **SETTINGS}
-    return Data.model_validate(settings | values)
+    return Data.model_validate(settings | places | changes)
 
 
 def listed(file: Path, scratch: Path | None, root: str | None = None, **changes: Any) -> Data:
@@ -25,15 +23,14 @@ def listed(file: Path, scratch: Path | None, root: str | None = None, **changes:
     return section(root, scratch, **settings, **changes)
 
 
-def begin(asked: Data, held: contextlib.ExitStack, load: Callable[[Data], Any] = lambda data: data.root) -> Path:
-    """Copy as a run does. Returns the folder to read until `held` closes."""
-    return Path(staging.once_a_node(asked, load, rank=0, local_rank=0, is_silent=False, held=held))
+def read(asked: Data, load: Callable[[Data], Any] = lambda data: data.root) -> Any:
+    """What a run loads once its files are copied."""
+    return staging.once_a_node(asked, load, rank=0, local_rank=0, is_silent=False)
 
 
 def make(root: Path | str, scratch: Path | None, **changes: Any) -> Path:
-    """Copy as a run that ends immediately. Returns the folder of the copy."""
-    with contextlib.ExitStack() as held:
-        return begin(section(root, scratch, **changes), held)
+    """Copy as a run does. Returns the folder of the copy."""
+    return Path(read(section(root, scratch, **changes)))
 
 
 def shown(scratch: Path) -> list[Path]:

@@ -121,7 +121,7 @@ def test_a_schedule_and_a_source_are_two_files_each(tmp_path: Path) -> None:
         [
             "config error: data.num_images=many must be int, as noise has it",
             "config error: data.size is not a setting: noise has num_images, memory, num_workers, copy_to, "
-            "copy_remove, balance, near_duplicates, folds, fold, shared_groups",
+            "balance, near_duplicates, folds, fold, shared_groups",
             "config error: scheduler.num_drops=0 must be int >= 1, as steps has it",
         ],
     )

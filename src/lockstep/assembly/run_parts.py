@@ -94,7 +94,6 @@ def splits(session: Session, run: RunFolder, *, is_once: bool = False) -> Splits
         rank=session.rank,
         local_rank=session.local_rank,
         is_silent=session.config.silent,
-        held=session.held,
     )
     if is_once:
         loaded = replace(loaded, statistics=identity_statistics(loaded.train.pixels.shape[1]))

@@ -18,13 +18,10 @@ T = TypeVar("T")
 HEARTBEAT_S = 5.0  # well below any strategy.timeout_s
 
 
-def once_a_node(
-    section: Data, load: Callable[[Data], T], *, rank: int, local_rank: int, is_silent: bool, held: contextlib.ExitStack
-) -> T:
+def once_a_node(section: Data, load: Callable[[Data], T], *, rank: int, local_rank: int, is_silent: bool) -> T:
     """Return `load(section)` once its files are where this node reads them. Every rank must call it.
 
-    Downloads go to data.root, on rank 0 first. A copy stays while `held` is open. Raises ConfigError on all ranks, with
-    the errors of all nodes.
+    Downloads go to data.root, on rank 0 first. Raises ConfigError on all ranks, with the errors of all nodes.
     """
     section = together(section.resolve_paths)
     is_first, is_download = local_rank == 0, bool(section.arguments().get("download"))
@@ -39,7 +36,7 @@ def once_a_node(
         if not stages:
             return loaded[0] if loaded else readable(lambda: load(section))
         loaded.clear()
-        local, remark = stages[0](section, held, is_first=is_first)
+        local, remark = stages[0](section, is_first=is_first)
         return readable(lambda: load(local), remark)
 
 

@@ -68,33 +68,32 @@ def _check(
     from lockstep.data.splits import describe_groups, shorten_lines
 
     progress = Progress("Reading images", "images")
-    with contextlib.ExitStack() as held:
 
-        def load(section: Data) -> tuple["Splits", "Decoding | None", list["Splits"]]:
-            # names of a custom function may mean other images in each fold
-            numbers = range(section.folds) if section.folds and is_ours(section.target) else ()
-            folds = [section.model_copy(update={"fold": number}) for number in numbers]
-            found, *others = (open_source(config.seed, config.augment.has_crops, each) for each in (section, *folds))
-            return *found, [images for images, _ in others]
+    def load(section: Data) -> tuple["Splits", "Decoding | None", list["Splits"]]:
+        # names of a custom function may mean other images in each fold
+        numbers = range(section.folds) if section.folds and is_ours(section.target) else ()
+        folds = [section.model_copy(update={"fold": number}) for number in numbers]
+        found, *others = (open_source(config.seed, config.augment.has_crops, each) for each in (section, *folds))
+        return *found, [images for images, _ in others]
 
-        images, decoding, folds = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False, held=held)
-        if images.train.groups is not None:  # a file in two splits is a leak below
-            refuse_shared_groups(config, images)
-        threshold = config.data.near_duplicates
-        inspection = inspect(images, progress.show, is_near=threshold > 0)
-        progress.end()
-        progress = Progress("Comparing images", "images")
-        copies, num_in_bursts = find_copies(inspection, folds, threshold, progress.show)
-        progress.end()
-        drawn = [] if pictures is None else [_draw_pairs(Path(pictures), images, copies)]
-        seen = [each for part in inspection.seen.values() for each in part]
-        sizes = [each.size for each in seen if each.size is not None]
-        texts = {
-            "training": _use(images, decoding, sizes),
-            "shrunk": describe_shrinking(config, decoding.view, list(map(min, sizes))) if decoding is not None else "",
-            "memory": _placement(config, images, decoding),
-            "steps": _steps(config, len(inspection.seen["train"])),
-        }
+    images, decoding, folds = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False)
+    if images.train.groups is not None:  # a file in two splits is a leak below
+        refuse_shared_groups(config, images)
+    threshold = config.data.near_duplicates
+    inspection = inspect(images, progress.show, is_near=threshold > 0)
+    progress.end()
+    progress = Progress("Comparing images", "images")
+    copies, num_in_bursts = find_copies(inspection, folds, threshold, progress.show)
+    progress.end()
+    drawn = [] if pictures is None else [_draw_pairs(Path(pictures), images, copies)]
+    seen = [each for part in inspection.seen.values() for each in part]
+    sizes = [each.size for each in seen if each.size is not None]
+    texts = {
+        "training": _use(images, decoding, sizes),
+        "shrunk": describe_shrinking(config, decoding.view, list(map(min, sizes))) if decoding is not None else "",
+        "memory": _placement(config, images, decoding),
+        "steps": _steps(config, len(inspection.seen["train"])),
+    }
     broken, unfit = inspection.broken, _unfit_targets(config, inspection)
     sides = {
         side: {"min": min(pixels), "median": statistics.median(pixels), "max": max(pixels)}

@@ -1,7 +1,6 @@
 """`lockstep data`: the arguments of its commands; checks, downloads, or decodes images before the first training."""
 
 import argparse
-import contextlib
 import shlex
 import sys
 from collections.abc import Mapping
@@ -82,17 +81,15 @@ def prepare(root: str, changes: Mapping[str, str | None], source: "Source") -> i
     from lockstep.assembly.staging import once_a_node
     from lockstep.data.splits import ImageError
 
-    with contextlib.ExitStack() as held:
-        # keeps the copy of a URL for the training, too
-        decoding = once_a_node(section, files_of, rank=0, local_rank=0, is_silent=False, held=held)
-        is_new = decoding.open_cache() is None
-        try:
-            images = decoding.load_pixels()
-        except ImageError as error:
-            print("\n".join(f"lockstep: {message}" for message in error.errors), file=sys.stderr)
-            json_output.put_errors(error)
-            return EXIT_CONFIG
-        shrunk = dict(header_rows(config, decoding.list_splits()))["shrunk"]
+    decoding = once_a_node(section, files_of, rank=0, local_rank=0, is_silent=False)
+    is_new = decoding.open_cache() is None
+    try:
+        images = decoding.load_pixels()
+    except ImageError as error:
+        print("\n".join(f"lockstep: {message}" for message in error.errors), file=sys.stderr)
+        json_output.put_errors(error)
+        return EXIT_CONFIG
+    shrunk = dict(header_rows(config, decoding.list_splits()))["shrunk"]
     names = decoding.table.class_names
     assert isinstance(images, torch.Tensor), "cropped"
     count, channels, height, width = images.shape

@@ -1,6 +1,5 @@
 """`lockstep data fetch`: downloads the data and weights of a training, for jobs on nodes without a network."""
 
-import contextlib
 from collections.abc import Sequence
 
 from lockstep.config import overrides
@@ -20,9 +19,10 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
     if is_url and VARIABLE.search(data.copy_to or ""):
         problem = "is on the job's machine"
         raise ConfigError(Error(f"data.copy_to={data.copy_to}", problem, "remove it to use data.cache here"))
-    # the nodes copy what is here
-    changes = {"copy_remove": False, "copy_to": data.copy_to if is_url else None}
-    section = data.model_copy(update={**changes, **({"download": True} if "download" in data.arguments() else {})})
+    changes: dict[str, object] = {"download": True} if "download" in data.arguments() else {}
+    if not is_url:
+        changes["copy_to"] = None  # the nodes copy what is here
+    section = data.model_copy(update=changes)
     data_presence.check(section)
     data_presence.check_weights(config)
     from lockstep.assembly import pretrained_weights
@@ -35,8 +35,7 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
         text = plural(sum(map(len, images.parts.values())), "image") + (f" in {folder}" if folder else "")
         return text, local.root, images.train.pixels.shape[1], len(images.class_names)
 
-    with contextlib.ExitStack() as held:
-        text, root, *shape = once_a_node(section, load, rank=0, local_rank=0, is_silent=False, held=held)
+    text, root, *shape = once_a_node(section, load, rank=0, local_rank=0, is_silent=False)
     file, weights = config.model.arguments().get("pretrained"), ""
     if pretrained_weights.fetch_weights(config, *shape):
         weights = file if isinstance(file, str) else "in the cache of the library, which TORCH_HOME or HF_HOME moves"

@@ -1,6 +1,5 @@
 """`lockstep model`: the layers of the network of a configuration, with their shapes, parameters and FLOPs."""
 
-import contextlib
 from collections.abc import Sequence
 from functools import partial
 
@@ -27,10 +26,9 @@ def show_model(typed: Sequence[str], source: compose.Source, *, depth: int, is_j
     from lockstep.assembly.staging import once_a_node
     from lockstep.models.layers import layers_of
 
-    with contextlib.ExitStack() as held:
-        load = partial(open_source, config.seed, False)
-        images, _ = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False, held=held)
-        shape, num_classes = images.train.pixels.shape[1:], len(images.class_names)
+    load = partial(open_source, config.seed, False)
+    images, _ = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False)
+    shape, num_classes = images.train.pixels.shape[1:], len(images.class_names)
     with build.section_errors(config, "model"):
         net = build.build(config.model, in_channels=shape[0], num_classes=num_classes)
     try:

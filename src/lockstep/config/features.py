@@ -12,7 +12,7 @@ from lockstep.config.schema.target_sections import IMAGE_LIST, LIBRARIES, OF_FIL
 
 # fmt: off
 Moment = Literal[
-    "rules", "files", "new files", "view", "stage", "killed", "crop", "module", "classifier", "first", "grapher",
+    "rules", "files", "new files", "view", "stage", "crop", "module", "classifier", "first", "grapher",
     "data rows", "module row", "weights", "pretrained", "fitted", "tested", "end", "downloads",
 ]
 # fmt: on
@@ -74,10 +74,8 @@ FEATURES = (
         "lockstep.assembly.pretrained_weights:download",
         lambda config: _of_library(config) and _pretrained(config) is True and config.init_from is None,
     ),
-    # the files of data, brought to this machine: (data, is_first, held) -> data there, and a remark for errors
+    # the files of data, brought to this machine: (data, is_first) -> data there, and a remark for errors
     Feature("stage", "lockstep.assembly.data_copies:stage", lambda data: data.is_copied),
-    # what killed workers leave: (data)
-    Feature("killed", "lockstep.assembly.data_copies:remove_unused", lambda data: data.copy_remove),
     # random parts of training images, made where these are read: (scale, ratio, seed)
     Feature("crop", "lockstep.data.images.random_crop:RandomCrop", lambda config: config.augment.has_crops),
     # a custom module in place of ours: (session, image format, total steps) -> module, its companion callback

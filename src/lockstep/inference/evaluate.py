@@ -168,9 +168,7 @@ def find_images(here: Session, run: RunFolder, form: ImageFormat, split: str | N
         return replace(images, statistics=identity_statistics(shape[0])), chosen, notes
 
     config = here.config
-    return once_a_node(
-        config.data, load, rank=here.rank, local_rank=here.local_rank, is_silent=config.silent, held=here.held
-    )
+    return once_a_node(config.data, load, rank=here.rank, local_rank=here.local_rank, is_silent=config.silent)
 
 
 def _refuse_similar_classes(table: ImageTable, known: Sequence[str]) -> None:

@@ -159,8 +159,6 @@ class Workers:
 
     def _outcome(self, codes: Sequence[int]) -> int:
         job, received = self._job, self._forwarded[0] if self._forwarded else 0
-        if min(codes) < 0:
-            _remove_copy(job)
         if self._aborted_by and (min(codes) < 0 or EXIT_INTERRUPTED in codes):
             return worker.end_aborted(job, self._aborted_by, has_record=True)
         if received and job.is_unsaved:
@@ -204,18 +202,3 @@ def _rank_variables(rank: int, num_workers: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": False,  # rank 0 opens the store
     }
     return {name: str(value) for name, value in variables.items()}
-
-
-def _remove_copy(job: Job) -> None:
-    """Remove the data copy of killed workers (data.copy_remove)."""
-    from lockstep.config import features
-    from lockstep.config.checks import validation
-    from lockstep.config.saved import config_file
-
-    tree = job.options.get("config")
-    folder = RunFolder(Path(job.folder))
-    if not tree and not folder.config.exists():
-        return  # the run folder is gone
-    config = validation.check_tree(tree) if tree else config_file.load(folder.config)
-    for remove in features.used_features("killed", config.data):
-        remove(config.data)

@@ -35,7 +35,7 @@ def test_the_files_of_a_url_stay_for_a_job_that_cannot_reach_it(
 ) -> None:
     images = write_folder(tmp_path / "flowers", count=4)
     archive = Path(shutil.make_archive("flowers", "zip", images))
-    asked = ("data=image_folder", f"data.root='zip://::file://{archive}'", "data.copy_remove=true")
+    asked = ("data=image_folder", f"data.root='zip://::file://{archive}'")
     rows = printed(capsys, *asked)
     (copy,) = shown(tmp_path / "data" / "cache")
     assert contents(copy / "flowers.zip") == contents(images)

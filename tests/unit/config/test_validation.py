@@ -177,7 +177,7 @@ def test_a_custom_optimizer_has_no_key_of_another_one(greedy: Path) -> None:
 
 
 def test_a_custom_source_has_the_keys_of_every_source(greedy: Path) -> None:
-    expected = {"memory": "auto", "num_workers": "auto", "copy_to": None, "copy_remove": False, "x": 1}
+    expected = {"memory": "auto", "num_workers": "auto", "copy_to": None, "x": 1}
     expected |= {"balance": 0.0, "near_duplicates": 0.1, "folds": None, "fold": 0, "shared_groups": "refuse"}
     assert section_of("data", "data._target_=lockstep_greedy.images", "+data.x=1", added=greedy) == expected
 

@@ -9,7 +9,7 @@ from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, IMAGE_LIST, Data, is_ours
 from lockstep.data.images.image_table import class_folders, require_folder, require_path
 from lockstep.data.sources import FOLDERS
-from lockstep.data.transfer import remote
+from lockstep.data.transfer import copying
 from lockstep.system.wording import expand_path
 
 
@@ -29,7 +29,7 @@ def check(section: Data) -> None:
         elif section.target in OF_SOURCES:
             root = section.root
             if root is not None and section.is_remote:
-                remote.check(root)
+                copying.check(root)
                 root = None
             OF_SOURCES[section.target](section, root)
     except (FileNotFoundError, ValueError) as error:

@@ -22,6 +22,7 @@ GONE = (
     ("search", "objectives"),
     ("launcher", "mode"),
     ("sweep", "max_failed"),
+    ("data", "copy_remove"),
 )
 OF_CUTS = {  # not in earlier versions
     IMAGE_FOLDER: ("group", "test_after"),

@@ -113,9 +113,6 @@ class Data(Target):
         default=None,
         description="folder on a disk of the node, e.g. $TMPDIR/data, to which the files are copied; null = no copy",
     )
-    copy_remove: Annotated[bool, Scope.PLACE] = Field(
-        default=False, description="remove that copy when the run ends, unless another run uses it"
-    )
     balance: Probability = Field(
         default=0.0,
         description="classes in a training epoch: 0 = as they are, 1 = equally often, between: count ** (1 - balance)",
@@ -147,7 +144,7 @@ class Data(Target):
 
     @property
     def names_copy(self) -> bool:
-        return bool(self.copy_to or self.is_remote or self.copy_remove)
+        return bool(self.copy_to or self.is_remote)
 
     @property
     def is_copied(self) -> bool:

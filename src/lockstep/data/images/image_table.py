@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.data.transfer import copying
-from lockstep.data.transfer.copying import is_skipped
+from lockstep.runs.files import read_json
 from lockstep.system.wording import join_names, plural, similar_names
 
 IMAGE_SUFFIXES = (
@@ -33,6 +32,9 @@ UNREAD_SUFFIXES = (
     *(".3fr", ".arw", ".cr2", ".cr3", ".dng", ".erf", ".exr", ".jxl", ".jxr", ".kdc", ".mrw", ".nef", ".nrw", ".orf"),
     *(".pef", ".psd", ".raf", ".raw", ".rw2", ".sr2", ".srw", ".svg", ".tga", ".x3f"),
 )
+# thumbnails, archive metadata and trash
+SYSTEM_FOLDERS = ("@eaDir", "__MACOSX", "#recycle", "@Recycle", "$RECYCLE.BIN")
+COPY_RECORD = ".copied"  # next to the folder of a copy: its origin, the digest there, and that of the copied files
 State = tuple[int, int, int]  # bytes, mtime_ns, ctime_ns
 SPLIT_FOLDERS = ("train", "val", "test")
 SPLIT_NAMES = {
@@ -100,9 +102,8 @@ def list_classes(root: str, group: str | int | None = None, *, is_other: bool = 
         hint = f"Add images ({', '.join(image_suffixes())}) or delete them."
         raise ValueError(f"data.root={root} has folders without an image: {', '.join(empty)}. {hint}")
     names, states = list(files), np.array(list(files.values()), np.int64)
-    digest, origin = digest_of(names, states), str(folder.resolve())
-    if (copied := copying.record_of(folder, names, states[:, :2].tolist())) is not None:
-        digest, origin = copied.digest, copied.source
+    copied = read_record(folder, names, states)
+    digest, origin = copied.get("digest", digest_of(names, states)), copied.get("origin", str(folder.resolve()))
     # a name that is no UTF-8 becomes text that fonts, JSON and ONNX take: caf\xe9
     classes = tuple(os.fsencode(name).decode(errors="backslashreplace") for name in numbers)
     place = f"data.root={root}", folder, names, states, digest, origin
@@ -174,6 +175,28 @@ def list_images(folder: Path) -> list[str]:
     names = list(_images_below(folder, folder, unread))
     print_unread(str(folder), unread)
     return names
+
+
+def read_record(folder: Path, names: Sequence[str], states: NDArray[np.int64]) -> dict[str, str]:
+    """Return `origin` and `digest` of the source of a copy; empty for another or a changed folder."""
+    record = read_json(folder.absolute().parent / COPY_RECORD)
+    return record if record and record["files"] == copied_digest(names, states[:, :2].tolist()) else {}
+
+
+def copied_digest(names: Sequence[str], states: Sequence[Sequence[object]]) -> str:
+    """Digest of names and states, in any order."""
+    files = dict(zip(map(os.path.normpath, names), states, strict=True))
+    return hashlib.blake2b(repr(sorted(files.items())).encode(), digest_size=16).hexdigest()
+
+
+def is_image(path: str) -> bool:
+    """Return whether a name or relative path is that of an image that is read."""
+    return path.lower().endswith(image_suffixes()) and not any(map(is_skipped, path.split("/")))
+
+
+def is_skipped(name: str) -> bool:
+    """Return whether a file or folder is hidden, or one of a system and not of the user."""
+    return name.startswith(".") or name in SYSTEM_FOLDERS
 
 
 @functools.cache
@@ -250,15 +273,15 @@ def _images_below(folder: Path, root: Path, unread: list[str]) -> dict[str, Stat
 
 def _walk(folder: str, prefix: str, seen: set[tuple[int, int]], unread: list[str]) -> Iterator[tuple[str, State]]:
     for name in sorted(os.listdir(folder)):
-        path, is_image = f"{folder}/{name}", _is_image(name)
+        path, is_read = f"{folder}/{name}", is_image(name)
         try:
             state = os.stat(path)
         except OSError as error:
-            if is_image:
+            if is_read:
                 raise ValueError(f"image {path} cannot be read ({error.strerror}): fix or delete it.") from error
             continue
         inode = (state.st_dev, state.st_ino)
-        if is_image and stat.S_ISREG(state.st_mode):
+        if is_read and stat.S_ISREG(state.st_mode):
             yield prefix + name, _state(state)
         # a folder may be called x.jpg
         elif stat.S_ISDIR(state.st_mode) and not is_skipped(name) and inode not in seen:
@@ -270,10 +293,6 @@ def _walk(folder: str, prefix: str, seen: set[tuple[int, int]], unread: list[str
 
 def _state(state: os.stat_result) -> State:
     return state.st_size, state.st_mtime_ns, state.st_ctime_ns
-
-
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(image_suffixes()) and not is_skipped(name)
 
 
 def _subfolders(folder: Path) -> list[Path]:
@@ -314,7 +333,7 @@ def _refuse_splits(root: str, folder: Path) -> None:
     classes = _subfolders(folder)
     inner = [path.name for path in _subfolders(classes[0])] if len(classes) > 1 else []
     if len(inner) > 1 and all(
-        [each.name for each in _subfolders(path)] == inner and not any(_is_image(each.name) for each in path.iterdir())
+        [each.name for each in _subfolders(path)] == inner and not any(is_image(each.name) for each in path.iterdir())
         for path in classes
     ):
         problem = f"has the same folders and no image in each of {_join_paths(classes)}"

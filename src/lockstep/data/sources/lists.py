@@ -15,12 +15,14 @@ from typing_extensions import Doc
 
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_table import (
+    COPY_RECORD,
     IMAGE_SUFFIXES,
     SPLIT_FOLDERS,
     ImageTable,
     class_order,
     digest_of,
     group_names,
+    read_record,
     real_names,
     require_folder,
     require_path,
@@ -30,8 +32,7 @@ from lockstep.data.images.image_table import (
 from lockstep.data.images.preprocessing import View
 from lockstep.data.sources.folders import complete_splits
 from lockstep.data.splits import Fold, Kept, Splits, shorten_lines
-from lockstep.data.transfer import copying
-from lockstep.runs.files import uncell
+from lockstep.runs.files import read_json, uncell
 from lockstep.system.kinds import (
     Background,
     Cache,
@@ -135,8 +136,8 @@ def read_list(
         values, class_names = _numbers(cells, target_columns, convert), tuple(target_columns)
     dates = date_column and list(map(str, cells.columns[date_column]))
     folder = path.parent if root is None else require_folder(root)
-    copied = copying.read_record(folder.absolute().parent)
-    above = folder.resolve() if copied is None else copied.source  # of absolute paths, also in a copy
+    # absolute paths are those of the source, also in a copy
+    above = read_json(folder.absolute().parent / COPY_RECORD).get("origin", folder.resolve())
     names = [
         os.path.relpath(name, above) if os.path.isabs(name) else name for name in map(str, cells.columns[path_column])
     ]
@@ -144,9 +145,8 @@ def read_list(
     _refuse([cells.line(row, path_column, f"{folder / names[row]} does not exist") for row in missing])
     singles = real_names(folder, names, states) if is_other else None
     groups = _groups(cells, path_column, group, group_column, singles)
-    copied, origin = copying.record_of(folder, names, states[:, :2].tolist()), str(path.resolve())
-    digest = digest_of(names, states) if copied is None else copied.digest
-    files = cells.setting, folder.resolve(), names, states, digest, origin
+    digest = read_record(folder, names, states).get("digest", digest_of(names, states))
+    files = cells.setting, folder.resolve(), names, states, digest, str(path.resolve())
     return ImageTable(*files, values, class_names, splits, groups, dates or None)
 
 

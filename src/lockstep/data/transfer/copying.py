@@ -1,216 +1,174 @@
-"""Copies of files on a local disk, made once for all runs of a machine and replaced when the source changes.
+"""Copies of files on a local disk, from a folder or a URL, made once for all processes of a machine.
 
-A copy is the folder `<copy_to>/<name>-<hash of path or URL>-<digest of the files>/`. It contains the files, in
-`<name>/`, and `.copied`, its record, which readers of the copy lock. Next to it are `<name>-<hash>-part/`, incomplete,
-and `.<name>-<hash>.lock`, held while copies of this source are made or removed. No torch.
+A copy is the folder `<name>-<digest of the files>/`. It contains the files, in `<name>/`, and their record
+(image_table.py). An incomplete copy is called `<name>-<digest>-part`. All files are read by the drivers of fsspec,
+which find secrets in their own files and variables. No torch.
 """
 
 import contextlib
-import fcntl
-import hashlib
-import json
 import os
+import re
 import shutil
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from glob import escape
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
+from urllib.parse import unquote
 
+from lockstep.data.images.image_table import COPY_RECORD, copied_digest, read_record, states_of
 from lockstep.data.transfer.file_lock import Progress, wait_for_lock
-from lockstep.runs.files import is_own_folder
-from lockstep.system.wording import plural
+from lockstep.runs.files import is_own_folder, write_json
+from lockstep.system.redaction import redact
 
-RECORD = ".copied"
-NUM_THREADS = 16  # which wait for a network or a disk
-NUM_PER_BLOCK = 1024
-# thumbnails, archive metadata and trash
-SYSTEM_FOLDERS = ("@eaDir", "__MACOSX", "#recycle", "@Recycle", "$RECYCLE.BIN")
-REMOVE_S = 2.0  # runs that end at the same time hold the lock briefly
+Attributes = dict[str, Any]  # of a file, as fsspec lists them
+NUM_THREADS = 32  # which wait for a network or a disk
+# parts of the names of attributes that change with the content of a file
+CHANGING = ("etag", "md5", "crc", "checksum", "digest", "sha", "modified", "updated", "mtime", "created", "date_time")
+# of storage and archives. Others run programs, log in to machines, or read what a file of theirs names, and the
+# configuration of a run may be anybody's
+PROTOCOLS = (
+    *("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "oss", "oci", "hdfs", "webhdfs"),
+    *("file", "memory", "zip", "tar"),
+)
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
-    """Files to copy: bytes of each, None if unknown, by name below the source.
+class Files:
+    """Files to copy: their paths in a file system of fsspec, by their names in the copy.
 
-    `digest` changes with any file. `fetch(names, folder)` copies files into a folder that has their subfolders.
+    `digest` changes with any of them. `origin` is their folder or URL, without secrets.
     """
 
-    sizes: Mapping[str, int | None]
+    origin: str
+    system: Any
+    paths: Mapping[str, str]
     digest: str
-    fetch: Callable[[Sequence[str], Path], None]
 
 
-class Record(NamedTuple):
-    """Source of a complete copy, its digest, and the digest of names, sizes and times in the copy."""
-
-    source: str
-    digest: str
-    files: str
-
-
-@dataclass(frozen=True)
-class Copy:
-    """Copies of `source`, one for each state of its files; `setting` is their place, such as data.copy_to=/scratch."""
-
-    setting: str
-    source: str
-    stem: Path
-    name: str
-
-    def place(self, digest: str) -> Path:
-        return self.stem.with_name(f"{self.stem.name}-{digest[:12]}")
-
-    def make(self, source: Source, held: contextlib.ExitStack) -> str:
-        """Copy the files if there is no copy yet, protect it from removal until `held` closes, and return the digest.
-
-        Removes unused copies of other states, and incomplete ones of killed processes. Raises ValueError.
-        """
-        place = self.place(source.digest)
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with wait_for_lock(self._lock, f"copies {self.name}"):
-                if os.path.lexists(place) and not is_own_folder(place):
-                    raise PermissionError(f"{place} belongs to another user")
-                for other in self._places() - {place}:
-                    _remove_unused(other)
-                if read_record(place) != self._record(source, place):
-                    self._bring(source, place)
-                hold(place, held)
-        except OSError as error:
-            hint = "check permissions and free space, or use a folder of your own on a disk of the node."
-            raise ValueError(f"{self.setting}: {self.source} cannot be copied ({error}): {hint}") from error
-        return source.digest
-
-    def remove(self) -> None:
-        """Remove the copies that no process makes or uses. A failure is only printed."""
-        from filelock import FileLock
-
-        try:
-            if self._places():
-                with FileLock(self._lock, timeout=REMOVE_S):
-                    for place in self._places():
-                        _remove_unused(place)
-        except OSError as error:  # TimeoutError: another process copies
-            print(f"warning: copies {self.stem}-* are not removed: {error}", file=sys.stderr, flush=True)
-
-    def _bring(self, source: Source, place: Path) -> None:
-        shutil.rmtree(place, ignore_errors=True)  # a damaged copy
-        part, names, num_bytes = self.place("part"), list(source.sizes), sum(filter(None, source.sizes.values()))
-        free = shutil.disk_usage(part.parent).free
-        if num_bytes > free:
-            raise OSError(f"it has {num_bytes / 2**30:.2f} GiB, but the disk has {free / 2**30:.2f} GiB free")
-        folder, progress = part / self.name, Progress(f"Copying {self.name}", "files")
-        try:
-            for parent in {(folder / name).parent for name in names}:
-                parent.mkdir(parents=True, exist_ok=True)
-            for start in range(0, len(names), NUM_PER_BLOCK):
-                progress.show(start, len(names))
-                source.fetch(names[start : start + NUM_PER_BLOCK], folder)
-            for name, size in source.sizes.items():
-                if size not in (None, os.path.getsize(folder / name)):
-                    raise ValueError(f"{self.source}: {name} changed while it was copied: start the run again.")
-            (part / RECORD).write_text(json.dumps(self._record(source, part)._asdict()))
-            os.rename(part, place)
-        finally:
-            progress.end()
-            shutil.rmtree(part, ignore_errors=True)
-        done = f"Copied {plural(len(names), 'file')} of {self.name} ({num_bytes / 2**20:,.1f} MiB)"
-        print(f"{done} in {progress.elapsed_s:.1f} s to {place / self.name}", flush=True)
-
-    def _record(self, source: Source, place: Path) -> Record:
-        return Record(self.source, source.digest, digest_of(_scan(place / self.name).items()))
-
-    def _places(self) -> set[Path]:
-        return set(self.stem.parent.glob(f"{escape(self.stem.name)}-*"))
-
-    @property
-    def _lock(self) -> Path:
-        return self.stem.with_name(f".{self.stem.name}.lock")
+def copy(files: Files, folder: Path, setting: str) -> str:
+    """Copy files unless `folder` has a complete copy. Returns the path of the copy below it. Raises ValueError."""
+    name, names = name_of(files.origin), list(files.paths)
+    place = folder / f"{name}-{files.digest[:12]}"
+    part = place.with_name(f"{place.name}-part")
+    for file in names:
+        if {"", ".", ".."} & {*file.split("/")}:  # an absolute path has an empty first part
+            raise ValueError(f"{setting}: {file} is not below {files.origin}: set data.root to a folder of all files.")
+    with explain_errors(f"{setting}: {files.origin} cannot be copied"):
+        folder.mkdir(parents=True, exist_ok=True)
+        with wait_for_lock(folder / f".{name}.lock", f"copies {name}"):
+            for path in (place, part):
+                if os.path.lexists(path) and not is_own_folder(path):
+                    raise PermissionError(f"{path} belongs to another user, use a folder of your own")
+            if not read_record(place / name, names, states_of(place / name, names)[0]):
+                try:
+                    _fetch(files, part / name)
+                    states = states_of(part / name, names)[0][:, :2].tolist()
+                    record = {"origin": files.origin, "digest": files.digest, "files": copied_digest(names, states)}
+                    write_json(part / COPY_RECORD, record)
+                    shutil.rmtree(place, ignore_errors=True)  # a damaged copy
+                    part.rename(place)
+                finally:
+                    shutil.rmtree(part, ignore_errors=True)
+    return f"{place.name}/{name}"
 
 
-def is_skipped(name: str) -> bool:
-    """Return whether a file or folder is hidden, or one of a system and not of the user."""
-    return name.startswith(".") or name in SYSTEM_FOLDERS
+def list_files(root: str, origin: str, below: str) -> tuple[Any, dict[str, Attributes]]:
+    """Return the file system of a folder or URL, and its files in the folder `below` by name. Raises ValueError."""
+    from fsspec.core import url_to_fs
+
+    with explain_errors(f"data.root={origin} cannot be listed"):
+        system, path = url_to_fs(root, skip_instance_cache=True)  # has no listings of an earlier run
+        start = f"{path.rstrip('/')}/"
+        found = list(_walk(system, f"{start}{below}".rstrip("/")))
+    files = {info["name"].removeprefix(start): info for info in found}
+    if root.startswith("http"):  # the listings of web servers have quoted names
+        files = {unquote(name): info for name, info in files.items()}
+    return system, files
 
 
-def stem_of(folder: str, source: str, name: str) -> Path:
-    """Path prefix of the copies of `source` below `folder`."""
-    code = hashlib.blake2b(os.fsencode(source), digest_size=6).hexdigest()
-    return Path(folder).expanduser().absolute() / f"{name}-{code}"
+def with_states(origin: str, system: Any, files: Mapping[str, Attributes]) -> Files:
+    """Return files of a listing, with a digest of their states. Raises ValueError."""
+    if not files:
+        hint = f"give a folder, or an archive as data.root=zip://::{origin}"
+        raise ValueError(f"data.root={origin} has no files to copy: {hint}")
+    with explain_errors(f"data.root={origin} cannot be listed"), ThreadPool(NUM_THREADS) as pool:
+        states = pool.map(lambda info: _state(system, info), files.values())
+    paths = {name: info["name"] for name, info in files.items()}
+    return Files(origin, system, paths, copied_digest(list(paths), states))
 
 
-def read_record(place: Path) -> Record | None:
-    """Read the record of a copy; None if there is no complete copy."""
+def url_errors(url: str) -> Iterator[str]:
+    """Yield errors in a URL that are found without a request."""
+    if re.search(r"://[^/?#@:]*:[^/?#]*@|^https?://[^/?#]*@|::https?://[^/?#]*@", url):
+        problem = "contains a user or password, which the run folder would store"
+        yield f"data.root={redact(url)} {problem}: set them in the files or variables of the driver"
+    for part in url.split("::"):
+        protocol = part.partition("://")[0]
+        if protocol not in PROTOCOLS and "/" not in protocol:  # with a slash, a path at the end of a chain
+            yield f"data.root={redact(url)} cannot be read: {protocol}:// is not one of {', '.join(PROTOCOLS)}"
+
+
+def check(url: str) -> None:
+    """Raise ValueError if a URL cannot be reached, by one request."""
+    from fsspec.core import url_to_fs
+
+    with explain_errors(f"data.root={redact(url)} cannot be listed"):
+        system, path = url_to_fs(url, skip_instance_cache=True)
+        system.ls(path, detail=False)
+
+
+def name_of(origin: str) -> str:
+    """Name of a folder for the files of another folder or of a URL."""
+    name = unquote(origin.partition("?")[0].rstrip("/").rpartition("/")[2])
+    return re.sub(r"[^\w .-]+", "_", name).lstrip(".")[:80] or "files"
+
+
+@contextlib.contextmanager
+def explain_errors(problem: str) -> Iterator[None]:
+    """Convert exceptions of disks and drivers to ValueErrors without secrets."""
     try:
-        return Record(**json.loads((place / RECORD).read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
+        yield
+    except Exception as error:  # drivers raise any exception
+        text = redact(f"{type(error).__name__}: {' '.join(str(error).split())}")[:300]
+        hint = "check the path or URL, credentials, permissions and free space."
+        raise ValueError(f"{problem} ({text}): {hint}") from None
 
 
-def record_of(folder: Path, names: Sequence[str], states: Sequence[Sequence[int]]) -> Record | None:
-    """Return the record of a copy whose files have these (bytes, mtime_ns); None for another or a changed folder."""
-    record = read_record(folder.absolute().parent)
-    files = zip(map(os.path.normpath, names), states, strict=True)  # not read without a record
-    return record if record is not None and record.files == digest_of(dict(files).items()) else None
+def _is_archive(system: Any) -> bool:
+    from fsspec.archive import AbstractArchiveFileSystem
+
+    return isinstance(system, AbstractArchiveFileSystem)
 
 
-def digest_of(files: Iterable[tuple[str, Sequence[object]]]) -> str:
-    """Digest of the names and states of files, in any order."""
-    text = "".join(f"{name}\0{' '.join(map(str, state))}\0" for name, state in sorted(files))
-    return hashlib.blake2b(os.fsencode(text), digest_size=16).hexdigest()
+def _walk(system: Any, folder: str) -> Iterator[Attributes]:
+    """Yield the attributes of every file. fsspec's walk silently omits folders that cannot be listed (2026.9)."""
+    if _is_archive(system):  # which scans all its files to list one folder
+        yield from system.find(folder, detail=True).values()
+        return
+    for info in system.ls(folder, detail=True):
+        path = info["name"].rstrip("/")
+        if info["type"] != "directory":
+            yield info
+        elif path != folder:
+            yield from _walk(system, path)
 
 
-def hold(place: Path, held: contextlib.ExitStack) -> None:
-    """Protect an existing copy from removal until `held` closes."""
-    file = held.enter_context((place / RECORD).open("rb"))
-    fcntl.flock(file, fcntl.LOCK_SH)
+def _state(system: Any, info: Attributes) -> list[str]:
+    """Return the attributes of a file that change with its content. Listings of web servers have none."""
+    info = system.info(info["name"]) if info.get("size") is None else info
+    changing = (f"{key}={value}" for key, value in info.items() if any(word in key.lower() for word in CHANGING))
+    return [str(info.get("size")), *sorted(changing)]
 
 
-def files_of(root: Path, sizes: Mapping[str, int | None], digest: str, files: Mapping[str, str]) -> Source:
-    """Files below `root`. A name whose file has another name in `files` becomes a link to that in the copy."""
-
-    def copy(folder: Path, name: str) -> None:
-        file = files.get(name, name)
-        if file == name:
-            shutil.copyfile(root / name, folder / name)
-        else:
-            (folder / name).symlink_to(os.path.relpath(file, os.path.dirname(name)))
-
-    def fetch(names: Sequence[str], folder: Path) -> None:
-        with ThreadPoolExecutor(NUM_THREADS) as pool:
-            list(pool.map(partial(copy, folder), names))
-
-    return Source(sizes, digest, fetch)
-
-
-def files_below(root: Path, folder: str) -> Source:
-    """Every file of `root/folder`, by its path below `root`."""
-    paths = [path for path in (root / folder).rglob("*") if path.is_file()]
-    states = {str(path.relative_to(root)): path.stat() for path in paths}
-    digest = digest_of((name, (state.st_size, state.st_mtime_ns, state.st_ctime_ns)) for name, state in states.items())
-    return files_of(root, {name: state.st_size for name, state in states.items()}, digest, {})
-
-
-def _scan(folder: Path) -> dict[str, tuple[int, int]]:
-    """(bytes, mtime_ns) of every file below a folder."""
-    files, start = {}, len(f"{folder}/")
-    for parent, _, names in os.walk(folder):
-        for path in (f"{parent}/{name}" for name in names):
-            state = os.stat(path)
-            files[path[start:]] = (state.st_size, state.st_mtime_ns)
-    return files
-
-
-def _remove_unused(place: Path) -> None:
-    with contextlib.suppress(FileNotFoundError), open(place / RECORD, "r+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
-        # first, so that an interrupted removal leaves no valid copy
-        (place / RECORD).unlink()
-    shutil.rmtree(place)
+def _fetch(files: Files, folder: Path) -> None:
+    targets = [folder / name for name in files.paths]
+    for parent in {target.parent for target in targets}:
+        parent.mkdir(parents=True, exist_ok=True)
+    progress = Progress(f"Copying {folder.name}", "files")
+    pairs = zip(files.paths.values(), map(str, targets), strict=True)
+    with ThreadPool(1 if _is_archive(files.system) else NUM_THREADS) as pool:  # threads cannot share an archive
+        for count, _ in enumerate(pool.imap(lambda pair: files.system.get_file(*pair), pairs)):
+            progress.show(count, len(targets))
+    progress.end()
+    print(f"Copied {len(targets):,} files of {folder.name} in {progress.elapsed_s:.1f} s", flush=True)
