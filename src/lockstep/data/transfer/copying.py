@@ -21,15 +21,15 @@ from lockstep.data.transfer.file_lock import Progress, wait_for_lock
 from lockstep.runs.files import is_own_folder, write_json
 from lockstep.system.redaction import redact
 
-Attributes = dict[str, Any]  # of a file, as fsspec lists them
 NUM_THREADS = 32  # which wait for a network or a disk
+ARCHIVES = ("zip", "tar")
 # parts of the names of attributes that change with the content of a file
 CHANGING = ("etag", "md5", "crc", "checksum", "digest", "sha", "modified", "updated", "mtime", "created", "date_time")
 # of storage and archives. Others run programs, log in to machines, or read what a file of theirs names, and the
 # configuration of a run may be anybody's
 PROTOCOLS = (
     *("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "oss", "oci", "hdfs", "webhdfs"),
-    *("file", "memory", "zip", "tar"),
+    *("file", "memory", *ARCHIVES),
 )
 
 
@@ -73,7 +73,7 @@ def copy(files: Files, folder: Path, setting: str) -> str:
     return f"{place.name}/{name}"
 
 
-def list_files(root: str, origin: str, below: str) -> tuple[Any, dict[str, Attributes]]:
+def list_files(root: str, origin: str, below: str) -> tuple[Any, dict[str, dict[str, Any]]]:
     """Return the file system of a folder or URL, and its files in the folder `below` by name. Raises ValueError."""
     from fsspec.core import url_to_fs
 
@@ -87,7 +87,7 @@ def list_files(root: str, origin: str, below: str) -> tuple[Any, dict[str, Attri
     return system, files
 
 
-def with_states(origin: str, system: Any, files: Mapping[str, Attributes]) -> Files:
+def with_states(origin: str, system: Any, files: Mapping[str, dict[str, Any]]) -> Files:
     """Return files of a listing, with a digest of their states. Raises ValueError."""
     if not files:
         hint = f"give a folder, or an archive as data.root=zip://::{origin}"
@@ -135,15 +135,9 @@ def explain_errors(problem: str) -> Iterator[None]:
         raise ValueError(f"{problem} ({text}): {hint}") from None
 
 
-def _is_archive(system: Any) -> bool:
-    from fsspec.archive import AbstractArchiveFileSystem
-
-    return isinstance(system, AbstractArchiveFileSystem)
-
-
-def _walk(system: Any, folder: str) -> Iterator[Attributes]:
+def _walk(system: Any, folder: str) -> Iterator[dict[str, Any]]:
     """Yield the attributes of every file. fsspec's walk silently omits folders that cannot be listed (2026.9)."""
-    if _is_archive(system):  # which scans all its files to list one folder
+    if system.protocol in ARCHIVES:  # which scan all their files to list one folder
         yield from system.find(folder, detail=True).values()
         return
     for info in system.ls(folder, detail=True):
@@ -154,7 +148,7 @@ def _walk(system: Any, folder: str) -> Iterator[Attributes]:
             yield from _walk(system, path)
 
 
-def _state(system: Any, info: Attributes) -> list[str]:
+def _state(system: Any, info: dict[str, Any]) -> list[str]:
     """Return the attributes of a file that change with its content. Listings of web servers have none."""
     info = system.info(info["name"]) if info.get("size") is None else info
     changing = (f"{key}={value}" for key, value in info.items() if any(word in key.lower() for word in CHANGING))
@@ -166,8 +160,9 @@ def _fetch(files: Files, folder: Path) -> None:
     for parent in {target.parent for target in targets}:
         parent.mkdir(parents=True, exist_ok=True)
     progress = Progress(f"Copying {folder.name}", "files")
+    num_threads = 1 if files.system.protocol in ARCHIVES else NUM_THREADS  # threads cannot share an archive
     pairs = zip(files.paths.values(), map(str, targets), strict=True)
-    with ThreadPool(1 if _is_archive(files.system) else NUM_THREADS) as pool:  # threads cannot share an archive
+    with ThreadPool(num_threads) as pool:
         for count, _ in enumerate(pool.imap(lambda pair: files.system.get_file(*pair), pairs)):
             progress.show(count, len(targets))
     progress.end()
