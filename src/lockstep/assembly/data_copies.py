@@ -7,7 +7,7 @@ from pathlib import Path
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, IMAGE_LIST, OF_FILES, Data, is_ours
-from lockstep.data.images.image_table import is_image, print_unread
+from lockstep.data.images.image_table import is_image, print_unread, real_names
 from lockstep.data.sources import FOLDERS
 from lockstep.data.transfer import copying
 from lockstep.system.redaction import redact
@@ -54,7 +54,8 @@ def _list(section: Data, root: str, origin: str) -> copying.Files:
         from lockstep.assembly.listed_images import files_of
 
         table = files_of(section).table
-        paths = {os.path.normpath(name): f"{origin}/{name}" for name in table.names}
+        files = real_names(table.folder, table.names, table.states)
+        paths = {os.path.normpath(name): f"{origin}/{file}" for name, file in zip(table.names, files, strict=True)}
         return copying.Files(origin, LocalFileSystem(), paths, table.digest)
     system, files = copying.list_files(root, origin, FOLDERS.get(section.target, ""))
     if section.target == IMAGE_FOLDER:

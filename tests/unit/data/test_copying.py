@@ -45,13 +45,26 @@ def test_copy_contains_only_images(root: Path, scratch: Path, capsys: pytest.Cap
     folder = make(root, scratch)
     expected = {name: (root / name).read_bytes() for name in list_classes(str(root)).names}
     assert contents(folder) == expected
-    assert not any(path.is_symlink() for path in folder.rglob("*"))
+    for link in filter(Path.is_symlink, folder.rglob("*")):
+        assert link.resolve().is_relative_to(folder)
     assert sorted(path.name for path in folder.parent.iterdir()) == [COPY_RECORD, "my images"]
     assert shown(scratch) == [folder.parent]
-    assert "Copied 20 files of my images" in capsys.readouterr().out
+    assert "Copied 13 files of my images" in capsys.readouterr().out
     before = {path: path.stat().st_ctime_ns for path in folder.rglob("*")}
     assert make(root, scratch) == folder  # a second run copies nothing
     assert {path: path.stat().st_ctime_ns for path in folder.rglob("*")} == before
+
+
+def test_links_are_one_image_in_a_copy_too(root: Path, scratch: Path) -> None:
+    for path in sorted((root / "red fox").glob("*.png")):
+        (root / "red fox" / f"a {path.name}").symlink_to(path)
+    _, direct = loaded(section(root, None))
+    for _ in range(2):  # copied, and found
+        place, copied = loaded(section(root, scratch))
+        assert place is not None
+        assert place != str(root)
+        for split, part in direct.parts.items():
+            assert part.names == copied.parts[split].names
 
 
 @pytest.mark.parametrize("change", ["changed", "added", "renamed"])

@@ -61,12 +61,13 @@ def copy(files: Files, folder: Path, setting: str) -> str:
                 if os.path.lexists(path) and not is_own_folder(path):
                     raise PermissionError(f"{path} belongs to another user, use a folder of your own")
             if not read_record(place / name, names, states_of(place / name, names)[0]):
+                for path in (place, part):  # a damaged copy, and one of a killed process
+                    shutil.rmtree(path, ignore_errors=True)
                 try:
                     _fetch(files, part / name)
                     states = states_of(part / name, names)[0][:, :2].tolist()
                     record = {"origin": files.origin, "digest": files.digest, "files": copied_digest(names, states)}
                     write_json(part / COPY_RECORD, record)
-                    shutil.rmtree(place, ignore_errors=True)  # a damaged copy
                     part.rename(place)
                 finally:
                     shutil.rmtree(part, ignore_errors=True)
@@ -156,14 +157,19 @@ def _state(system: Any, info: dict[str, Any]) -> list[str]:
 
 
 def _fetch(files: Files, folder: Path) -> None:
-    targets = [folder / name for name in files.paths]
-    for parent in {target.parent for target in targets}:
-        parent.mkdir(parents=True, exist_ok=True)
+    """Copy files; a second name of a file becomes a link, so that both are one image in the copy, too."""
+    firsts: dict[str, Path] = {}
+    for name, path in files.paths.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        first = firsts.setdefault(path, target)
+        if first != target:
+            target.symlink_to(os.path.relpath(first, target.parent))
     progress = Progress(f"Copying {folder.name}", "files")
+    pairs = [(path, str(target)) for path, target in firsts.items()]
     num_threads = 1 if files.system.protocol in ARCHIVES else NUM_THREADS  # threads cannot share an archive
-    pairs = zip(files.paths.values(), map(str, targets), strict=True)
     with ThreadPool(num_threads) as pool:
         for count, _ in enumerate(pool.imap(lambda pair: files.system.get_file(*pair), pairs)):
-            progress.show(count, len(targets))
+            progress.show(count, len(pairs))
     progress.end()
-    print(f"Copied {len(targets):,} files of {folder.name} in {progress.elapsed_s:.1f} s", flush=True)
+    print(f"Copied {len(pairs):,} files of {folder.name} in {progress.elapsed_s:.1f} s", flush=True)
