@@ -18,7 +18,7 @@ ARG PIP_EXTRA_INDEX_URL
 COPY constraints.txt /tmp/lockstep/
 RUN pip install --no-cache-dir -c /tmp/lockstep/constraints.txt torch torchvision
 COPY . /tmp/lockstep
-RUN pip install --no-cache-dir -c /tmp/lockstep/constraints.txt '/tmp/lockstep[export,pandas,parquet,timm]'
+RUN pip install --no-cache-dir -c /tmp/lockstep/constraints.txt '/tmp/lockstep[export,pandas,timm]'
 
 # No VOLUME: it would hide outputs/ of a project that is mounted here.
 WORKDIR /project

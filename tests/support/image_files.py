@@ -75,13 +75,6 @@ CHANGES: dict[str, Callable[[Path], Any]] = {
 
 
 def write_list(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
-    """Write rows as CSV or Parquet, by the suffix."""
-    if path.suffix == ".parquet":
-        import pyarrow
-        from pyarrow import parquet
-
-        parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), path)
-        return path
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
@@ -89,11 +82,11 @@ def write_list(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
     return path
 
 
-def write_listed(folder: Path, count: int = 20, suffix: str = ".csv") -> Path:
+def write_listed(folder: Path, count: int = 20) -> Path:
     """Write `count` images and a list of them with a class, a 0/1 label, a number and the split."""
     rows = []
     for i in range(count):
         name = write_image(folder / f"deep er/bild ü {i:02d}.png", seed=i).relative_to(folder)
         split = ("train", "train", "train", "val", "test")[i % 5]
         rows.append({"path": str(name), "label": "ab"[i % 2], "wet": i % 3 == 0, "kg": i / 4, "split": split})
-    return write_list(folder / f"list{suffix}", [row | {"wet": int(row["wet"])} for row in rows])
+    return write_list(folder / "list.csv", [row | {"wet": int(row["wet"])} for row in rows])

@@ -201,7 +201,7 @@ ROWS = {
     "list": Row(
         LISTED,
         (
-            Split(2, "[3,1]", (f"data.file={FILES}/listed/list.parquet", f"data.cache={FILES}/cache_of_list")),
+            Split(2, "[3,1]", (f"data.file={FILES}/listed/list.csv", f"data.cache={FILES}/cache_of_list")),
             Split(3, "[2,0,1]", (f"data.file={FILES}/listed/list.csv", *STREAMED)),
         ),
         Split(1, more=(f"data.file={FILES}/listed/list.csv", "data.cache=null")),
@@ -223,8 +223,7 @@ def write_sources(files: Path) -> RunFolder:
     write_folder(files / "unequal", count=35)
     for image in sorted((files / "unequal" / "red fox").rglob("*.png"))[:25]:
         image.unlink()
-    for suffix in (".csv", ".parquet"):
-        write_listed(files / "listed", count=70, suffix=suffix)
+    write_listed(files / "listed", count=70)
     write_weights(files / "weights.pth")
     source = write_run(files / "source", INITIAL)
     assert train(source) == 0

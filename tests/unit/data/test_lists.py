@@ -1,4 +1,4 @@
-"""CSV and Parquet lists of images: the pixels of a folder of the same files, and errors by file, row and column."""
+"""CSV lists of images: the pixels of a folder of the same files, and errors by file, row and column."""
 
 import csv
 import re
@@ -35,9 +35,8 @@ def read(file: Path, **changes: Any) -> Splits:
     return image_list(file=str(file), **LIST | changes)
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_a_list_gives_the_pixels_targets_and_splits_of_its_rows(tmp_path: Path, suffix: str) -> None:
-    file = write_listed(tmp_path, suffix=suffix)
+def test_a_list_gives_the_pixels_targets_and_splits_of_its_rows(tmp_path: Path) -> None:
+    file = write_listed(tmp_path)
     splits = read(file, split_column="split")
     assert splits.class_names == ("a", "b")
     assert [len(part) for part in splits.parts.values()] == [12, 4, 4]
@@ -233,30 +232,6 @@ def test_cells_that_cannot_be_used_are_named_by_file_row_and_column(tmp_path: Pa
         assert re.search(pattern, line), line
 
 
-@pytest.mark.parametrize(
-    ("labels", "line"),
-    [
-        (["a", None, "b", "b"], "row 2, column label: the cell is empty, fill it in or remove the row."),
-        (
-            [1.5, 2.0, 1.5, 2.0],
-            "row 1, column label: 1.5 is not a class, write a text or a whole number, or set data.targets",
-        ),
-    ],
-)
-def test_cells_of_parquet_that_name_no_class_are_named(tmp_path: Path, labels: list[Any], line: str) -> None:
-    for number in range(4):
-        write_image(tmp_path / f"x{number}.png", seed=number)
-    file = write_list(tmp_path / "list.parquet", [{"path": f"x{i}.png", "label": x} for i, x in enumerate(labels)])
-    with pytest.raises(ValueError, match=re.escape(line)):
-        read(file)
-
-
-def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "list.parquet").write_text(PLAIN)
-    with pytest.raises(ValueError, match=r"list\.parquet cannot be read \(.*\): give a Parquet file\.$"):
-        read(tmp_path / "list.parquet")
-
-
 def errors(*texts: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         check(validation.check_config(compose_config(["data=list", *texts])).data)
@@ -267,16 +242,13 @@ def test_a_list_that_is_missing_or_cannot_be_read_is_refused_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_listed(tmp_path, suffix=".parquet")
     assert "data.file=list.csv does not exist" in errors("data.file=list.csv")[0]
-    Path("list.txt").touch()
-    assert errors("data.file=list.txt") == [
-        "data.file=list.txt is not a .csv or .parquet file: use one of these formats."
-    ]
-    assert "data.root=nowhere does not exist" in errors("data.file=list.parquet", "data.root=nowhere")[0]
-    monkeypatch.setattr("lockstep.config.checks.signatures.is_there", lambda package: False)
+    write_listed(tmp_path)
+    assert "data.root=nowhere does not exist" in errors("data.file=list.csv", "data.root=nowhere")[0]
+    Path("list.parquet").touch()
     (line,) = errors("data.file=list.parquet")
-    assert line == "data.file=list.parquet needs pyarrow: pip install pyarrow, or give a CSV file."
+    assert "data.file=list.parquet is not a .csv file" in line
+    assert "to_csv" in line
 
 
 def write_patients(folder: Path) -> Path:

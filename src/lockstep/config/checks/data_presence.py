@@ -61,10 +61,8 @@ def _check_list(section: Data, root: str | None) -> None:
         return  # the second round reports its type
     setting = f"data.file={file}"
     path = require_path(file, setting)
-    if not path.is_file() or path.suffix not in (".csv", ".parquet"):
-        raise ValueError(f"{setting} is not a .csv or .parquet file: use one of these formats.")
-    if path.suffix == ".parquet" and not signatures.is_there("pyarrow"):
-        raise ValueError(f"{setting} needs pyarrow: pip install pyarrow, or give a CSV file.")
+    if not path.is_file() or path.suffix != ".csv":
+        raise ValueError(f"{setting} is not a .csv file: save the list as CSV, with to_csv of pandas for one.")
     if root is not None:
         require_folder(root)
 

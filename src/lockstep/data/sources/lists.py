@@ -1,12 +1,12 @@
-"""Image files listed in a CSV or Parquet file, with their targets."""
+"""Image files listed in a CSV file, with their targets."""
 
 import csv
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from annotated_types import MinLen
@@ -48,13 +48,13 @@ from lockstep.system.kinds import (
     TestAfter,
 )
 
-Columns = dict[str, list[Any]]
+Columns = dict[str, list[str]]
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def image_list(
     *,
-    file: Annotated[PathText, Doc(".csv or .parquet file with one row per image")],
+    file: Annotated[PathText, Doc(".csv file with one row per image")],
     root: Annotated[PathText | None, Doc("folder or URL of relative paths; null = the folder of the file")],
     path_column: Annotated[str, Doc("column with the paths of the images")],
     target_columns: Annotated[list[str], MinLen(1), "[str, ...], one or more", Doc("columns to predict")],
@@ -82,7 +82,7 @@ def image_list(
     fold: Fold | None = None,
     kept: Kept = None,
 ) -> Splits:
-    """Image files listed in a CSV or Parquet `file`, one per row, as uint8 (channels, height, width).
+    """Image files listed in a CSV `file`, one per row, as uint8 (channels, height, width).
 
     `path_column` contains paths relative to `root`, or to the folder of `file` if `root` is None. With `targets`
     "classes", one column of `target_columns` contains class names or whole numbers, int64 (N,); several columns of 0
@@ -134,13 +134,11 @@ def read_list(
     else:
         convert = _number if targets == "numbers" else _zero_or_one
         values, class_names = _numbers(cells, target_columns, convert), tuple(target_columns)
-    dates = date_column and list(map(str, cells.columns[date_column]))
+    dates = date_column and cells.columns[date_column]
     folder = path.parent if root is None else require_folder(root)
     # absolute paths are those of the source, also in a copy
     above = read_json(folder.absolute().parent / COPY_RECORD).get("origin", folder.resolve())
-    names = [
-        os.path.relpath(name, above) if os.path.isabs(name) else name for name in map(str, cells.columns[path_column])
-    ]
+    names = [os.path.relpath(name, above) if os.path.isabs(name) else name for name in cells.columns[path_column]]
     states, missing = states_of(folder, names)
     _refuse([cells.line(row, path_column, f"{folder / names[row]} does not exist") for row in missing])
     singles = real_names(folder, names, states) if is_other else None
@@ -153,12 +151,12 @@ def read_list(
 def listed_names(file: str, path_column: str) -> list[str]:
     """Read the paths of the images in a list, for files that are elsewhere."""
     cells = _read(require_path(file, f"data.file={file}"), f"data.file={file}", {path_column: "data.path_column"})
-    return list(map(str, cells.columns[path_column]))
+    return cells.columns[path_column]
 
 
 @dataclass(frozen=True, eq=False)
 class _Cells:
-    """The cells of some columns. `numbers` (N,) identify rows: lines of a CSV file, counts from 1 in a Parquet file."""
+    """The cells of some columns. `numbers` (N,) are lines of the file."""
 
     setting: str
     numbers: Sequence[int]
@@ -179,7 +177,7 @@ def _read(path: Path, setting: str, settings: dict[str, str]) -> _Cells:
     A CSV file has commas, UTF-8 and a first line of column names. Raises ValueError for a file that cannot be read,
     missing columns and empty cells.
     """
-    header, numbers, columns = _parquet(path, setting, settings) if path.suffix == ".parquet" else _csv(path, setting)
+    header, numbers, columns = _csv(path, setting)
     if settings.get("path") == "data.path_column" and "path" not in header and "file" in header:
         header, columns["path"] = [*header, "path"], columns["file"]  # as predict, labels and lists write it
     if len(header) == 1 and ";" in header[0]:
@@ -198,17 +196,12 @@ def _read(path: Path, setting: str, settings: dict[str, str]) -> _Cells:
             cells.line(row, name, "the cell is empty, fill it in or remove the row")
             for name in settings
             for row, cell in enumerate(columns[name])
-            if cell is None or not str(cell).strip()
+            if not cell.strip()
         ]
     )
     problem = "the cell has a NUL byte, remove it"
     _refuse(
-        [
-            cells.line(row, name, problem)
-            for name in settings
-            for row, cell in enumerate(columns[name])
-            if "\0" in str(cell)
-        ]
+        [cells.line(row, name, problem) for name in settings for row, cell in enumerate(columns[name]) if "\0" in cell]
     )
     return cells
 
@@ -227,19 +220,6 @@ def _csv(path: Path, setting: str) -> tuple[list[str], Sequence[int], Columns]:
             raise ValueError(f"{setting}, row {number} {problem}: write one for each column.")
     columns = {name: [row[position] for _, row in rows] for position, name in enumerate(header)}
     return header, [number for number, _ in rows], columns
-
-
-def _parquet(path: Path, setting: str, names: Iterable[str]) -> tuple[list[str], Sequence[int], Columns]:
-    import pyarrow  # config.checks.data_presence checks that it is installed
-    from pyarrow import parquet
-
-    try:
-        header: list[str] = parquet.read_schema(path).names
-        table = parquet.read_table(path, columns=[name for name in (*names, "file") if name in header])
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"{setting} cannot be read ({reason}): give a Parquet file.") from error
-    return header, range(1, table.num_rows + 1), {name: [] for name in header} | table.to_pydict()
 
 
 def _splits(cells: _Cells, split_column: str | None) -> dict[str, NDArray[np.int64]]:
@@ -262,7 +242,7 @@ def _groups(
     singles: Sequence[str] | None,
 ) -> list[str] | None:
     """Return the group of each row, None without any; `singles` as in `group_names`."""
-    texts = list(map(str, cells.columns[group_column or path_column]))
+    texts = cells.columns[group_column or path_column]
     if group_column is None:
         return group_names(cells.setting, group, texts, singles)
     return strip_names(f"{cells.setting}, column {group_column}", texts, "groups")
@@ -270,11 +250,7 @@ def _groups(
 
 def _classes(cells: _Cells, column: str, train: NDArray[np.int64]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Class numbers int64 (N,), and the names of the classes in the rows of `train`."""
-    named = cells.columns[column]
-    problem = "is not a class, write a text or a whole number, or set data.targets=numbers"
-    others = [(row, cell) for row, cell in enumerate(named) if not isinstance(cell, str | int)]
-    _refuse([cells.line(row, column, f"{cell!r} {problem}") for row, cell in others])
-    texts = strip_names(f"{cells.setting}, column {column}", list(map(str, named)))
+    texts = strip_names(f"{cells.setting}, column {column}", cells.columns[column])
     names = sorted({texts[row] for row in train}, key=class_order)
     if len(names) < 2:
         raise ValueError(f"{cells.setting} has one class only, {names[0]}, in column {column}: add the other classes.")
@@ -284,7 +260,7 @@ def _classes(cells: _Cells, column: str, train: NDArray[np.int64]) -> tuple[NDAr
     return np.array([numbers[text] for text in texts]), tuple(names)
 
 
-def _numbers(cells: _Cells, columns: Sequence[str], convert: Callable[[Any], float]) -> NDArray[np.float32]:
+def _numbers(cells: _Cells, columns: Sequence[str], convert: Callable[[str], float]) -> NDArray[np.float32]:
     """Convert the cells to float32 (N, K)."""
     values, lines = np.zeros((len(cells.numbers), len(columns)), np.float32), []
     for number, column in enumerate(columns):
@@ -297,10 +273,10 @@ def _numbers(cells: _Cells, columns: Sequence[str], convert: Callable[[Any], flo
     return values
 
 
-def _number(cell: Any) -> float:
+def _number(cell: str) -> float:
     try:
         value = float(cell)
-    except (TypeError, ValueError):
+    except ValueError:
         value = math.nan
     if not abs(value) <= MAX_FLOAT32:  # NaN compares false
         problem = f"{cell!r} is not a finite number of float32, which ends at {MAX_FLOAT32:.1e}"
@@ -308,7 +284,7 @@ def _number(cell: Any) -> float:
     return value
 
 
-def _zero_or_one(cell: Any) -> float:
+def _zero_or_one(cell: str) -> float:
     value = _number(cell)
     if value not in (0, 1):
         raise ValueError(f"{cell!r} is neither 0 nor 1: correct it, or set data.targets=numbers")
