@@ -367,7 +367,7 @@ def test_a_sweep_is_one_row_that_opens_as_a_table_of_its_trials(root: Path, site
     expect(grid).to_be_hidden()
 
 
-def test_trials_are_sorted_and_filtered_by_value(root: Path, site: str, page: Any) -> None:
+def test_trials_are_sorted_and_filtered(root: Path, site: str, page: Any) -> None:
     settings = {"0.05": 0.9, "0.1": 0.95, "5e-3": 0.8, "1": 0.1}
     folders = write_trials(root / "sweep", {(f"optimizer.lr={lr}",): value for lr, value in settings.items()})
     write_json(folders[2].notes, {"note": "Slow start", "tags": ["keep"]})
@@ -379,14 +379,9 @@ def test_trials_are_sorted_and_filtered_by_value(root: Path, site: str, page: An
     head.press("Enter")
     expect_column(grid, "lr", ["1", "0.1", "0.05", "5e-3"])
     box = page.get_by_label("Filter runs")
-    # by the server, with the grammar of `lockstep runs --filter`
-    for text, left in [("optimizer.lr<0.10 val/accuracy>0.85", ["0.05"]), ("tag=keep slow trial<3", ["5e-3"])]:
+    for text, left in [("lr=0.1", ["0.1"]), ("slow keep", ["5e-3"]), ("0.0 finished", ["0.05"])]:
         box.fill(text)
         expect_column(grid, "lr", left)
-        expect(page.locator("#wrong")).to_be_empty()
-    box.fill("optimzer.lr>0.1")
-    expect(page.locator("#wrong")).to_have_text("no run below sweep has optimzer.lr: did you mean optimizer.lr?")
-    expect(box).to_have_attribute("aria-invalid", "true")
 
 
 def test_settings_have_the_mean_of_their_seeds_and_open_their_trials(root: Path, site: str, page: Any) -> None:
@@ -626,27 +621,6 @@ def test_runs_are_sorted_and_filtered_by_pointer_and_keys(root: Path, site: str,
     expect_names(page, "run9")
 
 
-def test_an_older_answer_to_the_filter_is_dropped(root: Path, site: str, page: Any) -> None:
-    for name in ("first", "second", "third"):
-        write_run(root / name, "finished")
-    page.add_init_script("window.setInterval = () => 0;")  # no polls
-    page.goto(site)
-    box = page.get_by_label("Filter runs")
-    expect(box).to_be_visible()
-    held: list[Any] = []
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url) if "filter=" in request.url else None)
-    page.route("**/runs?filter=f", lambda route: held.append(route))
-    box.press_sequentially("f", delay=0)
-    wait_until(lambda: page.wait_for_timeout(20) or held, "the first question")
-    box.fill("sec")
-    expect_names(page, "second")
-    held[0].continue_()
-    page.wait_for_timeout(300)
-    expect_names(page, "second")
-    assert {url.partition("filter=")[2] for url in asked} == {"f", "sec"}
-
-
 def test_a_silent_tensorboard_is_noticed_and_its_return_too(root: Path, site: str, page: Any) -> None:
     folder = write_run(root / "run", step=1)
     page.goto(site)
@@ -853,12 +827,12 @@ def test_a_search_shows_its_trials_across_settings_and_what_decides(root: Path, 
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     expect(page.locator(".details h2")).to_have_text("search/11")
-    page.get_by_label("Filter runs").fill("optimizer=sgd optimizer.lr<0.05")
-    expect(lines).to_have_count(4)
+    page.get_by_label("Filter runs").fill("optimizer=sgd")
+    expect(lines).to_have_count(12)
     end = lines.last.evaluate("path => [path.getPointAtLength(1e4).x, path.getPointAtLength(1e4).y]")
     chart.hover(position={"x": end[0] - 2, "y": end[1]})
-    expect(charts.locator(".tip")).to_contain_text("trial 7, finished")
+    expect(charts.locator(".tip")).to_contain_text("trial 23, finished")
     chart.click(position={"x": end[0] - 2, "y": end[1]})
-    expect(page.locator(".details h2")).to_have_text("search/7")
+    expect(page.locator(".details h2")).to_have_text("search/23")
     charts.get_by_role("combobox").select_option("train/loss")
-    expect(chart).to_have_attribute("aria-label", re.compile("^4 trials: .* against train/loss, from 1 to 1"))
+    expect(chart).to_have_attribute("aria-label", re.compile("^12 trials: .* against train/loss, from 1 to 1"))

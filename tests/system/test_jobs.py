@@ -884,14 +884,6 @@ def test_only_what_has_ended_is_deleted_and_a_person_is_asked(four: Path, capsys
     assert sorted(path.name for path in (four / "outputs/day").iterdir()) == ["bad", "waits"]
 
 
-def test_runs_of_jobs_are_not_pruned(four: Path) -> None:
-    RunFolder(four / "outputs/day/bad").lock_file.touch()  # once it was trained
-    done = run_command([sys.executable, "-m", "lockstep.cli.main", "runs", "--prune", "--yes"], four)
-    assert done.returncode == 0
-    assert "it has a job, remove it with lockstep jobs delete" in done.stderr
-    assert (four / "outputs/day/bad").exists()
-
-
 # -- the background of this machine ------------------------------------------------------------------------------------
 
 

@@ -151,14 +151,13 @@ def test_stop_watch_and_go_on_then_use_the_network(tmp_path: Path, monkeypatch: 
     assert "stopped" in run(tmp_path, *status)
     (compare,) = commands("lockstep compare")
     assert "results" in run(tmp_path, *compare[:-1], str(started.folder.path))
-    watch, prune = commands("lockstep runs")
+    (watch,) = commands("lockstep runs")
     with monkeypatch.context() as patch:
         patch.chdir(tmp_path)
         with on_terminal(100, *watch[1:]) as shown:
             shown.wait_for("stopped")
             shown.type("\x03")  # Ctrl-C
             assert shown.end() == 0
-    assert "Nothing to remove" in run(tmp_path, *prune)
     epochs = int(started.folder.read_status()["epoch"])
     for number, words in enumerate(commands("python train.py resume")):
         assert "Finished" in run(tmp_path, *words, f"trainer.max_epochs={epochs + 1 + number}")

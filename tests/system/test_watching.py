@@ -1,4 +1,4 @@
-"""`lockstep status`, `runs`, `compare` and `runs --prune`: their output, and the runs that are never removed."""
+"""`lockstep status`, `runs` and `compare`: their output."""
 
 import json
 import os
@@ -13,13 +13,10 @@ from typing import Any
 import pytest
 
 from lockstep.cli import main
-from lockstep.monitoring import cells, selection
-from lockstep.runs import discovery
-from lockstep.runs.folder import BENCHMARK, LIVE_STATES, SILENT_S, RunFolder
+from lockstep.monitoring import cells
+from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.system import wording
 from lockstep.system.terminal import duration
-from lockstep.system.wording import plural
-from tests.support.holding import HOLD, begun_by_another_process
 from tests.support.screens import on_terminal, seen
 
 HOST = socket.gethostname()
@@ -213,17 +210,6 @@ def test_runs_without_a_value_come_last_in_either_direction(three: Path, lockste
     assert names(lockstep("runs")) == "bcda"  # made when its configuration was written
 
 
-@pytest.mark.parametrize(
-    ("terms", "expected"),
-    [("h100 seed", "c"), ("h100 lr", ""), ("11_", "b"), ("state=finished", "a"), ("digits width=8", "bca")],
-)  # fmt: skip
-def test_every_term_of_the_filter_must_occur(three: Path, lockstep: Any, terms: str, expected: str) -> None:
-    said = lockstep("runs", "--filter", terms)
-    assert names(said) == expected
-    if not expected:
-        assert said.err == "None of the 3 runs below outputs matches: remove --filter or --state.\n"
-
-
 def test_states_are_chosen_by_their_names(three: Path, lockstep: Any) -> None:
     assert names(lockstep("runs", "--state", "failed,stopped")) == "bc"
     run(three / "silent_d", state="training")
@@ -233,96 +219,26 @@ def test_states_are_chosen_by_their_names(three: Path, lockstep: Any) -> None:
     assert said.err.startswith("lockstep: --state lost is not a state: choose from not-started, starting,")
 
 
-OTHERWISE = "optimizer: {lr: 0.05, momentum: 0.9, betas: [0.9, 0.99]}\nmodel: {_target_: M}\n"
-
-
-@pytest.fixture
-def four(three: Path) -> Path:
-    """A run more, whose settings are in its configuration, and which has a note and tags."""
-    last = run(three / "day" / "13_d", "model.width=16", config=OTHERWISE, started=NOW + 1, best=1e-4)
-    for run_ in (last, RunFolder(three / "day" / "12_c")):
-        status = json.loads(run_.status_file.read_text())
-        run_.write_status(**status | {"metrics": {"val/accuracy": status["best"], "test/accuracy": 0.5}})
-    return three
-
-
 @pytest.mark.parametrize(
     ("order", "expected"),
     [
-        ("optimizer.lr", "dabc"),  # 12_c has none
-        ("-optimizer.lr", "badc"),
+        ("optimizer.lr", "abcd"),  # nobody typed it for the last two
+        ("-optimizer.lr", "bacd"),
         ("model.width", "bcad"),  # 8 before 16; the newest of equal ones first
         ("val/accuracy", "dcba"),
         ("-test/accuracy", "cdba"),
-        ("optimizer.momentum", "dbca"),
+        ("device", "bdac"),
     ],
 )
-def test_runs_are_sorted_by_any_setting_and_metric(four: Path, lockstep: Any, order: str, expected: str) -> None:
+def test_runs_are_sorted_by_typed_settings_metrics_and_facts(
+    three: Path, lockstep: Any, order: str, expected: str
+) -> None:
+    run(three / "day" / "13_d", "model.width=16", started=NOW + 1, best=1e-4)
+    for name in ("12_c", "13_d"):
+        folder = RunFolder(three / "day" / name)
+        status = json.loads(folder.status_file.read_text())
+        folder.write_status(**status | {"metrics": {"val/accuracy": status["best"], "test/accuracy": 0.5}})
     assert names(lockstep("runs", "--sort", order)) == expected
-
-
-def test_any_setting_and_metric_is_a_column(four: Path, lockstep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    look = discovery.look
-    noted = {"tags": ["keep", "paper 1"], "note": "good\tone"}
-    monkeypatch.setattr(discovery, "look", lambda run: look(run) | (noted if run.name.endswith("13_d") else {}))
-    columns = "optimizer.lr,optimizer.betas,test/accuracy,state,tags,note,device"
-    said = lockstep("runs", "--columns", columns, "--sort", "run")
-    assert said.out.splitlines()[0].split() == ["run", *columns.split(",")]
-    cpu = "CPU, 1 thread each"
-    assert said.lines[0] == ["day/10_a", "0.1", "-", "-", "finished", "-", "-", cpu]
-    assert said.lines[3] == ["day/13_d", "0.05", "[0.9,0.99]", "0.5000", "finished", "keep, paper 1", "good one", cpu]
-    found = json.loads(lockstep("runs", "--columns", "optimizer.lr,tags", "--sort", "run", "--json").out)
-    assert [(each["optimizer.lr"], each["tags"]) for each in found[2:]] == [(None, None), ("0.05", noted["tags"])]
-    kept = ("tag=keep", "tag=paper-1", "tag!=other", "tags=keep state=finished", "good paper")
-    assert [names(lockstep("runs", "--filter", terms)) for terms in kept] == ["d"] * len(kept)
-    assert names(lockstep("runs", "--filter", "tag!=keep")) == ""
-
-
-@pytest.mark.parametrize(
-    ("terms", "expected"),
-    [
-        ("optimizer.lr>=0.1", "ba"),
-        ("optimizer.lr=1e-1", "a"),
-        ("optimizer.lr!=0.1", "bd"),  # not a run without it
-        ("optimizer.lr<0.1", "d"),
-        ("model.width<=8 val/accuracy>0.3", "ba"),
-        ("state!=failed best<0.5", "cd"),
-        ("optimizer.lr=0.2", "b"),
-        ("lr=0.", "ba"),  # as a text, which needs no key
-        ("optimizer.betas=[0.9,0.99]", "d"),
-        ("model._target_=m", "d"),
-        ("model.width>auto", ""),
-        ("s/epoch<18", "a"),
-        ("started>2023-11-14", "bcda"),
-        ("started<2023-11-14", ""),
-    ],
-)
-def test_a_word_of_the_filter_may_compare_a_value(four: Path, lockstep: Any, terms: str, expected: str) -> None:
-    assert names(lockstep("runs", "--filter", terms)) == expected
-
-
-def test_a_configuration_that_cannot_be_read_has_no_settings_and_a_secret_is_not_shown(
-    four: Path, lockstep: Any
-) -> None:
-    (four / "day" / "12_c" / "config.yaml").write_text("a: " + "[" * 5000)
-    run(four / "day" / "14_e", config="optimizer: {lr: 0.7}\ndata: {api_token: abcdefgh}\n")
-    said = lockstep("runs", "--columns", "optimizer.lr,data.api_token", "--sort", "run")
-    assert [line[1] for line in said.lines] == ["0.1", "0.2", "-", "0.05", "0.7"]
-    assert said.lines[4][2] == "***"
-
-
-def test_tags_may_be_asked_for_before_any_run_has_one(four: Path, lockstep: Any) -> None:
-    assert [line[1] for line in lockstep("runs", "--columns", "tags", "--filter", "state=failed").lines] == ["-"]
-    assert lockstep("runs", "--filter", "tag!=poor").code == 0
-
-
-def test_a_configuration_is_parsed_only_for_a_setting_that_it_may_have(
-    four: Path, lockstep: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(four / "day" / "14_e", state=None)  # without a best value
-    monkeypatch.setattr(selection, "_settings", None)
-    assert names(lockstep("runs", "--sort", "best", "--filter", "state!=failed")) == "dcae"
-    assert names(lockstep("runs", "--filter", "lr=0.")) == "ba"
 
 
 def test_json_has_all_facts_of_every_run(three: Path, lockstep: Any) -> None:
@@ -336,7 +252,9 @@ def test_json_has_all_facts_of_every_run(three: Path, lockstep: Any) -> None:
     }
     assert expected.items() <= found[2].items()
     assert found[2]["path"] == str(three / "day" / "10_a")
-    assert lockstep("runs", "--json", "--filter", "nothing").out == "[]\n"
+    assert lockstep("runs", "--json", "--state", "broken").out == "[]\n"
+    said = lockstep("runs", "--state", "broken")
+    assert (said.out, said.err) == ("", "None of the 3 runs below outputs is in this state: remove --state.\n")
 
 
 def test_an_empty_folder_has_a_hint_and_a_missing_one_is_an_error(tmp_path: Path, lockstep: Any) -> None:
@@ -351,15 +269,9 @@ def test_an_empty_folder_has_a_hint_and_a_missing_one_is_an_error(tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("--sort", "xyz"), "no run below outputs has xyz: choose from state, run, best, settings, epoch,"),
-        (("--sort", "-lr"), "no run below outputs has lr: did you mean optimizer.lr?"),
-        (("--columns", "run,val/acuracy"), "no run below outputs has val/acuracy: did you mean val/accuracy"),
-        (("--filter", "model.widht<1"), "no run below outputs has model.widht: did you mean model.width?"),
-        (("--filter", "optimizer.lr>"), "optimizer.lr> is incomplete: write it as optimizer.lr>=0.05."),
-        (("--filter", "optimizer.lr<big"), "optimizer.lr<big needs a number."),
-        (("--prune", "--filter", "accuracy>0"), "no run below outputs has accuracy: did you mean val/accuracy?"),
+        (("--sort", "-lr"), "--sort lr is in no run: choose from state, run, best, settings, epoch,"),
+        (("--sort", "xyz"), "started, train/loss, val/accuracy, or a typed setting."),
         (("--watch",), "--watch needs a terminal: remove it to print once."),
-        (("--yes",), "--yes needs --prune"),
     ],
 )
 def test_wrong_options_are_one_clear_line(three: Path, lockstep: Any, words: tuple[str, ...], error: str) -> None:
@@ -435,10 +347,6 @@ def test_settings_that_differ_and_results_stand_side_by_side(two: Any, lockstep:
     assert rows["test/loss"] == ["1", "-"]  # of the summary
     assert "token" not in said.out
     assert "One run of each says nothing about the settings." in said.out
-    assert "lockstep eval" not in said.out  # b has no accuracy on a test set
-    two[1].write_summary({"test_accuracy": 0.8})
-    commands = ["lockstep eval a --output A.csv", "lockstep eval b --output B.csv", "lockstep compare A.csv B.csv"]
-    assert lockstep("compare", "a", "b").out.splitlines()[-3:] == [f"  {command}" for command in commands]
 
 
 def test_a_comparison_as_json_has_the_values_as_they_are(two: Any, lockstep: Any) -> None:
@@ -479,229 +387,6 @@ def test_runs_that_cannot_be_compared_are_named(two: Any, lockstep: Any) -> None
         said = lockstep("compare", "a", "b")
         assert (said.code, len(said.err.splitlines())) == (2, 1)
         assert said.err.startswith("lockstep: b/config.yaml cannot be read: ")
-
-
-def left(root: Path) -> set[str]:
-    """Names of the run folders that are there."""
-    return {path.parent.name for path in root.glob("**/config.yaml")}
-
-
-@pytest.fixture
-def every_state(tmp_path: Path) -> Path:
-    """A run in each state, without checkpoints but for two: `failed_c` and `silent_c` have one."""
-    root = tmp_path / "outputs"
-    for name, state in {"finished": "finished", "stopped": "stopped", "failed": "failed", "silent": "training"}.items():
-        run(root / "day" / name, state=state)
-    run(root / "day" / "live", state="training", host="another machine")
-    run(root / "day" / "unstarted", state=None)
-    for name, state in (("failed_c", "failed"), ("silent_c", "training")):
-        folder = run(root / "day" / name, state=state)
-        folder.checkpoints.mkdir()
-        folder.last_checkpoint.touch()
-    (run(root / "day" / "broken").path / "status.json").write_text("{")
-    (root / "day" / "failed" / "notes.json").write_text('{"tags": ["poor"]}')
-    return root
-
-
-EVERY = {"finished", "stopped", "failed", "silent", "live", "unstarted", "failed_c", "silent_c", "broken"}
-
-
-@pytest.mark.parametrize(
-    ("words", "removed"),
-    [
-        ((), {"failed", "silent", "unstarted"}),
-        (("--filter", "unst"), {"unstarted"}),
-        (("--filter", "seed=0"), set()),  # the default, which nobody typed
-        (("--filter", "seed<1"), {"failed", "silent", "unstarted"}),
-        (("--filter", "tag=poor"), {"failed"}),
-        (("--filter", "poor"), set()),  # a word of a note may mean anything
-        (("--state", "stopped,no-signal"), {"stopped", "silent", "silent_c"}),
-        (("--state", "finished", "--filter", "silent"), set()),
-        (("--state", "finished,stopped,failed,no-signal,not-started"), EVERY - {"live", "broken"}),
-    ],
-)
-def test_prune_removes_the_selected_runs(every_state: Path, lockstep: Any, words: Any, removed: set[str]) -> None:
-    said = lockstep("runs", "--prune", "--yes", *words)
-    assert said.code == 0
-    assert left(every_state) == EVERY - removed
-    assert f"Removed {plural(len(removed), 'run')}" in said.out or not removed
-
-
-def test_prune_refuses_live_and_broken_states(every_state: Path, lockstep: Any) -> None:
-    for state in (*LIVE_STATES, "broken"):
-        said = lockstep("runs", "--prune", "--yes", "--state", f"failed,{state}")
-        assert said.code == 2
-        assert f"--prune does not remove runs that are {state}: choose from stopped, pruned, finished" in said.err
-    assert left(every_state) == EVERY
-
-
-def test_without_a_terminal_nothing_is_removed_without_yes(every_state: Path, lockstep: Any) -> None:
-    said = lockstep("runs", "--prune")
-    assert said.code == 2
-    assert "add --yes" in said.err
-    assert "day/failed" in said.out
-    assert left(every_state) == EVERY
-
-
-@pytest.mark.parametrize(("typed", "code"), [("\r", 0), ("yess\r", 0), ("\x03", 130), ("Y\r", 0)])
-def test_only_a_yes_removes(every_state: Path, typed: str, code: int) -> None:
-    (every_state / "day" / "failed" / "big").write_bytes(b"x" * 3000)
-    with on_terminal(80, "runs", "--prune") as shown:
-        text = shown.wait_for(r"Remove 3 runs, .*\? \[y/N\] ")
-        assert re.search(r"failed +day/failed +3\.\d KiB", re.sub(r"\x1b\[[0-9;]*m", "", text))
-        shown.type(typed)
-        assert shown.end() == code
-    is_yes = typed.lower().strip() in ("y", "yes")
-    assert left(every_state) == (EVERY - {"failed", "silent", "unstarted"} if is_yes else EVERY)
-    assert ("Nothing was removed." in shown.text) != is_yes
-
-
-def test_a_run_with_a_live_process_stays_whatever_its_status(every_state: Path, lockstep: Any) -> None:
-    with begun_by_another_process(HOLD, every_state / "day" / "failed"):
-        said = lockstep("runs", "--prune", "--yes")
-    assert "Kept: day/failed: it is being trained" in said.err
-    assert "day/failed " not in said.out  # nor was it offered
-    assert left(every_state) == EVERY - {"silent", "unstarted"}
-
-
-@pytest.mark.full
-def test_a_run_that_resumes_before_the_answer_stays(every_state: Path) -> None:
-    with on_terminal(80, "runs", "--prune") as shown:
-        shown.wait_for(r"\[y/N\]")
-        folder = RunFolder(every_state / "day" / "failed")
-        folder.write_status(**TRAINED | {"state": "stopped"})
-        with begun_by_another_process(HOLD, every_state / "day" / "silent"):
-            shown.type("y\r")
-            assert shown.end() == 1
-    assert left(every_state) == EVERY - {"unstarted"}
-    assert "day/failed: it was resumed in the meantime" in shown.text
-    assert "day/silent: it is being trained" in shown.text
-
-
-def test_links_are_removed_and_not_followed(every_state: Path, tmp_path: Path, lockstep: Any) -> None:
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / "file").touch()
-    failed = every_state / "day" / "failed"
-    (failed / "data").symlink_to(precious)
-    (failed / "deeper").mkdir()
-    (failed / "deeper" / "data").symlink_to(precious)
-    (failed / "file").symlink_to(precious / "file")
-    (every_state / "linked").symlink_to(run(tmp_path / "elsewhere", state="failed").path)
-    assert lockstep("runs", "--prune", "--yes").code == 0
-    assert not failed.exists()
-    assert (precious / "file").exists()
-    assert (tmp_path / "elsewhere" / "config.yaml").exists()
-
-
-@pytest.mark.parametrize("where", ["outputs", "outputs/day"])
-def test_latest_names_the_newest_that_is_left_or_goes(tmp_path: Path, lockstep: Any, where: str) -> None:
-    root = tmp_path / "outputs"
-    for age, name in enumerate(("newest", "second", "third")):
-        run(root / "day" / name, state="failed", started=NOW - age)
-    latest = root / "latest"
-    latest.symlink_to("day/newest")
-    lockstep("runs", where, "--prune", "--yes", "--filter", "newest")
-    assert os.readlink(latest) == "day/second"
-    lockstep("runs", where, "--prune", "--yes", "--filter", "third")
-    assert os.readlink(latest) == "day/second"
-    lockstep("runs", where, "--prune", "--yes")
-    assert not latest.is_symlink()
-
-
-def test_emptied_folders_go_and_others_stay(tmp_path: Path, lockstep: Any) -> None:
-    root = tmp_path / "outputs"
-    for name in ("one/sweep/0", "one/sweep/1", "two/run", "three/failed"):
-        run(root / name, state="failed")
-    run(root / "three" / "good")
-    (root / "two" / "notes.txt").touch()
-    (root / "empty").mkdir()
-    assert lockstep("runs", "--prune", "--yes").code == 0
-    assert {path.name for path in root.iterdir()} == {"two", "three", "empty"}
-    assert left(root) == {"good"}
-    assert lockstep("runs", "outputs/three", "--prune", "--yes", "--state", "finished").code == 0
-    assert (root / "three").is_dir()  # the folder that was named stays
-
-
-def test_a_run_that_contains_another_stays_unless_both_go(tmp_path: Path, lockstep: Any) -> None:
-    root = tmp_path / "outputs"
-    run(root / "outer", state="failed")
-    run(root / "outer" / "inner", state="finished")
-    said = lockstep("runs", "--prune", "--yes")
-    assert (said.code, "outer: it contains another run" in said.err) == (1, True)
-    assert left(root) == {"outer", "inner"}
-    assert "Removed 2 runs" in lockstep("runs", "--prune", "--yes", "--state", "failed,finished").out
-    assert left(root) == set()
-
-
-def test_a_run_that_contains_a_job_that_waits_stays(tmp_path: Path, lockstep: Any) -> None:
-    root = tmp_path / "outputs"
-    run(root / "outer", state="failed")
-    run(root / "outer" / "inner", state=None).lock_file.unlink()
-    assert "outer: it contains another run" in lockstep("runs", "--prune", "--yes").err
-    assert left(root) == {"outer", "inner"}
-
-
-def test_the_runs_of_a_benchmark_stay(tmp_path: Path, lockstep: Any) -> None:
-    run(tmp_path / "outputs" / "it_benchmark" / "cpu", state="failed")
-    (tmp_path / "outputs" / "it_benchmark" / BENCHMARK).write_text("{}")
-    said = lockstep("runs", "--prune", "--yes", "--state", "failed")
-    assert "it_benchmark/cpu: it is part of a benchmark" in said.err
-    assert "Nothing to remove" in said.out
-    assert left(tmp_path) == {"cpu"}
-
-
-def test_a_folder_of_another_tool_or_a_run_of_another_machine_stays(
-    tmp_path: Path, lockstep: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "outputs"
-    run(root / "others_folder", state=None).lock_file.unlink()  # such as the config.yaml of a logger
-    run(root / "starting", state=None, started=time.time())
-    folder = run(root / "elsewhere", state="training", host="node07")
-    os.utime(folder.status_file, (NOW, NOW))
-    now = time.time()
-    monkeypatch.setattr("time.time", lambda: now + 2 * SILENT_S)  # not the clock of the files
-    said = lockstep("runs", "--prune", "--yes")
-    assert left(root) == {"others_folder", "starting", "elsewhere"}
-    for reason in ("it was never trained", "it may be starting", "node07, whose processes cannot be checked here"):
-        assert reason in said.err
-    lockstep("runs", "--prune", "--yes", "--state", "no-signal")
-    assert left(root) == {"others_folder", "starting"}
-
-
-def test_an_interrupted_removal_leaves_a_run_that_can_be_removed(
-    every_state: Path, lockstep: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = RunFolder(every_state / "day" / "failed")
-    folder.curves("val").mkdir()
-
-    def interrupted(path: str) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", interrupted)
-        assert lockstep("runs", "--prune", "--yes", "--filter", "failed").code == 130
-    assert folder.config.exists()
-    assert folder.lock_file.exists()
-    lockstep("runs", "--prune", "--yes", "--state", "failed,not-started")
-    assert not folder.path.exists()
-
-
-def test_a_failed_removal_is_reported_and_the_others_go(
-    every_state: Path, lockstep: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    remove = RunFolder.remove
-
-    def failing(folder: RunFolder) -> None:
-        if folder.path.name == "failed":
-            raise PermissionError(1, "Operation not permitted")
-        remove(folder)
-
-    monkeypatch.setattr(RunFolder, "remove", failing)
-    said = lockstep("runs", "--prune", "--yes")
-    assert said.code == 1
-    assert "day/failed: it could not be removed: Operation not permitted" in said.err
-    assert left(every_state) == EVERY - {"silent", "unstarted"}
 
 
 @pytest.mark.full

@@ -30,7 +30,7 @@ from tests.support.harness import ROOT
 
 STANDARD_ONLY = {name for name in MODULES if part_of(name) == "runs"} | {"distributed.partition"}
 # commands that only read run folders
-FAST = ("runs.folder", "monitoring.status", "monitoring.table", "monitoring.pruning", "cluster.commands", "python.run")
+FAST = ("runs.folder", "monitoring.status", "monitoring.table", "cluster.commands", "python.run")
 CHECKED = ("cli.main", "cli.train", "config.checks.validation", "benchmark.command", "board.command", "data", "models")
 
 

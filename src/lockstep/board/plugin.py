@@ -19,6 +19,7 @@ from werkzeug.wrappers import Request, Response
 
 from lockstep.board.guard import Guard, Refusal
 from lockstep.board.sweeps import Sweeps
+from lockstep.monitoring.selection import all_runs
 from lockstep.runs import discovery, gate, naming
 from lockstep.runs.files import read_text, to_json, write_json
 from lockstep.runs.folder import LIVE_STATES
@@ -96,12 +97,8 @@ class TrainingPlugin(base_plugin.TBPlugin):
         return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="Training", disable_reload=True)
 
     def _list(self, request: Request) -> dict[str, Any]:
-        """Return all runs, and those that match a filter."""
-        from lockstep.monitoring.selection import all_runs, select_runs  # rich, which TensorBoard does not need
-
-        runs = {run.discovered.id: run for run in all_runs(self._watched)}
-        found = select_runs(runs, request.args.get("filter", ""), self._root.name)
-        return {"runs": [run.facts for run in runs.values()], "folder": self._root.name, **found}
+        runs = all_runs(self._watched)
+        return {"runs": [run.facts for run in runs], "folder": self._root.name}
 
     def _show(self, request: Request) -> dict[str, Any]:
         """Return the details of one run: rows, confusion matrix, its commands, name of the curve of a step."""
@@ -142,7 +139,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
 
     def _show_sweep(self, request: Request) -> dict[str, Any]:
         try:
-            return self._sweeps.describe(request.args.get("name", ""), request.args.get("filter", ""))
+            return self._sweeps.describe(request.args.get("name", ""))
         except KeyError as error:
             raise Refusal(404, "This sweep no longer exists.") from error
         except (OSError, ValueError) as error:

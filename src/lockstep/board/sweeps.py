@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from lockstep.runs.discovery import DiscoveredRun, Watched, is_number, modified_ns
+from lockstep.runs.discovery import Watched, is_number, modified_ns
 from lockstep.runs.folder import SWEEP, RunFolder
 
 
@@ -15,16 +15,14 @@ class Sweeps:
         self._sweeps: dict[str, _Sweep] = {}
         self._lock = threading.Lock()  # TensorBoard answers each request in a thread
 
-    def describe(self, name: str, filter_text: str) -> dict[str, Any]:
+    def describe(self, name: str) -> dict[str, Any]:
         """Return a sweep by its name. Raises KeyError for an unknown one, ValueError for one that cannot be read."""
         facts = {run.folder: self._watched.facts(run) for run in self._watched.runs().values() if run.sweep == name}
         if not facts:
             raise KeyError(name)
         with self._lock:
-            runs, shown = self._sweeps.setdefault(name, _Sweep(RunFolder(self._watched.root / name))).describe(facts)
-        from lockstep.monitoring.selection import select_runs  # it needs rich, which TensorBoard does not
-
-        return select_runs(runs, filter_text, name) | shown
+            sweep = self._sweeps.setdefault(name, _Sweep(RunFolder(self._watched.root / name)))
+            return sweep.describe(facts)
 
 
 class _Sweep:
@@ -37,8 +35,8 @@ class _Sweep:
         self._rows: dict[int, Any] = {}
         self._metrics: dict[int, dict[str, float]] = {}
 
-    def describe(self, facts: dict[RunFolder, dict[str, Any]]) -> tuple[dict[int, Any], dict[str, Any]]:
-        """Return the trials by number, as runs, and the table of the sweep; `facts` are those of its runs so far."""
+    def describe(self, facts: dict[RunFolder, dict[str, Any]]) -> dict[str, Any]:
+        """Return the table of the sweep; `facts` are those of its runs so far."""
         from lockstep.sweeps import results, table  # these need pydantic, which TensorBoard does not
         from lockstep.sweeps.ledger import Ledger
 
@@ -57,8 +55,7 @@ class _Sweep:
         made = table.table(self._ledger, objective, {}, known=self._rows, is_search=is_search)
         trials = [self._trial(row, made, facts.get(row.trial.folder, {})) for row in made.rows]
         names = dict.fromkeys([objective.name, *made.tests])
-        runs = {row.trial.number: _as_run(row, trial, facts) for row, trial in zip(made.rows, trials, strict=True)}
-        return runs, {
+        return {
             "keys": made.keys,
             "is_max": objective.is_max,  # of the first metric, by which the trials are sorted
             "metrics": list(names | dict.fromkeys(name for trial in trials for name in trial["values"])),
@@ -83,14 +80,3 @@ class _Sweep:
             "note": facts.get("note", ""),
             "tags": facts.get("tags", []),
         }
-
-
-def _as_run(row: Any, trial: dict[str, Any], facts: dict[RunFolder, dict[str, Any]]) -> Any:
-    """Return a trial as the run that a filter takes: with its number, its results and the metrics of its best epoch."""
-    from lockstep.monitoring.selection import Listed
-
-    folder = row.trial.folder
-    unknown = {"run": folder.path.name, "overrides": [f"{key}={value}" for key, value in row.settings.items()]}
-    known = {"metrics": {}, **unknown, **trial, **facts.get(folder, {})}
-    run = DiscoveredRun(str(trial["id"]), known["run"], folder)
-    return Listed(run, known | {"metrics": known["metrics"] | trial["values"]}, known.get("started", 0.0))

@@ -29,14 +29,6 @@ Trains two epochs of three steps in float64 with 1 worker, and compares with sev
 shards, an empty shard, and a resume with another number of workers. Exit code 0: equal up to rounding; 1: different,
 and the first difference is printed, or a training failed; 2: errors in the configuration.
 """
-PRUNING = """\
---prune removes runs without a checkpoint that failed, lost their signal or
-never started. With --state it removes all runs in these states (stopped,
-pruned, finished, failed, no-signal, not-started) and their checkpoints.
---filter limits both. The runs and their sizes are listed before you confirm.
-Never removed: a run in training, the runs of a benchmark, a run that contains
-a run to keep, and a folder in which nothing was trained.
-"""
 
 
 def main() -> NoReturn:
@@ -118,27 +110,16 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument("--depth", type=int, default=2, metavar="N", help="levels of layers to show, default: 2")
     status = command("status", "show the state of a run, or the table of a sweep")
     status.add_argument("run", nargs="?", default="latest", help="folder of a run or a sweep, default: latest")
-    runs = command(
-        "runs",
-        "list or remove the runs in a folder",
-        description="List the runs in a folder, newest first. Output to a pipe has all columns.",
-        epilog=PRUNING,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    text = "List the runs in a folder, newest first. Output to a pipe has all columns."
+    runs = command("runs", "list the runs in a folder", description=text)
     runs.add_argument("folder", nargs="?", default="outputs", help="default: outputs")
-    order = "smallest first, or largest first with -COLUMN; default: -started"
-    runs.add_argument("--sort", metavar="COLUMN", default="-started", help=f"sort by this column, {order}")
-    text = "show these: also settings (optimizer.lr), metrics (val/accuracy), tags, note"
-    runs.add_argument("--columns", metavar="NAME,...", default="", help=text)
-    text = "only runs with all these words in name, state, device, settings; or optimizer.lr>=0.1, tag=keep"
-    runs.add_argument("--filter", metavar="TEXT", default="", help=text)
+    text = "sort by a column, metric or typed setting; -COLUMN: largest first; default: -started"
+    runs.add_argument("--sort", metavar="COLUMN", default="-started", help=text)
     runs.add_argument("--state", metavar="STATE,...", default="", help="only runs in these states")
     what = runs.add_mutually_exclusive_group()
     what.add_argument("--watch", action="store_true", help="refresh every two seconds until Ctrl-C")
-    what.add_argument("--prune", action="store_true", help="remove runs after confirmation, see below")
-    runs.add_argument("--yes", action="store_true", help="remove without confirmation")
-    compare = command("compare", "compare runs, settings over their seeds or folds, or predictions")
-    text = "run folders, SWEEP:SETTING=VALUE,..., one SWEEP for all its settings, or two CSV files of lockstep eval"
+    compare = command("compare", "compare runs, or settings over their seeds or folds")
+    text = "run folders, SWEEP:SETTING=VALUE,..., or one SWEEP for all its settings"
     compare.add_argument("runs", nargs="+", metavar="run", help=text)
     labels = command("labels", "list the images whose label is probably wrong, with pictures")
     text = "SWEEP over folds, which judges all images; or a run folder, whose val and test images are judged"
@@ -308,22 +289,15 @@ def _status(run: str, *, is_json: bool) -> int:
 
 
 def _runs(arguments: argparse.Namespace) -> int:
-    from lockstep.monitoring import pruning, table
-    from lockstep.monitoring.selection import selection
+    from lockstep.monitoring.table import show_runs
 
-    chosen = selection(arguments.folder, arguments.filter, arguments.state)
-    if arguments.prune:
-        return pruning.prune(chosen, is_sure=arguments.yes)
-    if arguments.yes:
-        raise ValueError("--yes needs --prune: add --prune, or remove --yes.")
-    columns = [key for key in arguments.columns.split(",") if key]
-    return table.show_runs(chosen, columns, sort=arguments.sort, is_json=arguments.json, is_watched=arguments.watch)
+    states, sort = arguments.state, arguments.sort
+    is_watched, is_json = arguments.watch, arguments.json
+    return show_runs(arguments.folder, states=states, sort=sort, is_json=is_json, is_watched=is_watched)
 
 
 def _compare(names: Sequence[str], *, is_json: bool) -> int:
-    if all(name.endswith(".csv") for name in names):
-        from lockstep.sweeps.predictions import compare_predictions as compare
-    elif any((Path(name.partition(":")[0]) / SWEEP).is_file() for name in names):
+    if any((Path(name.partition(":")[0]) / SWEEP).is_file() for name in names):
         from lockstep.sweeps.comparison import compare_sweeps as compare
     else:
         from lockstep.monitoring.comparison import compare_runs as compare

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.cluster import following, jobs
+from lockstep.cluster import deletion, following, jobs
 from lockstep.cluster.jobs import Job
-from lockstep.monitoring import cells, pruning
+from lockstep.monitoring import cells
 from lockstep.runs import gate
 from lockstep.runs.files import answer, print_json
 from lockstep.runs.folder import EXIT_CONFIG
@@ -188,4 +188,4 @@ def _delete(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     if live:
         raise ValueError(f"job {live[0].id} is {live[0].state}: lockstep jobs cancel {live[0].id} first.")
     root = Path(os.path.commonpath([job.folder.path.parent for job in chosen_jobs]))
-    return pruning.remove([job.run for job in chosen_jobs], root, is_sure=arguments.yes)
+    return deletion.remove([job.run for job in chosen_jobs], root, is_sure=arguments.yes)

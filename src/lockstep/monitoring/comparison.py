@@ -10,7 +10,7 @@ from lockstep.monitoring import cells
 from lockstep.runs.discovery import look_at, read_tests, restrict_to_epoch
 from lockstep.runs.files import print_json, read_text
 from lockstep.runs.folder import RunFolder
-from lockstep.runs.naming import display_path, find, quote_path
+from lockstep.runs.naming import display_path, find
 from lockstep.system.redaction import redact
 from lockstep.system.terminal import duration, new_table, print_table, printable, say, terminal
 from lockstep.system.trees import from_yaml, leaves
@@ -35,10 +35,6 @@ def compare_runs(names: Sequence[str], *, is_json: bool) -> int:
     if settings:
         print()
         say(terminal(), "One run of each says nothing about the settings. Sweeps of their seeds do.")
-    if len(folders) == 2 and None not in dict(results).get("test/accuracy", [None]):
-        files = [f"--output {letter(number)}.csv" for number in range(2)]
-        evaluations = [f"lockstep eval {quote_path(run.path)} {file}" for run, file in zip(folders, files, strict=True)]
-        print("\nThe two networks on the same test images:", *evaluations, "lockstep compare A.csv B.csv", sep="\n  ")
     return 0
 
 

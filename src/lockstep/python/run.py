@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from lockstep.monitoring.selection import DEFAULT_ROOT, selection
+from lockstep.monitoring.selection import DEFAULT_ROOT, all_runs, root_of
 from lockstep.runs import discovery, naming
 
 FACTS = (
@@ -106,6 +106,6 @@ def runs(folder: str | os.PathLike[str] = DEFAULT_ROOT) -> list[Run]:
 
     pandas.DataFrame makes a row of each. Raises FileNotFoundError if the folder does not exist, except for the default.
     """
-    chosen = selection(os.fspath(folder), "", "")
-    listed = chosen.matching_runs(discovery.Watched(chosen.root, scan_every_s=0.0))
+    root = root_of(os.fspath(folder))
+    listed = all_runs(discovery.Watched(root, scan_every_s=0.0))
     return [Run(run.discovered.folder.path.resolve()) for run in listed]

@@ -1,4 +1,4 @@
-"""How far results spread, how far two settings or networks differ, and how often chance alone would do the same."""
+"""How far results spread, how far two settings differ, and how often chance alone would do the same."""
 
 import math
 import statistics
@@ -124,18 +124,6 @@ def _end(means: NDArray[Any], values: Sequence[float]) -> float:
     gaps = (means[1:] + means[:-1]) / 2
     end = bisect(gaps, UNLIKELY, hi=len(gaps) // 2, key=lambda gap: _rank_p(values - gap))
     return float(means[end])
-
-
-def image_test(only_first: int, only_second: int, num_images: int) -> Difference:
-    """Test two accuracies on the same images by the numbers that only one network has right: McNemar, exact.
-
-    The interval adds half an image to each of the four cells: Agresti and Min, Statistics in Medicine 24 (2005).
-    """
-    surplus, either, n = only_second - only_first, only_first + only_second, num_images + 2
-    p = float(stats.binomtest(only_first, either).pvalue) if either else 1.0
-    half = float(stats.norm.ppf(0.975)) * math.sqrt((either + 1) / n - (surplus / n) ** 2) / math.sqrt(n)
-    low, high = surplus / n - half, surplus / n + half
-    return bounded(Difference(surplus / num_images, low, high, (num_images,), "exact McNemar test", p), "accuracy", ())
 
 
 def holm(found: Sequence[Difference], num_tests: int) -> list[Difference]:

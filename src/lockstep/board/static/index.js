@@ -8,12 +8,10 @@ import {Sweep} from './sweep.js';
 import {RunTable} from './table.js';
 
 const POLL_MS = 2000;
-const PAUSE_MS = 150; // after the last letter in the filter box
 
 class Page {
   constructor() {
     this.runs = [];
-    this.answer = {}; // with `matching` ids, or what is `wrong` with the filter
     this.seen = null; // the last answer, as text
     this.chosen = null;
     this.isLost = false;
@@ -28,9 +26,8 @@ class Page {
     this.note = make('p', {className: 'note', hidden: true});
     this.counts = make('p', {className: 'counts'});
     this.filter = make('input', {type: 'search', id: 'filter', placeholder: 'Filter runs', spellcheck: false,
-      autocomplete: 'off', oninput: () => this.pause(), 'aria-describedby': 'wrong',
-      title: 'Words of the name, state, device, settings, note or tags of a run, and comparisons such as optimizer.lr>=0.05'});
-    this.wrong = make('p', {id: 'wrong', className: 'wrong', role: 'status'});
+      autocomplete: 'off', oninput: () => this.draw(),
+      title: 'Words of the name, state, device, settings, note or tags of a run, or whole settings such as lr=0.1'});
     this.state = make('select', {id: 'state', onchange: () => this.draw()}, option('', 'All states'));
     this.command = makeCommand(say);
     setCommand(this.command, 'lockstep train');
@@ -40,7 +37,7 @@ class Page {
     this.nothing = make('p', {className: 'nothing', textContent: 'No run matches the filter.', hidden: true});
     this.tools = make('div', {className: 'tools', hidden: true}, // until there are runs
       make('label', {className: 'unseen', htmlFor: 'filter'}, 'Filter runs'), this.filter,
-      make('label', {className: 'unseen', htmlFor: 'state'}, 'State'), this.state, this.counts, this.wrong, this.message);
+      make('label', {className: 'unseen', htmlFor: 'state'}, 'State'), this.state, this.counts, this.message);
     this.element = make('main', {}, make('h1', {className: 'unseen', textContent: 'Training'}), this.alarm, this.note,
       this.sweep.head, this.tools, this.table.element, this.sweep.grid.element, this.nothing, this.empty, this.sweep.charts,
       this.comparison.element,
@@ -91,43 +88,25 @@ class Page {
     if (key === 'Escape' && this.sweep.name && !isElsewhere && !this.sweep.menu.matches(':popover-open')) this.open('');
   }
 
-  /** The text of the filter box. */
-  get words() {
-    return this.filter.value.trim();
-  }
-
-  /** The address of the list of runs, which the filter limits; in a sweep it limits the trials. */
-  get address() {
-    return this.words && !this.sweep.name ? `runs?${new URLSearchParams({filter: this.words})}` : 'runs';
-  }
-
-  /** Ask once for several letters. */
-  pause() {
-    clearTimeout(this.waiting);
-    this.waiting = setTimeout(() => this.refresh(), PAUSE_MS);
-  }
-
-  async search(text) {
+  search(text) {
     this.filter.value = text;
-    await this.refresh();
     this.draw();
   }
 
   async refresh() {
     try {
       if (this.isLost || !this.control.isLoaded) await this.loadControl();
-      const {address} = this;
-      const [text, isOther] = await Promise.all([request(address), this.sweep.load(this.words)]);
+      const [text, isOther] = await Promise.all([request('runs'), this.sweep.load()]);
       this.isLost = false;
       this.answered = new Date();
       this.alarm.hidden = true;
       this.element.classList.remove('lost');
-      const isNew = text !== this.seen && address === this.address; // else another answer is on its way
+      const isNew = text !== this.seen;
       if (isNew) {
         this.seen = text;
-        this.answer = JSON.parse(text);
-        this.runs = this.answer.runs;
-        setText(this.folder, `${this.answer.folder}/`);
+        const {runs, folder} = JSON.parse(text);
+        this.runs = runs;
+        setText(this.folder, `${folder}/`);
       }
       if (isNew || isOther) this.draw();
     } catch (error) {
@@ -157,16 +136,13 @@ class Page {
   draw() {
     this.offerStates();
     const runs = this.sweep.name ? this.sweep.trials(this.runs) : this.runs;
-    const {matching, wrong = ''} = (this.sweep.name ? this.sweep.answer : this.answer) ?? {};
-    const found = matching && new Set(matching);
-    const shown = runs.filter((run) => this.matchesState(run.state) && (!found || found.has(run.key ?? run.id)));
+    const words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const shown = runs.filter((run) => this.matchesState(run.state) && matches(run, words));
     const num_live = runs.filter((run) => LIVE.has(run.state)).length;
     const part = shown.length < runs.length ? `${shown.length} of ` : '';
     const what = this.sweep.name ? 'trial' : 'run';
     setText(this.counts, `${part}${runs.length} ${runs.length === 1 ? what : `${what}s`}, ${num_live} live`);
     setText(this.table.caption, `${this.counts.textContent}, with their states and progress`);
-    setText(this.wrong, wrong);
-    this.filter.ariaInvalid = wrong !== '';
     this.note.hidden = !num_live || !this.control.reason;
     this.empty.hidden = this.runs.length > 0;
     this.tools.hidden = this.runs.length === 0;
@@ -209,6 +185,14 @@ class Page {
       if (!this.isLost) this.say(error.message);
     }
   }
+}
+
+/** All words occur in the texts of a run. A word with = is a whole setting: lr=0.1 is not lr=0.15. */
+function matches(run, words) {
+  const settings = [...run.overrides, ...Object.entries(run.settings ?? {}).map((pair) => pair.join('='))];
+  const texts = [run.run, run.name, run.state, run.device, run.note, ...run.tags ?? [], ...settings];
+  const known = texts.filter(Boolean).map((text) => text.toLowerCase());
+  return words.every((word) => known.some((text) => (word.includes('=') ? text.endsWith(word) : text.includes(word))));
 }
 
 const option = (value, text) => make('option', {value, textContent: text});

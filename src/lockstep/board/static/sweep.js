@@ -16,7 +16,7 @@ const UNKNOWN = {keys: [], metrics: [], repeated: [], groups: [], best_trials: [
 const keyOf = (name) => `lockstep hidden columns ${name}`;
 
 export class Sweep {
-  /** `page` has say, words, choose(id), compare(ids, isOn), search(text), and open(name): without a name, the list of runs. */
+  /** `page` has say, choose(id), compare(ids, isOn), search(text), and open(name): without a name, the list of runs. */
   constructor(page) {
     this.page = page;
     this.name = '';
@@ -56,15 +56,15 @@ export class Sweep {
     }
   }
 
-  /** Fetch the sweep and which trials match the filter. Returns whether something has changed. */
-  async load(filter) {
+  /** Fetch the sweep. Returns whether something has changed. */
+  async load() {
     const {name} = this;
     if (!name) return false;
-    const answer = await request(`sweep?${new URLSearchParams({name, filter})}`).catch((error) => {
+    const answer = await request(`sweep?${new URLSearchParams({name})}`).catch((error) => {
       if (error instanceof Refusal) return error;
       throw error;
     });
-    if (name !== this.name || filter !== this.page.words || String(answer) === this.seen) return false;
+    if (name !== this.name || String(answer) === this.seen) return false;
     this.seen = String(answer);
     this.answer = answer instanceof Refusal ? UNKNOWN : JSON.parse(answer);
     setText(this.reason, answer.message ?? '');
@@ -141,14 +141,11 @@ export class Sweep {
     this.show(this.shown, this.chosen, this.compared);
   }
 
-  /** A setting opens its trials, by a filter that can be changed; `=` alone finds the beginning of others, too. */
+  /** A setting opens its trials, by a filter that can be changed. */
   press(row) {
     if (row.all) {
-      const longer = (key, value) => [...new Set(this.answer.trials.map(({settings}) => settings[key] ?? ''))]
-        .filter((other) => other !== value && other.startsWith(value));
       this.view = 'Trials';
-      this.page.search(Object.entries(row.settings).flatMap(([key, value]) =>
-        [`${key}=${value}`, ...longer(key, value).map((other) => `${key}!=${other}`)]).join(' '));
+      this.page.search(Object.entries(row.settings).map((pair) => pair.join('=')).join(' '));
     } else if (row.id) this.page.choose(row.id);
   }
 

@@ -1,57 +1,20 @@
-"""`lockstep runs --prune`: removes run folders, by default failed ones without a checkpoint, after confirmation."""
+"""`lockstep jobs delete`: removes the run folders of jobs that have ended, after confirmation."""
 
 import contextlib
 import os
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lockstep.monitoring import cells
-from lockstep.monitoring.selection import Listed, Selection, all_runs
+from lockstep.monitoring.selection import all_runs
 from lockstep.runs import gate
-from lockstep.runs.discovery import DiscoveredRun, Watched, look, modified_ns
-from lockstep.runs.folder import (
-    BENCHMARK,
-    ENDED_STATES,
-    EXIT_CONFIG,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    SILENT_S,
-    RunFolder,
-)
-from lockstep.runs.naming import display_path, link_latest
+from lockstep.runs.discovery import DiscoveredRun, Watched, look
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, RunFolder
+from lockstep.runs.naming import link_latest
 from lockstep.system.terminal import new_table, print_table, printable, terminal
 from lockstep.system.wording import plural, size_text
-
-REMOVABLE = (*ENDED_STATES, "no signal", "not started")
-LEFTOVERS = ("failed", "no signal", "not started")
-
-
-def prune(selection: Selection, *, is_sure: bool) -> int:
-    """Remove the selected runs, by default LEFTOVERS without a checkpoint, after confirmation. Return the exit code."""
-    wrong = [state for state in selection.states if state not in REMOVABLE]
-    if wrong:
-        known = ", ".join(state.replace(" ", "-") for state in REMOVABLE)
-        raise ValueError(f"--prune does not remove runs that are {' or '.join(wrong)}: choose from {known}.")
-    is_named = bool(selection.states)
-    root = selection.root.resolve()  # the targets of links are compared with it
-    going: list[DiscoveredRun] = []
-    watched = Watched(root, scan_every_s=0.0)
-    selection.check(all_runs(watched))
-    for run in Selection(root, selection.terms, selection.states or LEFTOVERS, is_removal=True).matching_runs(watched):
-        if not is_named and _has_checkpoint(run.discovered):
-            continue
-        if reason := _reason_to_stay(run, is_named=is_named):
-            _print_kept(run.discovered, reason)
-        else:
-            going.append(run.discovered)
-    if not going:
-        which = "in these states" if is_named else "that failed without a checkpoint (others with --state)"
-        print(f"Nothing to remove: no run {which} below {printable(display_path(root))}.")
-        return 0
-    return remove(going, root, is_sure=is_sure)
 
 
 def remove(runs: Sequence[DiscoveredRun], root: Path, *, is_sure: bool) -> int:
@@ -88,37 +51,13 @@ def _has_checkpoint(run: DiscoveredRun) -> bool:
     return any(run.folder.path.rglob("*.ckpt"))
 
 
-def _reason_to_stay(run: Listed, *, is_named: bool) -> str:
-    folder, facts = run.discovered.folder, run.facts
-    if not folder.is_made_here():
-        return f"it {gate.origin(folder)}"
-    if folder.job_file.is_file():
-        return "it has a job, remove it with lockstep jobs delete"
-    if not folder.lock_file.is_file():
-        return "it was never trained"
-    if folder.is_locked():
-        return "it is being trained"
-    if (folder.path.parent / BENCHMARK).is_file():
-        return "it is part of a benchmark, remove that as a whole"
-    if facts["state"] == "not started" and folder.now_s() - modified_ns(folder.config) / 1e9 < SILENT_S:
-        return "it may be starting on another machine, wait ten minutes"
-    host = printable(facts.get("host", ""))
-    if facts["state"] == "no signal" and not is_named and host not in ("", socket.gethostname()):
-        return f"it ran on {host}, whose processes cannot be checked here: add --state no-signal if it is over"
-    return ""
-
-
-def _print_kept(run: DiscoveredRun, reason: str) -> None:
-    print(f"Kept: {printable(run.name)}: {reason}", file=sys.stderr)
-
-
 def _remove_all(found: Sequence[tuple[DiscoveredRun, dict[str, Any], int]], root: Path) -> int:
     removed: list[Path] = []
     num_bytes = 0
     try:
         for run, facts, size in found:
             if reason := _remove_run(run, facts):
-                _print_kept(run, reason)
+                print(f"Kept: {printable(run.name)}: {reason}", file=sys.stderr)
             else:
                 removed.append(run.folder.path)
                 num_bytes += size
