@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lockstep.runs.files import LEFTOVER
+
 
 class Plain(nn.Module):
     """A small network with batch norm and torch's dropout."""
@@ -79,7 +81,9 @@ class WaitsInTheThirdBatch(Plain):
 
     def forward(self, x: Tensor) -> Tensor:
         self.num_batches += len(x) > 0
-        while self.num_batches == 3 and Path("hold").exists() and any(Path().glob("*.part")):
+        names = (path.name for path in Path().glob(".*"))
+        is_predicting = any(map(LEFTOVER.fullmatch, names))
+        while self.num_batches == 3 and is_predicting and Path("hold").exists():
             time.sleep(0.02)
         return super().forward(x)
 

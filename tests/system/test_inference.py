@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lockstep.runs import files
-from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, GRACE_S, RunFolder
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, GRACE_S, RunFolder
 from tests.support.commands import Command, run
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, environ, own_network, train_all, wait_until, write_run
 from tests.support.image_files import write_image
@@ -65,8 +65,8 @@ def lockstep(cwd: Path, *words: str, launcher: tuple[str, ...] = ()) -> subproce
     return run([sys.executable, *launcher, "-m", "lockstep", *words], cwd, VARIABLES)
 
 
-def num_chunks(output: Path) -> int:
-    return sum(len(path.read_text().splitlines()) for path in Path(f"{output}.part").glob("*.jsonl"))
+def hidden_files(output: Path) -> list[Path]:
+    return [path for path in output.parent.glob(".*") if files.LEFTOVER.fullmatch(path.name)]
 
 
 def test_two_workers_write_the_bytes_of_one(trained: RunFolder, photos: Path, alone: bytes, tmp_path: Path) -> None:
@@ -140,23 +140,6 @@ def lockstep_in_python(folder: RunFolder, photos: Path, cwd: Path) -> list[str]:
 
 
 @pytest.mark.full
-def test_rows_are_computed_again_for_another_error_rate(trained: RunFolder, photos: Path, tmp_path: Path) -> None:
-    copy, output = with_rule(trained, tmp_path / "run", 0.4), tmp_path / "out.csv"
-    hold = tmp_path / "hold"
-    hold.touch()
-    predict = words(copy, photos, output)
-    process = Command([sys.executable, "-m", "lockstep", *predict, "--devices", "2"], tmp_path, VARIABLES)
-    wait_until(lambda: num_chunks(output) == 4, "both workers wait in the third chunk")
-    process.send_signal(signal.SIGKILL)
-    process.wait(PATIENCE_S)
-    wait_until(lambda: not files.is_held(tmp_path / "out.csv.part" / ".lock"), "the workers end, too")
-    hold.unlink()
-    done = lockstep(tmp_path, *predict, "--devices", "1", "--max-error", "0.05")
-    assert done.returncode == 0, done.stderr
-    assert "threshold changed: the rows in out.csv.part are computed again" in done.stdout
-
-
-@pytest.mark.full
 def test_any_workers_print_the_same_table_and_leave_nothing(
     trained: RunFolder, photos: Path, alone: bytes, tmp_path: Path
 ) -> None:
@@ -184,32 +167,30 @@ def test_any_workers_print_the_same_table_and_leave_nothing(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 75)])
-def test_a_prediction_that_was_ended_continues_on_other_workers(
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_a_prediction_that_was_ended_is_repeated_on_other_workers(
     trained: RunFolder, photos: Path, alone: bytes, tmp_path: Path, number: int, code: int
 ) -> None:
     output, hold = tmp_path / "out.csv", tmp_path / "hold"
     hold.touch()
     predict = words(trained, photos, output)
     process = Command([sys.executable, "-m", "lockstep", *predict, "--devices", "2"], tmp_path, VARIABLES)
-    wait_until(lambda: num_chunks(output) == 4, "both workers wait in the third chunk")
+    wait_until(lambda: len(hidden_files(output)) == 2, "both workers write")
     second = lockstep(tmp_path, *predict, "--devices", "1")
     assert second.returncode == EXIT_CONFIG
-    assert "out.csv.part is being written by another process" in second.stderr
+    assert "out.csv is being written by another process" in second.stderr
     process.send_signal(number)
     assert process.wait(PATIENCE_S) == code
-    assert ("the same command continues" in process.communicate()[1]) == (code == EXIT_STOPPED)
     assert not output.exists()
-    wait_until(lambda: not files.is_held(tmp_path / "out.csv.part" / ".lock"), "the workers end, too")
+    wait_until(lambda: not any(map(files.is_held, hidden_files(output))), "the workers end, too")
     hold.unlink()
-    done = lockstep(tmp_path, *predict, "--devices", "3")
-    assert done.stdout.startswith(f"4 of {NUM_PHOTOS} chunks are in out.csv.part: continuing\n")
+    assert lockstep(tmp_path, *predict, "--devices", "3").returncode == 0
     assert output.read_bytes() == alone
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
 
 
 @pytest.mark.full
-def test_the_rows_of_an_evaluation_are_the_same_on_any_workers_and_continue_after_a_signal(
+def test_the_rows_of_an_evaluation_are_the_same_on_any_workers_and_after_a_signal(
     trained: RunFolder, tmp_path: Path
 ) -> None:
     output, hold = tmp_path / "out.csv", tmp_path / "hold"
@@ -226,13 +207,13 @@ def test_the_rows_of_an_evaluation_are_the_same_on_any_workers_and_continue_afte
     output.unlink()
     hold.touch()
     process = Command([sys.executable, "-m", "lockstep", *evaluate, "--devices", "2"], tmp_path, VARIABLES)
-    wait_until(lambda: num_chunks(output) == 4, "both workers wait in the third chunk")
+    wait_until(lambda: len(hidden_files(output)) == 2, "both workers write")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE_S) == EXIT_STOPPED
-    assert "the same command continues" in process.communicate()[1]
-    wait_until(lambda: not files.is_held(tmp_path / "out.csv.part" / ".lock"), "the workers end, too")
+    assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
+    assert "terminated by SIGTERM" in process.communicate()[1]
+    wait_until(lambda: not any(map(files.is_held, hidden_files(output))), "the workers end, too")
     hold.unlink()
-    assert "4 of 31 chunks are in out.csv.part: continuing\n" in lockstep(tmp_path, *evaluate, "--devices", "3").stdout
+    assert lockstep(tmp_path, *evaluate, "--devices", "3").returncode == 0
     assert output.read_bytes() == expected
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
 
@@ -339,25 +320,26 @@ def test_jobs_of_two_nodes_predict_and_evaluate_like_one_process(
 
 
 @pytest.mark.full
-def test_a_job_that_slurm_has_cut_continues_and_a_cancelled_one_when_it_is_requeued(
+def test_a_job_that_slurm_has_cut_is_repeated_and_a_cancelled_one_when_it_is_requeued(
     trained: RunFolder, photos: Path, alone: bytes, shell: Shell
 ) -> None:
     output, hold = shell.cwd / "out.csv", shell.cwd / "hold"
     hold.touch()
     job = submitted(shell, *words(trained, photos, output), "trainer.num_nodes=2", "trainer.devices=1")
-    wait_until(lambda: num_chunks(output) == 4, "both workers wait in the third chunk", lambda: job.log)
+    wait_until(lambda: len(hidden_files(output)) == 2, "both workers write", lambda: job.log)
+    first = {*hidden_files(output)}
     slow = int(job.folder.heartbeat(1).read_text().split()[1])
     os.kill(slow, signal.SIGSTOP)
     shell.slurm.run("scancel", "--signal=USR1", job.id)  # as SLURM warns of the time limit
     wait_until(lambda: not job.folder.heartbeat(0).exists(), "rank 0 has ended", lambda: job.log)
     time.sleep(GRACE_S + 3)  # srun exits with the code of a task that it kills: the job would not be requeued
     os.kill(slow, signal.SIGCONT)
-    wait_until(lambda: num_chunks(output) == 8, "both wait again", lambda: job.log)
+    wait_until(lambda: len({*hidden_files(output)} - first) == 2, "both write again", lambda: job.log)
     shell.jobs("cancel", job.id)
     job.wait(state="CANCELLED")
     assert not output.exists()
     hold.unlink()
     shell.jobs("requeue", job.id)
     job.wait()
-    assert "4 of 45 chunks" in job.log or "8 of 45 chunks" in job.log
     assert output.read_bytes() == alone
+    assert not hidden_files(output)

@@ -19,7 +19,6 @@ from lockstep.inference import predict
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.frozen import head_inputs
 from lockstep.models.origin import attach_ends, origin_of
-from lockstep.models.weights_hash import weights_hash
 from lockstep.runs.files import atomic_file, csv_text
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
@@ -48,19 +47,15 @@ def embed(
     predict.refuse_own_module(settings, "lockstep embed")
     with session.open_session(folder, settings, world) as here:
         module = _pretrained(here) if checkpoint is None else predict.load_network(here, Path(checkpoint))
-        images, digest = predict.images_of(here, run, source, module.image_format)
+        images = predict.images_of(here, run, source, module.image_format)
         dtype = str(module.mean.dtype).removeprefix("torch.")
-        inputs = {"weights": weights_hash(module.state_dict()), "settings": predict.settings_of(here)}
-        inputs |= {"images": digest, "columns": f"features {dtype}"}
 
         def rows_of(positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
             rows = zip(positions.tolist(), features(module, pixels).cpu().numpy(), strict=True)
             return [[str(position), row.tobytes().hex()] for position, row in rows]
 
         write_file = partial(write_array, Path(output), images.names, dtype)
-        broken = predict.write(
-            here, module, images, rows_of, write_file, inputs=inputs, output=Path(output), is_strict=is_strict
-        )
+        broken = predict.write(here, module, images, rows_of, write_file, output=Path(output), is_strict=is_strict)
         return predict.report(here, len(images), broken, "image", output)
 
 

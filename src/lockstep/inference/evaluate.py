@@ -21,7 +21,7 @@ from lockstep.callbacks.own_module import metrics_of
 from lockstep.config.checks import validation
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.target_sections import Data
-from lockstep.data.images.image_table import SPLIT_FOLDERS, ImageTable, digest_of
+from lockstep.data.images.image_table import SPLIT_FOLDERS, ImageTable
 from lockstep.data.splits import Splits, identity_statistics
 from lockstep.inference import class_report, predict
 from lockstep.inference import reliability as scores
@@ -114,9 +114,7 @@ def evaluate(
                 scores.show(reports["calibration"])
         network = predict.load_network(here, Path(checkpoint)) if output is not None or pictures is not None else None
         if output is not None and network is not None:
-            content: dict[str, Any] = {"digest": digest_of(images.names, images.targets.numpy()), "top_k": top_k}
-            where = {"output": Path(output), "checkpoint": Path(checkpoint)}
-            predict.write_rows(here, network, images, **where, **content, has_truth=True)
+            predict.write_rows(here, network, images, Path(output), top_k=top_k, has_truth=True)
             if here.rank == 0:
                 print(f"{plural(len(images), 'row')} in {output}", flush=True)
         if pictures is not None and findings is not None and network is not None:

@@ -5,9 +5,8 @@ import inspect
 import io
 import itertools
 import math
-import time
-from bisect import bisect
-from collections.abc import Collection
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,18 +16,15 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lockstep import __version__
 from lockstep.assembly import data_record, networks, run_parts, session
 from lockstep.assembly.session import Session
 from lockstep.assembly.staging import together
 from lockstep.callbacks.own_module import hash_of
 from lockstep.config.checks import validation
 from lockstep.config.errors import ConfigError, Error
-from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import OF_FILES
 from lockstep.data.images.image_files import NUM_PER_RUN
-from lockstep.data.images.image_table import digest_of
 from lockstep.data.images.preprocessing import VIEW_KEYS, View
 from lockstep.data.module import ImageData
 from lockstep.data.sources.folders import unlabelled_folder
@@ -39,12 +35,11 @@ from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.partition import Shard
 from lockstep.inference import grad_cam, prediction_table, row_chunks, selective
 from lockstep.inference.chunk_threads import RowsOf, compute_chunks
-from lockstep.inference.row_chunks import RowWriter
+from lockstep.inference.row_chunks import Chunk, RowWriter
 from lockstep.models import calibration
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.runs.files import csv_text, move, write_json
+from lockstep.runs.files import csv_text, move, temporary_name, write_json
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
-from lockstep.runs.naming import display_path
 from lockstep.system.internals import shared_count
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
@@ -87,9 +82,9 @@ def predict(
         threshold, text = together(partial(selective.threshold_of, Path(checkpoint), settings, max_error))
         print(text if here.rank == 0 else "", end="", flush=True)
         module = load_network(here, Path(checkpoint))
-        images, digest = images_of(here, run, source, module.image_format)
-        options: dict[str, Any] = {"top_k": top_k, "explained": explained, "digest": digest, "threshold": threshold}
-        options |= {"checkpoint": Path(checkpoint), "is_strict": is_strict, "is_shown": output is None}
+        images = images_of(here, run, source, module.image_format)
+        options: dict[str, Any] = {"top_k": top_k, "explained": explained, "threshold": threshold}
+        options |= {"is_strict": is_strict, "is_shown": output is None}
         rows: list[dict[str, Any]] | None = [] if is_json and output is None else None
         broken = write_rows(here, module, images, Path(output or folder.path / "predictions"), rows=rows, **options)
         return report(here, len(images), broken, "prediction", output, rows)
@@ -149,20 +144,18 @@ def predictions(module: Classifier, inputs: Tensor) -> Tensor:
         return module.task.predictions(module.calibration(module(inputs.to(module.device))))
 
 
-def images_of(here: Session, run: str, source: str, image_format: ImageFormat) -> tuple[Images, str]:
-    """Return the images, and a digest of their names with targets, or with the states of their files."""
+def images_of(here: Session, run: str, source: str, image_format: ImageFormat) -> Images:
     if source in ("val", "test"):
         folder = RunFolder(Path(run))
         splits = run_parts.splits(here, folder, is_once=True)
         data_record.compare(here, splits, folder)
-        images = splits.parts[source]
-        return images, digest_of(images.names, images.targets.numpy())
+        return splits.parts[source]
     view, channels = view_of(here.config, image_format), image_format.image_shape[0]
     with contextlib.nullcontext() if here.rank == 0 else contextlib.redirect_stdout(io.StringIO()):
         images, digest = together(lambda: unlabelled_folder(source, view=view, channels=channels))
     if len(set(gather_objects(digest))) > 1:
         raise ConfigError(Error(source, "changed while the workers listed it", "start again"))
-    return images, digest
+    return images
 
 
 def write_rows(
@@ -171,8 +164,6 @@ def write_rows(
     images: Images,
     output: Path,
     *,
-    checkpoint: Path,
-    digest: str,
     top_k: int,
     has_truth: bool = False,
     explained: str | None = None,
@@ -183,7 +174,7 @@ def write_rows(
 ) -> list[str]:
     """Write predictions of images to the CSV file `output`. Returns the errors of those that cannot be read.
 
-    `digest` is that of the images. A row has the `top_k` most probable classes, and with `has_truth` target and loss.
+    A row has the `top_k` most probable classes, and with `has_truth` target and loss.
     Pictures of what the network looked at go into the folder `explained`. With `is_strict`, nothing is written if there
     are errors. The class is `unknown` up to the `threshold`. With `is_shown` a table is printed in place of the file,
     and its rows are added to `rows`.
@@ -194,6 +185,7 @@ def write_rows(
     before, after = (truth, ["loss"]) if has_truth else ([], [])
     head = ["file", *before, *module.task.columns(names, **ranks), *after]
     layer = grad_cam.last_maps(module) if explained is not None else None
+    pictures = _hidden_pictures(here, Path(explained)) if explained is not None else None
 
     def rows_of(positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
         on_device, files = pixels.to(module.device), [str(images.names[position]) for position in positions.tolist()]
@@ -211,20 +203,17 @@ def write_rows(
             if has_truth:
                 columns.insert(1, _truths(module, targets))
                 columns.append(_losses(module, outputs, on_device, targets, positions))
-        if layer is not None:
+        if layer is not None and pictures is not None:
             heat = grad_cam.heat_maps(module, layer, on_device, predicted.argmax(1))
-            grad_cam.write(row_chunks.pictures_of(output), files, pixels, heat)
+            grad_cam.write(pictures, files, pixels, heat)
         return [list(itertools.chain(*parts)) for parts in zip(*columns, strict=True)]
 
-    state = checkpoint.stat()
-    inputs = {"checkpoint": f"{state.st_size} {state.st_mtime_ns}", "settings": settings_of(here), "images": digest}
-    inputs |= {"columns": csv_text([head]), "explanations": str(explained is not None), "threshold": str(threshold)}
     table = partial(row_chunks.write_table, output, csv_text([head]))
     table = partial(prediction_table.show, module.task, head, rows=rows) if is_shown else table
     table = table if threshold is None else partial(prediction_table.count_answers, table)
-    broken = write(here, module, images, rows_of, table, inputs=inputs, output=output, is_strict=is_strict)
-    if explained is not None:
-        together(lambda: move(row_chunks.pictures_of(output), Path(explained)) if here.rank == 0 else None)
+    broken = write(here, module, images, rows_of, table, output=output, is_strict=is_strict)
+    if explained is not None and pictures is not None:
+        together(lambda: move(pictures, Path(explained)) if here.rank == 0 else None)
     return broken
 
 
@@ -235,62 +224,54 @@ def write(
     rows_of: RowsOf,
     write_file: RowWriter,
     *,
-    inputs: dict[str, str],
     output: Path,
     is_strict: bool = True,
 ) -> list[str]:
-    """Let rank 0 write the rows of all images, which depend on `inputs`, to `output`. Every rank must call it.
+    """Let rank 0 write the rows of all images to `output`. Every rank must call it.
 
     Returns the errors of images that cannot be read. With `is_strict`, nothing is written if there are any.
 
-    Images are cut into chunks that do not depend on the workers. Each worker takes the next one when it is free, and
-    writes its rows to the folder OUTPUT.part, from which the same command continues.
+    Images are cut into chunks that do not depend on the workers. Each worker takes the next one when it is free.
     """
     height, width = module.image_format.image_shape[1:]
     fitting = NUM_PIXELS // (height * width) if here.device.type == "cpu" else NUM_PER_RUN
     size = max(1, min(here.config.eval_batch_size, NUM_PER_RUN, fitting))
-    inputs = {**inputs, "chunks": f"of {size}"}
-    part, num_chunks = Path(f"{output}.part"), math.ceil(len(images) / size)
-    found = together(lambda: row_chunks.open_folder(part, inputs, here.held) if here.rank == 0 else {})
-    done = gather_objects(sorted(found))[0]
-    if here.rank == 0 and done:
-        print(f"{len(done)} of {num_chunks} chunks are in {display_path(part)}: continuing", flush=True)
-    paths = gather_objects(_compute(here, images, rows_of, size, done, row_chunks.new_file(part)))
-
-    def join() -> list[str]:
-        rows = found | row_chunks.index(paths)
-        return row_chunks.join(part, rows, num_chunks, write_file, is_strict=is_strict)
-
-    return together(lambda: join() if here.rank == 0 else [])
+    together(lambda: row_chunks.prepare(output) if here.rank == 0 else None)
+    with row_chunks.hidden_file(output) as path:
+        chunks = _compute(here, images, rows_of, size, str(output))
+        found = gather_objects(row_chunks.write_chunks(path, chunks))
+        join = partial(row_chunks.join, found, write_file, is_strict=is_strict)
+        return together(lambda: join() if here.rank == 0 else [])
 
 
-def settings_of(here: Session) -> str:
-    """Return the settings that predictions of images depend on: not the number of workers."""
-    any_workers = here.config.trainer.model_copy(update={"devices": "auto", "loads": None, "num_nodes": 1})
-    settings = config_file.fingerprint(here.config.model_copy(update={"trainer": any_workers}))
-    return f"{__version__} {here.precision} {here.device.type} {settings}"
-
-
-def _compute(here: Session, images: Images, rows_of: RowsOf, size: int, done: Collection[int], path: Path) -> Path:
-    """Compute chunks that are not `done`: this rank takes the next one when it is free. Returns `path`, their file.
+def _compute(here: Session, images: Images, rows_of: RowsOf, size: int, name: str) -> Iterator[Chunk]:
+    """Yield computed chunks: this rank takes the next one when it is free. `name` is used once.
 
     Raises ConfigError unless the task predicts rows of numbers.
     """
     runs = torch.arange(len(images)).split(size)
-    left = sorted({*range(len(runs))}.difference(done))
-    counts = itertools.takewhile(lambda count: count < len(left), shared_count(str(path.parent)))
-    taken = ((left[count], runs[left[count]]) for count in counts)
+    counts = itertools.takewhile(lambda count: count < len(runs), shared_count(name))
+    taken = ((count, runs[count]) for count in counts)
     # a worker of many threads would take all of a few chunks
-    most = min(torch.get_num_threads(), math.ceil(len(left) / here.world_size) or 1)
+    most = min(torch.get_num_threads(), math.ceil(len(runs) / here.world_size))
     progress = Progress("Predicting", "images")
-    with open(path, "xb") as file:
-        for chunk in compute_chunks(here.device, images, taken, rows_of, most):
-            file.write(row_chunks.line_of(chunk))
-            file.flush()
-            if here.rank == 0 and not here.config.silent:
-                progress.show(bisect(left, chunk.number) * size, len(left) * size)
+    for chunk in compute_chunks(here.device, images, taken, rows_of, most):
+        yield chunk
+        if here.rank == 0 and not here.config.silent:
+            progress.show(chunk.number * size, len(images))
     progress.end()
-    return path
+
+
+def _hidden_pictures(here: Session, explained: Path) -> Path:
+    """Return a hidden folder next to `explained`, the same on all ranks; it is removed at the end.
+
+    Those of commands that were killed are removed now. Every rank must call it.
+    """
+    for hidden in row_chunks.leftovers(explained) if here.rank == 0 else ():
+        shutil.rmtree(hidden, ignore_errors=True)
+    pictures = explained.with_name(gather_objects(temporary_name(explained))[0])
+    here.held.callback(shutil.rmtree, pictures, ignore_errors=True)
+    return pictures
 
 
 def ranking_argument(module: Classifier, top_k: int, *, is_shown: bool = False) -> dict[str, int]:
@@ -355,6 +336,5 @@ def write_probabilities(here: Session, module: Classifier, images: Images, outpu
         ]
 
     head = ["file", "truth", "prediction", *names, "fold"]
-    inputs = {"time": str(time.time_ns())}  # rows of a test that was killed are not kept
     table = partial(row_chunks.write_table, output, csv_text([head]))
-    write(here, module, images, rows_of, table, inputs=inputs, output=output)
+    write(here, module, images, rows_of, table, output=output)

@@ -162,9 +162,9 @@ class Workers:
         if self._aborted_by and (min(codes) < 0 or EXIT_INTERRUPTED in codes):
             return worker.end_aborted(job, self._aborted_by, has_record=True)
         if received and job.is_unsaved:
-            code = worker.code_of(job, received)
+            code = 128 + received
             if {code, -signal.SIGKILL} & {*codes}:
-                report_end(received, worker.continuation(job))
+                report_end(received)
                 return code
         if self._first_failed is None:
             return EXIT_STOPPED if EXIT_STOPPED in codes else 0

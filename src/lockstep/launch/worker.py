@@ -78,19 +78,9 @@ def run_here(job: Job, world: World | None, flag: SignalFlag | None = None) -> i
         code = run_task(job, world, flag)
         if code in (EXIT_FAILED, EXIT_CONFIG) and (world is not None or not refusal_errors(job)):
             show_failure(job)
-        elif flag.received and job.is_unsaved and code == code_of(job, flag.received):
-            report_end(flag.received, continuation(job))
+        elif flag.received and job.is_unsaved and code == 128 + flag.received:
+            report_end(flag.received)
         return code
-
-
-def code_of(job: Job, number: int) -> int:
-    """Return the exit code of a task that a signal ended."""
-    return EXIT_STOPPED if continuation(job) else 128 + number
-
-
-def continuation(job: Job) -> str:
-    """Return what continues a task that a signal ended: rows of images are kept while they are written."""
-    return "the same command continues" if job.options.get("output") else ""
 
 
 def run_task(job: Job, world: World | None, flag: SignalFlag) -> int:
@@ -112,7 +102,7 @@ def run_task(job: Job, world: World | None, flag: SignalFlag) -> int:
                 lost = _missing_ranks(error, folder, world_size)  # while this rank still has a heartbeat
                 raise
     except Ended as ended:
-        return code_of(job, ended.args[0])
+        return 128 + ended.args[0]
     except ConfigError as error:
         folder.record_failure(report(error))
         return EXIT_CONFIG

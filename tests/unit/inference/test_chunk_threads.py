@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -159,10 +158,9 @@ def write(path: Path, images: Images, computed: list[int], *, most: int = 99, de
         computed.append(len(positions))
         return [[str(at)] for at in positions.tolist()]
 
-    with ExitStack() as held:
-        here: Any = SimpleNamespace(config=config, rank=0, world_size=1, held=held, device=torch.device(device))
-        table, module = partial(row_chunks.write_table, path, "file\n"), module_of(Sums(), images.pixels.shape[2])
-        return predict.write(here, module, images, rows_of, table, inputs={}, output=path)
+    here: Any = SimpleNamespace(config=config, rank=0, world_size=1, device=torch.device(device))
+    table, module = partial(row_chunks.write_table, path, "file\n"), module_of(Sums(), images.pixels.shape[2])
+    return predict.write(here, module, images, rows_of, table, output=path)
 
 
 def blank(count: int, size: int) -> Images:
@@ -182,19 +180,15 @@ def test_chunks_are_as_small_as_maps_that_a_cpu_reuses(
     assert computed == expected
 
 
-def test_only_chunks_of_the_same_size_are_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_prediction_is_repeated_as_a_whole(tmp_path: Path) -> None:
     computed: list[int] = []
-    for num_pixels in (8 * SIZE**2, 8 * SIZE**2, 4 * SIZE**2):
-        monkeypatch.setattr(predict, "NUM_PIXELS", num_pixels)
-        with pytest.raises(RuntimeError, match="killed"):
-            write(tmp_path / "out.csv", blank(20, SIZE), computed, most=len(computed) + 1)
-    assert computed == [8, 8, 4]
-    assert "chunks changed: the rows in" in capsys.readouterr().out
-    write(tmp_path / "out.csv", blank(20, SIZE), computed)
-    assert computed == [8, 8, 4, 4, 4, 4, 4]
-    assert (tmp_path / "out.csv").read_text().split() == ["file", *map(str, range(20))]
+    with pytest.raises(RuntimeError, match="killed"):
+        write(tmp_path / "out.csv", blank(80, 64), computed, most=1)
+    assert [*tmp_path.iterdir()] == []
+    write(tmp_path / "out.csv", blank(80, 64), computed)
+    assert computed == [32, 32, 32, 16]
+    assert (tmp_path / "out.csv").read_text().split() == ["file", *map(str, range(80))]
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
 
 
 def test_an_error_waits_for_no_thread_that_computes(photographs: Images) -> None:
