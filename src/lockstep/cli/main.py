@@ -115,7 +115,6 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("folder", nargs="?", default="outputs", help="default: outputs")
     text = "sort by a column, metric or typed setting; -COLUMN: largest first; default: -started"
     runs.add_argument("--sort", metavar="COLUMN", default="-started", help=text)
-    runs.add_argument("--state", metavar="STATE,...", default="", help="only runs in these states")
     what = runs.add_mutually_exclusive_group()
     what.add_argument("--watch", action="store_true", help="refresh every two seconds until Ctrl-C")
     compare = command("compare", "compare runs, or settings over their seeds or folds")
@@ -291,9 +290,8 @@ def _status(run: str, *, is_json: bool) -> int:
 def _runs(arguments: argparse.Namespace) -> int:
     from lockstep.monitoring.table import show_runs
 
-    states, sort = arguments.state, arguments.sort
-    is_watched, is_json = arguments.watch, arguments.json
-    return show_runs(arguments.folder, states=states, sort=sort, is_json=is_json, is_watched=is_watched)
+    sort, is_json = arguments.sort, arguments.json
+    return show_runs(arguments.folder, sort=sort, is_json=is_json, is_watched=arguments.watch)
 
 
 def _compare(names: Sequence[str], *, is_json: bool) -> int:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.runs.discovery import STATES, DiscoveredRun, Watched, modified_ns
+from lockstep.runs.discovery import DiscoveredRun, Watched, modified_ns
 
 DEFAULT_ROOT = "outputs"
 
@@ -43,13 +43,3 @@ def root_of(folder: str) -> Path:
         what = f"{folder} is not a folder"
         raise FileNotFoundError(f"{what}: give a folder of runs, or none for {DEFAULT_ROOT}/.")
     return root
-
-
-def parse_states(text: str) -> list[str]:
-    """Parse states like `failed,no-signal`. Raises ValueError."""
-    known = {state.replace(" ", "-"): state for state in STATES}
-    names = [name.strip().replace(" ", "-") for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in known:
-            raise ValueError(f"--state {name} is not a state: choose from {', '.join(known)}.")
-    return [known[name] for name in names]

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.monitoring import cells
-from lockstep.monitoring.selection import Listed, all_runs, parse_states, root_of
+from lockstep.monitoring.selection import Listed, all_runs, root_of
 from lockstep.runs import naming
 from lockstep.runs.discovery import Watched, differing_overrides
 from lockstep.runs.files import print_json
@@ -26,27 +26,24 @@ COLUMNS = ("state", "run", "best", "settings", "epoch", "s/epoch", "started")
 SEARCH_S = 10.0  # between two searches for new runs
 
 
-def show_runs(folder: str, *, states: str, sort: str, is_json: bool, is_watched: bool) -> int:
-    """Print the runs in `states`, or in all, or refresh them until Ctrl-C. Returns the exit code.
+def show_runs(folder: str, *, sort: str, is_json: bool, is_watched: bool) -> int:
+    """Print the runs, or refresh them until Ctrl-C. Returns the exit code.
 
-    Raises ValueError for a `sort` that no run has, and for an unknown state.
+    Raises ValueError for a `sort` that no run has.
     """
-    root, chosen = root_of(folder), parse_states(states)
+    root = root_of(folder)
     watched = Watched(root, scan_every_s=SEARCH_S)
     _check_column(all_runs(watched), sort.removeprefix("-"))
 
-    def matching_runs() -> list[Listed]:
-        runs = all_runs(watched)
-        return sort_runs([run for run in runs if not chosen or run.facts["state"] in chosen], sort)
-
     if is_watched:
-        terminal.watch(lambda out: _screen(root, matching_runs(), out))
+        terminal.watch(lambda out: _screen(root, sort_runs(all_runs(watched), sort), out))
         return 0
-    runs = matching_runs()
+    runs = sort_runs(all_runs(watched), sort)
     if is_json:
         print_json([_plain_facts(run) for run in runs])
     elif not runs:
-        print(_empty_text(root, num_found=len(watched.runs())), file=sys.stderr)
+        hint = f"start one with {naming.training_command()}, or name another folder"
+        print(f"No runs below {printable(str(root))}: {hint}.", file=sys.stderr)
     else:
         out = terminal.terminal()
         if out.is_terminal:
@@ -121,13 +118,6 @@ def _monitor(runs: Sequence[Listed]) -> str:
     """Return the metric of the best values if all runs share it."""
     monitors = {run.facts.get("monitor", "") for run in runs if "best" in run.facts}
     return printable(monitors.pop()) if len(monitors) == 1 else ""
-
-
-def _empty_text(root: Path, *, num_found: int) -> str:
-    where = printable(str(root))
-    if not num_found:
-        return f"No runs below {where}: start one with {naming.training_command()}, or name another folder."
-    return f"None of the {plural(num_found, 'run')} below {where} is in this state: remove --state."
 
 
 def _plain_facts(run: Listed) -> dict[str, Any]:
