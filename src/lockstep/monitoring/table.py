@@ -79,14 +79,12 @@ def _order(value: Any) -> tuple[bool, float, str]:
 
 
 def table(runs: Sequence[Listed], out: Console, num_shown: int | None = None) -> Table:
-    """Make a line per run. On a terminal, the line above names the metric of `best` if all runs share it."""
-    monitor = _monitor(runs) if out.is_terminal else ""
     overrides = differing_overrides([run.facts for run in runs])
     rows = [
         (
             cells.state(run.facts["state"]),
             run.discovered.name if run.discovered.name != "." else run.discovered.folder.path.resolve().name,
-            cells.number(run.facts.get("best")) if monitor else cells.best(run.facts),
+            cells.best(run.facts),
             overrides[run.discovered.id] or cells.NONE,
             cells.epochs(run.facts),
             cells.time(run.facts.get("epoch_s")),
@@ -109,15 +107,7 @@ def _screen(root: Path, runs: Sequence[Listed], out: Console) -> Group:
 def _head(root: Path, runs: Sequence[Listed]) -> str:
     live = sum(run.facts["state"] in LIVE_STATES for run in runs)
     text = f"{plural(len(runs), 'run')} below {printable(str(root))}"
-    text += f", {live} live" if live else ""
-    monitor = _monitor(runs)
-    return f"{text}, best: {monitor}" if monitor else text
-
-
-def _monitor(runs: Sequence[Listed]) -> str:
-    """Return the metric of the best values if all runs share it."""
-    monitors = {run.facts.get("monitor", "") for run in runs if "best" in run.facts}
-    return printable(monitors.pop()) if len(monitors) == 1 else ""
+    return f"{text}, {live} live" if live else text
 
 
 def _plain_facts(run: Listed) -> dict[str, Any]:
