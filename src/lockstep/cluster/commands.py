@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -187,5 +186,4 @@ def _delete(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     live = [job for job in jobs.look(below) if job.is_live]
     if live:
         raise ValueError(f"job {live[0].id} is {live[0].state}: lockstep jobs cancel {live[0].id} first.")
-    root = Path(os.path.commonpath([job.folder.path.parent for job in chosen_jobs]))
-    return deletion.remove([job.run for job in chosen_jobs], root, is_sure=arguments.yes)
+    return deletion.remove([job.run for job in chosen_jobs], is_sure=arguments.yes)

@@ -1,24 +1,19 @@
 """`lockstep jobs delete`: removes the run folders of jobs that have ended, after confirmation."""
 
-import contextlib
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from lockstep.monitoring import cells
-from lockstep.monitoring.selection import all_runs
 from lockstep.runs import gate
-from lockstep.runs.discovery import DiscoveredRun, Watched, look
+from lockstep.runs.discovery import DiscoveredRun, look
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, RunFolder
-from lockstep.runs.naming import link_latest
 from lockstep.system.terminal import new_table, print_table, printable, terminal
 from lockstep.system.wording import plural, size_text
 
 
-def remove(runs: Sequence[DiscoveredRun], root: Path, *, is_sure: bool) -> int:
-    """Remove these runs below `root` after confirmation. Returns the exit code."""
+def remove(runs: Sequence[DiscoveredRun], *, is_sure: bool) -> int:
+    """Remove these runs after confirmation. Returns the exit code."""
     runs = sorted(runs, key=lambda run: len(run.folder.path.parts), reverse=True)  # inner ones first
     found = [(run, look(run), _size(run.folder)) for run in runs]
     total = f"{plural(len(runs), 'run')}, {size_text(sum(size for *_, size in found))}"
@@ -40,7 +35,7 @@ def remove(runs: Sequence[DiscoveredRun], root: Path, *, is_sure: bool) -> int:
         if not is_sure:
             print("Nothing was removed.")
             return 0
-    return _remove_all(found, root)
+    return _remove_all(found)
 
 
 def _size(folder: RunFolder) -> int:
@@ -51,23 +46,21 @@ def _has_checkpoint(run: DiscoveredRun) -> bool:
     return any(run.folder.path.rglob("*.ckpt"))
 
 
-def _remove_all(found: Sequence[tuple[DiscoveredRun, dict[str, Any], int]], root: Path) -> int:
-    removed: list[Path] = []
-    num_bytes = 0
+def _remove_all(found: Sequence[tuple[DiscoveredRun, dict[str, Any], int]]) -> int:
+    num_removed = num_bytes = 0
     try:
         for run, facts, size in found:
             if reason := _remove_run(run, facts):
                 print(f"Kept: {printable(run.name)}: {reason}", file=sys.stderr)
             else:
-                removed.append(run.folder.path)
+                num_removed += 1
                 num_bytes += size
     except KeyboardInterrupt:
         print("Interrupted by Ctrl-C.", file=sys.stderr)
         return EXIT_INTERRUPTED
     finally:
-        _tidy(removed, root)
-        print(f"Removed {plural(len(removed), 'run')}, {size_text(num_bytes)}.")
-    return 0 if len(removed) == len(found) else EXIT_FAILED
+        print(f"Removed {plural(num_removed, 'run')}, {size_text(num_bytes)}.")
+    return 0 if num_removed == len(found) else EXIT_FAILED
 
 
 def _remove_run(run: DiscoveredRun, facts: dict[str, Any]) -> str:
@@ -91,17 +84,3 @@ def _remove_run(run: DiscoveredRun, facts: dict[str, Any]) -> str:
     except OSError as error:
         return f"it could not be removed: {error.strerror or type(error).__name__}"
     return ""
-
-
-def _tidy(removed: Sequence[Path], root: Path) -> None:
-    """Point each `latest` of a removed run to the newest remaining one, or remove it; remove empty folders."""
-    for above in sorted({parent for path in removed for parent in path.parents}, reverse=True):  # inner ones first
-        link = above / "latest"
-        if link.is_symlink() and Path(os.path.realpath(link)) in removed:
-            if left := all_runs(Watched(above, scan_every_s=0.0)):
-                link_latest(above, left[0].discovered.folder.path)
-            else:
-                link.unlink()
-        if above != root and above.is_relative_to(root):
-            with contextlib.suppress(OSError):  # not empty, or of another user
-                above.rmdir()

@@ -35,7 +35,7 @@ def root(tmp_path: Path) -> Path:
 
 def remove(root: Path, names: Sequence[str], *, is_sure: bool = True) -> int:
     runs = Watched(root, scan_every_s=0.0).runs().values()
-    return deletion.remove([run for run in runs if run.name in names], root, is_sure=is_sure)
+    return deletion.remove([run for run in runs if run.name in names], is_sure=is_sure)
 
 
 def left(root: Path) -> set[str]:
@@ -105,30 +105,6 @@ def test_remove_follows_no_link(root: Path, tmp_path: Path) -> None:
     assert remove(root, ["a"]) == 0
     assert not folder.path.exists()
     assert (precious / "file").exists()
-
-
-@pytest.mark.parametrize("where", ["", "day"])
-def test_remove_moves_latest(root: Path, where: str) -> None:
-    for age, name in enumerate(("newest", "second", "third")):
-        run(root / "day" / name, started=NOW - age)
-    latest = root / "latest"
-    latest.symlink_to("day/newest")
-    for name, target in (("newest", "day/second"), ("third", "day/second"), ("second", "")):
-        assert remove(root / where, [name, f"day/{name}"]) == 0
-        assert (os.readlink(latest) if latest.is_symlink() else "") == target
-
-
-def test_remove_empty_parents(root: Path) -> None:
-    for name in ("one/sweep/0", "one/sweep/1", "two/run", "three/failed"):
-        run(root / name)
-    run(root / "three" / "good")
-    (root / "two" / "notes.txt").touch()
-    (root / "empty").mkdir()
-    assert remove(root, ["one/sweep/0", "one/sweep/1", "two/run", "three/failed"]) == 0
-    assert {path.name for path in root.iterdir()} == {"two", "three", "empty"}
-    assert left(root) == {"good"}
-    assert remove(root / "three", ["good"]) == 0
-    assert (root / "three").is_dir()  # the folder that was named stays
 
 
 def test_remove_nested_run_stays(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
