@@ -187,12 +187,14 @@ class Page {
   }
 }
 
-/** All words occur in the texts of a run. A word with = is a whole setting: lr=0.1 is not lr=0.15. */
+/** All words occur in the texts of a run. Of settings a word with = is a whole one: lr=0.1 is not lr=0.15. */
 function matches(run, words) {
-  const settings = [...run.overrides, ...Object.entries(run.settings ?? {}).map((pair) => pair.join('='))];
-  const texts = [run.run, run.name, run.state, run.device, run.note, ...run.tags ?? [], ...settings];
-  const known = texts.filter(Boolean).map((text) => text.toLowerCase());
-  return words.every((word) => known.some((text) => (word.includes('=') ? text.endsWith(word) : text.includes(word))));
+  const pairs = Object.entries(run.settings ?? {}).map((pair) => pair.join('='));
+  const settings = [...run.overrides, ...pairs].map((text) => text.toLowerCase());
+  const known = [run.run, run.name, run.state, run.device, run.note, ...run.tags ?? []].filter(Boolean);
+  const texts = known.join('\n').toLowerCase();
+  const isIn = (word) => (text) => (word.includes('=') ? text.endsWith(word) : text.includes(word));
+  return words.every((word) => texts.includes(word) || settings.some(isIn(word)));
 }
 
 const option = (value, text) => make('option', {value, textContent: text});
