@@ -19,7 +19,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-import yaml
 from tensorboard.summary import Writer
 from werkzeug.test import Client
 
@@ -115,7 +114,7 @@ def test_nothing_else_stops_a_run_or_writes_a_note(
     assert "Access-Control-Allow-Origin" not in answer.headers
 
 
-@pytest.mark.parametrize("address", ["runs", "run?id=ID", "config?id=ID", "sweep", "control", "stop", "notes"])
+@pytest.mark.parametrize("address", ["runs", "run?id=ID", "sweep", "control", "stop", "notes"])
 def test_nothing_is_shown_under_unknown_host_names(client: Client, address: str) -> None:
     path = f"{BASE}/{address.replace('ID', id_of(client))}"
     for method, url in itertools.product(("GET", "POST"), ("http://attacker.example:6006", "http://10.0.0.1:6006")):
@@ -281,7 +280,7 @@ def test_reading_changes_nothing(client: Client, live: RunFolder) -> None:
 
     before = tree()
     key = id_of(client)
-    for address in ("runs", f"run?id={key}", f"config?id={key}", "control", "index.js", "stop"):
+    for address in ("runs", f"run?id={key}", "control", "index.js", "stop"):
         client.get(f"{BASE}/{address}", base_url=LOCAL)
     assert tree() == before
 
@@ -328,30 +327,9 @@ def test_rows_are_thinned_and_the_last_is_kept(client: Client, live: RunFolder) 
     assert {b["epoch"] - a["epoch"] for a, b in itertools.pairwise(rows)} == {3}
 
 
-def test_secrets_of_a_configuration_are_not_shown(client: Client, live: RunFolder) -> None:
-    live.config.write_text(
-        "seed: 0\naugment:\n  api_token: a\n    token\nnotify:\n  command: https://h/token\nresume: null\n"
-    )
-    text = told(client.get(f"{BASE}/config?id={id_of(client)}"))["text"]
-    assert "token\n" not in text.replace("api_token", "")
-    assert "command: '***'\n" in text
-    assert list(yaml.safe_load(text)) == ["seed", "augment", "notify", "resume"]
-
-
-def test_a_config_that_is_no_configuration_is_not_shown(client: Client, live: RunFolder) -> None:
-    address = f"{BASE}/config?id={id_of(client)}"
-    assert told(client.get(address)) == {"text": "seed: 0\n"}
-    bomb = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}' if i else 'x'] * 9)}]\n" for i in range(12))
-    numbers = f"a: 1{':1' * 300_000}\n", f"a: 0x{'f' * 6000}\n"
-    keys = f"? {'k' * 400_000}\n: [{'1,' * 200_000}]\n"  # 80 GB of dotted keys
-    for text in (bomb, "a: [", *numbers, keys, f"a: {'b' * 2**20}"):
-        live.config.write_text(text)
-        assert client.get(address).status_code == 404
-
-
 def test_unknown_runs_are_not_shown(client: Client) -> None:
-    for name, key in itertools.product(("run", "config"), ("", "live", "../live", "0" * 16)):
-        assert client.get(f"{BASE}/{name}?id={key}").status_code == 404
+    for key in ("", "live", "../live", "0" * 16):
+        assert client.get(f"{BASE}/run?id={key}").status_code == 404
 
 
 def test_curves_are_found_in_the_logs_of_the_run(tmp_path: Path) -> None:

@@ -195,13 +195,12 @@ def test_every_end_of_a_run_is_shown_as_such(root: Path, site: str, page: Any) -
             expect(page.locator(".resume code")).to_have_text(command)
 
 
-def test_a_run_has_fields_overrides_configuration_and_confusion_matrix(root: Path, site: str, page: Any) -> None:
+def test_a_run_has_fields_overrides_and_confusion_matrix(root: Path, site: str, page: Any) -> None:
     folder = write_run(
         root / "run", "training", epoch=3, max_epochs=10, step=30, total_steps=100, learning_rate=0.05, elapsed_s=61.0,
         remaining_s=3725.0, precision="bf16", host="elsewhere", metrics={"val/accuracy": 0.98},
     )  # fmt: skip
     folder.note(overrides=["optimizer.lr=0.1", "model.width=8"])
-    folder.config.write_text("optimizer:\n  lr: 0.1\n")
     page.goto(site)
     for pair in [
         "Elapsed1:01", "Time left1:02:05", "Epoch3 / 10", "Step30 / 100", "Learning rate0.05",
@@ -209,8 +208,6 @@ def test_a_run_has_fields_overrides_configuration_and_confusion_matrix(root: Pat
     ]:  # fmt: skip
         expect(page.locator("dl")).to_contain_text(pair)
     expect(page.locator("ul.overrides li")).to_have_text(["optimizer.lr=0.1", "model.width=8"])
-    page.get_by_text("config.yaml, as resolved").click()
-    expect(page.locator("pre")).to_have_text("optimizer:\n  lr: 0.1\n")
     matrix = page.locator("figure", has_text="Confusion matrix")
     expect(matrix).to_be_hidden()
     folder.pictures.mkdir()
@@ -672,7 +669,6 @@ def test_hostile_text_is_shown_and_never_executed(root: Path, site: str, page: A
     )
     save_checkpoint(folder)
     folder.note(overrides=[attack("override"), "javascript:window.hacked='override'"])
-    folder.config.write_text(attack("config"))
     write_json(folder.notes, {"note": attack("note"), "tags": [attack("tag")]})
     files.write_rows(folder.metrics, [{"epoch": 1, "train/loss": 1, attack("column"): attack("value")}])
     (write_run(root / "broken", None).path / "status.json").write_text(attack("status"))
@@ -682,8 +678,6 @@ def test_hostile_text_is_shown_and_never_executed(root: Path, site: str, page: A
     for name in ("reason", "device", "precision", "host", "monitor", "metric"):
         expect(page.locator("dl")).to_contain_text(attack(name))
     expect(page.locator("ul.overrides li").first).to_have_text(attack("override"))
-    page.get_by_text("config.yaml, as resolved").click()
-    expect(page.locator("pre")).to_contain_text(attack("config"))
     expect(page.locator(".resume code")).to_contain_text("onerror")
     expect(page.get_by_role("textbox", name="Note")).to_have_value(attack("note"))
     page.get_by_label("Filter runs").fill(attack("run"))

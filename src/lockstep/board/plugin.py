@@ -21,9 +21,8 @@ from lockstep.board.guard import Guard, Refusal
 from lockstep.board.sweeps import Sweeps
 from lockstep.monitoring.selection import all_runs
 from lockstep.runs import discovery, gate, naming
-from lockstep.runs.files import read_text, to_json, write_json
+from lockstep.runs.files import to_json, write_json
 from lockstep.runs.folder import LIVE_STATES
-from lockstep.system.redaction import redact
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
@@ -82,7 +81,6 @@ class TrainingPlugin(base_plugin.TBPlugin):
             "/runs": self._application("GET", self._list),
             "/run": self._application("GET", self._show),
             "/sweep": self._application("GET", self._show_sweep),
-            "/config": self._application("GET", self._show_config),
             "/importance": self._application("GET", self._weigh_settings),
             "/control": self._application("GET", lambda request: {"reason": self._guard.refusal(request)}),
             "/stop": self._application("POST", self._stop),
@@ -112,18 +110,6 @@ class TrainingPlugin(base_plugin.TBPlugin):
             "curves": {"run": os.path.relpath(run.folder.curves("train"), self._root), "tag": "loss/step"},
             "confusion": discovery.read_confusion(run.folder),
         }
-
-    def _show_config(self, request: Request) -> dict[str, Any]:
-        import yaml  # which TensorBoard does not need
-
-        from lockstep.system.trees import from_yaml
-
-        run = self._find(request.args.get("id"))
-        try:
-            text = read_text(run.folder.config)
-            return {"text": yaml.safe_dump(redact(from_yaml(text)), sort_keys=False, allow_unicode=True)}
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise Refusal(404, f"config.yaml cannot be shown: {type(error).__name__}.") from error
 
     def _weigh_settings(self, request: Request) -> dict[str, Any]:
         """Return the importance of the settings of a search; a page asks when a trial has finished."""

@@ -47,15 +47,12 @@ export class Details {
       steps: new Chart('Loss of a step', 'step')};
     this.confusion = new Confusion();
     this.overrides = make('ul', {className: 'overrides'});
-    this.config = make('pre', {tabIndex: 0});
-    this.configFold = make('details', {}, make('summary', {textContent: 'config.yaml, as resolved'}), this.config);
-    this.configFold.ontoggle = () => this.loadConfig();
     const charts = [...Object.values(this.charts), this.confusion].map((chart) => chart.element);
     this.element = make('section', {className: 'details', 'aria-label': 'Selected run', hidden: true},
       make('header', {}, this.state, this.name, this.progress, this.stop.element), this.resume, again,
       this.notes.element,
       make('div', {className: 'facts'}, this.fields, make('div', {className: 'charts'}, ...charts)),
-      make('h3', {textContent: 'Settings of the command line'}), this.overrides, this.configFold);
+      make('h3', {textContent: 'Settings of the command line'}), this.overrides);
   }
 
   /** Show a run, or nothing; fetch its details if it has changed. */
@@ -95,8 +92,6 @@ export class Details {
     this.curves = null;
     this.curvesAt = -Infinity;
     this.resume.hidden = true;
-    this.configFold.open = false;
-    this.config.textContent = '';
     for (const chart of Object.values(this.charts)) chart.show([]);
     this.charts.steps.element.hidden = true;
     this.confusion.show(null);
@@ -133,18 +128,6 @@ export class Details {
     this.charts.steps.element.hidden = !found.length;
     this.charts.steps.show([{name: 'train', kind: 'train',
       points: found.map(([, step, value]) => [step, value]).sort(([a], [b]) => a - b)}]);
-  }
-
-  async loadConfig() {
-    if (!this.configFold.open || this.config.textContent || !this.run) return;
-    const {id} = this.run;
-    let text;
-    try {
-      ({text} = await this.get(`config?id=${id}`));
-    } catch (error) {
-      text = error.message;
-    }
-    if (this.run?.id === id) this.config.textContent = text;
   }
 }
 
