@@ -1,5 +1,6 @@
 """Made-up run folders, and TensorBoard with the Training tab on them."""
 
+import itertools
 import json
 import logging
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,7 +70,11 @@ def write_trials(path: Path, results: Mapping[tuple[str, ...], float], **fields:
     `fields` of the status are those of all trials.
     """
     config = plan(["data=digits"]).configs[0]
-    ledger = Ledger(path, None, ())
+    values: dict[str, dict[str, None]] = defaultdict(dict)
+    for override in itertools.chain(*results):
+        key, _, value = override.partition("=")
+        values[key][value] = None
+    ledger = Ledger(path, None, ("model.width=8", *(f"{key}={','.join(each)}" for key, each in values.items())))
     for number, (overrides, accuracy) in enumerate(results.items()):
         known = {"best": accuracy, "monitor": "val/accuracy", "mode": "max", "epoch": 2, "max_epochs": 2}
         known |= {"percent": 100.0, "started": 1e9 + number}

@@ -18,7 +18,7 @@ from tensorboard.plugins import base_plugin
 from werkzeug.wrappers import Request, Response
 
 from lockstep.board.guard import Guard, Refusal
-from lockstep.board.sweeps import Sweeps
+from lockstep.board.sweeps import Sweeps, test_result
 from lockstep.monitoring.selection import all_runs
 from lockstep.runs import discovery, gate, naming
 from lockstep.runs.files import to_json, write_json
@@ -95,8 +95,11 @@ class TrainingPlugin(base_plugin.TBPlugin):
         return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="Training", disable_reload=True)
 
     def _list(self, request: Request) -> dict[str, Any]:
-        runs = all_runs(self._watched)
-        return {"runs": [run.facts for run in runs], "folder": self._root.name}
+        """Return all runs and a row for each sweep, with the overrides in which these rows differ."""
+        runs = [run.facts | test_result(run.facts["metrics"]) for run in all_runs(self._watched)]
+        sweeps = self._sweeps.rows()
+        differing = discovery.differing_overrides([*(run for run in runs if "sweep" not in run), *sweeps])
+        return {"runs": runs, "sweeps": sweeps, "differing": differing, "folder": self._root.name}
 
     def _show(self, request: Request) -> dict[str, Any]:
         """Return the details of one run: rows, confusion matrix, its commands, name of the curve of a step."""

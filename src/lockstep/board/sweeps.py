@@ -1,10 +1,26 @@
 """The sweeps of the tab Training: all trials with their settings and metrics. Unchanged trials are not read again."""
 
+import statistics
 import threading
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from lockstep.runs.discovery import Watched, is_number, modified_ns
 from lockstep.runs.folder import SWEEP, RunFolder
+
+DONE = ("finished", "pruned")  # trials that the same command skips
+# the state of a sweep is the first of these that a trial has: a live one, else the worst end
+STATES = (
+    *("training", "validating", "testing", "starting", "stopping"),
+    *("failed", "no signal", "broken", "stopped", "not started", *DONE),
+)
+
+
+def test_result(metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Return the name and the value of the first metric of the test, of the loss only without another one."""
+    names = sorted((name for name in metrics if name.startswith("test/")), key=lambda name: name == "test/loss")
+    return {"tested": names[0], "test": metrics[names[0]]} if names else {}
 
 
 class Sweeps:
@@ -15,14 +31,38 @@ class Sweeps:
         self._sweeps: dict[str, _Sweep] = {}
         self._lock = threading.Lock()  # TensorBoard answers each request in a thread
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row of the list of runs for each sweep: its state, progress and the results of its best setting."""
+        trials: dict[str, dict[RunFolder, dict[str, Any]]] = defaultdict(dict)
+        for run in self._watched.runs().values():
+            if run.sweep is not None:
+                trials[run.sweep][run.folder] = self._watched.facts(run)
+        return [_row(name, [*facts.values()]) | self._results(name, facts) for name, facts in trials.items()]
+
+    def _results(self, name: str, facts: dict[RunFolder, dict[str, Any]]) -> dict[str, Any]:
+        """Return the command of a sweep, and the means of its best setting if it has one."""
+        try:
+            with self._lock:
+                command, made = self._sweep(name).read(facts)
+        except (OSError, ValueError):  # the page of the sweep shows the reason
+            return {"overrides": []}
+        if made.best is None:
+            return {"overrides": command}
+        means = {test: spread["mean"] for test, spread in made.best.tests.items()}
+        setting = " ".join(f"{key}={value}" for key, value in made.best.settings.items())
+        best = {"monitor": made.objective.name, "best": made.best.mean, "setting": setting}
+        return {"overrides": command, **best, **test_result(means)}
+
+    def _sweep(self, name: str) -> "_Sweep":
+        return self._sweeps.setdefault(name, _Sweep(RunFolder(self._watched.root / name)))
+
     def describe(self, name: str) -> dict[str, Any]:
         """Return a sweep by its name. Raises KeyError for an unknown one, ValueError for one that cannot be read."""
         facts = {run.folder: self._watched.facts(run) for run in self._watched.runs().values() if run.sweep == name}
         if not facts:
             raise KeyError(name)
         with self._lock:
-            sweep = self._sweeps.setdefault(name, _Sweep(RunFolder(self._watched.root / name)))
-            return sweep.describe(facts)
+            return self._sweep(name).describe(facts)
 
 
 class _Sweep:
@@ -31,39 +71,49 @@ class _Sweep:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._changed = 0
+        self._table: Any = None
         self._seen: dict[int, Any] = {}
         self._rows: dict[int, Any] = {}
         self._metrics: dict[int, dict[str, float]] = {}
 
-    def describe(self, facts: dict[RunFolder, dict[str, Any]]) -> dict[str, Any]:
-        """Return the table of the sweep; `facts` are those of its runs so far."""
+    def read(self, facts: dict[RunFolder, dict[str, Any]]) -> tuple[list[str], Any]:
+        """Return the command and the table of the sweep; `facts` are those of its runs so far."""
         from lockstep.sweeps import results, table  # these need pydantic, which TensorBoard does not
         from lockstep.sweeps.ledger import Ledger
 
         if (changed := modified_ns(self._folder.path / SWEEP)) != self._changed:
             self._ledger = Ledger.open(self._folder.path, None, ())
             self._config = table.config_of(self._ledger)
+            self._table = None
             self._changed = changed
         objective, is_search = results.monitored_objective(self._config), self._config.search is not None
+        is_changed = self._table is None
         for trial in self._ledger.trials:
             seen = trial, facts.get(trial.folder), modified_ns(trial.folder.summary)
             if seen != self._seen.get(trial.number):
+                is_changed = True
                 self._seen[trial.number] = seen
                 self._rows.pop(trial.number, None)
                 best = results.best_epoch(trial.folder, objective)
                 self._metrics[trial.number] = {name: value for name, value in best.items() if "/" in name}
-        made = table.table(self._ledger, objective, {}, known=self._rows, is_search=is_search)
+        if is_changed:
+            self._table = table.table(self._ledger, objective, {}, known=self._rows, is_search=is_search)
+        return list(self._ledger.command), self._table
+
+    def describe(self, facts: dict[RunFolder, dict[str, Any]]) -> dict[str, Any]:
+        """Return the table of the sweep for its page."""
+        _, made = self.read(facts)
         trials = [self._trial(row, made, facts.get(row.trial.folder, {})) for row in made.rows]
-        names = dict.fromkeys([objective.name, *made.tests])
+        names = dict.fromkeys([made.objective.name, *made.tests])
         return {
             "keys": made.keys,
-            "is_max": objective.is_max,  # of the first metric, by which the trials are sorted
+            "is_max": made.objective.is_max,  # of the first metric, by which the trials are sorted
             "metrics": list(names | dict.fromkeys(name for trial in trials for name in trial["values"])),
             "trials": trials,
             "repeated": [[row.trial.number for row in rows] for _, rows in made.repeated],
             "groups": [group._asdict() for group in made.groups],
             "best_trials": made.best.trials if made.best is not None else [],
-            "is_search": is_search,
+            "is_search": made.is_search,
         }
 
     def _trial(self, row: Any, made: Any, facts: dict[str, Any]) -> dict[str, Any]:
@@ -80,3 +130,19 @@ class _Sweep:
             "note": facts.get("note", ""),
             "tags": facts.get("tags", []),
         }
+
+
+def _row(name: str, trials: list[dict[str, Any]]) -> dict[str, Any]:
+    states = {trial["state"] for trial in trials}
+    percents = [100.0 if trial["state"] in DONE else trial.get("percent", 0.0) for trial in trials]
+    tags = dict.fromkeys(tag for trial in trials for tag in trial.get("tags", []))
+    return {
+        "id": f"sweep {name}",
+        "run": name,
+        "trials": [trial["id"] for trial in trials],
+        "num_done": sum(trial["state"] in DONE for trial in trials),
+        "state": next(state for state in STATES if state in states),
+        "percent": statistics.fmean(percents),
+        "tags": list(tags),
+        "started": min((trial["started"] for trial in trials if "started" in trial), default=None),
+    }

@@ -2,14 +2,14 @@
 import {duration, make, number, of, score, setState, typed} from './elements.js';
 import {ORDER, REPEATS} from './table.js';
 
-/** Columns of Grid; in the CSV `raw(row)` is the cell where it is not the value, and `parts` are in place of a column. */
+/** Columns of Grid. */
 const numbers = (name, value, text = score) =>
   ({name, value, text: (row) => text(value(row)), className: 'number', isDown: true});
 
 const setting = (key, label, rows) => {
   const isNumber = rows.every(({settings}) => typeof typed(settings[key] ?? 0) === 'number');
   const shown = (text) => (isNumber && text.length > 8 ? number(Number(text)) : text);
-  return {name: key, label, hint: key, className: isNumber ? 'number' : '', raw: ({settings}) => settings[key],
+  return {name: key, label, hint: key, className: isNumber ? 'number' : '',
     value: ({settings}) => typed(settings[key] ?? ''), text: ({settings}) => shown(settings[key] ?? '–')};
 };
 
@@ -21,7 +21,7 @@ export function columnsOfTrials(answer, rows) {
   return [
     {...numbers('trial', (row) => row.trial, String), label: 'Trial', isDown: false},
     {...words('state', (row) => row.state), label: 'State', value: (row) => ORDER.indexOf(row.state),
-      className: 'pill', raw: (row) => row.state, fill: fillState},
+      className: 'pill', fill: fillState},
     ...metrics.slice(0, 1).map(metric), ...settings(keys, rows), ...metrics.slice(1).map(metric),
     {...numbers('epoch', (row) => row.epoch), label: 'Epoch', text: (row) => of(row.epoch, row.max_epochs)},
     {...numbers('training_s', (row) => row.training_s, duration), label: 'Time'},
@@ -35,7 +35,7 @@ export function columnsOfSettings({keys, groups, metrics}, rows) {
     const [low, high] = ['low', 'high'].map((end) => numbers(`${of} ${end}`, (row) => found(row)?.[end]));
     const text = (row) => (Number.isFinite(low.value(row)) ? `${low.text(row)} to ${high.text(row)}` : '–');
     return [numbers(of, (row) => found(row)?.mean),
-      {...low, name: `${of} interval`, label: '95 % interval', hint: INTERVAL, text, parts: [low, high]}];
+      {...low, name: `${of} interval`, label: '95 % interval', hint: INTERVAL, text}];
   };
   const tests = Object.keys(Object.assign({}, ...groups.map((group) => group.tests)));
   return [

@@ -1,7 +1,7 @@
 // Comparison of runs: a line for each, or for each setting the mean of its repetitions with a band of their deviation.
 import {Chart} from './charts.js';
 import {make, offer, score, setText} from './elements.js';
-import {differingOverrides, foldOf, settingsOf} from './table.js';
+import {foldOf, settingsOf} from './table.js';
 
 export const MOST = 18; // lines: six colours, solid, dashed and dotted (style.css)
 const COLOURS = 6;
@@ -176,10 +176,11 @@ function averaged(curves, least) {
 
 /** Names of lines: the overrides in which they differ, and the last part of the path if those are equal. */
 function namesOf(lines) {
-  const typed = differingOverrides(lines);
-  const times = (text) => [...typed.values()].filter((other) => other === text).length;
-  return new Map(lines.map((line) => {
-    const text = typed.get(line.id);
-    return [line.id, text && times(text) === 1 ? text : [line.run.split('/').at(-1), text].filter(Boolean).join(' ')];
+  const isCommon = (each) => lines.length > 1 && lines.every(({overrides}) => overrides.includes(each));
+  const texts = lines.map(({overrides}) => overrides.filter((each) => !isCommon(each)).join(' '));
+  return new Map(lines.map(({id, run}, place) => {
+    const text = texts[place];
+    const isUnique = text && texts.filter((other) => other === text).length === 1;
+    return [id, isUnique ? text : [run.split('/').at(-1), text].filter(Boolean).join(' ')];
   }));
 }

@@ -79,7 +79,7 @@ export function makeCommand(say) {
   return make('div', {className: 'command'}, code, button);
 }
 
-export async function copy(text) {
+async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
   } catch { // only pages of this machine may use the clipboard

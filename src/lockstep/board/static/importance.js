@@ -7,10 +7,10 @@ export class Importance {
   /** `get(path)` resolves to the answer of the plugin. */
   constructor(get) {
     this.get = get;
-    this.bars = make('ol', {className: 'importance'});
+    this.list = make('ol', {className: 'importance'});
     this.note = make('p', {className: 'faint'});
     this.element = make('figure', {className: 'chart', hidden: true},
-      make('figcaption', {}, make('h3', {textContent: 'Importance of settings'})), this.bars, this.note);
+      make('figcaption', {}, make('h3', {textContent: 'Importance of settings'})), this.list, this.note);
   }
 
   /** Show the importances of the search `name`; ask for them when another trial has finished. No poll waits for them. */
@@ -20,7 +20,7 @@ export class Importance {
     const seen = `${name} ${sweep.trials.filter(({state}) => state === 'finished').length}`;
     if (seen === this.seen) return;
     if (name !== this.name) {
-      this.bars.replaceChildren();
+      this.list.replaceChildren();
       setText(this.note, 'Computing…');
     }
     Object.assign(this, {name, seen});
@@ -40,20 +40,17 @@ export class Importance {
   }
 
   draw({num_finished, least, importances, chance}, objective) {
-    this.bars.setAttribute('aria-label', `Importance of settings for ${objective}`);
-    this.bars.replaceChildren(...Object.entries(importances).map(([key, part]) => {
-      const isChance = part <= chance[key];
-      const bar = make('span', {className: 'bar', 'aria-hidden': 'true'}, make('span'), make('i'));
-      bar.firstChild.style.width = `${100 * part}%`;
-      bar.lastChild.style.left = `${Math.min(100 * chance[key], 100)}%`;
-      const percent = make('span', {textContent: ` ${Math.round(100 * part)} %${isChance ? ', may be chance' : ''}`});
-      const className = isChance ? 'chance' : '';
-      return make('li', {title: key, className}, make('span', {textContent: key}), bar, percent);
+    this.list.setAttribute('aria-label', `Importance of settings for ${objective}`);
+    this.list.replaceChildren(...Object.entries(importances).map(([key, value]) => {
+      const low = Math.min(chance[key], 1); // the browser colors a meter that does not exceed it
+      const percent = `${Math.round(100 * value)} %${value > chance[key] ? '' : ', may be chance'}`;
+      return make('li', {title: key}, make('span', {textContent: key}),
+        make('meter', {value, low, high: low, optimum: 1, 'aria-label': key}), make('span', {textContent: percent}));
     }));
     setText(this.note, num_finished < least
       ? `Too few trials: it needs ${least} finished ones; there are ${num_finished}.`
       : `How much each setting decided which of the ${num_finished} finished trials are the best quarter by `
-        + `${objective} (PED-ANOVA); not which of its values are better, nor what settings do only together. The marks `
-        + 'are what settings reach where results are shuffled over the trials: chance passes one in one case of 20.');
+        + `${objective} (PED-ANOVA); not which of its values are better, nor what settings do only together. A setting may `
+        + 'be chance if it reaches no more than with the results shuffled over the trials (19 times).');
   }
 }

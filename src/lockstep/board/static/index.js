@@ -11,6 +11,7 @@ const POLL_MS = 2000;
 
 class Page {
   constructor() {
+    this.answer = {}; // the last one: runs, sweeps, differing, folder
     this.runs = [];
     this.seen = null; // the last answer, as text
     this.chosen = null;
@@ -104,9 +105,9 @@ class Page {
       const isNew = text !== this.seen;
       if (isNew) {
         this.seen = text;
-        const {runs, folder} = JSON.parse(text);
-        this.runs = runs;
-        setText(this.folder, `${folder}/`);
+        this.answer = JSON.parse(text);
+        this.runs = this.answer.runs;
+        setText(this.folder, `${this.answer.folder}/`);
       }
       if (isNew || isOther) this.draw();
     } catch (error) {
@@ -153,7 +154,7 @@ class Page {
       this.table.mark(this.chosen);
     }
     if (this.sweep.name) this.sweep.show(shown, this.chosen, this.comparison.chosen);
-    else this.table.show(runs, new Set(shown));
+    else this.table.show(this.answer, new Set(shown.map(({id}) => id)));
   }
 
   matchesState(state) {

@@ -1,7 +1,7 @@
 // A sweep in place of the list of runs: its trials with a column for each setting and metric, or its settings, which
 // are trials that differ in seed or fold only.
 import {columnsOfSettings, columnsOfTrials} from './columns.js';
-import {copy, make, setText} from './elements.js';
+import {make, setText} from './elements.js';
 import {Grid} from './grid.js';
 import {Importance} from './importance.js';
 import {Parallel} from './parallel.js';
@@ -35,8 +35,7 @@ export class Sweep {
     this.charts = make('section', {className: 'compared', 'aria-label': 'Charts of the sweep', hidden: true},
       make('div', {className: 'charts wide'}, this.parallel.element, this.importance.element));
     this.reason = make('p', {className: 'wrong', hidden: true});
-    this.tools = make('div', {className: 'of-sweep', hidden: true}, this.switch, this.opener, this.menu,
-      button('Copy as CSV', () => this.copyRows()));
+    this.tools = make('div', {className: 'of-sweep', hidden: true}, this.switch, this.opener, this.menu);
     this.head = make('header', {className: 'sweep', hidden: true}, this.back, this.title, this.tools, this.reason);
   }
 
@@ -173,21 +172,4 @@ export class Sweep {
     }
     this.turn(this.view);
   }
-
-  /** Copy the shown rows and columns, with all digits. */
-  async copyRows() {
-    const columns = this.columns.flatMap((column) => column.parts ?? [column]);
-    const cells = this.grid.rows.map((row) => columns.map(({raw, value}) => (raw ?? value)(row) ?? ''));
-    await copy(csv([columns.map(({name}) => name), ...cells]));
-    this.page.say(`${cells.length} ${cells.length === 1 ? 'row' : 'rows'} copied.`);
-  }
-}
-
-const FORMULA = /(?<=^|[;\t\r\n])(?!-?(?:\d[\d.]*(?:e[-+]?\d+)?|inf|nan)(?![^;\t\r\n]))(?=['"]*[=+\-@])/gi;
-
-/** Rows as CSV, as in runs/files.py: a text that a spreadsheet would run as a formula gets a `'` in front. */
-function csv(rows) {
-  const safe = (cell) => (typeof cell === 'string' ? cell.replace(FORMULA, "'") : String(cell));
-  const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-  return `${rows.map((row) => row.map((cell) => quoted(safe(cell))).join(',')).join('\n')}\n`;
 }

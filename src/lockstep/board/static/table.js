@@ -45,11 +45,11 @@ export class RunTable {
   constructor(control, choose, open, compare) {
     this.control = control;
     this.rows = new Map();
-    this.runs = [];
-    this.shown = new Set(); // those that match the filter
+    this.answer = {};
+    this.shown = new Set(); // ids that match the filter
     this.compared = new Set(); // ids
     this.chosen = null;
-    this.heads = new Heads(() => this.show(this.runs, this.shown));
+    this.heads = new Heads(() => this.show(this.answer, this.shown));
     this.heads.sort = {name: 'Started', isDown: true};
     this.heads.show(COLUMNS);
     this.caption = make('caption', {className: 'unseen'});
@@ -67,14 +67,13 @@ export class RunTable {
     };
     this.body.onchange = (event) => {
       const {run} = this.rows.get(event.target.closest('tr').dataset.id);
-      compare(seenOf(run).map(({id}) => id), event.target.checked);
+      compare(seenOf(run), event.target.checked);
     };
   }
 
-  /** Show those of `runs` that are in `shown`; the trials of a sweep share one row. */
-  show(runs, shown) {
-    this.runs = runs;
-    this.shown = shown;
+  /** Show those rows of the answer of the plugin that have one of the ids in `shown`: a run, or a sweep with its trials. */
+  show(answer, shown) {
+    Object.assign(this, {answer, shown});
     const rows = this.lines().map((run) => {
       const row = this.rows.get(run.id) ?? new Row(run, this.control);
       row.show(run);
@@ -85,10 +84,12 @@ export class RunTable {
     arrange(this.body, rows.map(([, {element}]) => element));
   }
 
-  /** Runs and sweeps in their order, each with the overrides in which it differs. */
+  /** Runs and sweeps in their order. */
   lines() {
-    const rows = gathered(this.runs, this.shown);
-    const differing = differingOverrides(rows);
+    const {runs = [], sweeps = [], differing} = this.answer;
+    const alone = runs.filter(({id, sweep}) => sweep === undefined && this.shown.has(id));
+    const seen = sweeps.map((sweep) => ({...sweep, seen: sweep.trials.filter((id) => this.shown.has(id))}));
+    const rows = [...alone, ...seen.filter((sweep) => sweep.seen.length)];
     const only = (key) => {
       const names = new Set(rows.map((run) => run[key]).filter(Boolean));
       return names.size === 1 ? [...names][0] : '';
@@ -97,7 +98,7 @@ export class RunTable {
     this.heads.rename('Best', `Best ${shared.monitor}`.trim());
     this.heads.rename('Test', shared.tested || 'Test');
     this.element.classList.toggle('no-tags', !rows.some((run) => run.tags?.length));
-    return this.heads.sorted(rows.map((run) => ({...run, shared, differing: differing.get(run.id)})));
+    return this.heads.sorted(rows.map((run) => ({...run, shared, differing: differing[run.id]})));
   }
 
   /** Mark the row of the run whose details are shown. */
@@ -123,95 +124,8 @@ export class RunTable {
   }
 }
 
-/** The shown runs and sweeps: a sweep looks like a run, has all `trials`, and those of them that are shown in `seen`. */
-function gathered(runs, shown) {
-  const sweeps = new Map();
-  for (const run of runs) if (run.sweep !== undefined) sweeps.set(run.sweep, [...(sweeps.get(run.sweep) ?? []), run]);
-  const alone = runs.filter((run) => run.sweep === undefined && shown.has(run)).map((run) => ({...run, ...testOf(run)}));
-  const seen = [...sweeps].map(([name, trials]) => [name, trials, trials.filter((run) => shown.has(run))]);
-  return [...alone, ...seen.filter(([, , some]) => some.length).map((each) => sweepOf(...each))];
-}
-
-function sweepOf(name, trials, seen) {
-  const percents = trials.map((trial) => (isDone(trial) ? 100 : trial.percent ?? 0));
-  const shared = new Set(trials[0].overrides.filter((each) => trials.every((trial) => trial.overrides.includes(each))));
-  return {
-    id: `sweep ${name}`,
-    run: name,
-    trials,
-    seen,
-    state: stateOf(trials.map((trial) => trial.state)),
-    percent: average(percents),
-    ...bestOf(trials),
-    tags: [...new Set(trials.flatMap((trial) => trial.tags ?? []))],
-    started: Math.min(...trials.map((trial) => trial.started ?? Infinity)),
-    overrides: [...variedIn(trials, shared), ...shared],
-  };
-}
-
-/** The results of the best setting, as the table of the sweep has them: means over its seeds or folds, all finished. */
-function bestOf(trials) {
-  const settings = [...Map.groupBy(trials, (trial) => settingsOf(trial).sort().join(' '))];
-  const least = settings.length < trials.length ? 2 : 1; // where others are repeated, a single one says too little
-  const isResult = ({state, best}) => state === 'finished' && Number.isFinite(best);
-  const means = settings.filter(([, same]) => same.length >= least && same.every(isResult)).map(([setting, same]) => {
-    const mean = (value) => average([...Map.groupBy(same, foldOf).values()].map((fold) => average(fold.map(value))));
-    const {tested} = testOf(same[0]);
-    const [best, test] = [mean((trial) => trial.best), mean(({metrics}) => metrics[tested])];
-    return {setting, monitor: same[0].monitor, best, tested, test};
-  });
-  return means.sort((a, b) => (trials[0].mode === 'min' ? a.best - b.best : b.best - a.best))[0];
-}
-
-const average = (values) => values.reduce((a, b) => a + b, 0) / values.length;
-
-/** The first metric of the test but the loss, where there is one. */
-function testOf({metrics}) {
-  const names = Object.keys(metrics).filter((name) => name.startsWith('test/'));
-  const tested = names.find((name) => name !== 'test/loss') ?? names[0];
-  return {tested, test: metrics[tested]};
-}
-
-/** Trials that the same command skips. */
-const isDone = (trial) => ['finished', 'pruned'].includes(trial.state);
-
-/** The runs of a row: of a sweep, the trials that match the filter. */
-const seenOf = (run) => run.seen ?? [run];
-
-/** The state of a sweep: that of a live trial, else the worst end of one. */
-function stateOf(states) {
-  const live = ['training', 'validating', 'testing', 'starting', 'stopping'].find((state) => states.includes(state));
-  const ends = ['failed', 'no signal', 'broken', 'stopped', 'not started', 'finished', 'pruned'];
-  return live ?? ends.find((state) => states.includes(state));
-}
-
-/** The overrides in which trials differ, each key once with its values: `seed=0,1,2`. */
-function variedIn(trials, shared) {
-  const values = new Map();
-  for (const each of trials.flatMap((trial) => trial.overrides).filter((text) => !shared.has(text))) {
-    const key = keyOf(each);
-    values.set(key, (values.get(key) ?? new Set()).add(each.slice(key.length + 1)));
-  }
-  return [...values].map(([key, found]) => `${key}=${listed([...found].sort(inOrder))}`);
-}
-
-const inOrder = (a, b) => Number(a) - Number(b) || words.compare(a, b); // 0.05 is less than 0.1, which words are not
-
-const listed = (values) => (values.length <= 6 ? values.join(',') : `${values[0]},…,${values.at(-1)} (${values.length})`);
-
-/**
- * By run id, the overrides that not all runs share. Keys that distinguish the most runs come first, because a line may be
- * cut.
- */
-export function differingOverrides(runs) {
-  const times = new Map();
-  for (const run of runs) for (const each of new Set(run.overrides)) times.set(each, (times.get(each) ?? 0) + 1);
-  const most = new Map(); // runs that share a value of a key
-  for (const [each, found] of times) most.set(keyOf(each), Math.max(found, most.get(keyOf(each)) ?? 0));
-  const isCommon = (each) => runs.length > 1 && times.get(each) === runs.length;
-  const order = (a, b) => most.get(keyOf(a)) - most.get(keyOf(b));
-  return new Map(runs.map((run) => [run.id, run.overrides.filter((each) => !isCommon(each)).sort(order).join(' ')]));
-}
+/** The ids of the runs of a row: of a sweep, those of its trials that match the filter. */
+const seenOf = (run) => run.seen ?? [run.id];
 
 const keyOf = (override) => override.split('=')[0];
 
@@ -260,7 +174,7 @@ class Row {
     setText(this.name, run.run.slice(cut));
     this.button.title = run.run;
     this.pick.setAttribute('aria-label', `Compare ${run.run}`);
-    if (run.trials) setText(this.number, `${run.trials.filter(isDone).length} of ${run.trials.length} trials ›`);
+    if (run.trials) setText(this.number, `${run.num_done} of ${run.trials.length} trials ›`);
     COLUMNS.forEach((column, index) => {
       const cell = this.cells[index];
       if (column.text) setText(cell, column.text(run));
@@ -280,7 +194,7 @@ class Row {
 
   /** Show whether its details are below, and whether it is compared; `compared` has the classes of lines by id. */
   mark(isChosen, compared) {
-    const ids = seenOf(this.run).map(({id}) => id);
+    const ids = seenOf(this.run);
     const count = ids.filter((id) => compared.has(id)).length;
     this.pick.checked = count === ids.length;
     this.pick.indeterminate = count > 0 && count < ids.length;
