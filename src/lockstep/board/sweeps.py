@@ -98,7 +98,7 @@ class _Sweep:
                 self._metrics[trial.number] = {name: value for name, value in best.items() if "/" in name}
         if is_changed:
             self._table = table.table(self._ledger, objective, {}, known=self._rows, is_search=is_search)
-        return list(self._ledger.command), self._table
+        return list(map(str, self._ledger.command)), self._table
 
     def describe(self, facts: dict[RunFolder, dict[str, Any]]) -> dict[str, Any]:
         """Return the table of the sweep for its page."""
