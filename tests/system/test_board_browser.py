@@ -288,7 +288,7 @@ def test_the_results_of_a_sweep_are_the_means_of_its_best_setting(root: Path, si
     folders[3].update_status(state="training")
     folders[3].summary.unlink()
     for folder, accuracy in zip(folders, (0.6, 0.7), strict=False):
-        folder.update_status(metrics={"test/loss": 1.0, "test/accuracy": accuracy})
+        folder.write_summary({**folder.read_summary(), "test_loss": 1.0, "test_accuracy": accuracy})
         write_json(folder.notes, {"note": "", "tags": ["keep", f"{accuracy}"]})
     folds = {("data.folds=2", f"data.fold={fold}", f"seed={n}"): 0.5 + fold / 4 for fold, n in ((0, 0), (0, 1), (1, 0))}
     write_trials(root / "folds", folds)
@@ -298,7 +298,7 @@ def test_the_results_of_a_sweep_are_the_means_of_its_best_setting(root: Path, si
     expect(sweeps.locator("th")).to_contain_text(["folds", "seeds"])
     expect(sweeps.locator(".col-best")).to_have_text(["0.6250", "0.8000"])  # of folds, seeds first
     expect(sweeps.locator(".col-test")).to_have_text(["–", "0.6500"])
-    expect(sweeps.locator(".col-tags")).to_have_text(["", "keep 0.6 0.7"])
+    expect(sweeps.locator(".col-tags")).to_have_text(["", "0.6 0.7 keep"])
     expect(sweeps.locator(".col-best").last).to_have_attribute("title", "val/accuracy, optimizer.lr=0.1")
 
 
@@ -329,7 +329,7 @@ def test_a_sweep_is_one_row_that_opens_as_a_table_of_its_trials(root: Path, site
     expect(sweep.locator(".state")).to_have_text("training")
     expect(sweep.locator(".percent")).to_have_text("83 %")
     expect(sweep.locator("th")).to_contain_text("2 of 3 trials")
-    expect(sweep.locator(".col-overrides")).to_have_text("model.width=8 optimizer.lr=0.05,0.1 seed=0,1")
+    expect(sweep.locator(".col-overrides")).to_have_text("optimizer.lr=0.05,0.1 seed=0,1 model.width=8")
     expect(sweep.locator("button.stop")).to_be_hidden()
     expect(page.locator(".counts")).to_have_text("4 runs, 1 live")
     button.focus()

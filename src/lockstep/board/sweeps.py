@@ -135,7 +135,6 @@ class _Sweep:
 def _row(name: str, trials: list[dict[str, Any]]) -> dict[str, Any]:
     states = {trial["state"] for trial in trials}
     percents = [100.0 if trial["state"] in DONE else trial.get("percent", 0.0) for trial in trials]
-    tags = dict.fromkeys(tag for trial in trials for tag in trial.get("tags", []))
     return {
         "id": f"sweep {name}",
         "run": name,
@@ -143,6 +142,6 @@ def _row(name: str, trials: list[dict[str, Any]]) -> dict[str, Any]:
         "num_done": sum(trial["state"] in DONE for trial in trials),
         "state": next(state for state in STATES if state in states),
         "percent": statistics.fmean(percents),
-        "tags": list(tags),
+        "tags": sorted({tag for trial in trials for tag in trial.get("tags", [])}),
         "started": min((trial["started"] for trial in trials if "started" in trial), default=None),
     }
