@@ -329,7 +329,7 @@ def test_a_sweep_is_one_row_that_opens_as_a_table_of_its_trials(root: Path, site
     expect(sweep.locator(".state")).to_have_text("training")
     expect(sweep.locator(".percent")).to_have_text("83 %")
     expect(sweep.locator("th")).to_contain_text("2 of 3 trials")
-    expect(sweep.locator(".col-overrides")).to_have_text("optimizer.lr=0.05,0.1 seed=0,1 model.width=8")
+    expect(sweep.locator(".col-overrides")).to_have_text("model.width=8 optimizer.lr=0.05,0.1 seed=0,1")
     expect(sweep.locator("button.stop")).to_be_hidden()
     expect(page.locator(".counts")).to_have_text("4 runs, 1 live")
     button.focus()
