@@ -89,9 +89,9 @@ def _stage(root: str, scratch: str, ranks_per_node: int, home: str) -> Any:
     before, copied, get_file = Path.cwd(), [], LocalFileSystem.get_file
     os.chdir(here)  # every node has a disk of its own below the same path
 
-    def noted(system: Any, source: str, path: str) -> None:
-        copied.append(source)
-        get_file(system, source, path)
+    def noted(self: LocalFileSystem, path1: Any, path2: Any, callback: Any = None, **options: Any) -> None:
+        copied.append(path1)
+        get_file(self, path1, path2, callback, **options)
 
     LocalFileSystem.get_file = noted
     try:

@@ -104,7 +104,9 @@ def test_two_workers_and_a_resume_write_one_run_of_mlflow(tmp_path: Path, monkey
         done = commands.run(each, tmp_path)
         assert done.returncode == 0, done.stderr
     client = MlflowClient(str(tmp_path / "mlruns"))
-    (run,) = client.search_runs([client.get_experiment_by_name("lockstep").experiment_id])
+    experiment = client.get_experiment_by_name("lockstep")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
     losses = client.get_metric_history(run.info.run_id, "train_step/loss")
     assert run.info.status == "FINISHED"
     assert [point.step for point in losses] == list(range(1, 13))

@@ -47,7 +47,8 @@ def inputs_of(given: ImageLike, form: ImageFormat, view: View) -> Inputs:
             raise FileNotFoundError(f"{given} does not exist (from {Path.cwd()}): give {ACCEPTED}.")
         found, _ = unlabelled_folder(str(path), view=view, channels=channels)
         assert isinstance(found.pixels, ImageFiles)
-        images, errors = allocate_pixels(str(path), found.pixels.shape), dict[str | None, str]()
+        images = allocate_pixels(str(path), found.pixels.shape)
+        errors: dict[str | None, str] = {}
         folder = path if path.is_dir() else path.parent
         files = [str(folder / name) for name in found.names]
         try:

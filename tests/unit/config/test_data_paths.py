@@ -46,7 +46,7 @@ def test_a_variable_that_is_not_set_is_named_with_its_key_and_machine(
     wanted = section(write_folder(tmp_path / "images", count=4), None, copy_to="$DISK/copies")
     for use in (
         lambda: data_presence.check(wanted),
-        lambda: staging.once_a_node(wanted, len, rank=0, local_rank=0, is_silent=True),
+        lambda: staging.once_a_node(wanted, str, rank=0, local_rank=0, is_silent=True),
     ):
         with pytest.raises(ConfigError) as caught:
             use()

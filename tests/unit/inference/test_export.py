@@ -75,7 +75,7 @@ def test_pixels_scaled_as_pillow(interpolation: Any, size: tuple[int, int]) -> N
     photo, method = load_sample_image("china.jpg")[:150, :150], Image.Resampling[interpolation.upper()]
     pixels = torch.from_numpy(photo.copy()).permute(2, 0, 1)[None]
     exported = Exported(trained(VIEWS[0]), View(size, 1.0, "crop", interpolation, "white"))
-    stretched = Image.fromarray(photo).resize((size[1], 150), method).resize(size[::-1], method)  # width first
+    stretched = Image.fromarray(photo).resize((size[1], 150), method).resize((size[1], size[0]), method)  # width first
     expected = torch.from_numpy(np.array(stretched)).permute(2, 0, 1)[None]
     difference = (exported._scale(pixels.float(), size) - expected).abs()
     assert difference.max() <= 1
