@@ -83,7 +83,7 @@ def test_a_wrong_column_is_refused_before_a_sweep(tmp_path: Path, setting: str) 
 def test_a_url_where_nothing_answers_is_named(url: str) -> None:
     found = error("data=image_folder", f"data.root='{url}'")
     assert found.startswith(f"data.root={url} cannot be listed")
-    assert "correct the URL" in found
+    assert "check the path or URL" in found
 
 
 def test_a_custom_source_is_checked_by_its_own_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from lockstep.config import overrides
 from lockstep.config.composing.compose import DEFAULT, groups, plain_tree
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema.legal_keys import FOREIGN_NAMES, meant_key
+from lockstep.system import hardware
 from lockstep.system.trees import leaves
 from tests.support.composed import composed_once
 
@@ -29,7 +30,10 @@ def test_a_line_has_keys_and_groups_of_today(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "name"), [(line, name) for line, names in FOREIGN_NAMES.items() for name in names.split()]
 )
-def test_a_name_is_refused_with_its_line_which_no_near_name_gives(line: str, name: str) -> None:
+def test_a_name_is_refused_with_its_line_which_no_near_name_gives(
+    monkeypatch: pytest.MonkeyPatch, line: str, name: str
+) -> None:
+    monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 1)
     with pytest.raises(ConfigError) as caught:
         overrides.check([name if "=" in name else f"{name}=3" if "." in name else f"trainer.{name}=3"])
     typed = line.replace("...", "3") if line.endswith("=...") and line.count("...") == 1 else line

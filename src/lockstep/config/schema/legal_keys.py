@@ -53,7 +53,7 @@ FOREIGN_NAMES = {
     "seed=...": "seed_everything manual_seed random_seed",
     "trainer.loads=[3,1] by hand (auto was removed in 0.3)": "trainer.loads=auto",
     "`lockstep train ...; ./tell` (notify was removed in 0.3)": "notify",
-    "data.copy_to='$TMPDIR/...', which the cluster empties (removed in 0.3)": "data.copy_remove copy_remove",
+    "data.copy_to with $TMPDIR, which a cluster empties (copy_remove was removed in 0.3)": "data.copy_remove",
     "hydra.run.dir=...": "log_dir logdir output_dir save_dir default_root_dir",
 }
 
