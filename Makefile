@@ -1,7 +1,7 @@
 # make train: install, train the default.  make board: watch the runs in outputs/ in a browser.
 # make test: every promise once, some minutes.  make test-fast: units, under a minute.  make test-all: all other tests.
 # make docs: build the site into docs/_build/html.  make release: build sdist and wheel of HEAD into release/.
-# make check: lint, types and `make test`.  make mutants: break each mechanism of docs/testing.md, and run its tests.
+# make check: lint, types and `make test`.  make mutants: break each mechanism of tests/mutants.toml, and run its tests.
 PYTHON ?= python3
 BIN := .venv/bin
 

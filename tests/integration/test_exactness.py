@@ -1,7 +1,7 @@
 """N workers compute what one worker would, in float64 to 1e-12: weights, statistics, momentum, metrics.
 
 One matrix: each row is a small training, each split of a row ends with the numbers of one worker. Each mechanism was
-broken once on purpose, and these tests failed; the list is in docs/testing.md. Stops, resumes and errors of a kind of
+broken once on purpose, and these tests failed; the list is tests/mutants.toml. Stops, resumes and errors of a kind of
 data, network or module are tested in the file of its name.
 """
 

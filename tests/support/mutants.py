@@ -1,6 +1,6 @@
-"""Breaks each mechanism in the table of docs/testing.md, in a copy of the project, and runs the tests of its row.
+"""Breaks each mechanism of tests/mutants.toml, in a copy of the project, and runs its tests.
 
-`python -m tests.support.mutants [WORDS]` takes the rows that contain the words. Exits with 1 where no test fails.
+`python -m tests.support.mutants [WORDS]` takes those that contain the words. Exits with 1 where no test fails.
 """
 
 import functools
@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import tempfile
+import tomllib
 import traceback
 from pathlib import Path
 from typing import NamedTuple
@@ -18,8 +19,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "testing.md"
-ROW = re.compile(r"\| (.+?) \| `(.+?)` \| `(.+?)` \| `(.+?)` \| (.+) \|")
+FILE = ROOT / "tests" / "mutants.toml"
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "outputs")
 
 
@@ -34,13 +34,8 @@ class Mutant(NamedTuple):
 
 
 def mutants() -> list[Mutant]:
-    text = PAGE.read_text().partition("\n## Seen to fail\n")[2]
-    rows = (match.groups() for match in map(ROW.fullmatch, text.splitlines()) if match)
-    return [
-        Mutant(name, file, code.replace("\\|", "|"), broken.replace("\\|", "|"), tuple(re.findall(r"`(.+?)`", tests)))
-        for name, file, code, broken, tests in rows
-        if file.endswith(".py")
-    ]
+    found = tomllib.loads(FILE.read_text())["mutant"]
+    return [Mutant(**{**each, "tests": tuple(each["tests"])}) for each in found]
 
 
 @functools.cache
