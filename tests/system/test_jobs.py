@@ -282,7 +282,7 @@ def test_a_signal_before_sbatch_leaves_nothing_of_a_submission(
     tools: Path, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
     git = shutil.which("git")
-    tool(tools, "git", f"""case "$*" in *diff*) kill -TERM $PPID;; esac; exec {git} "$@" """)
+    tool(tools, "git", f"""case "$*" in *--others*) kill -TERM $PPID;; esac; exec {git} "$@" """)
     tool(tools, "sbatch", f"touch {tmp_path / 'called'}; echo 'Submitted batch job 17'")
     done = submitting(tmp_path, tools, *more)
     assert done.returncode == 128 + signal.SIGTERM, done.stderr

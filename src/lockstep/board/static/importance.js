@@ -43,7 +43,7 @@ export class Importance {
     this.list.setAttribute('aria-label', `Importance of settings for ${objective}`);
     this.list.replaceChildren(...Object.entries(importances).map(([key, value]) => {
       const low = Math.min(chance[key], 1); // the browser colors a meter that does not exceed it
-      const percent = `${Math.round(100 * value)} %${value > chance[key] ? '' : ', may be chance'}`;
+      const percent = ` ${Math.round(100 * value)} %${value > chance[key] ? '' : ', may be chance'}`;
       return make('li', {title: key}, make('span', {textContent: key}),
         make('meter', {value, low, high: low, optimum: 1, 'aria-label': key}), make('span', {textContent: percent}));
     }));
