@@ -1,7 +1,7 @@
 // The table of runs. A row belongs to a run: a refresh changes only what has changed, and the focus stays.
 import {arrange, count, day, duration, make, makeProgress, makeState, moment, of, score, seconds, setProgress, setState,
   setText} from './elements.js';
-import {Heads, words} from './heads.js';
+import {Heads} from './heads.js';
 import {StopButton} from './stop.js';
 
 export const ORDER = ['starting', 'training', 'validating', 'testing', 'stopping', 'stopped', 'pruned', 'finished', 'failed',
