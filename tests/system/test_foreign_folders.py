@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import functools
 import grp
+import gzip
 import json
 import os
 import pickle
@@ -536,6 +537,50 @@ def test_no_note_is_written_into_a_strangers_run_but_into_ones_own(good: RunFold
     assert not theirs.notes.exists()
     assert codes["theirs"] >= 400
     assert (codes["mine"], mine.notes.exists()) == (200, True)
+
+
+# Contents of one file that once ended a command with a traceback, or hid the other runs.
+CONTENTS: dict[str, tuple[str, bytes]] = {
+    "empty configuration": ("config.yaml", b""),
+    "list as configuration": ("config.yaml", b"- 1\n"),
+    "code in YAML": ("config.yaml", b"a: !!python/object/apply:os.system ['touch ran']\n"),
+    "cycle in YAML": ("config.yaml", b"a: &a [1, *a]\n"),
+    "key twice": ("config.yaml", b"seed: 1\nseed: 2\n"),
+    "deep YAML": ("config.yaml", b"[" * 100_000),
+    "number beyond float": ("status.json", b'{"state": "finished", "best": 1e999}'),
+    "escape sequence": ("status.json", b'{"state": "\x1b[2Jfinished"}'),
+    "deep JSON": ("run.json", b"[" * 100_000),
+    "list as facts": ("run.json", b"[]"),
+    "lone surrogate": ("notes.json", b'{"note": "\\udcff", "tags": ["\\udcff"]}'),
+    "null bytes": ("summary.json", b"\0" * 100),
+    "formula as column": ("metrics.csv", b"=x,\x1b[31m\n1,\n"),
+    "long line": ("metrics.csv", b"epoch," + b"x" * 300_000 + b"\n1,2\n"),
+    "open quote": ("metrics.csv", b'epoch\n"'),
+    "archive that unpacks to 200 MB": ("images.json.gz", gzip.compress(b" " * 200_000_000, 1)),
+    "job without fields": ("job.json", b'{"engine": "slurm", "id": 3}'),
+    "sweep without trials": ("sweep.json", b'{"name": "s", "trials": 5}'),
+}
+
+
+def test_damaged_files_hide_no_other_run(work: Path) -> None:
+    for number, (file, content) in enumerate(CONTENTS.values()):
+        folder = boards.write_run(work / "runs" / str(number), "finished")
+        (folder.path / file).write_bytes(content)
+    boards.write_run(work / "runs" / "good", "finished")
+    before = digest(work)
+    listed = typed(work, "runs", "runs", "--json")
+    assert "good" in [run["run"] for run in json.loads(listed.stdout)], listed.stderr
+    commands = [("jobs", "list", "--folder", "runs"), ("compare", "runs")]
+    commands += [("status", f"runs/{number}") for number in range(len(CONTENTS))]
+    for words in commands:
+        done = typed(work, *words)
+        assert done.returncode in (0, 1, EXIT_CONFIG), f"{words}: {done.stderr}"
+        assert "Traceback" not in done.stderr, f"{words}: {done.stderr}"
+        assert "\x1b[2J" not in done.stdout, words
+    for name in boards.listed(boards.board(work / "runs")):
+        with contextlib.suppress(OSError, ValueError):
+            dict(lockstep.Run(work / "runs" / name))
+    assert not changes(before, digest(work))
 
 
 # -- what works as before ----------------------------------------------------------------------------------------------
