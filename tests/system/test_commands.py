@@ -162,7 +162,7 @@ def test_a_wrong_file_is_refused_by_the_command_too(tmp_path: Path, option: str,
     assert done.stderr.splitlines()[1:] == ["1 error; nothing was started. See --help."]
 
 
-TRIED = ["status", "stop", "eval", "predict", "export"]  # above, in test_readme.py and test_project.py
+TRIED = ["status", "stop", "eval", "predict", "export"]  # above, in test_pages.py and test_project.py
 COMMANDS: dict[str, list[str]] = {
     "train": ["--cfg", "job"], "new": ["flowers"], "benchmark": ["--help"], "verify": ["--help"],
     "model": ["--depth", "1"], "runs": ["RUNS"], "compare": ["RUN", "RUN"], "jobs": ["list", "--folder", "RUNS"],

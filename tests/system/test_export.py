@@ -21,7 +21,7 @@ import lockstep
 from lockstep.data.splits import whole
 from lockstep.inference import export, predict
 from lockstep.runs.folder import RunFolder
-from tests.support import commands, guides
+from tests.support import commands, pages
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, train_all, wait_until, write_run
 from tests.support.image_files import write_image
 from tests.support.sources import few_digits
@@ -196,9 +196,7 @@ def test_the_server_of_the_page_answers_with_the_probabilities_of_an_image(
 ) -> None:
     done = commands.lockstep(tmp_path, "export", trained["photos"].path, "--output", "network.onnx", "--trust")
     assert done.returncode == 0, done.stderr
-    (text,) = [
-        guide.files["serve.py"] for guide in guides.guides(ROOT / "docs/use.md").values() if guide.files.get("serve.py")
-    ]
+    text = pages.files(ROOT / "docs" / "use.md")["serve.py"]
     with socket.create_server(("localhost", 0)) as free:
         port = free.getsockname()[1]
     (tmp_path / "serve.py").write_text(text.replace("8000", str(port)))

@@ -11,7 +11,7 @@ import pytest
 from PIL import ExifTags, Image
 from sklearn.datasets import load_sample_image
 
-from tests.support import guides
+from tests.support import pages
 from tests.support.commands import latest, lockstep
 from tests.support.harness import ROOT
 
@@ -62,7 +62,9 @@ def trained(cwd: Path, *words: str) -> dict[str, list[str]]:
 
 def test_groups_near_duplicates_and_the_newest_images_as_typed(tmp_path: Path) -> None:
     write_flowers(tmp_path / "flowers")
-    grouped, newest, pairs, *_ = guides.guides(PAGE)["Is my test set honest?"].commands[-6:]
+    (grouped,) = pages.commands(PAGE, "data.group=")
+    (newest,) = pages.commands(PAGE, "data.test_after=")
+    pairs = pages.commands(PAGE, "--pictures pairs.png")[-1]
     code, shown, leaks = check(tmp_path, *pairs)
     assert (code, bool(leaks)) == (1, True)
     assert "leak: train: china/p02c_0.jpg ~ val: china/p02c_2.jpg" in shown

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support import guides
+from tests.support import pages
 from tests.support.commands import latest, lockstep
 from tests.support.harness import ROOT, SMALL, train_all, write_run
 from tests.support.image_files import write_listed
@@ -123,10 +123,7 @@ def test_the_page_corrects_labels_and_trains_on_them(tmp_path: Path) -> None:
             flower(tmp_path / "flowers" / path, number, is_red=wrong.get(path, name) == "rose")
     (section,) = re.findall(r"^### Wrong labels\n(.*?)^##", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     lines = [
-        shlex.split(line)
-        for kind, block in guides.BLOCK.findall(section)
-        if kind == "sh"
-        for line in block.splitlines()
+        shlex.split(line) for kind, block in pages.BLOCK.findall(section) if kind == "sh" for line in block.splitlines()
     ]
     training, judging, again_on_page = lines
     small = ("data.image_size=16", "model.width=4", "trainer.max_epochs=4", "global_batch_size=16", *FAST)

@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from tests.support.architecture import MODULES, ring_of
-from tests.support.guides import guides
 from tests.support.harness import PATIENCE_S, ROOT, environ
+from tests.support.pages import write_files
 
 pytestmark = pytest.mark.processes
-(GUIDE,) = [guide for guide in guides(ROOT / "docs" / "own-trainer.md").values() if guide.files]
+PAGE = ROOT / "docs" / "own-trainer.md"
 NAMED = "import json, runpy, sys; runpy.run_path('loop.py'); json.dump(sorted(sys.modules), open('modules.json', 'w'))"
 
 
 def run(folder: Path, *words: str) -> dict[str, torch.Tensor]:
     """Run `python ...` in a folder with the loop. Returns its weights."""
     folder.mkdir()
-    GUIDE.write(folder)
+    write_files(PAGE, folder)
     done = subprocess.run(
         [sys.executable, *words], cwd=folder, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S
     )
@@ -41,7 +41,3 @@ def test_the_loop_of_any_number_of_processes_ends_with_the_weights_of_one(tmp_pa
     assert {name for name in own if ring_of(name) != "promise"} == {"data", "system"}
     assert own <= MODULES.keys()
     assert not any(name.partition(".")[0] in ("lightning", "hydra", "pydantic", "omegaconf") for name in imported)
-
-
-def test_the_loop_is_short_enough_to_read() -> None:
-    assert GUIDE.files["loop.py"].count("\n") - 1 <= 40  # without its name

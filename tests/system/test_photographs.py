@@ -16,8 +16,8 @@ import lockstep
 from lockstep.config.saved import config_file
 from lockstep.models import libraries
 from lockstep.runs.folder import RunFolder
-from tests.support import guides
-from tests.support.harness import ROOT, SMALL
+from tests.support import commands
+from tests.support.harness import SMALL
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 
@@ -43,60 +43,6 @@ def library_of(home: Path, name: str) -> None:
     torch.save(net.state_dict(), path)
 
 
-# -- the page ----------------------------------------------------------------------------------------------------------
-
-PAGE = ROOT / "docs" / "photographs.md"
-NETWORKS = ("resnet18", "mobilenet_v3_small")
-SMALLER = ("data.image_size=64", "trainer.max_epochs=2", "trainer.precision=float32", *SMALL[-4:])
-
-
-@pytest.fixture(scope="module")
-def typed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """The folder at the end of the page, and what each of its commands printed; trainings are smaller."""
-    folder, said = tmp_path_factory.mktemp("typed"), {}
-    for name in NETWORKS:
-        library_of(folder / "home", name)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCH_HOME", str(folder / "home"))
-        for guide in guides.guides(PAGE).values():
-            guide.write(folder)
-            for words in guide.commands:
-                more = SMALLER if words[:2] == ("lockstep", "train") else ()
-                said[" ".join(words)] = guides.run(folder, *words, *more)
-    return folder, said
-
-
-def said_by(said: dict[str, str], *parts: str) -> str:
-    """Return what the only command with all these parts printed."""
-    (text,) = [text for line, text in said.items() if all(part in line for part in parts)]
-    return text
-
-
-def test_every_command_of_the_page_works_and_prints_what_it_shows(typed: tuple[Path, dict[str, str]]) -> None:
-    folder, said = typed
-    assert not guides.long_blocks(PAGE)
-    checked, probed = [block.splitlines() for kind, block in guides.BLOCK.findall(PAGE.read_text()) if kind == "text"]
-    assert not {*checked} - {*said_by(said, "lockstep data check").splitlines()}
-    smaller = [line.replace("224x224", "64x64").replace("256", "73").partition("...")[0] for line in probed]
-    probe = said["lockstep train experiment=probe data.root=photos"]
-    assert all(f"\n{line}" in probe for line in smaller)
-    logs = "".join(path.read_text() for path in folder.glob("outputs/networks/*/output.log"))
-    assert [logs.count(f"\nFeatures of 150 images by {name}:") for name in NETWORKS] == [0, 1]
-    assert ":model.name=mobilenet_v3_small: 5 trials" in said["lockstep compare outputs/networks"]
-    assert "5 folds, corrected paired t test" in said_by(said, "compare", "tuned")
-    assert "\nExact: " in said_by(said, "lockstep verify")
-    with (folder / "predictions.csv").open() as file:
-        rows = {row["file"]: row for row in csv.DictReader(file)}
-    right = sum(row["class"] == name.partition("/")[0] for name, row in rows.items())
-    assert f"\naccuracy  {right / 30:.6f}\n" in said_by(said, "lockstep eval")
-    for line in said["python use.py"].splitlines():
-        name, class_name, probability = line.split()
-        row = rows[name.removeprefix("photos/test/")]
-        assert (row["class"], float(row["probability"])) == (class_name, pytest.approx(float(probability), abs=2e-6))
-
-
-# -- the view of pretrained weights ------------------------------------------------------------------------------------
-
 NAME = "efficientnet_b0"  # resized to 256, bicubic, cropped to 224
 OPTIONS = (
     *("data=image_folder", "data.root=photos", "data.image_size=224", "data.cache=null", "model=torchvision"),
@@ -119,8 +65,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library_of(folder / "home", NAME)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCH_HOME", str(folder / "home"))
-        said = guides.run(folder, "lockstep", "train", *OPTIONS)
-    assert "images      photographs at 224x224: short side 256, centre crop, bicubic\n" in said
+        done = commands.lockstep(folder, "train", *OPTIONS)
+    assert "photographs at 224x224: short side 256, centre crop, bicubic\n" in done.stdout, done.stderr
     return folder
 
 
@@ -164,7 +110,8 @@ def test_a_photograph_is_seen_as_the_weights_saw_theirs_whatever_the_library_bec
     }
     for way, predictions in ways.items():
         assert (predictions.values.cpu() - expected).abs().max() <= limit, way
-    guides.run(project, "lockstep", "predict", "latest", "photos", "--output", "predictions.csv")
+    done = commands.lockstep(project, "predict", "latest", "photos", "--output", "predictions.csv")
+    assert done.returncode == 0, done.stderr
     with (project / "predictions.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["file"] for row in rows] == [path.relative_to(project / "photos").as_posix() for path in paths]

@@ -14,8 +14,8 @@ import pytest
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support import commands
 from tests.support.commands import latest
-from tests.support.guides import write_project
 from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until, without_network
+from tests.support.pages import write_project
 
 pytestmark = pytest.mark.processes
 TINY = (*without_network(), "trainer.max_epochs=1", "data.train_size=40")

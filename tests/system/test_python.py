@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 
 from lockstep.runs.folder import RunFolder
-from tests.support import guides
 from tests.support.commands import Command, latest, run
-from tests.support.guides import BLOCK, long_blocks, write_project
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, own_network, state, wait_until
 from tests.support.leaks import open_entries
 
@@ -352,23 +350,6 @@ lockstep.train({own_network("Slow")} + ["data.train_size=1000"])
     table = [line for line in overwritten(out) if re.match(r" +(epoch|\d/\d) ", line)]
     assert [line.split()[0] for line in table] == ["epoch", "1/2", "2/2"]
     assert all("step" not in line for line in table)
-
-
-# -- docs/python.md ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-def test_the_cells_of_the_page_run_in_a_fresh_clone_one_after_the_other(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "python.md").read_text()
-    cells = [text for kind, text in BLOCK.findall(page) if kind == "python"]
-    assert len(cells) > 6
-    assert long_blocks(ROOT / "docs" / "python.md") == []
-    project = write_project(tmp_path / "project")
-    (project / "cells.py").write_text("\n".join(cells))
-    said_there = guides.run(project, "python", "cells.py", has_own_lockstep=True)
-    assert said_there.count("Finished") == 4
-    assert len(list((project / "outputs").glob("*/*/summary.json"))) == 4
-    assert len(list((project / "outputs").glob("*/*_sweep/*/summary.json"))) == 2
 
 
 SHARING = """

@@ -1,11 +1,12 @@
 """docs/ten-minutes.md is a transcript: typed from top to bottom beside an installed Lockstep, all of it works."""
 
+import shlex
 from pathlib import Path
 
 import pytest
 
-from tests.support.guides import guides, long_blocks
 from tests.support.harness import ROOT
+from tests.support.pages import BLOCK, FILE
 from tests.support.wheels import environment, lend, run, source
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
@@ -18,9 +19,14 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str
     folder = tmp_path_factory.mktemp("typed")
     installed = environment(folder / "environment", source(folder / "source"))
     cwd, said = folder, {}
-    for guide in guides(PAGE).values():
-        guide.write(cwd)
-        for words in guide.commands:
+    for language, block in BLOCK.findall(PAGE.read_text()):
+        path = FILE.match(block)
+        if path is not None:
+            (cwd / path[1]).parent.mkdir(parents=True, exist_ok=True)
+            (cwd / path[1]).write_text(block)
+            continue
+        for line in block.splitlines() if language == "sh" else ():
+            words = shlex.split(line, comments=True)
             if words[0] == "cd":
                 cwd /= words[1]
                 lend(installed, cwd)
@@ -42,4 +48,3 @@ def test_every_command_of_the_page_works(typed: tuple[Path, dict[str, str]]) -> 
     assert "Exact: nothing differs by more than " in said["lockstep verify"]
     assert (project / "predictions.csv").read_text().count("\n") > 800
     assert "even" in said["python use.py"]
-    assert not long_blocks(PAGE)

@@ -3,12 +3,10 @@
 import re
 from pathlib import Path
 
-import pytest
-
 from benchmarks import page as results
 from tests.support import architecture
-from tests.support.guides import guides, long_blocks
 from tests.support.harness import ROOT
+from tests.support.pages import files
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *DOCS]
@@ -38,22 +36,17 @@ def test_every_page_is_in_the_index() -> None:
 
 
 def test_modules_and_tests_that_a_page_names_are_there() -> None:
-    files = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("*/**/*.py")}
+    modules = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("*/**/*.py")}
     tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for page in PAGES:
         text = re.sub(r"https?://\S+", "", page.read_text())
-        known = files | {name for guide in guides(page).values() for name in guide.files}
+        known = modules | files(page).keys()
         for name in re.findall(r"[\w/]+\.py\b", text):
             name = name.lstrip("/")  # of a link that begins with two dots
             is_file = any(file == name or file.endswith(f"/{name}") for file in known)
             assert is_file or name in ("train.py", "gradient.py", "own.py", *OF_OTHERS), f"{page.name} names {name}"
         for name in re.findall(r"`(test_\w+)`", text):
             assert f"def {name}(" in tests, f"{page.name} names {name}"
-
-
-@pytest.mark.parametrize("name", ["own-data", "own-loss", "own-network", "own-module"])
-def test_no_block_of_a_how_to_is_too_long_to_copy(name: str) -> None:
-    assert long_blocks(ROOT / "docs" / f"{name}.md") == []
 
 
 def test_the_picture_of_the_architecture_is_current() -> None:
