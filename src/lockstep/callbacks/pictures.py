@@ -1,7 +1,7 @@
 """Pictures of right and wrong predictions in the run folder and in TensorBoard."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
-from numpy.typing import NDArray
 from torch.utils.tensorboard import SummaryWriter
 from typing_extensions import Doc, override
 
@@ -108,12 +107,8 @@ def figures(
     findings: "Findings",
     num_images: int,
     what: str,
-    explained: Callable[[NDArray[np.int64]], NDArray[np.uint8] | None] = lambda rows: None,
 ) -> Iterator[tuple[str, "Figure"]]:
-    """Draw one figure after the other, so that only one is in memory.
-
-    `explained` returns pictures (n, 3, H, W) of what the network looked at, in some rows of the findings.
-    """
+    """Draw one figure after the other, so that only one is in memory."""
     from lockstep.callbacks import plots
 
     yield "reliability", plots.reliability(findings, what)
@@ -127,14 +122,10 @@ def figures(
         yield "predictions", _grid(pixels, findings, first, names, f"Predictions ({what})")
     worst = findings.worst(num_images)
     if len(worst):
-        below = explained(worst)
-        title = f"The most confident mistakes ({what}){'' if below is None else ', and what the network looked at'}"
-        yield "worst_mistakes", _grid(pixels, findings, worst, names, title, below)
+        yield "worst_mistakes", _grid(pixels, findings, worst, names, f"The most confident mistakes ({what})")
 
 
-def _grid(
-    pixels: Pixels, findings: "Findings", rows: Any, names: tuple[str, ...], title: str, below: Any = None
-) -> "Figure":
+def _grid(pixels: Pixels, findings: "Findings", rows: Any, names: tuple[str, ...], title: str) -> "Figure":
     from lockstep.callbacks import plots
 
     captions, is_right = [], (findings.labels == findings.predictions)[rows]
@@ -143,4 +134,4 @@ def _grid(
         prediction = f"{plots.short_name(predicted)} {findings.probabilities[row]:.2f}"
         captions.append(prediction if right else f"{prediction}\nis {plots.short_name(true)}")
     shown = pixels[torch.from_numpy(findings.indices[rows])].numpy()
-    return plots.image_grid([list(shown), *([] if below is None else [below])], captions, is_right, title)
+    return plots.image_grid([list(shown)], captions, is_right, title)

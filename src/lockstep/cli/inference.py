@@ -35,7 +35,7 @@ TASKS = {
 OF_A_TRAINING = ("hydra.", "resume=", "init_from=", "trainer.precision=")  # overrides of no use here
 # options that the command of a job repeats
 VALUES = (
-    *("split", "output", "pictures", "explain", "top_k", "max_error", "checkpoint"),
+    *("split", "output", "pictures", "top_k", "max_error", "checkpoint"),
     *("devices", "strategy", "precision", "job"),
 )
 
@@ -117,7 +117,7 @@ def open_run(
 
 def _prediction(arguments: argparse.Namespace) -> dict[str, Any]:
     given = _images(arguments) | {"top_k": _top_k(arguments), "max_error": arguments.max_error}
-    return given | {"explained": _new_folder("--explain", arguments.explain), "is_json": arguments.json}
+    return given | {"is_json": arguments.json}
 
 
 def _embedding(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _evaluation(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"--top-k {arguments.top_k} has no rows to be written to: add --output rows.csv.")
     given = {"split": arguments.split, "top_k": _top_k(arguments)}
     given["output"] = _output(arguments.output)
-    given["pictures"] = _new_folder("--pictures", arguments.pictures)
+    given["pictures"] = _pictures(arguments.pictures)
     return given | {"may_differ": False}
 
 
@@ -188,14 +188,14 @@ def _output(name: str | None) -> str | None:
     return str(output)
 
 
-def _new_folder(option: str, name: str | None) -> str | None:
-    """Return the absolute path of a folder to write, which is new or empty."""
+def _pictures(name: str | None) -> str | None:
+    """Return the absolute path of the folder of an evaluation's pictures, which is new or empty."""
     if name is None:
         return None
     folder = Path(name).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{option} {name} is not empty: name a new folder.")
-    need_writable(option, name)
+        raise ValueError(f"--pictures {name} is not empty: name a new folder.")
+    need_writable("--pictures", name)
     return str(folder)
 
 

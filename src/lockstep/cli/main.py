@@ -141,12 +141,10 @@ def _parser() -> argparse.ArgumentParser:
     text = "default: test; of images that are not the run's, and have no test split, all"
     evaluate.add_argument("--split", choices=("test", "val", "all"), help=text)
     evaluate.add_argument("--output", help="CSV file to write: truth, prediction and loss, one row per image")
-    text = "new folder for report.json, the confusion matrix, and the worst mistakes with what the network looked at"
+    text = "new folder for report.json, the confusion matrix, and the worst mistakes"
     evaluate.add_argument("--pictures", metavar="FOLDER", help=text)
     predict.add_argument("source", help="image file, folder of images, or split of the run's data: val or test")
     predict.add_argument("--output", help="CSV file to write, one row per image; default: print a table")
-    text = "new folder for a picture of each image: what the network looked at (Grad-CAM)"
-    predict.add_argument("--explain", metavar="FOLDER", help=text)
     text = "file to write: NAME.onnx, or NAME.pt2 for torch.export; default: network.onnx in the run folder"
     export.add_argument("--output", help=text)
     for subparser in (predict, export):

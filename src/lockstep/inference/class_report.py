@@ -7,14 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from lockstep.callbacks import pictures
-from lockstep.config.errors import ConfigError
 from lockstep.data.splits import Images
-from lockstep.inference import grad_cam
-from lockstep.models.classifier import Classifier
 from lockstep.models.outcomes import Findings
 from lockstep.runs.files import move, write_json
 from lockstep.system.terminal import new_table, print_table, terminal
@@ -96,29 +92,16 @@ def show_report(result: dict[str, Any]) -> None:
         out.print(f"{len(classes)} of {len(result['classes']):,} classes, those of the lowest f1; --json has all")
 
 
-def draw(folder: Path, module: Classifier, images: Images, findings: Findings, result: dict[str, Any]) -> None:
+def draw(folder: Path, names: tuple[str, ...], images: Images, findings: Findings, result: dict[str, Any]) -> None:
     """Write pictures and report.json of an evaluation into a folder, and print that."""
     from lockstep.callbacks import plots
 
-    try:
-        layer, remark = grad_cam.last_maps(module), ""
-    except ConfigError:
-        layer, remark = None, ", without Grad-CAM: the network does not end with maps"
-    remark = "" if findings.is_multilabel else remark
-
-    def explain_rows(rows: NDArray[np.int64]) -> NDArray[np.uint8] | None:
-        if layer is None:
-            return None
-        inputs = images.pixels[torch.from_numpy(findings.indices[rows])].to(module.device)
-        classes = torch.from_numpy(findings.predictions[rows]).to(module.device)
-        return grad_cam.overlays(inputs, grad_cam.heat_maps(module, layer, inputs, classes))
-
-    names, what = module.image_format.class_names, f"{plots.short_name(Path(result['data']).name)}, {result['split']}"
+    what = f"{plots.short_name(Path(result['data']).name)}, {result['split']}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".lockstep-", dir=folder.parent) as hidden, plots.style():
         (written := Path(hidden, folder.name)).mkdir()
-        for name, figure in pictures.figures(images.pixels, names, findings, NUM_IMAGES, what, explain_rows):
+        for name, figure in pictures.figures(images.pixels, names, findings, NUM_IMAGES, what):
             figure.savefig(written / f"{name}.png", dpi=plots.DPI)
         write_json(written / "report.json", result)
         move(written, folder)
-    print(f"pictures and report.json in {folder}{remark}", flush=True)
+    print(f"pictures and report.json in {folder}", flush=True)

@@ -5,6 +5,7 @@ Images that are named in place of those of the run are seen as the run sees its 
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,15 +113,14 @@ def evaluate(
             class_report.show_report(result)
             if "calibration" in reports:
                 scores.show(reports["calibration"])
-        network = predict.load_network(here, Path(checkpoint)) if output is not None or pictures is not None else None
-        if output is not None and network is not None:
+        if output is not None:
+            network = predict.load_network(here, Path(checkpoint))
             predict.write_rows(here, network, images, Path(output), top_k=top_k, has_truth=True)
             if here.rank == 0:
                 print(f"{plural(len(images), 'row')} in {output}", flush=True)
-        if pictures is not None and findings is not None and network is not None:
-            together(
-                lambda: class_report.draw(Path(pictures), network, images, findings, result) if here.rank == 0 else None
-            )
+        if pictures is not None and findings is not None:
+            draw = partial(class_report.draw, Path(pictures), data.class_names, images, findings, result)
+            together(lambda: draw() if here.rank == 0 else None)
         if here.rank == 0:
             write_json(folder.scores, {**metrics, "report": result})
     return 0

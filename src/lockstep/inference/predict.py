@@ -5,7 +5,6 @@ import inspect
 import io
 import itertools
 import math
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -33,12 +32,12 @@ from lockstep.data.transfer.file_lock import Progress
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.partition import Shard
-from lockstep.inference import grad_cam, prediction_table, row_chunks, selective
+from lockstep.inference import prediction_table, row_chunks, selective
 from lockstep.inference.chunk_threads import RowsOf, compute_chunks
 from lockstep.inference.row_chunks import Chunk, RowWriter
 from lockstep.models import calibration
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.runs.files import csv_text, move, temporary_name, write_json
+from lockstep.runs.files import csv_text, write_json
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from lockstep.system.internals import shared_count
 from lockstep.system.launcher import World
@@ -65,7 +64,6 @@ def predict(
     output: str | None,
     is_strict: bool,
     top_k: int,
-    explained: str | None,
     max_error: float | None,
     is_json: bool = False,
 ) -> int:
@@ -83,7 +81,7 @@ def predict(
         print(text if here.rank == 0 else "", end="", flush=True)
         module = load_network(here, Path(checkpoint))
         images = images_of(here, run, source, module.image_format)
-        options: dict[str, Any] = {"top_k": top_k, "explained": explained, "threshold": threshold}
+        options: dict[str, Any] = {"top_k": top_k, "threshold": threshold}
         options |= {"is_strict": is_strict, "is_shown": output is None}
         rows: list[dict[str, Any]] | None = [] if is_json and output is None else None
         broken = write_rows(here, module, images, Path(output or folder.path / "predictions"), rows=rows, **options)
@@ -166,7 +164,6 @@ def write_rows(
     *,
     top_k: int,
     has_truth: bool = False,
-    explained: str | None = None,
     is_strict: bool = True,
     is_shown: bool = False,
     rows: list[dict[str, Any]] | None = None,
@@ -174,18 +171,15 @@ def write_rows(
 ) -> list[str]:
     """Write predictions of images to the CSV file `output`. Returns the errors of those that cannot be read.
 
-    A row has the `top_k` most probable classes, and with `has_truth` target and loss.
-    Pictures of what the network looked at go into the folder `explained`. With `is_strict`, nothing is written if there
-    are errors. The class is `unknown` up to the `threshold`. With `is_shown` a table is printed in place of the file,
-    and its rows are added to `rows`.
+    A row has the `top_k` most probable classes, and with `has_truth` target and loss. The class is `unknown` up to the
+    `threshold`. With `is_strict`, nothing is written if there are errors. With `is_shown` a table is printed in place of
+    the file, and its rows are added to `rows`.
     Every rank must call it.
     """
     names, ranks = module.image_format.class_names, ranking_argument(module, top_k, is_shown=is_shown)
     truth = ["truth"] if isinstance(module.task, Classification) else [f"true_{name}" for name in names]
     before, after = (truth, ["loss"]) if has_truth else ([], [])
     head = ["file", *before, *module.task.columns(names, **ranks), *after]
-    layer = grad_cam.last_maps(module) if explained is not None else None
-    pictures = _hidden_pictures(here, Path(explained)) if explained is not None else None
 
     def rows_of(positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
         on_device, files = pixels.to(module.device), [str(images.names[position]) for position in positions.tolist()]
@@ -203,18 +197,12 @@ def write_rows(
             if has_truth:
                 columns.insert(1, _truths(module, targets))
                 columns.append(_losses(module, outputs, on_device, targets, positions))
-        if layer is not None and pictures is not None:
-            heat = grad_cam.heat_maps(module, layer, on_device, predicted.argmax(1))
-            grad_cam.write(pictures, files, pixels, heat)
         return [list(itertools.chain(*parts)) for parts in zip(*columns, strict=True)]
 
     table = partial(row_chunks.write_table, output, csv_text([head]))
     table = partial(prediction_table.show, module.task, head, rows=rows) if is_shown else table
     table = table if threshold is None else partial(prediction_table.count_answers, table)
-    broken = write(here, module, images, rows_of, table, output=output, is_strict=is_strict)
-    if explained is not None and pictures is not None:
-        together(lambda: move(pictures, Path(explained)) if here.rank == 0 else None)
-    return broken
+    return write(here, module, images, rows_of, table, output=output, is_strict=is_strict)
 
 
 def write(
@@ -260,18 +248,6 @@ def _compute(here: Session, images: Images, rows_of: RowsOf, size: int, name: st
         if here.rank == 0 and not here.config.silent:
             progress.show(chunk.number * size, len(images))
     progress.end()
-
-
-def _hidden_pictures(here: Session, explained: Path) -> Path:
-    """Return a hidden folder next to `explained`, the same on all ranks; it is removed at the end.
-
-    Those of commands that were killed are removed now. Every rank must call it.
-    """
-    for hidden in row_chunks.leftovers(explained) if here.rank == 0 else ():
-        shutil.rmtree(hidden, ignore_errors=True)
-    pictures = explained.with_name(gather_objects(temporary_name(explained))[0])
-    here.held.callback(shutil.rmtree, pictures, ignore_errors=True)
-    return pictures
 
 
 def ranking_argument(module: Classifier, top_k: int, *, is_shown: bool = False) -> dict[str, int]:
