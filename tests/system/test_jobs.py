@@ -992,16 +992,6 @@ def test_a_dry_run_in_the_background_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_the_list_is_drawn_again_until_ctrl_c(four: Path) -> None:
-    with on_terminal(100, "jobs", "list", "--watch", PATH=os.environ["PATH"], PWD=str(four)) as shown:
-        shown.wait_for("outputs/day/old")
-        submitted(RunFolder(four / "outputs" / "day" / "new"), "24", submitted=2e9)
-        shown.wait_for("outputs/day/new")
-        shown.type("\x03")
-        assert shown.end() == 0, shown.text
-
-
-@pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # as it should be
 def test_a_command_in_the_background_has_state_result_and_exit_code_and_is_stopped(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import socket
 import sys
 import time
@@ -17,7 +16,7 @@ from lockstep.monitoring import cells
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.system import wording
 from lockstep.system.terminal import duration
-from tests.support.screens import on_terminal, seen
+from tests.support.screens import seen
 
 HOST = socket.gethostname()
 NOW = 1.7e9  # 2023-11-14
@@ -193,10 +192,10 @@ def test_a_pipe_gets_every_fact_whole_the_newest_first(three: Path, lockstep: An
     ("order", "expected"),
     [
         ((), "bca"),
-        (("--sort", "started"), "acb"),
-        (("--sort", "-run"), "cba"),
-        (("--sort", "s/epoch"), "abc"),
-        (("--sort", "settings"), "abc"),
+        (("--sort=started",), "acb"),
+        (("--sort=-run",), "cba"),
+        (("--sort=s/epoch",), "abc"),
+        (("--sort=settings",), "abc"),
     ],
 )
 def test_runs_are_sorted_by_a_column(three: Path, lockstep: Any, order: tuple[str, ...], expected: str) -> None:
@@ -205,8 +204,8 @@ def test_runs_are_sorted_by_a_column(three: Path, lockstep: Any, order: tuple[st
 
 def test_runs_without_a_value_come_last_in_either_direction(three: Path, lockstep: Any) -> None:
     run(three / "day" / "13_d", state=None, started=NOW + 1)
-    assert names(lockstep("runs", "--sort", "best")) == "cabd"
-    assert names(lockstep("runs", "--sort", "-best")) == "bacd"
+    assert names(lockstep("runs", "--sort=best")) == "cabd"
+    assert names(lockstep("runs", "--sort=-best")) == "bacd"
     assert names(lockstep("runs")) == "bcda"  # made when its configuration was written
 
 
@@ -229,7 +228,7 @@ def test_runs_are_sorted_by_typed_settings_metrics_and_facts(
         folder = RunFolder(three / "day" / name)
         status = json.loads(folder.status_file.read_text())
         folder.write_status(**status | {"metrics": {"val/accuracy": status["best"], "test/accuracy": 0.5}})
-    assert names(lockstep("runs", "--sort", order)) == expected
+    assert names(lockstep("runs", f"--sort={order}")) == expected
 
 
 def test_json_has_all_facts_of_every_run(three: Path, lockstep: Any) -> None:
@@ -258,9 +257,8 @@ def test_an_empty_folder_has_a_hint_and_a_missing_one_is_an_error(tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("--sort", "-lr"), "--sort lr is in no run: choose from state, run, best, settings, epoch,"),
-        (("--sort", "xyz"), "started, train/loss, val/accuracy, or a typed setting."),
-        (("--watch",), "--watch needs a terminal: remove it to print once."),
+        (("--sort=-lr",), "--sort lr is in no run: choose from state, run, best, settings, epoch,"),
+        (("--sort=xyz",), "started, train/loss, val/accuracy, or a typed setting."),
     ],
 )
 def test_wrong_options_are_one_clear_line(three: Path, lockstep: Any, words: tuple[str, ...], error: str) -> None:
@@ -276,28 +274,6 @@ def test_names_cannot_move_the_cursor_and_lines_stay_lines(tmp_path: Path, locks
     assert said.code == 0
     assert {line[1] for line in said.lines} == {"a [2J b c", "b"}
     assert {line[3] for line in said.lines} == {"x= 1", "-"}
-
-
-@pytest.mark.full
-def test_watching_shows_changes_until_ctrl_c_and_exits_with_0(three: Path) -> None:
-    with on_terminal(100, "runs", "--watch") as shown:
-        shown.wait_for("day/10_a")
-        run(three / "day" / "13_d", state=None)
-        RunFolder(three / "day" / "10_a").write_status(**TRAINED | {"state": "training", "host": "x", "epoch": 9})
-        shown.wait_for("training")
-        shown.type("\x03")
-        assert shown.end() == 0
-    after = shown.text.partition("\x1b[?1049l")[2]  # of the alternate screen
-    assert "9/10" in after  # the last table stays
-
-
-@pytest.mark.full
-def test_sigterm_restores_the_terminal(three: Path) -> None:
-    with on_terminal(100, "runs", "--watch") as shown:
-        shown.wait_for("day/10_a")
-        shown.process.send_signal(signal.SIGTERM)
-        assert shown.end() == 128 + signal.SIGTERM
-    assert "\x1b[?1049l" in shown.text
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def _command() -> int:
             from lockstep.cluster.commands import run_jobs_command as run
 
             return run(sys.argv[2:])
-        arguments = parse_arguments(_parser(), _join_sort(sys.argv[1:]))
+        arguments = parse_arguments(_parser(), sys.argv[1:])
         if arguments.command in ("eval", "predict", "embed", "labels"):
             launcher.shared_world(os.environ)
             entry.start_training()
@@ -74,17 +74,6 @@ def _restore_handlers() -> None:
     """Restore Python's own signal handlers, for commands that end by KeyboardInterrupt."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-
-
-def _join_sort(words: Sequence[str]) -> list[str]:
-    """Join `--sort -best` into one word: argparse takes -best for an option."""
-    joined: list[str] = []
-    for word in words:
-        if joined and joined[-1] == "--sort" and not word.startswith("--"):
-            joined[-1] += f"={word}"
-        else:
-            joined.append(word)
-    return joined
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -113,10 +102,8 @@ def _parser() -> argparse.ArgumentParser:
     text = "List the runs in a folder, newest first. Output to a pipe has all columns."
     runs = command("runs", "list the runs in a folder", description=text)
     runs.add_argument("folder", nargs="?", default="outputs", help="default: outputs")
-    text = "sort by a column, metric or typed setting; -COLUMN: largest first; default: -started"
+    text = "sort by a column, metric or typed setting; --sort=-COLUMN: largest first; default: -started"
     runs.add_argument("--sort", metavar="COLUMN", default="-started", help=text)
-    what = runs.add_mutually_exclusive_group()
-    what.add_argument("--watch", action="store_true", help="refresh every two seconds until Ctrl-C")
     compare = command("compare", "compare runs, or settings over their seeds or folds")
     text = "run folders, SWEEP:SETTING=VALUE,..., or one SWEEP for all its settings"
     compare.add_argument("runs", nargs="+", metavar="run", help=text)
@@ -174,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     board.add_argument("--training-hosts", default="", metavar="NAMES", help="additional host names to accept")
     data.add_commands(command("data", "check, fetch and prepare images"))
     machine = command("machine", "show GPUs, cores, memory and disks, and the partitions of the cluster")
-    listed = (new, benchmark, verify, model, status, what, compare, labels, stop)
+    listed = (new, benchmark, verify, model, status, runs, compare, labels, stop)
     for subparser in (*listed, evaluate, predict, embed, export, machine):
         subparser.add_argument(json_output.OPTION, action="store_true", help="print one JSON value only")
     command("schema", "print a JSON Schema of the files in conf/, for editors")
@@ -288,8 +275,7 @@ def _status(run: str, *, is_json: bool) -> int:
 def _runs(arguments: argparse.Namespace) -> int:
     from lockstep.monitoring.table import show_runs
 
-    sort, is_json = arguments.sort, arguments.json
-    return show_runs(arguments.folder, sort=sort, is_json=is_json, is_watched=arguments.watch)
+    return show_runs(arguments.folder, sort=arguments.sort, is_json=arguments.json)
 
 
 def _compare(names: Sequence[str], *, is_json: bool) -> int:

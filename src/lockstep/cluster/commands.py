@@ -56,8 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         subparser.set_defaults(function=function)
         return subparser
 
-    listed = command("list", _list, "list jobs, newest last")
-    listed.add_argument("--watch", action="store_true", help="refresh every two seconds until Ctrl-C")
+    command("list", _list, "list jobs, newest last")
     command("show", _show, "show the details of a job, and why it is waiting")
     command("follow", following.follow, "print the log of a job until it ends; Ctrl-C does not stop the job")
     command("wait", following.wait, "wait until jobs end; exit code 0 only if all runs are finished")
@@ -73,10 +72,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
-    if arguments.watch:
-        # as many as the screen has lines
-        terminal.watch(lambda out: _table(_select_jobs(arguments)[2 - out.height :], out))
-    elif arguments.json:
+    if arguments.json:
         print_json([jobs.job_facts(job) for job in chosen_jobs])
     elif not chosen_jobs:
         print("No jobs: submit a run with cluster=slurm or cluster=local, or choose another --folder.", file=sys.stderr)

@@ -3,14 +3,12 @@
 import contextlib
 import math
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from lockstep.monitoring import cells
 from lockstep.monitoring.selection import Listed, all_runs, root_of
@@ -23,22 +21,14 @@ from lockstep.system.terminal import new_table, print_table, printable, say
 from lockstep.system.wording import plural
 
 COLUMNS = ("state", "run", "best", "settings", "epoch", "s/epoch", "started")
-SEARCH_S = 10.0  # between two searches for new runs
 
 
-def show_runs(folder: str, *, sort: str, is_json: bool, is_watched: bool) -> int:
-    """Print the runs, or refresh them until Ctrl-C. Returns the exit code.
-
-    Raises ValueError for a `sort` that no run has.
-    """
+def show_runs(folder: str, *, sort: str, is_json: bool) -> int:
+    """Print the runs. Returns the exit code. Raises ValueError for a `sort` that no run has."""
     root = root_of(folder)
-    watched = Watched(root, scan_every_s=SEARCH_S)
-    _check_column(all_runs(watched), sort.removeprefix("-"))
-
-    if is_watched:
-        terminal.watch(lambda out: _screen(root, sort_runs(all_runs(watched), sort), out))
-        return 0
-    runs = sort_runs(all_runs(watched), sort)
+    listed = all_runs(Watched(root, scan_every_s=0.0))
+    _check_column(listed, sort.removeprefix("-"))
+    runs = sort_runs(listed, sort)
     if is_json:
         print_json([_plain_facts(run) for run in runs])
     elif not runs:
@@ -78,7 +68,7 @@ def _order(value: Any) -> tuple[bool, float, str]:
     return True, 0.0, str(value)
 
 
-def table(runs: Sequence[Listed], out: Console, num_shown: int | None = None) -> Table:
+def table(runs: Sequence[Listed], out: Console) -> Table:
     overrides = differing_overrides([run.facts for run in runs])
     rows = [
         (
@@ -90,18 +80,9 @@ def table(runs: Sequence[Listed], out: Console, num_shown: int | None = None) ->
             cells.time(run.facts.get("epoch_s")),
             cells.moment(run.since),
         )
-        for run in runs[:num_shown]
+        for run in runs
     ]
     return new_table(COLUMNS, rows, out, right=("best", "epoch", "s/epoch"), wraps=("settings",))
-
-
-def _screen(root: Path, runs: Sequence[Listed], out: Console) -> Group:
-    """Show as many runs as fit if each takes one line."""
-    num_shown = max(1, out.height - 4)
-    note = f"  {time.strftime('%H:%M:%S')}, Ctrl-C ends"
-    head = Text.assemble((_head(root, runs), "bold"), (note, "dim"), no_wrap=True, overflow="crop")
-    rest = f"and {len(runs) - num_shown:,} more" if len(runs) > num_shown else ""
-    return Group(head, table(runs, out, num_shown), Text(rest, style="dim"))
 
 
 def _head(root: Path, runs: Sequence[Listed]) -> str:

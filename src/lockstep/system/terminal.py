@@ -1,16 +1,12 @@
 """Texts and tables on a terminal and in a log. No torch: commands that only read start immediately."""
 
-import contextlib
 import inspect
-import signal
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.live import Live
 from rich.segment import Segment
 from rich.style import Style
 from rich.table import Table
@@ -18,11 +14,9 @@ from rich.text import Text
 from typing_extensions import override
 
 from lockstep.system import output
-from lockstep.system.signals import restore_signals
 
 PROGRAMS = ("lockstep ", "python ", "cat ")  # a value that begins so is a command
 LOG_WIDTH = 10_000  # columns of a log, where nothing is cut
-WATCH_EVERY_S = 2.0
 WIDEST, LEAST = 40, 20  # columns of a cell of a table on a terminal, and of one that becomes narrower than its text
 
 
@@ -52,27 +46,6 @@ def terminal(*, is_error: bool = False) -> Terminal:
     return Terminal(
         highlight=False, soft_wrap=True, width=LOG_WIDTH, stderr=is_error, force_terminal=False, force_jupyter=False
     )
-
-
-def watch(drawn: Callable[[Console], RenderableType]) -> None:
-    """Draw on the whole screen every two seconds until Ctrl-C. Raises ValueError without a terminal."""
-    out = terminal()
-    if not sys.stdout.isatty() or out.is_dumb_terminal:
-        raise ValueError("--watch needs a terminal: remove it to print once.")
-    with (
-        restore_signals(),
-        contextlib.suppress(KeyboardInterrupt),
-        Live(console=out, screen=True, auto_refresh=False) as live,
-    ):
-        signal.signal(signal.SIGTERM, _exit)  # leaves the alternate screen
-        while output.is_read():
-            live.update(drawn(out), refresh=True)
-            time.sleep(WATCH_EVERY_S)
-    out.print(drawn(out))
-
-
-def _exit(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
 
 
 def is_cell() -> bool:
