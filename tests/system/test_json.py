@@ -20,7 +20,6 @@ from tests.support.harness import ROOT
 from tests.support.image_files import write_image
 
 SMALL = ("data=digits", "model.width=2", "trainer.max_epochs=1", "strategy=cpu")
-PHOTOS = ("prepare", "photos", "--image-size", "16", "--cache", "cache")
 
 
 def value(done: subprocess.CompletedProcess[str], code: int = 0) -> Any:
@@ -58,7 +57,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ("embed", "latest", "photos", "--output", "features.npy"), "images output", marks=pytest.mark.full
         ),
         pytest.param(("labels", "latest"), "labels output suspicious", marks=pytest.mark.full),
-        (("data", *PHOTOS), "images image_shape cache overrides"),
         pytest.param(("data", "fetch", *SMALL), "data root weights", marks=pytest.mark.full),
         pytest.param(("data", "check", *SMALL), "splits", marks=pytest.mark.full),
         (("new", "roses"), "path requirement"),

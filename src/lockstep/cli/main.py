@@ -159,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     board.add_argument("--host", help="name or address to listen on; default: localhost, for this machine only")
     board.add_argument("--port", type=int, metavar="N", help="default: 6006, or the next free one")
     board.add_argument("--training-hosts", default="", metavar="NAMES", help="additional host names to accept")
-    data.add_commands(command("data", "check, fetch and prepare images"))
+    data.add_commands(command("data", "check and fetch images"))
     machine = command("machine", "show GPUs, cores, memory and disks, and the partitions of the cluster")
     listed = (new, benchmark, verify, model, status, runs, compare, labels, stop)
     for subparser in (*listed, evaluate, predict, embed, export, machine):

@@ -14,7 +14,7 @@ from PIL import Image
 from benchmarks import near_copies
 from lockstep.assembly import listed_images
 from lockstep.assembly.listed_images import files_of
-from lockstep.cli import data, main
+from lockstep.cli import main
 from lockstep.cli.check import check
 from lockstep.config.checks import validation
 from lockstep.config.composing import compose
@@ -452,7 +452,7 @@ def test_an_error_of_the_configuration_or_missing_data_has_its_own_exit_code(
 
 
 @pytest.mark.parametrize("command", ["check", "fetch"])
-def test_a_folder_is_enough_as_for_prepare(
+def test_a_folder_is_enough(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     outputs = []
@@ -464,14 +464,3 @@ def test_a_folder_is_enough_as_for_prepare(
         outputs.append(capsys.readouterr().out)
     assert outputs[0] == outputs[1] == outputs[2]
     assert "20 images" in outputs[0] or "12 images (fox: 6, hen: 6)" in outputs[0]
-
-
-@pytest.mark.parametrize(("size", "is_said"), [("32", True), ("64", False)])
-def test_prepare_says_how_much_it_shrinks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], size: str, is_said: bool
-) -> None:
-    for number in range(8):
-        write_image(tmp_path / "photos" / f"class {number % 2}" / f"{number}.png", seed=number, height=130, width=150)
-    assert data.prepare("photos", {"image_size": size}, compose.DEFAULT) == 0
-    line = "Shrunk from 130 pixels to 32: add experiment=finetune, or data.image_size=224 model=resnet18_imagenet\n"
-    assert (line in capsys.readouterr().out) is is_said

@@ -20,7 +20,6 @@ from lockstep.data.images.image_table import list_classes
 from lockstep.data.images.ragged_table import Rows
 from lockstep.data.splits import Images, Splits, whole
 from lockstep.runs import naming
-from tests.support import commands
 from tests.support.commands import Command
 from tests.support.harness import ROOT
 from tests.support.image_files import CHANGES, read, write_folder, write_image
@@ -300,32 +299,6 @@ def test_the_order_is_that_of_sorted_paths(tmp_path: Path) -> None:
         path.relative_to(tmp_path) for path in tmp_path.rglob("*.png") if path.is_file() and "circle" not in str(path)
     )
     assert list(list_classes(str(tmp_path)).names) == [path.as_posix() for path in expected]
-
-
-# -- lockstep data prepare ---------------------------------------------------------------------------------------------
-
-
-def prepare(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    tool = os.fspath(Path(sys.executable).parent / "lockstep")
-    return commands.run([tool, "data", "prepare", root.name, *arguments], root.parent)
-
-
-@pytest.mark.full
-@pytest.mark.processes
-def test_prepare_reports_errors(root: Path, cache: str) -> None:
-    for number in range(12):
-        (root / "red fox" / f"bad {number}.png").write_bytes(b"no image")
-    for arguments, message in (
-        (("--cache", cache), "bad 11.png cannot be read"),
-        (("--cache", "null"), "data.cache=null keeps nothing"),
-        (("--channels", "2"), "data.channels=2 must be 1|3"),
-    ):
-        done = prepare(root, *arguments)
-        assert done.returncode == 2
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
-    done = prepare(root.parent / "nowhere")
-    assert (done.returncode, "data.root=nowhere does not exist" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("text", ["plain/path-1.2", "it's", "a,b=[c]{d}", "back\\", "q\\'", "$x", "null", "7"])

@@ -14,19 +14,17 @@ import fsspec
 import pytest
 
 from lockstep.assembly import run_parts
-from lockstep.cli import data
 from lockstep.config import overrides
 from lockstep.config.checks import data_presence, validation
 from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema.target_sections import Data, is_url
-from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_table import list_classes
 from lockstep.data.transfer import copying
 from lockstep.system.redaction import redact
 from tests.support.copies import contents, listed, make, read, section, shown
 from tests.support.http_server import Handler
-from tests.support.image_files import VIEW, write_folder, write_image, write_list
+from tests.support.image_files import write_folder, write_image, write_list
 
 
 @pytest.fixture
@@ -142,20 +140,6 @@ def test_a_folder_that_cannot_be_listed_is_no_empty_one(root: Path, tmp_path: Pa
     with pytest.raises(ValueError, match=r"data\.root=.*flowers cannot be listed .*500"):
         make(f"{server}/flowers", tmp_path / "scratch")
     assert contents(folder) == contents(root)
-
-
-def test_prepare_takes_a_url_and_the_training_finds_all_of_it(
-    root: Path, tmp_path: Path, server: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    changes = {"image_size": "8", "channels": None, "cache": str(tmp_path / "cache")}
-    for first in ("Decoded into", "Up to date:"):
-        assert data.prepare(f"{server}/flowers", changes, compose.DEFAULT) == 0
-        assert f"\n{first} {tmp_path / 'cache'}/flowers-3x8x8-" in capsys.readouterr().out
-    assert len(Handler.fetched) == len(contents(root))
-    listing = list_classes(str(make(f"{server}/flowers", None, cache=str(tmp_path / "cache"))))
-    assert len(Handler.fetched) == len(contents(root))
-    decoding = Decoding(table=listing, view=VIEW, channels=3, cache=changes["cache"])
-    assert decoding.open_cache() is not None
 
 
 # -- names that lead elsewhere -----------------------------------------------------------------------------------------

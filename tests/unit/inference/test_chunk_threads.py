@@ -177,7 +177,7 @@ def test_chunks_are_as_small_as_maps_that_a_cpu_reuses(
 ) -> None:
     computed: list[int] = []
     write(tmp_path / "out.csv", blank(40, size), computed, device=device)
-    assert computed == expected
+    assert sorted(computed, reverse=True) == expected  # threads end in any order
 
 
 def test_failed_prediction_is_repeated_as_a_whole(tmp_path: Path) -> None:
