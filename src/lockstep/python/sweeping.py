@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lockstep.cluster import following, jobs, submission
 from lockstep.config.errors import ConfigError, Error
@@ -20,9 +20,6 @@ from lockstep.sweeps.table import present_table, table_facts
 from lockstep.system.processes import close_files_after
 from lockstep.system.redaction import redact
 
-if TYPE_CHECKING:
-    import pandas
-
 
 class Sweep(NamedTuple):
     """The trials of a sweep, the best setting first: `rows` has a dictionary of each, with settings, state and results.
@@ -33,21 +30,6 @@ class Sweep(NamedTuple):
     path: Path
     rows: list[dict[str, Any]]
     trials: list[Run]
-
-    @property
-    def table(self) -> "pandas.DataFrame":
-        """The rows as a table, with numbers in the columns of settings that are numbers. Needs pandas."""
-        try:
-            import pandas
-        except ImportError as error:
-            what = "Sweep.table needs the package pandas: install it with: pip install pandas"
-            raise ImportError(f"{what}, or use Sweep.rows") from error
-        table: Any = pandas.DataFrame(self.rows)
-        for key in table:
-            numbers: Any = pandas.to_numeric(table[key], errors="coerce")
-            if numbers.isna().equals(table[key].isna()):
-                table[key] = numbers
-        return table
 
 
 @dataclass(frozen=True)
