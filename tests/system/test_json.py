@@ -47,7 +47,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (("status",), "path state"),
         pytest.param(("compare", "latest", "latest"), "settings results", marks=pytest.mark.full),
-        pytest.param(("model", *SMALL), "layers", marks=pytest.mark.full),
         (("eval", "latest", "--devices", "2"), "metrics images run confusion_matrix calibration"),
         (("predict", "latest", "photos"), "predictions rows unreadable"),
         pytest.param(

@@ -161,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     board.add_argument("--training-hosts", default="", metavar="NAMES", help="additional host names to accept")
     data.add_commands(command("data", "check and fetch images"))
     machine = command("machine", "show GPUs, cores, memory and disks, and the partitions of the cluster")
-    listed = (new, benchmark, verify, model, status, runs, compare, labels, stop)
+    listed = (new, benchmark, verify, status, runs, compare, labels, stop)
     for subparser in (*listed, evaluate, predict, embed, export, machine):
         subparser.add_argument(json_output.OPTION, action="store_true", help="print one JSON value only")
     command("schema", "print a JSON Schema of the files in conf/, for editors")
@@ -214,7 +214,7 @@ def _run(arguments: argparse.Namespace) -> int:
         case "model":
             from lockstep.cli.model import show_model
 
-            return show_model(arguments.overrides, _enter_project(), depth=arguments.depth, is_json=arguments.json)
+            return show_model(arguments.overrides, _enter_project(), depth=arguments.depth)
         case "status":
             return _status(arguments.run, is_json=arguments.json)
         case "runs":
