@@ -54,7 +54,6 @@ RINGS = {
         *("data.sources.downloads", "data.sources.folders", "data.sources.lists", "data.transfer"),
         *(
             "models.graphs",
-            "models.layers",
             "models.frozen",
             "models.libraries",
             "models.weight_files",

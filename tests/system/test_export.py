@@ -228,9 +228,8 @@ def test_the_server_of_the_page_answers_with_the_probabilities_of_an_image(
 def test_the_layers_of_a_configuration_are_shown_for_its_images(tmp_path: Path) -> None:
     shown = commands.lockstep(tmp_path, "model", *SMALL, "--depth", "1")
     assert shown.returncode == 0, shown.stderr
-    names = [
-        f"net.{name}" for name in ("conv1", "bn1", "maxpool", *(f"layer{n}" for n in range(1, 5)), "dropout", "fc")
-    ]
+    blocks = [f"layer{number}" for number in range(1, 5)]
+    names = [f"net.{name}" for name in ("conv1", "bn1", "maxpool", *blocks, "dropout", "fc")]
     rows = [[cell.strip() for cell in line.split("|")] for line in shown.stdout.splitlines() if "|" in line]
     assert [row[1] for row in rows] == ["Name", "net", *names]
     assert rows[2][2:] == ["Conv2d", "36", "train", "18.4 K", "[1, 1, 16, 16]", "[1, 4, 16, 16]"]

@@ -12,7 +12,7 @@ from lockstep.launch.worker import import_training
 from lockstep.system.tracebacks import located
 
 if TYPE_CHECKING:
-    from lightning.pytorch.utilities.model_summary import ModelSummary
+    from lightning.pytorch.utilities.model_summary.model_summary import ModelSummary
     from torch import nn
 
 
@@ -43,7 +43,7 @@ def summary_of(net: "nn.Module", image_shape: Sequence[int], depth: int) -> "Mod
     """Return the summary of a network that computes one image of zeros, to `depth` levels of layers."""
     import lightning as L
     import torch
-    from lightning.pytorch.utilities.model_summary import ModelSummary
+    from lightning.pytorch.utilities.model_summary.model_summary import ModelSummary
 
     module = L.LightningModule()
     module.net = net
