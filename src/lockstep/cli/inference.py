@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.assembly import checkpoints, refusals
 from lockstep.cli import answers
-from lockstep.config import build, overrides, saved_run
+from lockstep.config import saved_run
 from lockstep.config.checks import data_presence
 from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.composing import compose
@@ -47,8 +47,6 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
     given = read[arguments.command](arguments)
     try:
         refuse_training_overrides(arguments.overrides, "use --precision")
-        if arguments.run is None:
-            return _embed_pretrained(arguments, given, current)
         reads_data = given.get("source", "test") in ("val", "test")
         folder, checkpoint, saved, source = open_run(arguments, current, reads_data=reads_data)
         devices, world = _devices(arguments.devices), outer_world(os.environ)
@@ -80,22 +78,6 @@ def refuse_training_overrides(texts: list[str], precision_hint: str) -> None:
             raise ConfigError(Error(text, problem, hint))
 
 
-def _embed_pretrained(arguments: argparse.Namespace, given: dict[str, Any], current: Path) -> int:
-    """Compute the features of the pretrained network of overrides, with the view of experiment=finetune."""
-    project.enter(current)
-    typed = ["experiment=finetune", "data.root=.", *arguments.overrides]  # no image of this folder is read
-    new = build.settle_config(overrides.check(typed, compose.source_of(current)).configs[0])
-    data_presence.check_weights(new)
-    devices, world = _devices(arguments.devices), outer_world(os.environ)
-    config = saved_run.adapt_to_machine(
-        new, devices=devices, strategy=arguments.strategy, world=world, precision=arguments.precision
-    )
-    if config.cluster.name != "none":
-        return _submit(arguments, [], config)
-    given |= {"config": config_file.to_tree(config), "checkpoint": None, "run": ""}
-    return _compute(TASKS["embed"], given, config, arguments.job)
-
-
 def open_run(
     arguments: argparse.Namespace, current: Path, *, reads_data: bool = True
 ) -> tuple[RunFolder, Path, Config, compose.Source]:
@@ -121,15 +103,6 @@ def _prediction(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _embedding(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what embeds; a run and a source are arguments without =, or names of files. Without a run it is None."""
-    words = arguments.overrides
-    names = [word for word in words if "=" not in word or Path(word).exists()]
-    arguments.overrides = [word for word in words if word not in names]
-    is_new = len(names) == 1 and any(word.startswith("model") for word in arguments.overrides)
-    if not is_new and len(names) != 2:
-        hint = "use RUN FOLDER, or model.name=resnet18 FOLDER"
-        raise ValueError(f"embed {' '.join(words)} does not name a network and its images: {hint}.")
-    arguments.run, arguments.source = (None, *names)[-2:]
     if not arguments.output.endswith(".npy"):
         raise ValueError(f"--output {arguments.output} is not named as an array: use features.npy.")
     _output(f"{arguments.output}.csv")  # names of its rows
@@ -138,7 +111,7 @@ def _embedding(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _images(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what writes rows of images: a split of the run, or a file or folder, whose path becomes absolute."""
-    if arguments.source not in ("val", "test") or arguments.run is None:
+    if arguments.source not in ("val", "test"):
         if not Path(arguments.source).exists():
             raise FileNotFoundError(f"{arguments.source} does not exist: give a folder or file of images, val or test.")
         arguments.source = str(Path(arguments.source).resolve())

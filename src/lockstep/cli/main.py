@@ -117,12 +117,10 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = command("eval", "evaluate a trained network, on any number of workers")
     predict = command("predict", "predict images: a table, or a CSV file")
     text = "write the features of images, which the last layer takes, to a NumPy array"
-    embed = command("embed", text, usage="lockstep embed RUN|model.name=... FOLDER --output NAME.npy [options]")
-    text = "run folder or latest, or settings of a pretrained network; and images, as of predict"
-    embed.add_argument("overrides", nargs="+", metavar="RUN|model.name=... FOLDER", help=text)
+    embed = command("embed", text)
     embed.add_argument("--output", required=True, help="array to write, NAME.npy; names of its rows: NAME.npy.csv")
     export = command("export", "write a trained network to a file for other programs, and check it")
-    for subparser in (stop, evaluate, predict, export):
+    for subparser in (stop, evaluate, predict, embed, export):
         subparser.add_argument("run", help="run folder, or latest")
     stop.add_argument("--reason", default="lockstep stop", help="recorded in the status of the run")
     text = "default: test; of images that are not the run's, and have no test split, all"
@@ -130,14 +128,16 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--output", help="CSV file to write: truth, prediction and loss, one row per image")
     text = "new folder for report.json, the confusion matrix, and the worst mistakes"
     evaluate.add_argument("--pictures", metavar="FOLDER", help=text)
-    predict.add_argument("source", help="image file, folder of images, or split of the run's data: val or test")
+    for subparser in (predict, embed):
+        text = "image file, folder of images, or split of the run's data: val or test"
+        subparser.add_argument("source", help=text)
     predict.add_argument("--output", help="CSV file to write, one row per image; default: print a table")
     text = "file to write: NAME.onnx, or NAME.pt2 for torch.export; default: network.onnx in the run folder"
     export.add_argument("--output", help=text)
     for subparser in (predict, export):
         text = "answer only where at most this fraction of the answers is wrong, such as 0.05, else unknown"
         subparser.add_argument("--max-error", type=float, metavar="RATE", help=text)
-    for subparser in (evaluate, predict, export, labels):
+    for subparser in (evaluate, predict, embed, export, labels):
         subparser.add_argument("overrides", **data.SETTINGS, help="settings to change, such as data.root=elsewhere")
     for subparser in (predict, embed):
         subparser.add_argument("--strict", action="store_true", help="write nothing if an image cannot be read")

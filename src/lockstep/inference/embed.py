@@ -10,15 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lockstep.assembly import networks, pretrained_weights, session
-from lockstep.assembly.session import Session
+from lockstep.assembly import session
 from lockstep.config.checks import validation
 from lockstep.config.errors import ConfigError, Error
-from lockstep.distributed.broadcast import broadcast
 from lockstep.inference import predict
-from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.models.classifier import Classifier
 from lockstep.models.frozen import head_inputs
-from lockstep.models.origin import attach_ends, origin_of
+from lockstep.models.origin import attach_ends
 from lockstep.runs.files import atomic_file, csv_text
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
@@ -34,19 +32,18 @@ def embed(
     config: dict[str, Any],
     run: str,
     source: str,
-    checkpoint: str | None,
+    checkpoint: str,
     output: str,
     is_strict: bool,
 ) -> int:
     """Write the features of every image of `source` to the array `output`, and the names next to it.
 
-    The network is that of a checkpoint, or with None the pretrained one of `config`. The rest is as in
-    `predict.predict`.
+    The rest is as in `predict.predict`.
     """
     settings = validation.check_tree(config).model_copy(update={"compile": False})
     predict.refuse_own_module(settings, "lockstep embed")
     with session.open_session(folder, settings, world) as here:
-        module = _pretrained(here) if checkpoint is None else predict.load_network(here, Path(checkpoint))
+        module = predict.load_network(here, Path(checkpoint))
         images = predict.images_of(here, run, source, module.image_format)
         dtype = str(module.mean.dtype).removeprefix("torch.")
 
@@ -77,27 +74,6 @@ def features(module: Classifier, inputs: Tensor) -> Tensor:
         if isinstance(net.get_submodule(head), nn.Conv2d):
             return values.flatten(2).mean(2)
         return values.flatten(1, -2).mean(1) if values.dim() > 2 else values
-
-
-def _pretrained(here: Session) -> Classifier:
-    """Build the network of the configuration with its pretrained weights. Every rank must call it."""
-    arguments = here.config.data.arguments()
-    size, channels = arguments.get("image_size"), arguments.get("channels", 3)
-    if size is None:
-        raise ConfigError(Error("data.image_size=null", "leaves images of several sizes", "use data.image_size=224"))
-    height, width = (size, size) if isinstance(size, int) else size
-    # classes as of ImageNet's weights, which so fit; their normalization takes the place of this one
-    names = tuple(map(str, range(1000)))
-    form = ImageFormat(names, (channels, height, width), mean=(0.0,) * channels, std=(1.0,) * channels)
-    module = networks.classifier(here, form, total_steps=1).eval()
-    if origin_of(module.net).load is None:
-        problem = "has no pretrained weights, and random ones have no useful features"
-        raise ConfigError(Error(f"model._target_={here.config.model.target}", problem, "set model.pretrained=true"))
-    pretrained_weights.load_pretrained(here, module.net)
-    module.to(here.device)
-    if here.is_distributed:
-        broadcast(module.net.parameters())
-    return module
 
 
 def write_array(output: Path, names: Sequence[object], dtype: str, rows: Iterable[str]) -> None:
