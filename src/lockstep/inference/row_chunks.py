@@ -26,19 +26,15 @@ class Chunk(NamedTuple):
     errors: list[str]
 
 
-def leftovers(path: Path) -> list[Path]:
-    """List the hidden files and folders next to `path` that have a `temporary_name` of it."""
-    hidden = (each for each in path.parent.glob(".*") if files.LEFTOVER.fullmatch(each.name))
-    return [each for each in hidden if each.name.rsplit(".", 2)[0] == f".{path.name}"]
-
-
 def prepare(output: Path) -> None:
     """Create the folder of `output`, and remove the hidden files of commands that were killed.
 
     Raises ValueError if another process is writing `output`.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
-    for hidden in leftovers(output):
+    for hidden in output.parent.glob(".*"):
+        if not files.LEFTOVER.fullmatch(hidden.name) or hidden.name.rsplit(".", 2)[0] != f".{output.name}":
+            continue
         is_held = files.is_held(hidden)
         if is_held:
             what = f"{display_path(output)} is being written by another process"
