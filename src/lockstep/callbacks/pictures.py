@@ -122,10 +122,17 @@ def figures(
         yield "predictions", _grid(pixels, findings, first, names, f"Predictions ({what})")
     worst = findings.worst(num_images)
     if len(worst):
-        yield "worst_mistakes", _grid(pixels, findings, worst, names, f"The most confident mistakes ({what})")
+        title = f"The most confident mistakes ({what})"
+        yield "worst_mistakes", _grid(pixels, findings, worst, names, title)
 
 
-def _grid(pixels: Pixels, findings: "Findings", rows: Any, names: tuple[str, ...], title: str) -> "Figure":
+def _grid(
+    pixels: Pixels,
+    findings: "Findings",
+    rows: Any,
+    names: tuple[str, ...],
+    title: str,
+) -> "Figure":
     from lockstep.callbacks import plots
 
     captions, is_right = [], (findings.labels == findings.predictions)[rows]

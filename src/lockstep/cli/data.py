@@ -1,4 +1,4 @@
-"""`lockstep data`: the arguments of its commands, which check images or download what a training needs."""
+"""`lockstep data`: its commands check images, or download what a training needs."""
 
 import argparse
 from typing import TYPE_CHECKING, Any

@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "List the runs in a folder, newest first. Output to a pipe has all columns."
     runs = command("runs", "list the runs in a folder", description=text)
     runs.add_argument("folder", nargs="?", default="outputs", help="default: outputs")
-    text = "sort by a column, metric or typed setting; --sort=-COLUMN: largest first; default: -started"
+    text = "column, metric or typed setting; --sort=-COLUMN: largest first; default: -started"
     runs.add_argument("--sort", metavar="COLUMN", default="-started", help=text)
     compare = command("compare", "compare runs, or settings over their seeds or folds")
     text = "run folders, SWEEP:SETTING=VALUE,..., or one SWEEP for all its settings"

@@ -1,4 +1,4 @@
-"""`lockstep model`: the layers of the network of a configuration, by Lightning's summary of a module."""
+"""`lockstep model`: the layers of the network of a configuration, by Lightning's summary."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -40,7 +40,7 @@ def show_model(typed: Sequence[str], source: compose.Source, *, depth: int) -> i
 
 
 def summary_of(net: "nn.Module", image_shape: Sequence[int], depth: int) -> "ModelSummary":
-    """Return the summary of a network that computes one image of zeros, to `depth` levels of layers."""
+    """Return the summary of a network for one image of zeros, to `depth` levels of layers."""
     import lightning as L
     import torch
     from lightning.pytorch.utilities.model_summary.model_summary import ModelSummary
@@ -49,5 +49,6 @@ def summary_of(net: "nn.Module", image_shape: Sequence[int], depth: int) -> "Mod
     module.net = net
     module.forward = net.__call__
     module.example_input_array = torch.zeros(1, *image_shape)
-    torch.backends.mha.set_fastpath_enabled(False)  # its attention is one operation, whose FLOPs torch does not count
+    # The fast path of attention is one operation, whose FLOPs torch does not count.
+    torch.backends.mha.set_fastpath_enabled(False)
     return ModelSummary(module, depth + 1)

@@ -92,7 +92,13 @@ def show_report(result: dict[str, Any]) -> None:
         out.print(f"{len(classes)} of {len(result['classes']):,} classes, those of the lowest f1; --json has all")
 
 
-def draw(folder: Path, names: tuple[str, ...], images: Images, findings: Findings, result: dict[str, Any]) -> None:
+def draw(
+    folder: Path,
+    names: tuple[str, ...],
+    images: Images,
+    findings: Findings,
+    result: dict[str, Any],
+) -> None:
     """Write pictures and report.json of an evaluation into a folder, and print that."""
     from lockstep.callbacks import plots
 

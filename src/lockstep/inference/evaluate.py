@@ -119,7 +119,8 @@ def evaluate(
             if here.rank == 0:
                 print(f"{plural(len(images), 'row')} in {output}", flush=True)
         if pictures is not None and findings is not None:
-            draw = partial(class_report.draw, Path(pictures), data.class_names, images, findings, result)
+            shown = (data.class_names, images, findings, result)
+            draw = partial(class_report.draw, Path(pictures), *shown)
             together(lambda: draw() if here.rank == 0 else None)
         if here.rank == 0:
             write_json(folder.scores, {**metrics, "report": result})

@@ -171,9 +171,9 @@ def write_rows(
 ) -> list[str]:
     """Write predictions of images to the CSV file `output`. Returns the errors of those that cannot be read.
 
-    A row has the `top_k` most probable classes, and with `has_truth` target and loss. The class is `unknown` up to
-    the `threshold`. With `is_strict`, nothing is written if there are errors. With `is_shown` a table is printed in
-    place of the file, and its rows are added to `rows`.
+    A row has the `top_k` most probable classes, and with `has_truth` target and loss. The class
+    is `unknown` up to the `threshold`. With `is_strict`, nothing is written if there are errors.
+    With `is_shown` a table is printed in place of the file, and its rows are added to `rows`.
     Every rank must call it.
     """
     names, ranks = module.image_format.class_names, ranking_argument(module, top_k, is_shown=is_shown)

@@ -33,7 +33,8 @@ def prepare(output: Path) -> None:
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     for hidden in output.parent.glob(".*"):
-        if not files.LEFTOVER.fullmatch(hidden.name) or hidden.name.rsplit(".", 2)[0] != f".{output.name}":
+        is_temporary = files.LEFTOVER.fullmatch(hidden.name) is not None
+        if not is_temporary or hidden.name.rsplit(".", 2)[0] != f".{output.name}":
             continue
         is_held = files.is_held(hidden)
         if is_held:
