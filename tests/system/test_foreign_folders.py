@@ -504,10 +504,9 @@ def test_no_command_ends_a_process_that_a_strangers_job_names(
     [
         ("training", ("stop", "theirs")),
         ("stopped", ("jobs", "requeue", "theirs")),
-        ("failed", ("jobs", "delete", "theirs", "--yes")),
     ],
 )
-def test_a_strangers_folder_is_neither_stopped_nor_requeued_nor_removed(
+def test_a_strangers_folder_is_neither_stopped_nor_requeued(
     theirs: RunFolder, work: Path, state: str, words: tuple[str, ...]
 ) -> None:
     with fake_job(theirs, 1):

@@ -29,7 +29,7 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
 from lockstep.launch import prepared_run, worker
-from lockstep.runs import discovery, files
+from lockstep.runs import discovery
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from lockstep.sweeps import array
 from lockstep.sweeps import command as sweeps
@@ -707,7 +707,7 @@ def test_jobs_are_listed_from_their_records_with_a_note_where_slurm_does_not_ans
     assert [row[:2] for row in rows] == [["20", "unknown"], ["21", "completed"], ["22", "unknown"], ["23", "unknown"]]
 
 
-@pytest.mark.parametrize("words", [["cancel", ""], ["delete", "21", "", "--yes"], ["list", "--folder="]])
+@pytest.mark.parametrize("words", [["cancel", ""], ["list", "--folder="]])
 def test_an_empty_name_is_not_the_current_folder(four: Path, words: list[str]) -> None:
     with pytest.raises(ValueError, match="a name is empty, perhaps an unset variable"):
         commands.run_jobs_command(words)
@@ -848,7 +848,7 @@ def test_what_waits_is_cancelled_unless_slurm_refuses_and_what_has_ended_is_not(
     assert not RunFolder(four / "outputs/day/waits").read_job()["cancelled"]
 
 
-@pytest.mark.parametrize("words", [["delete", "--yes"], ["requeue"], ["cancel"], ["wait"], ["follow"]])
+@pytest.mark.parametrize("words", [["requeue"], ["cancel"], ["wait"], ["follow"]])
 def test_a_job_that_may_wait_is_left_alone_without_slurm(
     four: Path, tools: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
@@ -873,15 +873,6 @@ def test_a_run_whose_job_waits_is_not_resumed_elsewhere(tools: Path, tmp_path: P
     done = run_command(command(f"resume={folder.path}"), tmp_path)
     assert done.returncode == EXIT_CONFIG, done.stdout
     assert "has job 17, pending: lockstep jobs cancel 17 first" in done.stderr
-
-
-def test_only_what_has_ended_is_deleted_and_a_person_is_asked(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="job 20 is pending: lockstep jobs cancel 20 first"):
-        commands.run_jobs_command(["delete", "20", "21", "--yes"])
-    assert commands.run_jobs_command(["delete", "21"]) == EXIT_CONFIG
-    assert "add --yes to remove these" in capsys.readouterr().err
-    assert commands.run_jobs_command(["delete", "21", "23", "--yes"]) == 0
-    assert sorted(path.name for path in (four / "outputs/day").iterdir()) == ["bad", "waits"]
 
 
 # -- the background of this machine ------------------------------------------------------------------------------------
@@ -1042,13 +1033,3 @@ def test_a_command_in_the_background_has_state_result_and_exit_code_and_is_stopp
     assert discovery.scan(tmp_path / "outputs") == {}  # these folders are no runs
     (good.path / "table.json").write_text('{"best": 3}')
     assert found(good).result == {"best": 3}
-    trial = RunFolder(good.path / "0")  # of a sweep, which was continued elsewhere
-    trial.path.mkdir()
-    trial.config.touch()
-    trial.write_job({**good.read_job(), "command": ()})
-    with files.hold_lock(trial.job_lock), pytest.raises(ValueError, match=r"is running: lockstep jobs cancel"):
-        commands._delete([found(good)], argparse.Namespace(yes=True))
-    with trial.lock():
-        assert commands._delete([found(good)], argparse.Namespace(yes=True)) == EXIT_FAILED
-    assert commands._delete([found(good)], argparse.Namespace(yes=True)) == 0
-    assert not good.path.exists()

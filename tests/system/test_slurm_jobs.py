@@ -209,12 +209,6 @@ def test_a_submitted_job_is_followed_from_another_shell_and_runs_the_code_of_its
     assert shell.jobs("wait", run.id).returncode == 0
     assert f"job {run.id} is finished" in shell.jobs("requeue", run.id, code=EXIT_CONFIG).stderr
     assert json.loads(shell.jobs("result", run.folder.path).stdout) == run.folder.read_summary()
-    shell.jobs("delete", run.id, code=EXIT_CONFIG)  # there is nobody to ask
-    assert run.folder.path.exists()
-    job = run.id
-    shell.jobs("delete", job, "--yes")
-    assert not run.folder.path.exists()
-    assert f"{job} is not a job. Known jobs: " in shell.jobs("show", job, code=EXIT_CONFIG).stderr
 
 
 @pytest.mark.full

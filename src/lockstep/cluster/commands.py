@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.cluster import deletion, following, jobs
+from lockstep.cluster import following, jobs
 from lockstep.cluster.jobs import Job
 from lockstep.monitoring import cells
 from lockstep.runs import gate
@@ -64,9 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     command("cancel", _cancel, "cancel jobs; running ones save a checkpoint first", names="+")
     requeue = command("requeue", _requeue, "resume the runs of ended jobs in new jobs", names="+")
     requeue.add_argument("--trust", action="store_true", help=TRUSTING)
-    text = "remove the records and run folders of ended jobs, after confirmation"
-    command("delete", _delete, text, names="+").add_argument("--yes", action="store_true", help="without confirmation")
-    for name in commands.choices.keys() - {"follow", "delete"}:
+    for name in commands.choices.keys() - {"follow"}:
         commands.choices[name].add_argument(json_output.OPTION, action="store_true", help="print one JSON value only")
     return parser
 
@@ -173,13 +171,3 @@ def _requeue(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
         print(f"Job {job.id} resumes as job {resumed[-1]['id']}.", flush=True)
     answer(resumed)
     return 0
-
-
-def _delete(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
-    below = jobs.recorded_jobs(job.folder.path for job in chosen_jobs)  # trials of a sweep may have jobs of their own
-    for job in chosen_jobs:
-        gate.need_made_here(job.folder, "remove it by hand")
-    live = [job for job in jobs.look(below) if job.is_live]
-    if live:
-        raise ValueError(f"job {live[0].id} is {live[0].state}: lockstep jobs cancel {live[0].id} first.")
-    return deletion.remove([job.run for job in chosen_jobs], is_sure=arguments.yes)

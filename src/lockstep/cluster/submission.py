@@ -241,7 +241,7 @@ def live_jobs(folders: Iterable[RunFolder]) -> list[Job]:
 
 
 def _need_empty(chosen: Path) -> None:
-    """Raise ConfigError for a folder that is not empty: `lockstep jobs delete` removes the folder of a run whole."""
+    """Raise ConfigError for a folder that is not empty: a run is removed together with its folder."""
     if RunFolder(chosen).config.exists():
         raise ConfigError(Error(str(chosen), "already contains a run", f"resume it with {resume_override(chosen)}"))
     if chosen.is_dir() and any(chosen.iterdir()):
