@@ -68,16 +68,15 @@ class Submitted:
 
     @contextlib.contextmanager
     def watched(self) -> "Iterator[Submitted]":
-        """Start `lockstep jobs follow` and `wait`, whose processes are in `watching`."""
-        with contextlib.ExitStack() as ended:
-            for word in ("follow", "wait"):
-                words = [sys.executable, "-m", "lockstep.cli.main", "jobs", word, self.id]
-                pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-                process = subprocess.Popen(words, cwd=self.shell.cwd, env=self.slurm.environ, **pipes)
-                ended.enter_context(process)
-                ended.callback(process.kill)
-                self.watching.append(process)
-            yield self
+        """Start `lockstep jobs wait`, whose process is in `watching`."""
+        words = [sys.executable, "-m", "lockstep.cli.main", "jobs", "wait", self.id]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(words, cwd=self.shell.cwd, env=self.slurm.environ, **pipes) as process:
+            self.watching.append(process)
+            try:
+                yield self
+            finally:
+                process.kill()
 
     def assert_went_on(self, alone: RunFolder, *, exactness: float = 0) -> None:
         """Wait for the end; SLURM requeued the job once, and it ended like `alone`."""

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import io
 import json
 import os
 import re
@@ -19,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.cluster import code, commands, following, job, jobs, scheduler, slurm, submission
+from lockstep.cluster import code, commands, job, jobs, scheduler, slurm, submission
 from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
 from lockstep.config.checks import validation
@@ -34,7 +33,6 @@ from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFold
 from lockstep.sweeps import array
 from lockstep.sweeps import command as sweeps
 from lockstep.sweeps.ledger import Ledger, Trial
-from lockstep.system import output
 from lockstep.system.signals import block_signals, restore_signals
 from tests.support import job_records
 from tests.support.commands import run as run_command
@@ -773,61 +771,6 @@ def test_a_record_with_wrong_values_is_one_line_and_hides_no_other_job(
         assert error.count("\n") == 1
 
 
-class Tty(io.TextIOWrapper):
-    """A terminal that keeps what is printed."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(open(path, "wb"), "utf-8")  # noqa: SIM115
-
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_log_is_followed_without_commands_to_the_terminal(
-    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_terminal: bool
-) -> None:
-    folder, log, shown = RunFolder(tmp_path / "run"), tmp_path / "log", tmp_path / "shown"
-    submitted(folder, "local-1", engine="local", host="elsewhere", log=str(log))
-    folder.write_status(state="finished")
-    log.write_bytes(
-        "\x1b]0;title\x07\x1b[31mred\x1b[0m\tgr\u00fc\u00dfe \udcff\r 50 %\r\x1b[2Jend\n".encode(
-            errors="surrogateescape"
-        )
-    )
-    with open(shown, "w") if not is_terminal else Tty(shown) as out, monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", output.Printed(out))
-        assert commands.run_jobs_command(["follow", "local-1", "--folder", str(tmp_path)]) == 0
-        sys.stdout.flush()
-    text = shown.read_bytes().decode()
-    assert text == " ]0;title red\tgr\u00fc\u00dfe \ufffd\r 50 %\r [2Jend\n"
-
-
-def test_half_a_character_of_a_log_is_printed_once_it_is_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = tmp_path / "log"
-    position = 0
-    for content in (b"a\xe2", b"a\xe2\x82", b"a\xe2\x82\xacb"):
-        log.write_bytes(content)
-        position = following._print_from(log, position)
-    assert capsys.readouterr().out == "a\u20acb"
-
-
-@pytest.mark.parametrize("kind", ["link", "pipe", "folder", "device"])
-def test_a_log_that_is_no_file_is_not_read(tools: Path, tmp_path: Path, kind: str) -> None:
-    folder, log = RunFolder(tmp_path / "run"), tmp_path / "log"
-    if kind == "link":
-        log.symlink_to("/dev/zero")
-    elif kind == "pipe":
-        os.mkfifo(log)
-    elif kind == "folder":
-        log.mkdir()
-    submitted(folder, "local-1", engine="local", host="elsewhere", log="/dev/zero" if kind == "device" else str(log))
-    with pytest.raises(ValueError, match=r"is not a file|cannot be read"):
-        commands.run_jobs_command(["follow", "local-1", "--folder", str(tmp_path)])
-
-
 def test_what_waits_is_cancelled_unless_slurm_refuses_and_what_has_ended_is_not(
     four: Path, tools: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -848,7 +791,7 @@ def test_what_waits_is_cancelled_unless_slurm_refuses_and_what_has_ended_is_not(
     assert not RunFolder(four / "outputs/day/waits").read_job()["cancelled"]
 
 
-@pytest.mark.parametrize("words", [["requeue"], ["cancel"], ["wait"], ["follow"]])
+@pytest.mark.parametrize("words", [["requeue"], ["cancel"], ["wait"]])
 def test_a_job_that_may_wait_is_left_alone_without_slurm(
     four: Path, tools: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
@@ -917,6 +860,7 @@ def test_a_job_in_the_background_outlives_its_terminal_and_is_cancelled_and_goes
     wait_until(lambda: folder.read_status().get("step", 0) >= 1, "the first step")
     name = folder.read_job()["id"]
     assert cells_of(lockstep_jobs(tmp_path, "list", "run").stdout)[1][:2] == [name, "running"]
+    assert f"tail -F run/job/{name}_0_log.out" in lockstep_jobs(tmp_path, "show", "run").stdout
     again = run_command(command(f"resume={folder.path}", "cluster=local", "--trust"), tmp_path)
     assert f"has job {name}, running: lockstep jobs cancel {name} first" in again.stderr
     assert "saves a checkpoint first" in lockstep_jobs(tmp_path, "cancel", "run").stdout
@@ -926,10 +870,10 @@ def test_a_job_in_the_background_outlives_its_terminal_and_is_cancelled_and_goes
     (tmp_path / "elsewhere").mkdir()
     done = lockstep_jobs(tmp_path / "elsewhere", "requeue", str(folder.path))
     assert done.returncode == 0, done.stderr
-    done = lockstep_jobs(tmp_path, "follow", "run")
-    assert done.returncode == 0, done.stderr
-    assert ", resumed" in done.stdout
-    assert "Finished 4 epochs" in done.stdout
+    assert lockstep_jobs(tmp_path, "wait", "run").returncode == 0
+    log = Path(folder.read_job()["log"]).read_text()
+    assert ", resumed" in log
+    assert "Finished 4 epochs" in log
     assert json.loads(lockstep_jobs(tmp_path, "result", "run").stdout)["epochs"] == 4
     assert difference(alone, folder) == 0
     assert f"earlier jobs  {name}" in lockstep_jobs(tmp_path, "show", name, "--folder", "run").stdout

@@ -142,9 +142,10 @@ def test_a_job_measures_the_cores_and_gpus_of_both_machines(shell: Shell, gpus: 
     done = shell.slurm.run(*words(*JOB, *sizes), cwd=shell.cwd, environ=gpus.environ(2))
     folder = folder_of(shell.cwd)
     job = folder.read_job()["id"]
-    assert f"lockstep jobs follow {job}" in done.stdout
+    assert f"lockstep jobs wait {job}" in done.stdout
     assert [line.split()[0] for line in shell.jobs("list").stdout.splitlines()[1:]] == [job]
-    assert "parallel-gpu: measured" in shell.jobs("follow", job).stdout
+    shell.jobs("wait", job)
+    assert "parallel-gpu: measured" in Path(folder.read_job()["log"]).read_text()
     measured = by_name(folder)
     sizes = {name: (r["state"], r["nodes"], r["workers"], r["global_batch_size"]) for name, r in measured.items()}
     assert sizes == {

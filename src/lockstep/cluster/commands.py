@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.cluster import following, jobs
+from lockstep.cluster import jobs, waiting
 from lockstep.cluster.jobs import Job
 from lockstep.monitoring import cells
 from lockstep.runs import gate
@@ -39,7 +39,7 @@ def _select_jobs(arguments: argparse.Namespace) -> list[Job]:
     found = jobs.recorded_jobs(map(Path, [arguments.folder, *arguments.names]))
     if arguments.names or arguments.function != _list:
         found = jobs.select_jobs(found, arguments.names or ["latest"])
-    return jobs.look(found, is_slurm_needed=arguments.function not in (_list, _show, following.result))
+    return jobs.look(found, is_slurm_needed=arguments.function not in (_list, _show, waiting.result))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -58,14 +58,13 @@ def _parser() -> argparse.ArgumentParser:
 
     command("list", _list, "list jobs, newest last")
     command("show", _show, "show the details of a job, and why it is waiting")
-    command("follow", following.follow, "print the log of a job until it ends; Ctrl-C does not stop the job")
-    command("wait", following.wait, "wait until jobs end; exit code 0 only if all runs are finished")
-    command("result", following.result, "print summary.json of a run, or a list of several")
+    command("wait", waiting.wait, "wait until jobs end; exit code 0 only if all runs are finished")
+    command("result", waiting.result, "print summary.json of a run, or a list of several")
     command("cancel", _cancel, "cancel jobs; running ones save a checkpoint first", names="+")
     requeue = command("requeue", _requeue, "resume the runs of ended jobs in new jobs", names="+")
     requeue.add_argument("--trust", action="store_true", help=TRUSTING)
-    for name in commands.choices.keys() - {"follow"}:
-        commands.choices[name].add_argument(json_output.OPTION, action="store_true", help="print one JSON value only")
+    for subparser in commands.choices.values():
+        subparser.add_argument(json_output.OPTION, action="store_true", help="print one JSON value only")
     return parser
 
 
@@ -130,7 +129,7 @@ def _facts(job: Job) -> list[tuple[str, str | Text]]:
         ("log", display_path(Path(known.log))),
         ("code", display_path(Path(known.code))),
         ("run folder", display_path(job.folder.path)),
-        ("follow", f"lockstep jobs follow {job.id}" if job.is_live else ""),
+        ("follow", jobs.follow_command(known) if job.is_live else ""),
         ("cancel", f"lockstep jobs cancel {job.id}" if job.is_live else ""),
         ("resume", f"lockstep jobs requeue {job.id}" if job.exit_code and known.is_resumable else ""),
         ("evaluate", f"lockstep eval {quote_path(job.folder.path)}" if is_trained else ""),

@@ -16,7 +16,7 @@ from lockstep.runs import discovery, gate
 from lockstep.runs.discovery import DiscoveredRun
 from lockstep.runs.files import read_json
 from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_STOPPED, JOB, LIVE_STATES, RunFolder
-from lockstep.runs.naming import display_path
+from lockstep.runs.naming import display_path, quote_path
 from lockstep.system.terminal import printable
 from lockstep.system.wording import plural
 
@@ -208,6 +208,10 @@ def _has_ended(folder: RunFolder, facts: dict[str, Any]) -> bool:
 def resource_text(job: Record) -> str:
     gpus = f", {plural(job.gpus_per_node, 'GPU')} per node" if job.gpus_per_node else ""
     return f"{plural(job.num_nodes, 'node')}, {plural(job.workers_per_node, 'worker')} per node{gpus}"
+
+
+def follow_command(job: Record) -> str:
+    return f"tail -F {quote_path(Path(job.log))}"
 
 
 def job_facts(job: Job) -> dict[str, Any]:

@@ -266,7 +266,7 @@ def _show(folder: RunFolder, job: Record, config: Config) -> None:
         ("job", job.id),
         ("workers", jobs.resource_text(job)),
         ("run folder", display_path(folder.path)),
-        ("follow", f"lockstep jobs follow {job.id}"),
+        ("follow", jobs.follow_command(job)),
         ("wait", f"lockstep jobs wait {job.id}"),
         ("cancel", f"lockstep jobs cancel {job.id}"),
     ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lockstep.cluster import following, jobs, submission
+from lockstep.cluster import jobs, submission, waiting
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config
 from lockstep.python import configuration
@@ -55,14 +55,14 @@ class Job:
 
     def wait(self) -> str:
         """Wait for the end. Returns the state."""
-        looks = (seen[0] if seen else self._look() for seen in following.poll_jobs([self._look()]))
+        looks = (seen[0] if seen else self._look() for seen in waiting.poll_jobs([self._look()]))
         return next(job.state for job in looks if not job.is_live)
 
     def result(self) -> dict[str, Any]:
         """Wait for the end. Returns summary.json of the run, table.json of a sweep. Raises RuntimeError without one."""
         state = self.wait()
         if (found := self._look().result) is None:
-            raise RuntimeError(f"job {self.id} has no result, it is {state}: see lockstep jobs follow {self.id}")
+            raise RuntimeError(f"job {self.id} has no result, it is {state}: see lockstep jobs show {self.id}")
         return found
 
     def cancel(self) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lockstep.cluster import jobs, submission
-from lockstep.cluster.following import LOOK_EVERY_S
 from lockstep.cluster.record import Record
+from lockstep.cluster.waiting import LOOK_EVERY_S
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema.configuration import Config
 from lockstep.runs.folder import ENDED_STATES, EXIT_FAILED, EXIT_STOPPED, RunFolder

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lockstep.system import output
 
-PROGRAMS = ("lockstep ", "python ", "cat ")  # a value that begins so is a command
+PROGRAMS = ("lockstep ", "python ", "cat ", "tail ")  # a value that begins so is a command
 LOG_WIDTH = 10_000  # columns of a log, where nothing is cut
 WIDEST, LEAST = 40, 20  # columns of a cell of a table on a terminal, and of one that becomes narrower than its text
 

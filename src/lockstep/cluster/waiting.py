@@ -1,0 +1,65 @@
+"""`lockstep jobs wait` and `result`: the end and the result of a job, from any shell."""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+from lockstep.cluster import jobs
+from lockstep.cluster.jobs import Job
+from lockstep.runs.files import answer, print_json
+from lockstep.runs.folder import EXIT_FAILED, EXIT_INTERRUPTED
+from lockstep.system import json_output
+from lockstep.system.terminal import printable
+
+LOOK_EVERY_S = 5.0  # between two calls of squeue
+SILENT_S = 120.0  # a scheduler that does not answer for longer is an error
+READ_EVERY_S = 0.2
+
+
+def poll_jobs(chosen_jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
+    """Yield the same jobs again and again, at most some seconds old. Deleted ones are left out."""
+    answered = looked = time.monotonic()
+    while True:
+        yield chosen_jobs
+        time.sleep(READ_EVERY_S)
+        if time.monotonic() - looked < LOOK_EVERY_S:
+            continue
+        try:
+            chosen_jobs, answered = jobs.jobs_of(job.folder for job in chosen_jobs), time.monotonic()
+        except ValueError:
+            if time.monotonic() - answered > SILENT_S:
+                raise
+        looked = time.monotonic()
+
+
+def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
+    """Wait for all jobs, and print each as it ends. Returns the first exit code that is not 0, else 0."""
+    reported: set[str] = set()
+    try:
+        for looked in poll_jobs(chosen_jobs):
+            ended = [job for job in looked if not job.is_live]
+            for job in ended:
+                if job.id not in reported:
+                    print(f"{job.id}\t{job.state}\t{printable(job.run.name)}", flush=True)
+            reported |= {job.id for job in ended}
+            if len(ended) == len(looked):
+                answer([jobs.job_facts(job) for job in ended])
+                return next(filter(None, (job.end_code for job in ended)), 0)
+    except KeyboardInterrupt:
+        print("The jobs continue.", file=sys.stderr)
+    return EXIT_INTERRUPTED
+
+
+def result(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
+    """Print the results of the jobs as JSON. Returns 1 if one has none."""
+    results = [job.result for job in chosen_jobs]
+    for job, summary in zip(chosen_jobs, results, strict=True):
+        if summary is None:
+            reason = f": {job.reason}" if job.reason else ""
+            json_output.fail(printable(f"job {job.id} has no result, it is {job.state}{reason}"))
+    if len(chosen_jobs) > 1:
+        print_json(results)
+    elif results[0] is not None:
+        print_json(results[0])
+    return EXIT_FAILED if None in results else 0
