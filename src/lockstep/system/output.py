@@ -19,15 +19,12 @@ CONTROLS = re.compile(r"\x1b\[[\d;]*m|(?!\A\r|\x1b\[K\Z)[\x00-\x08\x0b-\x1f\x7f-
 class _Steady(io.FileIO):
     """Writes to a descriptor, and drops what it does not take."""
 
-    is_gone = False
-
     @override
     def write(self, data: Any, /) -> int:
         size = memoryview(data).nbytes
         try:
             return super().write(data) or size  # None: a full pipe that does not block
         except OSError:
-            self.is_gone = True
             return size
 
 
@@ -35,9 +32,8 @@ class Printed(io.TextIOWrapper):
     """Replaces the stream `before`, and removes terminal commands."""
 
     def __init__(self, before: io.TextIOWrapper) -> None:
-        self.raw = _Steady(before.fileno(), "w", closefd=False)
         super().__init__(
-            io.BufferedWriter(self.raw),
+            io.BufferedWriter(_Steady(before.fileno(), "w", closefd=False)),
             before.encoding,
             "backslashreplace",
             line_buffering=before.line_buffering or before.write_through,
@@ -73,8 +69,3 @@ def outlive() -> None:
         elif name != "stdin" and stream is getattr(sys, f"__{name}__"):  # not that of a notebook, or one from here
             stream.flush()
             setattr(sys, name, Printed(stream))
-
-
-def is_read() -> bool:
-    """Return False once a write to standard output has failed."""
-    return not (isinstance(sys.stdout, Printed) and sys.stdout.raw.is_gone)
