@@ -87,10 +87,6 @@ def errors(*overrides: str) -> list[str]:
         ((*SLURM, "cluster.sbatch=[exclusive]"), "cluster.sbatch has 'exclusive': write --option"),
         ((*SLURM, "cluster.sbatch=['--nodes=3']"), "--nodes=3: set by trainer.num_nodes"),
         ((*SLURM, "cluster.sbatch=[--wait]"), "--wait: set by Lockstep"),
-        (
-            (*SLURM, "cluster.memory_gib=1", "cluster.sbatch=['--mem-per-cpu=1G']"),
-            "--mem-per-cpu=1G: set by cluster.memory_gib",
-        ),
         ((*SLURM, "trainer.devices=auto"), "trainer.devices=auto cannot see the nodes"),
         ((*SLURM, "trainer.devices=[0,2]"), "trainer.devices=[0,2] names GPUs, but SLURM chooses them"),
         ((*SLURM, "cluster.gpus_per_node=1"), "trainer.devices=2 is above cluster.gpus_per_node=1"),
@@ -141,7 +137,7 @@ def test_gpus_of_a_job_are_not_looked_for_here(tools: Path) -> None:
 def test_no_option_that_lockstep_sets_can_be_set_twice(tools: Path, tmp_path: Path) -> None:
     config = config_of("cluster.memory_gib=1", "cluster.cpus_per_worker=1", *(f"cluster.{key}=x" for key in WORDS))
     places = {"files": tmp_path, "code": tmp_path, "cwd": tmp_path}
-    script = slurm.script(slurm.executor(config.cluster, resolve_workers(config), name="x", is_head=False, **places), 1)
+    script = slurm.script(slurm.executor(config, resolve_workers(config), name="x", is_head=False, **places), 1)
     options = [line.removeprefix("#SBATCH --").partition("=")[0] for line in script.splitlines() if "#SBATCH" in line]
     assert set(options) <= set(KEYS)
     assert len(options) == len(set(options))
@@ -168,7 +164,7 @@ def test_a_folder_whose_name_would_be_a_line_of_the_script_is_refused(
 def test_a_container_stands_before_both_pythons(tools: Path, tmp_path: Path) -> None:
     config = config_of("cluster.container='apptainer exec --nv a.sif'")
     places = {"files": tmp_path, "code": tmp_path, "cwd": tmp_path}
-    script = slurm.script(slurm.executor(config.cluster, resolve_workers(config), name="x", is_head=False, **places), 1)
+    script = slurm.script(slurm.executor(config, resolve_workers(config), name="x", is_head=False, **places), 1)
     (line,) = [line for line in script.splitlines() if line.startswith("srun")]
     assert " apptainer exec --nv a.sif python -I -S -c " in line
     assert " python -u -m submitit.core._submit " in line

@@ -37,7 +37,7 @@ def states_of(cwd: Path) -> list[str]:
 
 
 def test_a_sweep_is_an_array_whose_broken_trial_is_submitted_again_and_no_other(slurm: Slurm, tmp_path: Path) -> None:
-    script = slurm.run(*command(*SWEEP, *SLURM, "cluster.parallel=2", "dry_run=true"), cwd=tmp_path).stdout
+    script = slurm.run(*command(*SWEEP, *SLURM, "launcher.parallel=2", "dry_run=true"), cwd=tmp_path).stdout
     assert "#SBATCH --array=0-2%2" in script
     assert not (tmp_path / "outputs").exists()
     slurm.run("scontrol", "update", "NodeName=n1,n2", "State=DRAIN", "Reason=test")  # no trial ends meanwhile
@@ -74,10 +74,6 @@ def test_a_sweep_is_an_array_whose_broken_trial_is_submitted_again_and_no_other(
     ("overrides", "words"),
     [
         ([*SLURM, "search=random", "optimizer.lr=interval(0.01,0.1)"], "needs the number of its jobs at a time"),
-        (
-            [*SLURM, "search=random", "optimizer.lr=interval(0.01,0.1)", "cluster.parallel=2", "launcher.parallel=2"],
-            "a search uses launcher.parallel",
-        ),
         (["cluster=slurm", "cluster.time_min=1,2"], "all jobs of a sweep share it: give one"),
         ([*SLURM, "trainer.num_nodes=1,2"], "of one array need the same cluster.*, devices, num_nodes and strategy"),
     ],

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.cluster import job
 from lockstep.config.checks.workers import Workers
 from lockstep.config.errors import ConfigError, Error
+from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.sections import Cluster
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.system.internals import sbatch_script
@@ -29,7 +30,7 @@ ALL = 10**9  # tasks of an array at a time; submitit's default is 256
 
 
 def executor(
-    cluster: Cluster, workers: Workers, *, name: str, files: Path, code: Path, cwd: Path, is_head: bool
+    config: Config, workers: Workers, *, name: str, files: Path, code: Path, cwd: Path, is_head: bool
 ) -> "submitit.SlurmExecutor":
     """Create submitit's executor of a job with a task for each worker, or one on its first node (`is_head`)."""
     import submitit
@@ -38,6 +39,7 @@ def executor(
         if re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", str(folder)):
             problem = f"{str(folder)!r} has a character that the script of a job cannot contain"
             raise ConfigError(Error("the folder", problem, "rename it"))
+    cluster, num_parallel = config.cluster, config.launcher.parallel
     prefix, python = interpreter(cluster)
     slurm_executor = submitit.SlurmExecutor(files, python=f"{prefix}{python} -I -S -c {shlex.quote(job.HOLD)} {python}")
     cpus = cluster.cpus_per_worker
@@ -50,7 +52,7 @@ def executor(
         "cpus_per_task": cpus,
         "gpus_per_node": len(workers.gpus) or None,
         "constraint": cluster.constraint,
-        "array_parallelism": cluster.parallel or ALL,
+        "array_parallelism": ALL if num_parallel == "auto" else num_parallel,
     }
     options = [line.removeprefix("--").partition("=") for line in cluster.sbatch]
     slurm_executor.update_parameters(

@@ -138,7 +138,7 @@ def submit_all(
                 started = [background.start(cluster, folder, code=frozen, cwd=cwd) for folder in folders]
             else:
                 paths = {"files": base.job_files, "code": frozen, "cwd": cwd}
-                made = slurm.executor(cluster, workers, name=name, is_head=is_head, **paths)
+                made = slurm.executor(configs[0], workers, name=name, is_head=is_head, **paths)
                 started = slurm.submit(made, folders)
             runs = zip(folders, configs, names, earlier, started, strict=True)
             for folder, config, run_name, old, (job_id, log, pid) in runs:
@@ -205,7 +205,7 @@ def resubmit(folder: RunFolder, job: Record) -> Record:
         raise ConfigError(Error(job.code, f", the code of job {job.id}, is gone", hint))
     settings = folder.job_config if job.command else folder.config
     tree = config_file.to_tree(config_file.load(settings)) | {"cluster": dict(job.cluster)}
-    config = Config.model_validate(tree)
+    config = Config.model_validate(config_file.to_this_version(tree))
     # targets may exist only in that code
     errors = [*resolve_workers(config).errors, *slurm_rules.errors(config)]
     if errors:
@@ -254,7 +254,7 @@ def script(base: RunFolder, config: Config, *, name: str, num_runs: int = 1, is_
     if config.cluster.name == "local":
         return background.script(config.cluster, base, frozen, background.new_id()) + "\n"
     paths = {"files": base.job_files, "code": frozen, "cwd": Path.cwd()}
-    made = slurm.executor(config.cluster, resolve_workers(config), name=name, is_head=is_head, **paths)
+    made = slurm.executor(config, resolve_workers(config), name=name, is_head=is_head, **paths)
     return slurm.script(made, num_runs)
 
 

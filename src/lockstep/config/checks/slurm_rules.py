@@ -22,15 +22,10 @@ KEYS = {
     # they change the reply "Submitted batch job 17"
     **dict.fromkeys(("parsable", "quiet", "wait", "test-only", "wrap", "help", "usage", "version"), ""),
 }  # fmt: skip
-# other options that set the same as a key, wrong only if the key is set
-ALSO = {
-    "cluster.memory_gib": ("mem-per-cpu", "mem-per-gpu"),
-    "cluster.gpus_per_node": ("gres", "gpus", "gpus-per-task", "gpus-per-socket"),
-}
 # settings of `cluster` without a default value: those that only SLURM reads, and those of any job
 OF_SLURM = (
     *("partition", "account", "qos", "time_min", "memory_gib", "cpus_per_worker", "gpus_per_node", "constraint"),
-    *("sbatch", "parallel"),
+    "sbatch",
 )
 OF_JOBS = ("setup", "container")
 
@@ -97,26 +92,19 @@ def _unread_errors(cluster: Cluster) -> Iterator[Error]:
 
 def _slurm_errors(config: Config) -> Iterator[Error]:
     cluster = config.cluster
-    if config.search is not None:
-        if config.launcher.parallel == "auto":
-            problem = "needs the number of its jobs at a time"
-            yield Error("search", problem, "on a cluster use launcher.parallel=N")
-        if cluster.parallel is not None:
-            problem = "applies only to job arrays"
-            yield Error(f"cluster.parallel={cluster.parallel}", problem, "a search uses launcher.parallel")
+    if config.search is not None and config.launcher.parallel == "auto":
+        yield Error("search", "needs the number of its jobs at a time", "on a cluster use launcher.parallel=N")
     if cluster.time_min is None:
         yield Error("cluster.time_min", "has no value, and cluster=slurm needs one", "add cluster.time_min=MINUTES")
     elif cluster.warn_s >= 60 * cluster.time_min:
         problem = f"is not below the time limit, cluster.time_min={cluster.time_min}"
         yield Error(f"cluster.warn_s={cluster.warn_s}", problem, "the run would be stopped as soon as it starts")
-    is_set = {"cluster.memory_gib": cluster.memory_gib is not None, "cluster.gpus_per_node": num_gpus(config) > 0}
-    keys = KEYS | {name: key for key, names in ALSO.items() if is_set[key] for name in names}
     for line in cluster.sbatch:
         name = line.partition("=")[0].removeprefix("--")
         if not OPTION.fullmatch(line):
             yield Error("cluster.sbatch", f"has {line!r}", "write --option or --option=value, see `sbatch --help`")
-        elif name in keys:
-            yield Error("cluster.sbatch", f"has {line}", f"set by {keys[name] or 'Lockstep'}, remove it")
+        elif name in KEYS:
+            yield Error("cluster.sbatch", f"has {line}", f"set by {KEYS[name] or 'Lockstep'}, remove it")
 
 
 def drop_job_settings(cluster: Cluster) -> Cluster:

@@ -23,6 +23,7 @@ GONE = (
     ("launcher", "mode"),
     ("sweep", "max_failed"),
     ("data", "copy_remove"),
+    ("cluster", "parallel"),
 )
 OF_CUTS = {  # not in earlier versions
     IMAGE_FOLDER: ("group", "test_after"),
@@ -64,7 +65,7 @@ def other_version(folder: RunFolder) -> str | None:
 
 def load(path: Path) -> Config:
     """Read a saved configuration. Raises ConfigError if it does not fit this version of Lockstep."""
-    tree = _to_this_version(load_tree(path))
+    tree = to_this_version(load_tree(path))
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
@@ -81,7 +82,7 @@ def load(path: Path) -> Config:
     return config
 
 
-def _to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
+def to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
     """Drop keys and values that are not of this version any more, and add those that it has in addition."""
     for section, key in GONE:
         if isinstance(tree.get(section), dict):

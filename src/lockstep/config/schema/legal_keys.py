@@ -46,6 +46,7 @@ FOREIGN_NAMES = {
     "callbacks=ema": "ema model_ema swa callbacks=swa",
     "resume=... or init_from=...": "checkpoint ckpt ckpt_path resume_from_checkpoint load_from CheckpointPath",
     "launcher.parallel=1 in place of sequential, which was removed in 0.3": "launcher.mode",
+    "launcher.parallel=... (cluster.parallel was removed in 0.3)": "cluster.parallel",
     "lockstep stop latest (sweep.max_failed was removed in 0.3)": "sweep.max_failed",
     "logger=...": "logger",
     "logger=wandb": "wandb use_wandb project",

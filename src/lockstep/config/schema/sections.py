@@ -270,16 +270,15 @@ class Cluster(Section):
         description="seconds before the time limit at which the run saves and is requeued"
     )
     max_requeues: Count = Field(description="maximum number of requeues of a job")
-    parallel: Positive | None = Field(description="maximum number of parallel jobs of a sweep; null = all")
 
 
 class Launcher(Section):
-    """How the trials of a sweep (-m) use this machine."""
+    """How many trials of a sweep (-m) run at the same time."""
 
     scope = Scope.SWEEP
 
     parallel: Literal["auto"] | Positive = Field(
-        description="maximum number of parallel trials; auto: the number of GPUs or cores"
+        description="maximum number of parallel trials; auto: the number of GPUs or cores, or all jobs of an array"
     )
 
 
