@@ -10,15 +10,12 @@ from pathlib import Path
 from lockstep.cluster import jobs, submission
 from lockstep.cluster.record import Record
 from lockstep.cluster.waiting import LOOK_EVERY_S
-from lockstep.config.errors import ConfigError
 from lockstep.config.schema.configuration import Config
 from lockstep.runs.folder import ENDED_STATES, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from lockstep.runs.naming import quote_path, training_command
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.system.redaction import redact
 from lockstep.system.wording import plural
-
-TRY_EVERY_S = 60.0  # between two submissions while SLURM refuses
 
 
 class JobPool:
@@ -31,32 +28,17 @@ class JobPool:
         self._configs = configs
         self._live = live
         self._code: Path | None = None  # one copy for all jobs of this command
-        self._next_look = self._next_try = 0.0
+        self._next_look = 0.0
         self._last_error = ""
         self._is_stopping = False
         self.trials: list[Trial] = []
 
     def start(self, trial: Trial, task: str) -> bool:
-        """Submit a trial, unless its job is live. Returns False if SLURM refuses, for the only one ConfigError."""
+        """Submit a trial, unless its job is live. Raises ConfigError if SLURM refuses; live jobs continue."""
         job = self._live.get(trial.number)
-        if job is None and time.monotonic() < self._next_try:
-            return False
-        try:
-            trial.device = f"job {(job.record if job is not None else self._submit(trial, task)).id}"
-        except ConfigError as error:
-            if not self.trials:
-                raise
-            self._report(f"{error}. The search tries again every minute; its jobs continue.")
-            self._next_try = time.monotonic() + TRY_EVERY_S
-            return False
+        trial.device = f"job {(job.record if job is not None else self._submit(trial, task)).id}"
         self.trials.append(trial)
         return True
-
-    def _report(self, error: str) -> None:
-        """Print an error of SLURM, once in a row."""
-        if error != self._last_error:
-            print(error, file=sys.stderr, flush=True)
-        self._last_error = error
 
     def _submit(self, trial: Trial, task: str) -> Record:
         folder, config, base = trial.folder, self._configs[trial.number], self._ledger.stop_flag
@@ -76,7 +58,9 @@ class JobPool:
                 jobs.stop(list(live.values()), "the search was stopped")
             self._is_stopping = False
         except ValueError as error:
-            self._report(f"{error} The search waits for an answer; its jobs continue.")
+            if str(error) != self._last_error:  # once in a row
+                print(f"{error} The search waits for an answer; its jobs continue.", file=sys.stderr, flush=True)
+            self._last_error = str(error)
             return []
         finally:
             self._next_look = time.monotonic() + LOOK_EVERY_S

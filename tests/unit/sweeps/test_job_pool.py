@@ -144,23 +144,18 @@ def test_a_search_waits_for_a_slurm_that_does_not_answer_and_says_so_once(
     assert (pool.collect_ended(), pool.trials) == ([], ledger.trials)
 
 
-def test_a_search_waits_for_a_slurm_that_takes_no_more_jobs_but_not_for_one_that_takes_none(
-    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_pool, "TRY_EVERY_S", 0.0)
+def test_a_search_ends_when_slurm_takes_no_more_jobs_and_adopts_those_it_has(cluster: Cluster, tmp_path: Path) -> None:
     one, two = (ledger := book(tmp_path / "sweep", 2)).trials
     pool = pool_of(ledger)
-    cluster.error = "QOSMaxSubmitJobPerUserLimit"
-    with pytest.raises(ConfigError, match="QOSMaxSubmit"):
-        pool.start(one, "train")
-    cluster.error = ""
     assert pool.start(one, "train")
     cluster.error = "QOSMaxSubmitJobPerUserLimit"
-    assert (pool.start(two, "train"), pool.start(two, "train")) == (False, False)
-    assert capsys.readouterr().err.count("QOSMaxSubmitJobPerUserLimit. The search tries again") == 1
+    with pytest.raises(ConfigError, match="QOSMaxSubmit"):
+        pool.start(two, "train")
+    assert pool.trials == [one]
     cluster.error = ""
-    assert pool.start(two, "train")
-    assert pool.trials == [one, two]
+    again = pool_of(Ledger.open(ledger.path, None, ()))
+    assert [again.start(trial, "train") for trial in ledger.trials] == [True, True]
+    assert [trial.device for trial in ledger.trials] == ["job 10", "job 11"]
 
 
 def test_a_stop_cancels_what_has_not_begun_which_would_remove_the_request_and_lets_the_others_save(
