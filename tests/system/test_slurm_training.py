@@ -52,7 +52,7 @@ def test_a_task_that_is_killed_is_named_with_its_node(slurm: Slurm, tmp_path: Pa
     status = latest(tmp_path).read_status()
     assert status["state"] == "failed"
     assert status["reason"].startswith("rank 1 of 2 on n2 (pid ")
-    assert "it was killed or is stopped, or n2 is down or cut off" in status["reason"]
+    assert "it was killed, is stopped or hangs, or n2 is down or cut off" in status["reason"]
     assert status["reason"] in done.stderr
 
 

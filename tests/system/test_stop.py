@@ -136,9 +136,10 @@ def test_a_frozen_rank_ends_the_run_after_the_timeout(tmp_path: Path) -> None:
         os.kill(workers[1], signal.SIGSTOP)
         assert run.exit_code() == 1
         assert_nothing_alive(workers)
-        told = rf"rank 1 of 2 on {socket.gethostname()} \(pid {workers[1]}\) has been silent since [\d:]+, for \d+ s: "
+        host = socket.gethostname()
+        told = rf"rank 1 of 2 on {host} \(pid {workers[1]}\) has been silent since [\d:]+, for \d+ s: "
         reason = run.folder.read_status()["reason"]
-        assert re.fullmatch(told + f"its process is stopped, kill -CONT {workers[1]} would resume it", reason)
+        assert re.fullmatch(told + f"it was killed, is stopped or hangs, or {host} is down or cut off", reason)
         assert reason in run.log.read_text()
         assert "rank 0 of 2 waited for it: " in run.folder.failure.read_text()
 

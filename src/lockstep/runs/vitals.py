@@ -78,7 +78,8 @@ def silent_ranks(folder: RunFolder, world_size: int) -> str:
     after, now = _heartbeats(folder), folder.now_s()
     return "\n".join(
         f"rank {rank} of {world_size} on {last.host} (pid {last.pid}) has been silent since "
-        f"{datetime.fromtimestamp(last.at_s):%H:%M:%S}, for {now - last.at_s:.0f} s: {_state(last)}"
+        f"{datetime.fromtimestamp(last.at_s):%H:%M:%S}, for {now - last.at_s:.0f} s: "
+        f"it was killed, is stopped or hangs, or {last.host} is down or cut off"
         for rank, last in sorted(after.items(), key=lambda item: item[1].at_s)
         if before.get(rank) == last
     )
@@ -101,17 +102,6 @@ def _heartbeats(folder: RunFolder) -> dict[int, Heartbeat]:
             host, pid = file.read(1000).split()
             found[rank] = Heartbeat(host, int(pid), os.fstat(file.fileno()).st_mtime)
     return found
-
-
-def _state(last: Heartbeat) -> str:
-    if last.host != socket.gethostname():
-        return f"it was killed or is stopped, or {last.host} is down or cut off"
-    try:
-        state = Path(f"/proc/{last.pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        state = "Z"
-    states = {"T": f"its process is stopped, kill -CONT {last.pid} would resume it", "Z": "its process is gone"}
-    return states.get(state, "its process hangs")
 
 
 def end_of(folder: RunFolder, rank: int, who: str, code: int) -> str:
