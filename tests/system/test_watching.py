@@ -111,10 +111,10 @@ def test_the_status_of_the_latest_run_is_complete(tmp_path: Path, lockstep: Any)
 
 
 @pytest.mark.full
-def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
+def test_a_terminal_shows_colors(tmp_path: Path) -> None:
     run(tmp_path / "it", state="training", host="node07")
     lines, text = seen(100, "status", "it")
-    assert f"progress       {'━' * 12}╸{'━' * 19}  40.0 %" in lines
+    assert "progress       40.0 %" in lines
     assert "\x1b[36m" in text  # cyan: live
 
 

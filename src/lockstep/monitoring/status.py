@@ -3,7 +3,6 @@
 import time
 from typing import Any
 
-from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from lockstep.monitoring import cells
@@ -11,9 +10,8 @@ from lockstep.runs.discovery import has_bad_loss, look_at, restrict_to_epoch
 from lockstep.runs.files import print_json
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.runs.naming import display_path, quote_path, resume_command
-from lockstep.system.terminal import duration, show_table, terminal
+from lockstep.system.terminal import duration, show_table
 
-BAR = 32  # columns
 Rows = list[tuple[str, str | Text]]
 
 
@@ -41,7 +39,7 @@ def _progress(facts: dict[str, Any]) -> Rows:
     rows: Rows = [
         ("state", cells.state(state)),
         ("reason", facts.get("reason", "") or _silence(facts)),
-        ("progress", _bar(facts["percent"]) if "percent" in facts else ""),
+        ("progress", f"{facts['percent']:.1f} %" if "percent" in facts else ""),
         ("epoch", f"{facts['epoch']} of {facts.get('max_epochs', '?')}{steps}{inside}" if "epoch" in facts else ""),
         ("skipped", f"{facts['skipped_steps']:,} steps" if facts.get("skipped_steps") else ""),
         ("time", used + left),
@@ -57,15 +55,6 @@ def _progress(facts: dict[str, Any]) -> Rows:
 def _epoch_of_metrics(facts: dict[str, Any]) -> str:
     which = "best" if facts["state"] == "finished" and "best" in facts else "newest"
     return f"of epoch {facts['metrics_epoch']}, the {which} one"
-
-
-def _bar(percent: float) -> Text:
-    """Draw a progress bar on a terminal; in a log only the number."""
-    out, number = terminal(), f"{percent:.1f} %"
-    if not out.is_terminal:
-        return Text(number)
-    bar = out.render(ProgressBar(completed=percent, width=min(BAR, out.width // 3)))
-    return Text.assemble(*((text, style or "") for text, style, _ in bar), f"  {number}")
 
 
 def _since(moment: float) -> float:
