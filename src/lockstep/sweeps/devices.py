@@ -34,14 +34,8 @@ class Shard(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The devices as text: `GPU 0,1` or `cores 2-3`."""
-        if self.gpus:
-            return f"GPU {','.join(self.gpus)}"
-        first, last = self.cores[0], self.cores[-1]
-        if len(self.cores) == 1:
-            return f"core {first}"
-        is_range = list(self.cores) == list(range(first, last + 1))
-        return f"cores {first}-{last}" if is_range else f"cores {','.join(map(str, self.cores))}"
+        """The devices as text: `GPU 0,1` or `2 cores`."""
+        return f"GPU {','.join(self.gpus)}" if self.gpus else plural(len(self.cores), "core")
 
 
 def num_parallel(launcher: Launcher, machine: Machine, num_trials: int, configs: Sequence[Config]) -> int:

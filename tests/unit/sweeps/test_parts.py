@@ -164,7 +164,7 @@ def test_gpus_named_by_number_are_waited_for_and_stay_visible_under_their_number
 def test_a_cpu_trial_sees_no_gpu_and_has_threads_for_its_cores() -> None:
     shard = Devices(CPU, num_parallel=2).take(Need(1, ()))
     assert shard is not None
-    assert (shard.cores, shard.label) == ((0, 1), "cores 0-1")
+    assert (shard.cores, shard.label) == ((0, 1), "2 cores")
     variables = environ_of(shard, {"PYTHONPATH": "here"})
     assert (variables["CUDA_VISIBLE_DEVICES"], variables["OMP_NUM_THREADS"]) == ("", "2")
     assert variables["PYTHONPATH"] == "here"
