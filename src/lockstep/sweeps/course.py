@@ -50,8 +50,7 @@ class Course:
         flag = SignalList()
         with flag.handle_signals():
             try:
-                with self.view.live:
-                    return self._run(flag.numbers)
+                return self._run(flag.numbers)
             except BaseException:
                 self.pool.leave()
                 raise
@@ -80,7 +79,6 @@ class Course:
             for trial in running:
                 if not stopped and self.source.is_poor(trial):
                     trial.folder.request_stop(PRUNED)
-            self.view.refresh(running)
             self.pool.await_end(LOOK_EVERY_S)
         self.ledger.stop_flag.clear_stop()
         if "failed" in states:

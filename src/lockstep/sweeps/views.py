@@ -1,18 +1,14 @@
-"""The output of a sweep: a live table on a terminal, a line for each event in a log, a table at the end."""
+"""The output of a sweep: a line for each event, and a table at the end."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.style import Style
 from rich.table import Table as RichTable
-from rich.text import Text
 
 from lockstep.monitoring import cells
 from lockstep.runs.files import print_json
@@ -34,19 +30,14 @@ class View:
         self._total = total
         self._is_silent = is_silent
         self._out = terminal()
-        self._is_drawn = self._out.is_terminal and not is_silent
-        self._screen = Live(console=self._out, auto_refresh=False, transient=True)
-        self.live = self._screen if self._is_drawn else nullcontext()
-        self._started = time.monotonic()
         self._since: dict[int, float] = {}
         self._rows: dict[int, Row] = {}  # of trials that are not running
 
     def report_start(self, trial: Trial) -> None:
         self._since[trial.number] = time.monotonic()
-        if not self._is_drawn:
-            which = f"{trial.number + 1} of {self._total}" if trial.number < self._total else str(trial.number)
-            how = "is" if trial.device.startswith("job ") else "starts on"
-            self._say(f"Trial {trial.number} ({which}) {how} {trial.device}: {self._describe(trial)}")
+        which = f"{trial.number + 1} of {self._total}" if trial.number < self._total else str(trial.number)
+        how = "is" if trial.device.startswith("job ") else "starts on"
+        self._say(f"Trial {trial.number} ({which}) {how} {trial.device}: {self._describe(trial)}")
 
     def report_end(self, trial: Trial, state: str) -> None:
         if not self._is_silent:
@@ -58,8 +49,7 @@ class View:
             line = f"Trial {trial.number} {state} after {used}{value}: {self._describe(trial)}"
             self._say(line, cells.STYLES.get(state, "red"))
         if state == "failed":
-            # above a live table only its own console can print
-            out = self._out if self._is_drawn else terminal(is_error=True)
+            out = terminal(is_error=True)
             folder, log = trial.folder, trial.folder.path / LOG
             known = log if log.exists() else Path(folder.read_job().get("log", log))
             say(out, f"Trial {trial.number} failed: {folder.failure_cause() or 'no error was recorded'}", "red")
@@ -67,26 +57,6 @@ class View:
 
     def report_stop(self, reason: str) -> None:
         self._say(f"Stopping all trials, each with a checkpoint: {reason}", "yellow")
-
-    def refresh(self, running: Sequence[Trial]) -> None:
-        """Draw the running trials, and the number of trials in each state."""
-        if not self._is_drawn:
-            return
-        states = {trial.number: trial.state for trial in running}
-        sweep_table = self._table(states, known=self._rows)
-        rows = tuple(row for row in sweep_table.rows if row.trial.number in states)
-        lines = _trials(sweep_table, rows, self._out, is_live=True)
-        started = {number for number, state in states.items() if state != "queued"}  # a job may wait
-        counts = Counter("running" if row.trial.number in started else row.state for row in sweep_table.rows)
-        counts["queued"] += max(self._total - len(sweep_table.rows), 0)
-        names = ("running", "queued", "finished", "pruned", "failed", "stopped", "interrupted")
-        known = ", ".join(f"{counts[name]} {name}" for name in names if counts[name])
-        if best := sweep_table.best:
-            settings = " ".join(f"{key}={text(value)}" for key, value in best.settings.items()) or "all trials"
-            which = f"{settings} with {best.repetitions}" if sweep_table.is_repeated else f"trial {best.trials[0]}"
-            known += f"; best so far: {which}, {sweep_table.objective.name} {text(best.mean)}"
-        title = Text(f"Sweep, {duration(time.monotonic() - self._started)}: {known}", style="bold")
-        self._screen.update(Group(title, lines), refresh=True)
 
     def _describe(self, trial: Trial) -> str:
         return description(trial, [row.trial for row in self._table({}, known=self._rows).rows])
@@ -130,16 +100,13 @@ def show_sweep(path: Path, *, is_json: bool) -> int:
     return 0
 
 
-def _trials(sweep_table: Table, rows: tuple[Row, ...], out: Console, *, is_live: bool = False) -> RichTable:
-    """Return the table of these rows, for live trials with the time left."""
+def _trials(sweep_table: Table, rows: tuple[Row, ...], out: Console) -> RichTable:
     texts: dict[str, list[Any]] = {**replace(sweep_table, rows=rows).texts}
     texts["state"] = [cells.state(row.state) for row in rows]
-    if is_live:
-        texts["left"] = [cells.time(row.facts.get("remaining_s")) for row in rows]
     name, keys, tests = sweep_table.objective.name, sweep_table.keys, sweep_table.tests
-    order = ("trial", "state", name, *keys, "left", *tests[:1], "epoch", "time", *tests, "device")
+    order = ("trial", "state", name, *keys, *tests[:1], "epoch", "time", *tests, "device")
     names = [name for name in dict.fromkeys(order) if name in texts]
-    right = ("trial", name, "left", *tests, "epoch", "time")
+    right = ("trial", name, *tests, "epoch", "time")
     lines = zip(*(texts[name] for name in names), strict=True)
     return new_table(_heads(names, sweep_table), lines, out, right=right)
 
