@@ -18,7 +18,7 @@ from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.results import Objective, Row, monitored_objective, row_of
 from lockstep.system.wording import plural
 
-STEM = "table"  # table.csv, table.json and table.md in the folder of the sweep
+STEM = "table"  # table.csv and table.json in the folder of the sweep
 FOLD = "data.fold"
 REPEATS = {"seed": "seeds", FOLD: "folds"}  # keys over whose values a setting is averaged
 INTERVAL = "95 % interval"
@@ -263,12 +263,11 @@ def description(trial: Trial, trials: Sequence[Trial]) -> str:
 
 
 def write(ledger: Ledger, sweep_table: Table) -> None:
-    """Write table.csv, table.json and table.md into the folder of the sweep."""
+    """Write table.csv and table.json into the folder of the sweep."""
     columns = sweep_table.columns
     lines = list(zip(*columns.values(), strict=True))
     write_atomically(ledger.path / f"{STEM}.csv", csv_text([list(columns), *lines]))
     write_atomically(ledger.path / f"{STEM}.json", to_json(table_facts(ledger, sweep_table)) + "\n")
-    write_atomically(ledger.path / f"{STEM}.md", _markdown(sweep_table))
 
 
 def table_facts(ledger: Ledger, sweep_table: Table) -> dict[str, Any]:
@@ -282,17 +281,6 @@ def table_facts(ledger: Ledger, sweep_table: Table) -> dict[str, Any]:
         "trials": [dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)],
         "groups": [group._asdict() for group in sweep_table.groups],
     }
-
-
-def _markdown(sweep_table: Table) -> str:
-    settings, notes = sweep_table.setting_texts, [f"- {note}" for note in sweep_table.notes]
-    lines = [*(_table_lines(settings) if settings else ()), *_table_lines(sweep_table.texts), *notes]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _table_lines(columns: dict[str, list[str]]) -> list[str]:
-    cells = [list(columns), ["---"] * len(columns), *zip(*columns.values(), strict=True)]
-    return [*("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in cells), ""]
 
 
 def _interval(low: float | None, high: float | None) -> str:

@@ -81,7 +81,7 @@ def show_table(sweep_table: Table, folder: Path, *, has_files: bool = True) -> N
     if sum(group.n > 1 for group in sweep_table.groups) > 1:
         say(out, f"More than chance? lockstep compare {quote_path(folder)}")
     if has_files:
-        say(out, f"Full table: {display_path(folder)}/table.md, table.csv, table.json")
+        say(out, f"Full table: {display_path(folder)}/table.csv, table.json")
 
 
 def _print(made: RichTable, num_rows: int, out: Console) -> None:

@@ -340,7 +340,7 @@ def test_a_sweep_whose_best_trial_cannot_be_tested_says_why_and_does_not_end_wel
 
 def test_what_a_killed_command_left_of_the_files_of_a_sweep_goes_when_it_goes_on(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "a=0")
-    left = [ledger.path / ".sweep.json.1.0a1b2c3d", ledger.path / ".table.md.1.0a1b2c3d"]
+    left = [ledger.path / ".sweep.json.1.0a1b2c3d", ledger.path / ".table.csv.1.0a1b2c3d"]
     of_a_job = ledger.trials[0].folder.path / ".last.ckpt.1.0a1b2c3d"  # perhaps on another machine, where it is written
     for path in (*left, of_a_job):
         path.touch()
@@ -452,9 +452,9 @@ def test_the_best_comes_first_and_only_what_differs_is_a_column(tmp_path: Path) 
     assert (rows[0]["val/accuracy"], rows[0]["test/accuracy"], rows[0]["training_s"]) == ("0.9", "0.8", "75.0")
     kept = json.loads((ledger.path / "table.json").read_text())
     assert (kept["best_trials"], kept["objectives"], len(kept["trials"])) == ([1], {"val/accuracy": "max"}, 4)
-    lines = (ledger.path / "table.md").read_text().splitlines()
-    assert lines[0] == "| trial | lr | state | device | epoch | val/accuracy | test/accuracy | time |"
-    assert lines[2] == "| 1 | 2 | finished | GPU 0 | 3/3 | 0.9000 | 0.8000 | 1:15 |"
+    first = {name: texts[0] for name, texts in found.texts.items()}
+    assert list(first) == ["trial", "lr", "state", "device", "epoch", "val/accuracy", "test/accuracy", "time"]
+    assert list(first.values()) == ["1", "2", "finished", "GPU 0", "3/3", "0.9000", "0.8000", "1:15"]
 
 
 def test_a_setting_that_a_spreadsheet_would_compute_is_a_text_in_the_table(tmp_path: Path) -> None:
@@ -481,11 +481,12 @@ def test_the_best_setting_is_that_of_the_best_mean_and_not_of_the_luckiest_seed(
     tested = group.tests["test/accuracy"]
     assert list(tested.values()) == pytest.approx([2, 0.795, group.deviation, 0, 1])
     write(ledger, found)
-    lines = (ledger.path / "table.md").read_text().splitlines()
-    assert lines[0] == "| lr | n | val/accuracy | 95 % interval | test/accuracy | deviation of val/accuracy |"
-    assert lines[2] == "| 2 | 2 seeds | 0.9600 | 0.8329 to 1.0000 | 0.8600 (0.7329 to 0.9871) | 0.0141 |"
-    assert lines[5] == "| 3 | 1 seed, 1 missing | 0.9800 | - | 0.8800 | - |"  # and of lr=4 there is no other one
-    assert lines[7].startswith("| trial | seed | lr | state |")
+    lines = [" | ".join(line) for line in zip(*found.setting_texts.values(), strict=True)]
+    heads = ["lr", "n", "val/accuracy", "95 % interval", "test/accuracy", "deviation of val/accuracy"]
+    assert list(found.setting_texts) == heads
+    assert lines[0] == "2 | 2 seeds | 0.9600 | 0.8329 to 1.0000 | 0.8600 (0.7329 to 0.9871) | 0.0141"
+    assert lines[3] == "3 | 1 seed, 1 missing | 0.9800 | - | 0.8800 | -"  # and of lr=4 there is no other one
+    assert list(found.texts)[:4] == ["trial", "seed", "lr", "state"]
     kept = json.loads((ledger.path / "table.json").read_text())
     assert (kept["best_trials"], kept["groups"][0]["trials"], len(kept["groups"])) == ([2, 3], [2, 3], 4)
 
@@ -568,7 +569,7 @@ def test_folds_say_over_how_many_groups_they_are(tmp_path: Path) -> None:
     assert found.groups[0].repetitions == "2 folds, 1,234 groups, 1 missing"
     write(ledger, found)
     assert json.loads((ledger.path / "table.json").read_text())["groups"][0]["num_groups"] == 1234
-    assert "| 2 folds, 1,234 groups, 1 missing |" in (ledger.path / "table.md").read_text()
+    assert found.setting_texts["n"] == ["2 folds, 1,234 groups, 1 missing"]
     finish(failed, 0.9, groups={"test": 1100})
     assert table(ledger, ACCURACY, {}).groups[0].repetitions == "2 folds of 2 seeds, 1,234 groups"
     for trial in others:
@@ -689,10 +690,8 @@ def test_a_failure_is_told_with_the_table(tmp_path: Path, capsys: pytest.Capture
     ledger.trials[1].folder.write_status(state="failed", reason="RuntimeError: out of luck", host="elsewhere")
     found = table(ledger, ACCURACY, {})
     show_table(found, ledger.path)
-    write(ledger, found)
-    printed = capsys.readouterr().out.removesuffix(f"Full table: {ledger.path}/table.md, table.csv, table.json\n")
-    for shown in (printed, (ledger.path / "table.md").read_text()):
-        assert shown.rstrip().endswith("Trial 1 failed: RuntimeError: out of luck")
+    printed = capsys.readouterr().out.removesuffix(f"Full table: {ledger.path}/table.csv, table.json\n")
+    assert printed.rstrip().endswith("Trial 1 failed: RuntimeError: out of luck")
 
 
 def test_a_metric_is_that_of_the_best_epoch(tmp_path: Path) -> None:
