@@ -54,7 +54,6 @@ class Workstation(Launcher):
     @override
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the trials. Exits with the code of the sweep if it is not 0."""
-        from lockstep.config import build
         from lockstep.config.errors import ConfigError, exit_with
         from lockstep.sweeps import array, command
         from lockstep.sweeps.course import Grid
@@ -63,19 +62,12 @@ class Workstation(Launcher):
         (Path(self._config.hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)  # has all settings, with secrets
         try:
             config, _ = self._compose(job_overrides[0], initial_job_idx)
-            num_jobs = len(job_overrides)
-            if config.dry_run:
-                settled = (build.settle_config(self._compose(texts, 0)[0]) for texts in job_overrides)
-                num_jobs = len({command.identity(each) for each in settled})
-            if _is_handed_over(self._config, config, num_jobs):
+            if _is_handed_over(self._config, config, len(job_overrides)):
                 return []
             with _ledger(self._config, config.sweep.name) as ledger:
-                equal: dict[str, Trial] = {}
                 jobs = ((texts, partial(self._compose, texts)) for texts in job_overrides)
-                each = (command.prepare_trial(ledger, texts, compose, equal) for texts, compose in jobs)
+                each = (command.prepare_trial(ledger, texts, compose) for texts, compose in jobs)
                 made = list({trial.number: (trial, trial_config) for trial, trial_config in each}.values())
-                if len(made) < len(job_overrides) and not config.silent:
-                    print(f"{len(job_overrides)} trials, {len(made)} of them different: equal ones are trained once")
                 left = [trial for trial, _ in made if trial.state not in DONE]
                 if config.cluster.name == "slurm":
                     array.submit(ledger, made)
@@ -109,7 +101,6 @@ class Study(Sweeper):
         """Run the study. Exits with the code of the sweep if it is not 0."""
         from lockstep.config.composing.sweep_space import Interval, separate_space
         from lockstep.config.errors import ConfigError, Error, exit_with
-        from lockstep.config.saved import config_file
         from lockstep.sweeps import command, search
         from lockstep.sweeps.ledger import DONE
         from lockstep.sweeps.results import monitored_objective
@@ -132,11 +123,6 @@ class Study(Sweeper):
                 configs: dict[int, Config] = {}
 
                 drawn_from = search.distributions(space)
-                equal = {
-                    command.identity(config_file.load(trial.folder.config)): trial
-                    for trial in reversed(ledger.trials)  # the first of equal ones remains
-                    if trial.folder.config.exists()
-                }
 
                 def make_trials(drawn: Sequence[str]) -> "list[Trial]":
                     texts = [*fixed, *drawn]
@@ -147,7 +133,7 @@ class Study(Sweeper):
 
                 def make_trial(texts: Sequence[str]) -> "Trial":
                     compose = partial(self._compose, texts)
-                    trial, configs[trial.number] = command.prepare_trial(ledger, texts, compose, equal)
+                    trial, configs[trial.number] = command.prepare_trial(ledger, texts, compose)
                     ledger.write()  # before it starts: a command that is killed finds its job again
                     return trial
 

@@ -234,29 +234,6 @@ def test_a_search_over_fewer_points_than_trials_ends_with_a_note(tmp_path: Path,
     assert len(fake.study.trials) < num_points + 5 * MOST_REPEATS
 
 
-@pytest.mark.parametrize(("seeds", "at_once"), [(1, 4), (2, 1)])
-def test_draws_with_the_same_settings_are_one_point(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], seeds: int, at_once: int
-) -> None:
-    class Composed(Fake):
-        """`tiny` and `little` are two options with the same values."""
-
-        def make(self, drawn: Sequence[str]) -> list[Trial]:
-            return super().make([text.replace("=little", "=tiny") for text in drawn])
-
-    settings = search_of("search.num_trials=12", f"search.seeds={seeds}")
-    for num_trained in (2 * seeds, 0):
-        fake = Composed(tmp_path / "s", settings, "name=tiny,little,large", lambda drawn: len(drawn["name"]))
-        assert len(fake.run(at_once=at_once)) == num_trained
-        assert "2 of 12 points done" in fake.draws.note
-        assert capsys.readouterr().out.count("has the settings of trial") == 1
-        assert {trial.params["name"]: trial.value for trial in fake.study.trials} == {
-            "tiny": 4,
-            "little": 4,
-            "large": 5,
-        }
-
-
 def test_what_fails_or_cannot_be_trained_is_counted_once_and_drawn_anew_by_the_next_command(tmp_path: Path) -> None:
     search, space = search_of("search.num_trials=12"), "name=good,bad,fails"
     num_done = 0

@@ -99,23 +99,6 @@ def test_the_best_trial_may_be_of_an_earlier_command_and_all_are_tested_on_deman
     assert table_of(tmp_path)["best_trials"] == [0]
 
 
-def test_trials_with_the_same_settings_are_trained_once_by_this_command_and_the_next(tmp_path: Path) -> None:
-    (tmp_path / "conf" / "optimizer").mkdir(parents=True)
-    (tmp_path / "conf" / "optimizer" / "same.yaml").write_text("defaults: [sgd]\n")
-    swept = [
-        "optimizer.lr=0.1,0.10,1e-1,0.2",
-        "optimizer=sgd,same",
-        "sweep.name=equal",
-        f"hydra.searchpath=[file://{tmp_path}/conf]",
-    ]
-    for number in range(2):
-        done = run(tmp_path, *TINY, *swept)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "8 trials, 2 of them different: equal ones are trained once" in done.stdout
-        assert done.stdout.count(" starts on ") == (2 if number == 0 else 0)
-    assert len(table_of(tmp_path)["trials"]) == len(trials_of(tmp_path)) == 2
-
-
 def test_one_after_the_other_has_all_cores(tmp_path: Path) -> None:
     curves = "callbacks.curves={_target_:lockstep.callbacks.Curves,graph:false}"
     done = run(tmp_path, *TINY, curves, "seed=0,1", "launcher.parallel=1", "sweep.test=none", SEES % "2")

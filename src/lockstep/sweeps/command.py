@@ -1,7 +1,6 @@
 """A sweep on this machine, from its first trial to its table."""
 
 import contextlib
-import json
 import os
 import random
 import sys
@@ -25,7 +24,7 @@ from lockstep.runs.naming import display_path, quote_path
 from lockstep.sweeps import array, devices, job_pool, out_of_fold, views
 from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.devices import Devices, Machine
-from lockstep.sweeps.ledger import DONE, FREE, Ledger, Trial, need_own, trial_of
+from lockstep.sweeps.ledger import DONE, Ledger, Trial, need_own, trial_of
 from lockstep.sweeps.pool import Pool
 from lockstep.sweeps.results import monitored_objective
 from lockstep.sweeps.table import Table, table, table_facts, write
@@ -39,13 +38,11 @@ def prepare_trial(
     ledger: Ledger,
     overrides: Sequence[str],
     compose: Callable[[int], tuple[Config, str]],
-    equal: dict[str, Trial],
 ) -> tuple[Trial, Config]:
     """Return the known or new trial of some overrides, and its configuration, which is saved in its folder.
 
-    `compose` makes the configuration and the folder name of a trial from its number. Settings that equal those of a
-    trial in `equal`, by `identity`, are that trial; others are added. Raises ConfigError if the known trial has other
-    values.
+    `compose` makes the configuration and the folder name of a trial from its number. Raises ConfigError if the known
+    trial has other values.
     """
     trial_overrides = trial_of(overrides)
     trial = ledger.find(trial_overrides)
@@ -53,10 +50,8 @@ def prepare_trial(
     if config.scale_with_workers and config.trainer.devices == "auto":
         raise ConfigError(Error("scale_with_workers=true", "needs a number of workers", "set trainer.devices=..."))
     config = build.settle_config(config)
-    key = identity(config)
-    trial = trial or equal.get(key)
     is_new = trial is None or not trial.folder.config.exists()  # a killed command may have left another one's files
-    trial = equal[key] = trial or ledger.add(trial_overrides, subdir)
+    trial = trial or ledger.add(trial_overrides, subdir)
     folder = trial.folder
     if not is_new:
         before = config_file.load(folder.config)
@@ -68,12 +63,6 @@ def prepare_trial(
     if is_new or (config.cluster.name == "none" and trial.state not in (*DONE, *LIVE_STATES)):
         runner.save(folder, saved, trial.overrides)
     return trial, config
-
-
-def identity(config: Config) -> str:
-    """Return a text that trials share if they have the same settings after `settle_config`, however typed."""
-    tree = config_file.to_tree(submission.job_config(config))
-    return json.dumps({key: value for key, value in tree.items() if key not in (*FREE, "search")}, sort_keys=True)
 
 
 def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> None:

@@ -126,8 +126,7 @@ class Drawn:
 class Draws(Grid):
     """The trials of a study. A point that is drawn again is neither trained nor counted again.
 
-    `make` returns the known or new trials of the drawn values, one for each seed; points with the same settings have
-    the same trials, and count as one.
+    `make` returns the known or new trials of the drawn values, one for each seed.
     """
 
     def __init__(
@@ -160,17 +159,12 @@ class Draws(Grid):
         super().__init__([trial for drawn in resumed for trial in self._begin(drawn)])
 
     @property
-    def _points(self) -> list[Drawn | Point]:
-        """What was drawn, points with the same settings once; a point itself if it cannot be trained."""
-        return list({id(drawn or point): drawn or point for point, drawn in self._taken.items()}.values())
-
-    @property
     def note(self) -> str:
         """The reason for fewer points than requested; otherwise empty."""
         if not self._is_stuck:
             return ""
         name = type(self._study.sampler).__name__
-        num_done = sum(_is_done(drawn.trials) for drawn in self._points if isinstance(drawn, Drawn))
+        num_done = sum(_is_done(drawn.trials) for drawn in self._taken.values() if drawn is not None)
         done = f"{num_done} of {plural(self._num_trials, 'point')} done"
         hint = "Use another search.sampler, or a larger space."
         return f"{name} drew only known points {MOST_REPEATS} times in a row: {done}. {hint}"
@@ -178,10 +172,10 @@ class Draws(Grid):
     def propose(self, num_free: int) -> Sequence[Trial]:
         """Return interrupted trials first, then those of new draws; those for which nothing is free wait here."""
         num_repeats = 0
-        while len(self._left) < num_free and len(self._points) < self._num_trials and not self._is_stuck:
-            num_taken = len(self._points)
+        while len(self._left) < num_free and len(self._taken) < self._num_trials and not self._is_stuck:
+            num_taken = len(self._taken)
             self._left += self._begin(self._study.ask(self._space))
-            num_repeats = num_repeats + 1 if len(self._points) == num_taken else 0
+            num_repeats = num_repeats + 1 if len(self._taken) == num_taken else 0
             self._is_stuck = num_repeats == MOST_REPEATS
         trials, self._left = self._left[:num_free], self._left[num_free:]
         return trials
@@ -193,11 +187,7 @@ class Draws(Grid):
         if is_new:
             try:
                 trials = self._make([f"{key}={value}" for key, value in asked.params.items()])
-                same = next((each for each in self._taken.values() if each and each.trials[0] == trials[0]), None)
-                if same is not None:
-                    is_new = False
-                    print(f"A draw has the settings of trial {trials[0].number}: it is not trained again", flush=True)
-                self._taken[point] = same or Drawn(trials)
+                self._taken[point] = Drawn(trials)
             except ConfigError as error:
                 print(f"Skipping a draw that cannot be trained: {' '.join(map(str, error.errors))}", flush=True)
                 self._taken[point] = None
