@@ -111,27 +111,17 @@ class Study(Sweeper):
             config, _ = self._compose([*fixed, *first], 0)
             if config.search is None:
                 raise ConfigError(Error("hydra/sweeper=optuna", "is chosen by search=...", "use search=tpe"))
-            num_seeds = config.search.seeds
-            if num_seeds > 1 and (swept := [key for key in space if key.lstrip("+") == "seed"]):
-                problem = f"trains each point with several seeds, and {swept[0]} is drawn, too"
-                raise ConfigError(Error(f"search.seeds={num_seeds}", problem, "remove one of them"))
             if _is_handed_over(self._config, config, 1):
                 return
             with _ledger(self._config, config.sweep.name) as ledger:
-                command.check_study(ledger, arguments, self._compose, num_seeds)
+                command.check_study(ledger, arguments, self._compose)
                 objective = monitored_objective(config)
                 configs: dict[int, Config] = {}
 
                 drawn_from = search.distributions(space)
 
-                def make_trials(drawn: Sequence[str]) -> "list[Trial]":
+                def make_trial(drawn: Sequence[str]) -> "Trial":
                     texts = [*fixed, *drawn]
-                    if num_seeds == 1:
-                        return [make_trial(texts)]
-                    first, _ = self._compose(texts, 0)  # whose seed a drawn option may set
-                    return [make_trial([*texts, f"seed={first.seed + number}"]) for number in range(num_seeds)]
-
-                def make_trial(texts: Sequence[str]) -> "Trial":
                     compose = partial(self._compose, texts)
                     trial, configs[trial.number] = command.prepare_trial(ledger, texts, compose)
                     ledger.write()  # before it starts: a command that is killed finds its job again
@@ -141,7 +131,7 @@ class Study(Sweeper):
                     search.study_in(ledger, drawn_from, config.search, objective),
                     drawn_from,
                     ledger,
-                    make_trials,
+                    make_trial,
                     objective=objective,
                     num_trials=config.search.num_trials,
                 )
@@ -150,7 +140,7 @@ class Study(Sweeper):
                     draws,
                     configs,
                     config=config,
-                    total=config.search.num_trials * num_seeds,
+                    total=config.search.num_trials,
                     num_done=sum(trial.state in DONE for trial in ledger.trials),
                 )
         except ConfigError as error:

@@ -1,6 +1,5 @@
 """Searches by Optuna, with trainings that are replaced by a function, and with real ones."""
 
-import itertools
 import signal
 import subprocess
 import sys
@@ -63,13 +62,9 @@ class Fake:
             num_trials=self.search.num_trials,
         )
 
-    def make(self, drawn: Sequence[str]) -> list[Trial]:
+    def make(self, drawn: Sequence[str]) -> Trial:
         if any(text.endswith("=bad") for text in drawn):
             raise ConfigError(Error("bad", "cannot be trained"))
-        seeds = [f"seed={number}" for number in range(self.search.seeds)] if self.search.seeds > 1 else []
-        return [self.made([*drawn, seed]) for seed in seeds] or [self.made(drawn)]
-
-    def made(self, drawn: Sequence[str]) -> Trial:
         trial = self.ledger.find(drawn) or self.ledger.add(drawn, str(self.ledger.next_number))
         trial.folder.path.mkdir(exist_ok=True)
         self.ledger.write()
@@ -270,131 +265,37 @@ def test_a_trial_that_is_poorer_than_the_median_is_pruned_after_the_warm_up(tmp_
     assert (frozen.state.name, frozen.intermediate_values) == ("PRUNED", {0: 0.1, 1: 0.2})
 
 
-# -- a trial for each of several seeds ---------------------------------------------------------------------------------
-
-SEEDS = "search.seeds=3"
-
-
-def noisy(settings: dict[str, str]) -> float:
-    """The result of a seed, whose mean over three seeds is `rate`."""
-    return rate(settings) + 10.0 * (int(settings["seed"]) - 1)
-
-
-def epochs(trial: Trial, *values: float) -> None:
-    files.write_rows(trial.folder.metrics, [{"epoch": n, "val/accuracy": value} for n, value in enumerate(values, 1)])
-
-
-def points(fake: Fake) -> list[list[str]]:
-    """The seeds of each point of the ledger."""
-    by_rate = itertools.groupby(fake.ledger.trials, key=lambda trial: trial.settings["optimizer.lr"])
-    return [[trial.settings["seed"] for trial in trials] for _, trials in by_rate]
-
-
-@pytest.mark.parametrize("at_once", [1, 2, 7])
-def test_a_point_is_a_trial_for_each_seed_and_has_their_mean(tmp_path: Path, at_once: int) -> None:
-    fake = Fake(tmp_path / "s", search_of("search.num_trials=4", SEEDS), "optimizer.lr=interval(0.01,1)", noisy)
-    assert len(fake.draws.propose(at_once)) == at_once  # never more than fit
-    fake.draws = fake.begin()
-    assert len(fake.run(at_once=at_once)) == 12
-    assert points(fake) == [["0", "1", "2"]] * 4
-    rates = [trial.settings["optimizer.lr"] for trial in fake.ledger.trials[::3]]
-    assert [str(trial.params["optimizer.lr"]) for trial in fake.study.trials] == rates
-    values = [rate({"optimizer.lr": text}) for text in rates]
-    assert [trial.value for trial in fake.study.trials] == pytest.approx(values)
-    assert [trial.user_attrs["trial"] for trial in fake.study.trials] == [0, 3, 6, 9]
-    assert Fake(tmp_path / "s", fake.search, "optimizer.lr=interval(0.01,1)", noisy).run() == []
-    longer = Fake(tmp_path / "s", search_of("search.num_trials=5", SEEDS), "optimizer.lr=interval(0.01,1)", noisy)
-    assert [trial.number for trial in longer.run(at_once=at_once)] == [12, 13, 14]
-
-
-@pytest.mark.parametrize(("num_made", "journal"), [(1, "kept"), (2, "lost"), (3, "kept"), (3, "lost")])
-def test_a_command_that_was_killed_anywhere_trains_the_seeds_that_are_missing(
-    tmp_path: Path, num_made: int, journal: str
-) -> None:
-    space, search = "optimizer.lr=interval(0.01,1)", search_of("search.num_trials=3", SEEDS, "search.sampler.seed=null")
-    first = Fake(tmp_path / "s", search_of("search.num_trials=4", SEEDS), space, noisy)
-    first.run(most=4, at_once=2)  # the first point, and one of the seeds of the second one
-    made = first.made
-
-    def killed(drawn: Sequence[str]) -> Trial:
-        if len(first.ledger.trials) == 6 + num_made:
-            raise KeyboardInterrupt
-        return made(drawn)
-
-    first.made = killed
-    with pytest.raises(KeyboardInterrupt):
-        first.draws.propose(9)
-    if journal == "lost":
-        (tmp_path / "s" / "study.journal").unlink()
-    again = Fake(tmp_path / "s", search, space, noisy)
-    assert sorted(trial.number for trial in again.run(at_once=2)) == [4, 5, 6, 7, 8]
-    assert points(again) == [["0", "1", "2"]] * 3
-    complete = [trial for trial in again.study.trials if trial.state.name == "COMPLETE"]
-    assert [trial.value for trial in complete] == pytest.approx([rate(trial.params) for trial in complete])
-    assert sorted(trial.user_attrs["trial"] for trial in complete) == [0, 3, 6]
-    assert Fake(tmp_path / "s", search, space, noisy).run() == []
-
-
-def test_a_failed_seed_fails_its_point_which_is_tried_again_without_the_others(tmp_path: Path) -> None:
-    space, search = "optimizer.lr=interval(0.01,1)", search_of("search.num_trials=1", SEEDS)
-    first = Fake(tmp_path / "s", search, space, lambda drawn: None if drawn["seed"] == "1" else noisy(drawn))
-    assert len(first.run()) == 3
-    assert [trial.state.name for trial in first.study.trials] == ["FAIL"]
-    again = Fake(tmp_path / "s", search, space, noisy)
-    assert [trial.settings["seed"] for trial in again.run()] == ["1"]
-    (failed, done) = again.study.trials
-    assert (failed.state.name, done.value) == ("FAIL", pytest.approx(rate(done.params)))
-
-
-def test_a_seed_that_is_stopped_leaves_its_point_open_for_the_next_command(tmp_path: Path) -> None:
-    space, search = "optimizer.lr=interval(0.01,1)", search_of("search.num_trials=1", SEEDS)
-    first = Fake(tmp_path / "s", search, space, noisy)
-    one, stopped, failed = first.draws.propose(3)
-    first.end(one)
-    first.draws.record_result(stopped, "stopped")
-    first.draws.record_result(failed, "failed")
-    assert [trial.state.name for trial in first.study.trials] == ["RUNNING"]
-    again = Fake(tmp_path / "s", search, space, noisy)
-    assert [trial.number for trial in again.run()] == [1, 2]
-    assert again.study.trials[0].value == pytest.approx(rate(again.study.trials[0].params))
-
-
-def test_pruning_sees_the_mean_of_an_epoch_that_all_seeds_have_reached_and_ends_all_of_them(tmp_path: Path) -> None:
-    overrides = ["search.pruner.n_startup_trials=1", "search.pruner.n_warmup_steps=0", "search.num_trials=9", SEEDS]
-    space, search = "optimizer.lr=interval(0.01,1)", search_of(*overrides)
-    fake = Fake(tmp_path / "s", search, space, noisy)
-    good = fake.draws.propose(3)
-    for trial in good:
-        epochs(trial, 0.5, 0.6)
-        assert not fake.draws.is_poor(trial)
-    for trial in good:
-        fake.end(trial)
-    poor = fake.draws.propose(3)
-    for trial, value in zip(poor, (0.9, 0.1, 0.2), strict=True):  # its lucky seed is the best
-        assert [fake.draws.is_poor(each) for each in poor] == [False] * 3
-        epochs(trial, value)
-    assert [fake.draws.is_poor(trial) for trial in poor] == [True] * 3
-    assert fake.study.trials[1].intermediate_values == {0: pytest.approx(0.4)}
-    for trial in poor[:2]:
-        trial.folder.write_status(state="pruned", host="elsewhere")
-        fake.draws.record_result(trial, "pruned")
-    again = Fake(tmp_path / "s", search, space, noisy)  # killed before the third one was saved
-    (last,) = again.draws.propose(1)
-    assert (last.number, again.draws.is_poor(last)) == (poor[2].number, True)
-    again.draws.record_result(last, "finished")  # it came to its end before it read the request
-    assert [trial.state.name for trial in again.study.trials] == ["COMPLETE", "PRUNED"]
-
-
-def test_equal_draws_wait_for_the_mean_of_their_point(tmp_path: Path) -> None:
-    space, search = "optimizer=sgd,adamw", search_of("search.num_trials=3", SEEDS)
-    fake = Fake(tmp_path / "s", search, space, lambda drawn: float(drawn["seed"]) + 5 * (drawn["optimizer"] == "sgd"))
-    assert len(fake.draws.propose(9)) == 6
+def test_equal_draws_wait_for_the_result_of_their_point(tmp_path: Path) -> None:
+    space, search = "optimizer=sgd,adamw", search_of("search.num_trials=3")
+    values = {"sgd": 6.0, "adamw": 1.0}
+    fake = Fake(tmp_path / "s", search, space, lambda drawn: values[drawn["optimizer"]])
+    assert len(fake.draws.propose(9)) == 2
     assert len(fake.study.trials) == 2 + MOST_REPEATS
     for trial in fake.ledger.trials:
         assert {trial.state.name for trial in fake.study.trials} >= {"RUNNING"}
         fake.end(trial)
-    values = {"sgd": 6.0, "adamw": 1.0}
     assert [trial.value for trial in fake.study.trials] == [values[t.params["optimizer"]] for t in fake.study.trials]
+
+
+def test_a_stopped_trial_leaves_its_point_open_for_the_next_command(tmp_path: Path) -> None:
+    space, search = "optimizer.lr=interval(0.01,1)", search_of("search.num_trials=1")
+    first = Fake(tmp_path / "s", search, space, rate)
+    (stopped,) = first.draws.propose(3)
+    first.draws.record_result(stopped, "stopped")
+    assert [trial.state.name for trial in first.study.trials] == ["RUNNING"]
+    again = Fake(tmp_path / "s", search, space, rate)
+    assert [trial.number for trial in again.run()] == [0]
+    assert again.study.trials[0].value == pytest.approx(rate(stopped.settings))
+
+
+def test_a_study_of_several_seeds_of_a_point_is_refused(tmp_path: Path) -> None:
+    space, search = "optimizer.lr=interval(0.01,1)", search_of("search.num_trials=2")
+    fake = Fake(tmp_path / "s", search, space, rate)
+    for seed in (0, 1):
+        fake.ledger.add(["optimizer.lr=0.1", f"seed={seed}"], str(seed))
+    fake.ledger.write()
+    with pytest.raises(ConfigError, match=r"has several seeds of a point.*: choose another sweep\.name"):
+        Fake(tmp_path / "s", search, space, rate)
 
 
 def test_a_draw_that_was_killed_before_it_had_its_values_is_drawn_again(tmp_path: Path) -> None:
@@ -477,38 +378,6 @@ def test_a_search_is_stopped_and_goes_on_and_a_pruned_trial_of_two_workers_leave
     assert [trial.state.name for trial in study.trials] == ["PRUNED", "COMPLETE"]
     assert table["best_trials"] == [study.best_trial.user_attrs["trial"]] == [1]
     assert study.best_value == pytest.approx(table["trials"][0]["val/accuracy"])
-
-
-@pytest.mark.full
-@pytest.mark.processes
-def test_a_point_is_pruned_with_all_its_seeds_and_a_killed_search_trains_those_that_are_missing(tmp_path: Path) -> None:
-    overrides = [*SMALL, "model.width=2", "data.train_size=40", "trainer.max_epochs=8", "seed=7", SEES % "1"]
-    overrides += ["search=random", "search.num_trials=2", "search.seeds=2", "launcher.parallel=2", "sweep.name=study"]
-    overrides += ["optimizer.lr=tag(log,interval(0.001,0.1))", "search.pruner._target_=tests.support.sweeps.PrunesOne"]
-    overrides += ["+search.pruner.number=0", "~search.pruner.n_startup_trials", "~search.pruner.n_warmup_steps"]
-    with started(tmp_path, *overrides) as sweep:
-        wait_until(lambda: list(tmp_path.glob("outputs/*/*/[23]/metrics.csv")), "the second point")
-        sweep.send_signal(signal.SIGKILL)
-        out, _ = sweep.communicate(timeout=PATIENCE_S)
-    assert "Trial 0 pruned" in out
-    assert "Trial 1 pruned" in out
-    pruned = trials_of(tmp_path)[:2]
-    wait_until(lambda: not any(trial.is_locked() for trial in trials_of(tmp_path)), "the ends of the trials")
-    (tmp_path / "fast").touch()
-    before = {path: path.stat().st_mtime_ns for trial in pruned for path in trial.path.rglob("*")}
-    refused = run(tmp_path, *overrides, "search.seeds=3")
-    assert (refused.returncode, "was started with search.seeds=2, not 3" in refused.stderr) == (2, True)
-    done = run(tmp_path, *overrides)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert {path: path.stat().st_mtime_ns for trial in pruned for path in trial.path.rglob("*")} == before
-    rows = sorted(table_of(tmp_path)["trials"], key=lambda row: row["trial"])
-    assert [(row["seed"], row["state"]) for row in rows] == [
-        *(("7", "pruned"), ("8", "pruned")),
-        *(("7", "finished"), ("8", "finished")),
-    ]
-    study = optuna.load_study(study_name="study", storage=journal(tree_of(tmp_path)))
-    assert [trial.state.name for trial in study.trials] == ["PRUNED", "COMPLETE"]
-    assert study.best_value == pytest.approx(sum(row["val/accuracy"] for row in rows[2:]) / 2)
 
 
 def journal(path: Path) -> JournalStorage:

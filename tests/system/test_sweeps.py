@@ -155,7 +155,6 @@ def test_errors_of_a_sweep_are_found_by_its_check(texts: list[str], error: str) 
         (["search=tpe"], "search=... needs an interval to search"),
         (["scale_with_workers=true"], "needs a number of workers: set trainer.devices=..."),
         (["hydra/sweeper=optuna", "optimizer.lr=interval(0.1,1)"], "hydra/sweeper=optuna is chosen by search=..."),
-        (["search=tpe", "search.seeds=2", "seed=range(5)"], "search.seeds=2 trains each point with several seeds, and"),
     ],
 )
 def test_a_refused_sweep_trains_nothing(tmp_path: Path, texts: list[str], error: str) -> None:

@@ -79,22 +79,17 @@ def check_study(
     ledger: Ledger,
     overrides: Sequence[str],
     compose: Callable[[Sequence[str], int], tuple[Config, str]],
-    num_seeds: int,
 ) -> None:
     """Raise ConfigError if a resumed study would draw from another space, or train something else."""
     if not ledger.trials:
         return
-    where, fix = display_path(ledger.path), "choose another sweep.name"
     if changed := {*trial_of(ledger.command)} ^ {*trial_of(redact(overrides))}:
-        raise ConfigError(Error(where, f"was started with other settings, see {min(changed)}", fix))
+        problem = f"was started with other settings, see {min(changed)}"
+        raise ConfigError(Error(display_path(ledger.path), problem, "choose another sweep.name"))
     first = ledger.trials[0]
     if first.folder.config.exists():
         config, _ = compose(first.overrides, first.number)
-        saved = config_file.load(first.folder.config)
-        before = saved.search.seeds if saved.search is not None else 1
-        if before != num_seeds:  # means over other seeds cannot be compared
-            raise ConfigError(Error(where, f"was started with search.seeds={before}, not {num_seeds}", fix))
-        _check_same(ledger, first, saved, build.settle_config(config))
+        _check_same(ledger, first, config_file.load(first.folder.config), build.settle_config(config))
 
 
 def run_sweep(

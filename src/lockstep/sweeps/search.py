@@ -1,4 +1,4 @@
-"""A search: Optuna proposes points, receives their results, and prunes poor ones. A point is a trial for each seed.
+"""A search: Optuna proposes points, receives their results, and prunes poor ones. A point is a trial.
 
 hydra-optuna-sweeper 1.3.0 needs Optuna 2, starts trials in batches that wait for their slowest, and cannot prune.
 """
@@ -6,7 +6,6 @@ hydra-optuna-sweeper 1.3.0 needs Optuna 2, starts trials in batches that wait fo
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 
 import optuna
@@ -30,7 +29,7 @@ from lockstep.sweeps.results import Objective
 from lockstep.system.internals import resumed_trial
 from lockstep.system.wording import plural
 
-NUMBER = "trial"  # attribute of Optuna's trial: the number of the first of its trials in the ledger
+NUMBER = "trial"  # attribute of Optuna's trial: its number in the ledger
 MOST_REPEATS = 20  # this many draws of known points in a row end the search
 Point = frozenset[tuple[str, Any]]  # of the search space
 
@@ -72,6 +71,9 @@ def study_in(
     if study.directions != [direction]:
         raise ConfigError(Error(display_path(ledger.path), "optimizes something else", "choose another sweep.name"))
     points = trials_by_point(ledger, space)
+    if len(points) < len(ledger.trials):
+        problem = "has several seeds of a point, of an earlier version"
+        raise ConfigError(Error(display_path(ledger.path), problem, "choose another sweep.name"))
     last: dict[int | None, TrialState] = {}
     for trial in study.get_trials(deepcopy=False):
         number = trial.user_attrs.get(NUMBER)
@@ -79,10 +81,9 @@ def study_in(
             study.tell(trial.number, state=TrialState.FAIL)  # killed before it had its values and trials
         else:
             last[number] = trial.state
-    for point, trials in points.items():
-        number = trials[0].number
-        if number not in last or (last[number] == TrialState.FAIL and not _is_done(trials)):
-            study.enqueue_trial(dict(point), user_attrs={NUMBER: number})
+    for point, trial in points.items():
+        if trial.number not in last or (last[trial.number] == TrialState.FAIL and trial.state not in DONE):
+            study.enqueue_trial(dict(point), user_attrs={NUMBER: trial.number})
     study.sampler = _sampler(search, len(study.trials))
     study.pruner = build.build(search.pruner) if search.pruner is not None else optuna.pruners.NopPruner()
     return study
@@ -96,37 +97,35 @@ def _sampler(search: Search, num_known: int) -> optuna.samplers.BaseSampler:
     return build.build(type(search.sampler).model_validate(arguments))
 
 
-def trials_by_point(ledger: Ledger, space: Mapping[str, BaseDistribution]) -> dict[Point, list[Trial]]:
-    """Return the trials of each point, in the order of their numbers."""
-    trials: dict[Point, list[Trial]] = {}
+def trials_by_point(ledger: Ledger, space: Mapping[str, BaseDistribution]) -> dict[Point, Trial]:
+    """Return the trial of each point, in the order of their numbers."""
+    trials: dict[Point, Trial] = {}
     for trial in ledger.trials:
         typed = ((key, drawn, trial.typed[key.lstrip("+")]) for key, drawn in space.items())
         point = frozenset((key, drawn.to_external_repr(drawn.to_internal_repr(text))) for key, drawn, text in typed)
-        trials.setdefault(point, []).append(trial)
+        trials[point] = trial
     return trials
-
-
-def _is_done(trials: Sequence[Trial]) -> bool:
-    return all(trial.state in DONE for trial in trials)
 
 
 @dataclass
 class Drawn:
-    """The trials of a point, and the draws that wait for their result: equal ones wait for that of the first."""
+    """The trial of a point, and the draws that wait for its result: equal ones wait for that of the first."""
 
-    trials: Sequence[Trial]
+    trial: Trial
+    end: str  # the state in which it ended; empty before, and after a command that did not finish it
     waiting: list[optuna.Trial] = field(default_factory=list)
+    is_poor: bool = False
 
-    def __post_init__(self) -> None:
-        # by number; those that a command before this one did not finish are trained again
-        self.ends = {trial.number: state for trial in self.trials if (state := trial.state) in DONE}
-        self.is_poor = "pruned" in self.ends.values()
+    @classmethod
+    def of(cls, trial: Trial) -> "Drawn":
+        state = trial.state
+        return cls(trial, state if state in DONE else "")
 
 
 class Draws(Grid):
     """The trials of a study. A point that is drawn again is neither trained nor counted again.
 
-    `make` returns the known or new trials of the drawn values, one for each seed.
+    `make` returns the known or new trial of the drawn values.
     """
 
     def __init__(
@@ -134,7 +133,7 @@ class Draws(Grid):
         study: optuna.Study,
         space: Mapping[str, BaseDistribution],
         ledger: Ledger,
-        make: Callable[[Sequence[str]], Sequence[Trial]],
+        make: Callable[[Sequence[str]], Trial],
         *,
         objective: Objective,
         num_trials: int,
@@ -154,8 +153,8 @@ class Draws(Grid):
             point = _point(frozen)  # empty if it waits
             if frozen.state == TrialState.RUNNING:
                 resumed.append(resumed_trial(study, frozen))
-            elif point in points and _is_done(points[point]):
-                self._taken[point] = Drawn(points[point])
+            elif point in points and points[point].state in DONE:
+                self._taken[point] = Drawn.of(points[point])
         super().__init__([trial for drawn in resumed for trial in self._begin(drawn)])
 
     @property
@@ -164,7 +163,7 @@ class Draws(Grid):
         if not self._is_stuck:
             return ""
         name = type(self._study.sampler).__name__
-        num_done = sum(_is_done(drawn.trials) for drawn in self._taken.values() if drawn is not None)
+        num_done = sum(drawn.trial.state in DONE for drawn in self._taken.values() if drawn is not None)
         done = f"{num_done} of {plural(self._num_trials, 'point')} done"
         hint = "Use another search.sampler, or a larger space."
         return f"{name} drew only known points {MOST_REPEATS} times in a row: {done}. {hint}"
@@ -181,13 +180,13 @@ class Draws(Grid):
         return trials
 
     def _begin(self, asked: optuna.Trial) -> list[Trial]:
-        """Return the trials of a draw that are not done; none if its point is known or cannot be trained."""
+        """Return the trial of a draw, if it is not done; none if its point is known or cannot be trained."""
         point = _point(asked)
         is_new = point not in self._taken
         if is_new:
             try:
-                trials = self._make([f"{key}={value}" for key, value in asked.params.items()])
-                self._taken[point] = Drawn(trials)
+                trial = self._make([f"{key}={value}" for key, value in asked.params.items()])
+                self._taken[point] = Drawn.of(trial)
             except ConfigError as error:
                 print(f"Skipping a draw that cannot be trained: {' '.join(map(str, error.errors))}", flush=True)
                 self._taken[point] = None
@@ -195,47 +194,43 @@ class Draws(Grid):
         if drawn is None:
             self._study.tell(asked, state=TrialState.FAIL)
             return []
-        asked.set_user_attr(NUMBER, drawn.trials[0].number)
+        asked.set_user_attr(NUMBER, drawn.trial.number)
         drawn.waiting.append(asked)
         self._tell(drawn)
-        self._of |= {trial.number: drawn for trial in drawn.trials}
-        return [trial for trial in drawn.trials if is_new and trial.number not in drawn.ends]
+        self._of[drawn.trial.number] = drawn
+        return [drawn.trial] if is_new and not drawn.end else []
 
     def is_poor(self, trial: Trial) -> bool:
-        """Report the mean of each epoch that all seeds have reached to Optuna. Returns True if it prunes the point."""
+        """Report the value of each epoch to Optuna. Returns True if it prunes the trial."""
         drawn = self._of[trial.number]
-        if drawn.is_poor:
-            return True
         name, first = self._objective.name, drawn.waiting[0]
         known = self._study.trials[first.number].intermediate_values
-        rows_of_seeds = [read_rows(seed.folder) for seed in drawn.trials]
-        of_seeds = [{int(row["epoch"]) - 1: row[name] for row in rows if name in row} for rows in rows_of_seeds]
-        new = [step for step in of_seeds[0] if step not in known and all(step in values for values in of_seeds)]
+        values = {int(row["epoch"]) - 1: row[name] for row in read_rows(trial.folder) if name in row}
+        new = [step for step in values if step not in known]
         for step in new:  # from 0
-            first.report(fmean(values[step] for values in of_seeds), step)
-        drawn.is_poor = bool(new) and first.should_prune()
+            first.report(values[step], step)
+        drawn.is_poor = drawn.is_poor or (bool(new) and first.should_prune())
         return drawn.is_poor
 
     def record_result(self, trial: Trial, state: str) -> None:
-        """Report the result of a point to Optuna when its last trial has ended."""
+        """Report the result of a trial to Optuna."""
         self._is_stuck = False
         drawn = self._of[trial.number]
-        drawn.ends[trial.number] = state
+        drawn.end = state
         self._tell(drawn)
 
     def _tell(self, drawn: Drawn) -> None:
-        """Answer the draws that wait, once all trials have ended; the next command resumes stopped ones."""
-        states = {*drawn.ends.values()}
-        if len(drawn.ends) < len(drawn.trials) or "stopped" in states:
+        """Answer the draws that wait, once the trial has ended; the next command resumes a stopped one."""
+        if drawn.end in ("", "stopped"):
             return
-        values = [value for trial in drawn.trials if (value := self._objective.value_in(trial.folder)) is not None]
+        value = self._objective.value_in(drawn.trial.folder)
         for asked in drawn.waiting:
-            if "pruned" in states and "failed" not in states:
+            if drawn.end == "pruned":
                 self._study.tell(asked, state=TrialState.PRUNED)
-            elif "failed" in states or len(values) < len(drawn.trials):
+            elif drawn.end == "failed" or value is None:
                 self._study.tell(asked, state=TrialState.FAIL)
             else:
-                self._study.tell(asked, fmean(values))
+                self._study.tell(asked, value)
         drawn.waiting.clear()
 
 

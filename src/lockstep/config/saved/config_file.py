@@ -20,6 +20,7 @@ from lockstep.system.trees import at, from_yaml
 GONE = (
     ("trainer", "cudnn_search"),
     ("search", "objectives"),
+    ("search", "seeds"),
     ("launcher", "mode"),
     ("sweep", "max_failed"),
     ("data", "copy_remove"),

@@ -51,6 +51,7 @@ FOREIGN_NAMES = {
     "logger=...": "logger",
     "logger=wandb": "wandb use_wandb project",
     "name=...": "task_name experiment_name tags",
+    "-m seed=... of the best points (search.seeds was removed in 0.3)": "search.seeds",
     "seed=...": "seed_everything manual_seed random_seed",
     "trainer.loads=[3,1] by hand (auto was removed in 0.3)": "trainer.loads=auto",
     "`lockstep train ...; ./tell` (notify was removed in 0.3)": "notify",

@@ -176,9 +176,6 @@ class Search(Section):
     scope = Scope.SWEEP
 
     num_trials: Positive = Field(description="number of drawn points that are trained to the end or pruned")
-    seeds: Positive = Field(
-        default=1, description="trials of each point, with seed, seed + 1, ...; their mean is optimized and pruned"
-    )
     sampler: Open = Field(description="a sampler of optuna.samplers")
     pruner: Open | None = Field(description="a pruner of optuna.pruners, called after every epoch; null = no pruning")
 
