@@ -44,7 +44,7 @@ def compare_sweeps(names: Sequence[str], *, is_json: bool) -> int:
     num_tests = math.comb(len(sides), 2)  # all pairs, because the same numbers chose the first
     found: list[tuple[str, int, Difference]] = []
     for metric in sides[0].results if sides else ():
-        differences = [_difference(metric, sides[0], side, num_tests) for side in sides[1:]]
+        differences = [_difference(metric, sides[0], side) for side in sides[1:]]
         others = {at: each for at, each in enumerate(differences, 1) if each}
         found += [(metric, at, each) for at, each in zip(others, holm([*others.values()], num_tests), strict=True)]
     if len({at for _, at, _ in found}) < max(1, len(sides) - 1):
@@ -116,7 +116,7 @@ def _comparable_results(metric: str, first: Side, second: Side) -> tuple[dict[st
     return {key: ours[key] for key in common}, {key: theirs[key] for key in common}
 
 
-def _difference(metric: str, first: Side, second: Side, num_tests: int) -> Difference | None:
+def _difference(metric: str, first: Side, second: Side) -> Difference | None:
     """Pair the results of equal seeds or folds, or compare means. Raises ValueError for folds of different images."""
     ours, theirs = _comparable_results(metric, first, second)
     are_paired, are_folds = [*ours] == [*theirs], first.over == REPEATS[FOLD]
@@ -127,7 +127,7 @@ def _difference(metric: str, first: Side, second: Side, num_tests: int) -> Diffe
             what = f"fold {fold} of {first.name} and of {second.name} has different images"
             raise ValueError(f"{what}: compare folds of the same data, data.folds and data.split_seed.")
     if are_paired:
-        found = paired_test([theirs[key] - ours[key] for key in ours], are_folds=are_folds, num_tests=num_tests)
+        found = paired_test([theirs[key] - ours[key] for key in ours], are_folds=are_folds)
     else:
         found = unpaired_test([*ours.values()], [*theirs.values()])
     return bounded(found, metric, [*ours.values(), *theirs.values()])

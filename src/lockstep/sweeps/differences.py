@@ -3,20 +3,15 @@
 import math
 import statistics
 import warnings
-from bisect import bisect
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from lockstep.system.terminal import measure
 
-RANKED_FROM = 10  # pairs: one diverged training spoils a t test, and ranks of five pairs are never unlikely enough
 UNLIKELY = 0.05
 ROUNDING = 1e-9  # of a difference: values that deviate less do not vary
-RANKS = "Wilcoxon signed-rank test"
 FRACTIONS = ("accuracy", "average_precision", "f1")  # metrics in conf/ that are from 0 to 1
 
 
@@ -71,19 +66,17 @@ def spread(values: Sequence[float], *, are_folds: bool) -> Spread:
     return Spread(n, mean, deviation, mean - half, mean + half)
 
 
-def paired_test(values: Sequence[float], *, are_folds: bool, num_tests: int = 1) -> Difference:
+def paired_test(values: Sequence[float], *, are_folds: bool) -> Difference:
     """Test the differences of at least two pairs of equal seeds or, if `are_folds`, of equal folds.
 
-    Ranks are used if the least p that they can have is unlikely as one of `num_tests`, too, and
-    where the differences do not vary, as of accuracies on few images: t would be infinite.
+    Where the differences do not vary, as of accuracies on few images, t would be infinite: the test is Wilcoxon's.
     """
     n, mean, deviation, low, high = spread(values, are_folds=are_folds)
     assert deviation is not None  # of two values
     assert high is not None
     if deviation <= ROUNDING * abs(mean):
-        return Difference(mean, None, None, (n,), RANKS, _rank_p(values))
-    if n >= RANKED_FROM and num_tests * 2 ** (1 - n) < UNLIKELY and not are_folds:
-        return Difference(*_hodges_lehmann(values), (n,), RANKS, _rank_p(values))
+        ranked: Any = stats.wilcoxon(values, zero_method="zsplit", method="exact")
+        return Difference(mean, None, None, (n,), "Wilcoxon signed-rank test", float(ranked.pvalue))
     t = mean / (high - mean) * stats.t.ppf(0.975, n - 1)
     test = "corrected paired t test" if are_folds else "paired t test"
     return Difference(mean, low, high, (n,), test, float(2 * stats.t.sf(abs(t), n - 1)))
@@ -102,28 +95,6 @@ def unpaired_test(first: Sequence[float], second: Sequence[float]) -> Difference
         result: Any = stats.ttest_ind(second, first, equal_var=False)
     low, high = map(float, result.confidence_interval())
     return Difference(value, low, high, counts, "Welch's t test", float(result.pvalue))
-
-
-def _rank_p(values: Sequence[float] | NDArray[Any]) -> float:
-    """Return p of Wilcoxon's signed ranks; with ties it is never too small."""
-    result: Any = stats.wilcoxon(values, zero_method="zsplit", method="exact")
-    return float(result.pvalue)
-
-
-def _hodges_lehmann(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the Hodges-Lehmann estimate, and the ends of what Wilcoxon's test does not reject.
-
-    p changes only at the means of any two values (Tukey, 1949).
-    """
-    means = np.sort(np.add.outer(values, values)[np.triu_indices(len(values))] / 2)
-    return float(np.median(means)), _end(means, values), _end(means[::-1], values)
-
-
-def _end(means: NDArray[Any], values: Sequence[float]) -> float:
-    """Return the first of the means behind which p is not unlikely."""
-    gaps = (means[1:] + means[:-1]) / 2
-    end = bisect(gaps, UNLIKELY, hi=len(gaps) // 2, key=lambda gap: _rank_p(values - gap))
-    return float(means[end])
 
 
 def holm(found: Sequence[Difference], num_tests: int) -> list[Difference]:

@@ -20,12 +20,13 @@ def found(difference: Difference) -> list[float | None]:
     return [difference.value, difference.low, difference.high, difference.p]
 
 
-def test_a_few_pairs_are_tested_by_the_paired_t_test_of_scipy() -> None:
-    result = stats.ttest_rel(SECOND[:5], FIRST[:5])
-    ours = paired_test((SECOND - FIRST)[:5].tolist(), are_folds=False)
-    expected = [np.mean((SECOND - FIRST)[:5]), *result.confidence_interval(), result.pvalue]
+@pytest.mark.parametrize("n", [2, 5, 12])
+def test_pairs_are_tested_by_the_paired_t_test_of_scipy(n: int) -> None:
+    result = stats.ttest_rel(SECOND[:n], FIRST[:n])
+    ours = paired_test((SECOND - FIRST)[:n].tolist(), are_folds=False)
+    expected = [np.mean((SECOND - FIRST)[:n]), *result.confidence_interval(), result.pvalue]
     assert found(ours) == pytest.approx(expected)
-    assert (ours.test, ours.counts) == ("paired t test", (5,))
+    assert (ours.test, ours.counts) == ("paired t test", (n,))
 
 
 def test_folds_are_tested_with_the_variance_that_their_common_images_add() -> None:
@@ -44,32 +45,6 @@ def test_results_without_common_seeds_are_tested_by_welch() -> None:
     assert (ours.test, ours.counts) == ("Welch's t test", (12, 4))
 
 
-@pytest.mark.parametrize("n", [10, 11, 12])
-def test_many_pairs_are_tested_by_wilcoxon_and_the_interval_holds_what_it_does_not_reject(n: int) -> None:
-    values = (SECOND - FIRST)[:n]
-    ours = paired_test(values.tolist(), are_folds=False)
-    assert (ours.test, ours.p) == ("Wilcoxon signed-rank test", pytest.approx(stats.wilcoxon(values).pvalue))
-    assert ours.low is not None
-    assert ours.high is not None
-    for end, outwards in ((ours.low, -1e-9), (ours.high, 1e-9)):
-        assert (
-            stats.wilcoxon(values - (end + outwards)).pvalue < 0.05 <= stats.wilcoxon(values - (end - outwards)).pvalue
-        )
-    spoiled = [*values.tolist()[:-1], 1e6]
-    assert abs(paired_test(spoiled, are_folds=False).value) < 0.1  # of which the mean is not robust
-
-
-def test_ranks_are_not_used_where_they_can_never_be_unlikely() -> None:
-    for n, num_settings, test in (
-        (10, 7, "Wilcoxon signed-rank test"),
-        (10, 8, "paired t test"),
-        (11, 11, "paired t test"),
-    ):
-        num_tests = num_settings * (num_settings - 1) // 2
-        clear = paired_test([1 + i / 100 for i in range(n)], are_folds=False, num_tests=num_tests)
-        assert (clear.test, holm([clear], num_tests)[0].p < 0.05) == (test, True)
-
-
 def rates(differences: Iterable[Difference], truth: float = 0.0) -> tuple[float, float]:
     """How often p is below 0.05, and how often the interval holds the truth."""
     pairs = [
@@ -84,9 +59,8 @@ ROUGHLY_FIVE = pytest.approx((0.05, 0.95), abs=0.02)  # of 2,000 draws
 
 @pytest.mark.parametrize("n", [5, *(pytest.param(n, marks=pytest.mark.full) for n in (3, 15))])
 def test_seeds_of_equal_settings_differ_five_times_in_a_hundred(n: int) -> None:
-    num_draws, expected = (FEW_DRAWS, ROUGHLY_FIVE) if n >= 10 else (NUM_DRAWS, FIVE_OF_A_HUNDRED)
-    draws = np.random.default_rng(100 + n).normal(0, 0.01, (num_draws, n)).tolist()
-    assert rates(paired_test(values, are_folds=False) for values in draws) == expected
+    draws = np.random.default_rng(100 + n).normal(0, 0.01, (NUM_DRAWS, n)).tolist()
+    assert rates(paired_test(values, are_folds=False) for values in draws) == FIVE_OF_A_HUNDRED
 
 
 @pytest.mark.parametrize("n", [5, pytest.param(10, marks=pytest.mark.full)])
@@ -165,15 +139,3 @@ def test_one_side_without_variation_is_tested_by_welch(first: list[float]) -> No
     ours = unpaired_test(first, second)
     t = np.mean([value - 0.5 for value in second]) / (np.std(second, ddof=1) / np.sqrt(3))
     assert ours.p == pytest.approx(2 * stats.t.sf(t, 2))
-
-
-@pytest.mark.parametrize("digits", [2, 3])
-def test_with_ties_the_interval_is_the_same_from_both_sides(digits: int) -> None:
-    for values in DRAW.normal(0.01, 0.01, (20, 15)).round(digits):
-        ours, mirrored = (paired_test((sign * values).tolist(), are_folds=False) for sign in (1, -1))
-        assert found(ours) == pytest.approx([-mirrored.value, -(mirrored.high or 0), -(mirrored.low or 0), mirrored.p])
-
-
-def test_ranks_of_pairs_with_ties_and_zeros() -> None:
-    ours = paired_test([0.0, 0.0, 0.01, 0.01, -0.01, 0.02, 0.03, 0.03, 0.02, 0.01], are_folds=False)
-    assert found(ours) == pytest.approx([0.01, 0.0, 0.02, 0.02734375])
