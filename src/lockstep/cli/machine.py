@@ -1,27 +1,21 @@
-"""`lockstep machine`: the hardware of this machine, the partitions of its cluster, and commands that use them."""
+"""`lockstep machine`: the hardware of this machine, and a command that uses it."""
 
 import os
 import sys
 from typing import Any
 
-from lockstep.cluster import scheduler
 from lockstep.monitoring.cells import NONE
 from lockstep.runs.files import print_json
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.runs.naming import training_command
 from lockstep.system import hardware, processes
-from lockstep.system.terminal import duration, new_table, print_table, say, show_table, terminal
+from lockstep.system.terminal import new_table, print_table, show_table, terminal
 from lockstep.system.wording import size_text
 
 
 def show_machine(*, is_json: bool) -> int:
-    """Print the machine and its cluster. Returns the exit code, 1 if torch or SLURM does not answer."""
+    """Print the machine. Returns the exit code, 1 if torch does not answer."""
     gpus, error = processes.call(_gpus) if hardware.num_visible_gpus() else ([], "")
-    try:
-        nodes = scheduler.partitions()
-        limits = scheduler.limits() if nodes else []
-    except ValueError as failure:
-        nodes, limits, error = [], [], error or str(failure)
     facts = {
         "gpus": gpus,
         "cores": hardware.num_cores(),
@@ -29,15 +23,13 @@ def show_machine(*, is_json: bool) -> int:
         "memory_bytes": hardware.memory_bytes(),
         "free_bytes": hardware.available_bytes(),
         "scratch": hardware.scratch_disks(),
-        "partitions": [partition._asdict() for partition in nodes],
-        "limits": limits,
         # on CPUs one process with all threads of a machine is faster than several
-        "commands": [training_command() + (f" trainer.devices={len(gpus)}" if gpus else ""), *_cluster_command(nodes)],
+        "command": training_command() + (f" trainer.devices={len(gpus)}" if gpus else ""),
     }
     if is_json:
         print_json(facts)
     else:
-        _show(facts, nodes)
+        _show(facts)
     if error:
         print(f"lockstep: {error}", file=sys.stderr)
     return EXIT_FAILED if error else 0
@@ -63,7 +55,7 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
         return [], f"torch cannot use the GPUs: {' '.join(str(error).split())}"
 
 
-def _show(facts: dict[str, Any], nodes: list[scheduler.Partition]) -> None:
+def _show(facts: dict[str, Any]) -> None:
     out, gpus, free = terminal(), facts["gpus"], facts["free_bytes"]
     lines = []
     for number, gpu in enumerate(gpus):
@@ -82,27 +74,4 @@ def _show(facts: dict[str, Any], nodes: list[scheduler.Partition]) -> None:
         place = f" in {disk['path']}" if disk["path"] != name else ""
         rows.append((name, f"{size_text(disk['free_bytes'])} free{place}"))
     show_table("This machine", rows)
-    lines = []
-    for each in nodes:
-        name = f"{each.name} (default)" if each.is_default else each.name
-        found = " ".join([str(each.gpus), *each.gpu_kinds]) if each.gpus else NONE
-        node = (found, str(each.cores), size_text(each.memory_mib << 20))
-        limit = "none" if each.limit_s is None else duration(each.limit_s)
-        lines.append((name, str(each.nodes), str(each.idle) if each.is_up else "down", *node, limit))
-    if nodes:
-        heads = ("partition", "nodes", "idle", "GPUs/node", "cores/node", "mem./node", "limit")
-        print_table(new_table(heads, lines, out, right=("nodes", "idle", "cores/node", "mem./node", "limit")), out)
-    for limit in facts["limits"]:
-        say(out, f"Your limits: {limit}")
-    print("Train with:", *facts["commands"], sep="\n  ")
-
-
-def _cluster_command(nodes: list[scheduler.Partition]) -> list[str]:
-    """Return a command for one partition: with GPUs, the default one, or with idle nodes; none if all are down."""
-    best = max(filter(lambda each: each.is_up, nodes), key=lambda p: (p.gpus > 0, p.is_default, p.idle), default=None)
-    if best is None:
-        return []
-    minutes = 60 if best.limit_s is None else max(1, min(60, int(best.limit_s // 60)))
-    workers = f"trainer.devices={best.gpus}" if best.gpus else f"strategy=cpu cluster.cpus_per_worker={best.cores}"
-    where = f"cluster=slurm cluster.partition={best.name} cluster.time_min={minutes}"
-    return [f"{training_command()} {where} trainer.num_nodes={min(2, best.nodes)} {workers}"]
+    print("Train with:", facts["command"], sep="\n  ")

@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     board.add_argument("--port", type=int, metavar="N", help="default: 6006, or the next free one")
     board.add_argument("--training-hosts", default="", metavar="NAMES", help="additional host names to accept")
     data.add_commands(command("data", "check and fetch images"))
-    machine = command("machine", "show GPUs, cores, memory and disks, and the partitions of the cluster")
+    machine = command("machine", "show GPUs, cores, memory and disks")
     listed = (new, benchmark, verify, status, runs, compare, labels, stop)
     for subparser in (*listed, evaluate, predict, embed, export, machine):
         subparser.add_argument(json_output.OPTION, action="store_true", help="print one JSON value only")

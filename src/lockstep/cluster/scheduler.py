@@ -1,18 +1,16 @@
-"""The states of SLURM jobs, the partitions of its cluster and the limits of this user, by its command-line tools.
+"""The states of SLURM jobs, by its command-line tools.
 
 By text, not `--json`: its fields differ between versions, and SLURM 22.05 lists there the jobs of all users.
 """
 
-import getpass
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 # prefixes of variables that add options to the tools, such as a filter or a question
-OPTIONS = ("SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_")
+OPTIONS = ("SQUEUE_", "SACCT_", "SCANCEL_")
 TIMEOUT_S = 30.0  # SLURM's own tools retry for some seconds
 # with a separator and no width nothing is cut
 QUEUE = "JobArrayID:|,State:|,Reason:|,NodeList:|,TimeUsed:|,exit_code:|,restartcnt:|"
@@ -21,8 +19,6 @@ LIVE = {
     *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "SIGNALING", "STAGE_OUT"),
     *("RESIZING", "SPECIAL_EXIT", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "REVOKED"),
 }
-GPUS = re.compile(r"\bgpu:(?:([^:,()]+):)?(\d+)")
-LIMITS = ("Account", "Partition", "QOS", "MaxJobs", "MaxSubmit", "MaxTRES", "GrpTRES")
 
 
 class Scheduled(NamedTuple):
@@ -38,21 +34,6 @@ class Scheduled(NamedTuple):
     @property
     def is_live(self) -> bool:
         return self.state.upper() in LIVE
-
-
-class Partition(NamedTuple):
-    """Nodes of one kind in a partition, with GPUs, cores and MiB of each; `limit_s` None is no time limit."""
-
-    name: str
-    is_default: bool
-    is_up: bool
-    nodes: int
-    idle: int
-    gpus: int
-    gpu_kinds: tuple[str, ...]
-    cores: int
-    memory_mib: int
-    limit_s: float | None
 
 
 def states(ids: Iterable[str]) -> dict[str, Scheduled]:
@@ -101,29 +82,6 @@ def _fields(command: Sequence[str], jobs: set[str], unless: str) -> Iterator[lis
         numbers = ",".join(sorted({job.partition("_")[0] for job in jobs}))
         for line in call(*command, "--noheader", f"--jobs={numbers}", unless=unless).splitlines():
             yield line.split("|")
-
-
-def partitions() -> list[Partition]:
-    """List the partitions that this user may see; none without a cluster. Raises ValueError if it does not answer."""
-    if shutil.which("sinfo") is None:
-        return []
-    found, shown = [], ("--exact", "--noheader", "--format=%P|%a|%l|%F|%c|%m|%G")
-    for line in call("sinfo", *shown, unless="configuration source").splitlines():
-        name, state, limit, nodes, cores, memory, resources = line.split("|")
-        _, idle, _, total = map(int, nodes.split("/"))  # allocated, idle, other, total
-        where = (name.removesuffix("*"), name.endswith("*"), state == "up", total, idle)
-        gpus = GPUS.findall(resources)
-        counted = (sum(int(count) for _, count in gpus), tuple(kind for kind, _ in gpus if kind))
-        found.append(Partition(*where, *counted, int(cores), int(memory), seconds(limit)))
-    return found
-
-
-def limits() -> list[str]:
-    """List the accounts of this user with their limits, by SLURM's names; none on a cluster without a database."""
-    shown = ("--noheader", "--parsable2", "show", "associations", f"user={getpass.getuser()}")
-    lines = call("sacctmgr", *shown, f"format={','.join(LIMITS)}", unless="accounting_storage").splitlines()
-    rows = (zip(LIMITS, line.split("|"), strict=True) for line in lines)
-    return [", ".join(f"{name}={value}" for name, value in row if value) for row in rows]
 
 
 def call(*command: str, unless: str | None = None) -> str:
