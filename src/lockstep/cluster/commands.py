@@ -1,7 +1,6 @@
 """`lockstep jobs`: lists and controls submitted runs, from any shell; the records are in the run folders."""
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -110,7 +109,6 @@ def _show(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
 def _facts(job: Job) -> list[tuple[str, str | Text]]:
     known, scheduled, facts = job.record, job.scheduled, job.facts
     is_trained = job.exit_code == 0 and not known.command
-    settings = {key: value for key, value in redact(known.cluster).items() if value not in (None, [], "")}
     return [
         ("state", cells.state(job.state)),
         ("reason", printable(job.reason)),
@@ -120,7 +118,6 @@ def _facts(job: Job) -> list[tuple[str, str | Text]]:
         ("best", cells.best(facts) if "best" in facts else ""),
         ("nodes", scheduled.nodes),
         ("requested", jobs.resource_text(known)),
-        ("settings", ", ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())),
         ("time", duration(scheduled.elapsed_s) if scheduled.elapsed_s else ""),
         ("requeued", plural(scheduled.restarts, "time") if scheduled.restarts else ""),
         ("exit code", "" if job.exit_code is None else str(job.exit_code)),

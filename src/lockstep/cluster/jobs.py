@@ -191,13 +191,15 @@ def _unscheduled_state(folder: RunFolder, job: Record, run_state: str, *, is_sur
     """Return the state of a job in the background, or of one that SLURM has forgotten, by the status of its run."""
     is_here = job.engine == "local" and job.host == socket.gethostname()
     has_job = folder.has_job_here() if is_here else None
-    if run_state in LIVE_STATES if has_job is None else has_job:
+    is_running = run_state in LIVE_STATES if has_job is None else has_job
+    if is_running:
         return Scheduled("running", nodes=job.host if job.engine == "local" else "")
     if run_state != "finished" and not is_sure:
         return Scheduled("unknown")
     if run_state != "finished" and job.cancelled:
         return Scheduled("cancelled")
-    return Scheduled(ENDED.get(run_state, "unknown" if has_job is None else "failed"))
+    unreported = "unknown" if has_job is None else "failed"
+    return Scheduled(ENDED.get(run_state, unreported))
 
 
 def _has_ended(folder: RunFolder, facts: dict[str, Any]) -> bool:

@@ -163,7 +163,10 @@ def submit_all(
                 )
                 if is_from_here:
                     project.record_copy(folder, project_root(), frozen)
-                config_file.save(*((config, folder.job_config) if command else (job_config(config), folder.config)))
+                if command:
+                    config_file.save(config, folder.job_config)
+                else:
+                    config_file.save(job_config(config), folder.config)
                 folder.forget_end()  # of an earlier session
                 before = {"state": "not started", "name": run_name, **folder.read_status()}
                 waiting = {"reason": "submitted: see lockstep jobs", "exit_code": None, "signal": None}
