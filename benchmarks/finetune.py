@@ -15,7 +15,7 @@ from benchmarks.table import Row, mean_row, publish
 FEW, NUM_IMAGES = ("cat", "dog"), 100  # of each to train with
 RECIPE = (
     *("data=image_folder", "data.cache=cache", "model.width=16", "augment.crop_padding=4", "augment.flip=true"),
-    *("trainer.devices=1", "callbacks.curves=null", "callbacks.pictures=null"),
+    *("trainer.devices=1", "callbacks.pictures=null"),
 )
 MANY = ("data.root=many", "data.val_fraction=0.05", "global_batch_size=256", "optimizer.lr=0.2", "trainer.max_epochs=8")
 # the last weights are tested: so few images for validation would choose others by chance

@@ -36,7 +36,6 @@ RECIPE = (
     "model.width=4",
     "trainer.max_epochs=3",
     "callbacks.pictures=null",
-    "callbacks.curves=null",
 )
 
 

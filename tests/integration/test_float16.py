@@ -34,7 +34,6 @@ RECIPE = (
     "scheduler=constant",
     "logger=csv",
     "callbacks.pictures=null",
-    "callbacks.curves=null",
 )
 
 

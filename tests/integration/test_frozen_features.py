@@ -28,7 +28,7 @@ PLAIN = (
     *("data=image_folder", "data.image_size=16", "data.val_fraction=0.2", "data.test_fraction=0.2"),
     *("model=torchvision", "model.name=shufflenet_v2_x0_5", "trainer.precision=float64", "trainer.max_epochs=2"),
     *("trainer.log_every_n_steps=1", "global_batch_size=16", "eval_batch_size=7", "strategy=cpu"),
-    *("strategy.timeout_s=300", "callbacks.pictures=null", "callbacks.curves=null"),
+    *("strategy.timeout_s=300", "callbacks.pictures=null"),
 )
 
 

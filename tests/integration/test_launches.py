@@ -21,7 +21,7 @@ pytestmark = pytest.mark.processes
 DEFAULT = (
     "data=synthetic", "data.train_size=224", "data.val_size=16", "data.test_size=16", "data.image_size=8",
     "model.width=2", "global_batch_size=16", "trainer.max_epochs=1", "trainer.devices=1", "callbacks.pictures=null",
-    "callbacks.curves=null", "+callbacks.launches={_target_:tests.support.callbacks.CountsLaunches}",
+    "+callbacks.launches={_target_:tests.support.callbacks.CountsLaunches}",
 )  # fmt: skip
 
 

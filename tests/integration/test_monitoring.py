@@ -1,7 +1,6 @@
 """TensorBoard and pictures of a run: complete, and the same from any number of workers."""
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,17 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util import tensor_util
-from torch import Tensor, nn
-from torch.utils.tensorboard import SummaryWriter
+from torch import Tensor
 
-from lockstep.callbacks import plots, tensorboard
+from lockstep.callbacks import plots
 from lockstep.callbacks.tensorboard import split_and_tag
 from lockstep.launch import worker
 from lockstep.models.classifier import Classifier
-from lockstep.models.layout import CompiledNetwork
 from lockstep.runs.discovery import read_confusion
 from lockstep.runs.folder import RunFolder
 from tests.support.boards import full_board, told
 from tests.support.exact import train
 from tests.support.harness import SMALL, WATCHED, train_all, write_run
-from tests.support.modules import classifier
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 PICTURES = {"confusion_matrix", "predictions", "reliability", "worst_mistakes"}
@@ -140,37 +136,6 @@ def test_the_numbers_of_the_confusion_matrix_are_those_of_the_test(runs: dict[in
     assert read_confusion(runs[1]) == read_confusion(runs[3])
 
 
-def test_settings_command_commit_and_machine_are_texts(runs: dict[int, RunFolder]) -> None:
-    folder = runs[3]
-    found = events(folder)
-    texts = {
-        name: tensors(found, f"{name}/text_summary").item().decode()
-        for name in ("config", "command", "commit", "environment")
-    }
-    assert "    global_batch_size: 16" in texts["config"]
-    environment = folder.fact("environment")
-    assert environment["commit"] in texts["commit"]
-    assert texts["command"] == "    python train.py model.width=4 trainer.devices=3 'name=a b'"
-    assert json.loads(texts["environment"]) == environment
-
-
-def test_the_graph_is_the_network(runs: dict[int, RunFolder]) -> None:
-    names = {node.name for node in events(runs[1]).Graph().node}
-    assert any("ResNet18" in name and "conv" in name for name in names)
-
-
-def test_hyperparameters_are_the_usual_ones_and_those_of_the_command_lines(runs: dict[int, RunFolder]) -> None:
-    client = full_board(runs[1].path.parent)
-    offered = client.post("/data/plugin/hparams/experiment", json={"experimentName": ""}).get_json()
-    infos = {info["name"]: info for info in offered["hparamInfos"]}
-    assert set(infos) == {*tensorboard.USUAL, "model.width", "trainer.devices"}
-    assert [name for name, info in infos.items() if info.get("differs")] == ["trainer.devices"]
-    tags = {f"_hparams_/session_{part}_info" for part in ("start", "end")}
-    assert events(runs[1]).PluginTagToContent("hparams").keys() == tags
-    metrics = {(info["name"].get("group", ""), info["name"]["tag"]) for info in offered["metricInfos"]}
-    assert {("validation", "accuracy"), ("test", "accuracy"), ("", "accuracy"), ("validation", "loss")} <= metrics
-
-
 def test_the_status_is_complete(runs: dict[int, RunFolder]) -> None:
     status = runs[3].read_status()
     with open(runs[3].path / "metrics.csv") as file:
@@ -205,30 +170,6 @@ def test_a_failure_of_a_picture_does_not_fail_the_training(tmp_path: Path, monke
     assert {path.stem for path in folder.pictures.iterdir()} == {"test_confusion_matrix", "test_reliability"}
 
 
-class Untraceable(nn.Linear):
-    """Fails in a trace, as networks do that look at their input."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
-            raise RuntimeError("cannot be traced")
-        return super().forward(input)
-
-
-def test_a_network_that_cannot_be_drawn_is_trained_without_its_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with SummaryWriter(tmp_path) as writer, pytest.warns(UserWarning, match="no graph.*: RuntimeError"):
-        tensorboard._add_graph(writer, classifier(nn.Sequential(nn.Flatten(), Untraceable(9, 4))))
-    assert capsys.readouterr().out == ""
-
-
-def test_a_compiled_network_with_dropout_is_drawn(tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(9, 4))
-    with SummaryWriter(tmp_path) as writer:
-        tensorboard._add_graph(writer, classifier(net, compiler=CompiledNetwork))
-    assert EventAccumulator(str(tmp_path)).Reload().Graph().node
-
-
 def test_a_failure_of_the_test_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate = Classifier._evaluate
 
@@ -237,7 +178,7 @@ def test_a_failure_of_the_test_is_recorded(tmp_path: Path, monkeypatch: pytest.M
             raise RuntimeError("out of memory")
         return evaluate(self, split, batch)
 
-    folder = write_run(tmp_path / "run", [*SMALL, WATCHED[1], "trainer.max_epochs=1"])
+    folder = write_run(tmp_path / "run", [*SMALL, "trainer.max_epochs=1"])
     monkeypatch.setattr(Classifier, "_evaluate", fail)
     assert worker.run_here(worker.Job(worker.TRAIN, str(folder.path), {"command": "", "has_test": True}), None) == 1
     assert folder.failure.read_text().splitlines()[-1] == "RuntimeError: out of memory"

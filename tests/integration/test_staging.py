@@ -27,7 +27,7 @@ from tests.support.recipes import FOLDER
 
 pytestmark = pytest.mark.full
 
-RECIPE = (*FOLDER, "trainer.max_epochs=1", "callbacks.pictures=null", "callbacks.curves=null")
+RECIPE = (*FOLDER, "trainer.max_epochs=1", "callbacks.pictures=null")
 
 
 # -- the same bits -----------------------------------------------------------------------------------------------------

@@ -49,7 +49,6 @@ SMALL = (
     "strategy=cpu",
     f"strategy.timeout_s={PATIENCE_S / 2:.0f}",
     "callbacks.pictures=null",
-    "callbacks.curves=null",
 )
 # micro-batches with an incomplete last group whose last micro-batch takes in the last sample; every augmentation that
 # is drawn for the batch
@@ -75,10 +74,7 @@ PHOTOGRAPH_AUGMENT = (
     "augment.cutout_inside=true",
 )
 # what SMALL leaves out for speed
-WATCHED = (
-    "callbacks.pictures={_target_:lockstep.callbacks.Pictures,every_n_epochs:null,num_images:8}",
-    "callbacks.curves={_target_:lockstep.callbacks.Curves,graph:true}",
-)
+WATCHED = ("callbacks.pictures={_target_:lockstep.callbacks.Pictures,every_n_epochs:null,num_images:8}",)
 
 
 def without_network() -> list[str]:

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.full, pytest.mark.processes]
 PAGE = ROOT / "docs" / "data.md"
 SMALL = (
     *("data.image_size=32", "data.cache=null", "model.width=4", "trainer.max_epochs=1", "global_batch_size=16"),
-    *("strategy=cpu", "trainer.devices=1", "callbacks.pictures=null", "callbacks.curves=null"),
+    *("strategy=cpu", "trainer.devices=1", "callbacks.pictures=null"),
 )
 NUM_PLANTS, NEW, SHOTS, SIDE = 12, 7, 3, 96  # plant 7 is of 1 June
 

@@ -13,7 +13,7 @@ from tests.support.wheels import environment, run, source
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 STOP, ENDLESS = "trainer.max_time_s=0.001", "trainer.max_time_s=null"
-BRIEF = ("strategy=cpu", "trainer.max_epochs=1", "model.width=4", "callbacks.pictures=null", "callbacks.curves=null")
+BRIEF = ("strategy=cpu", "trainer.max_epochs=1", "model.width=4", "callbacks.pictures=null")
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from tests.support.sources import wrong_labels
 
 pytestmark = pytest.mark.processes
 PAGE = ROOT / "docs" / "data.md"
-FAST = ("strategy=cpu", "trainer.devices=1", "callbacks.pictures=null", "callbacks.curves=null")
+FAST = ("strategy=cpu", "trainer.devices=1", "callbacks.pictures=null")
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -13,7 +13,7 @@ from tests.support.harness import environ
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 QUICK = ("strategy=cpu", "trainer.max_epochs=1", "trainer.limit_train_batches=1", "trainer.limit_val_batches=1")
-LITTLE = ("trainer.limit_test_batches=1", "callbacks.pictures=null", "callbacks.curves=null", "logger=none")
+LITTLE = ("trainer.limit_test_batches=1", "callbacks.pictures=null", "logger=none")
 FILES = {
     "conf/config.yaml": "defaults:\n  - lockstep\n  - _self_\nname: of-the-project\n",
     "conf/other.yaml": "defaults:\n  - lockstep\n  - _self_\nname: of-another-file\n",

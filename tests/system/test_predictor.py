@@ -34,7 +34,6 @@ WITHOUT_CROPS = ["augment.crop_padding=0", "augment.flip=false", "augment.cutout
 OWN_MODULE = [
     "data=synthetic",
     "strategy=cpu",
-    "callbacks.curves=null",
     "module._target_=tests.support.own_modules.Plain",
 ]
 # an eval_batch_size of 10 (SMALL) cuts the images into batches, of which the last is smaller

@@ -28,9 +28,7 @@ from tests.support.harness import ROOT, SMALL, command, difference, write_run
 
 RECIPE = (*SMALL, "data.train_size=50", "model.width=2", "trainer.max_epochs=2", "trainer.log_every_n_steps=1")
 NUM_STEPS = 8  # 4 an epoch
-# every session of a run writes its texts, layout and settings anew
-WITH_CURVES = "callbacks.curves={_target_:lockstep.callbacks.Curves,graph:false}"
-BOTH = (WITH_CURVES, "logger=[csv,tensorboard]")
+BOTH = ("logger=[csv,tensorboard]",)
 
 
 def rows(folder: RunFolder) -> list[dict[str, str]]:
@@ -140,7 +138,7 @@ def test_a_killed_and_resumed_run_has_every_point_of_its_curves_once(
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run that was stopped in its second epoch, after step 6: best.ckpt is of step 4."""
-    folder = write_run(tmp_path_factory.mktemp("stopped") / "run", [*RECIPE, WITH_CURVES])
+    folder = write_run(tmp_path_factory.mktemp("stopped") / "run", RECIPE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StopTogether, "request", lambda self, trainer: 15 * (trainer.global_step == 5))
         assert train(folder) == EXIT_STOPPED

@@ -49,7 +49,7 @@ def import_training() -> None:
     with lazy():
         import lockstep.data.loader
         import lockstep.training.train  # noqa: F401
-        from lockstep.callbacks import Curves, SplitTensorBoardLogger  # noqa: F401
+        from lockstep.callbacks import SplitTensorBoardLogger  # noqa: F401
         from lockstep.data import digits  # noqa: F401
         from lockstep.models import ResNet18  # noqa: F401
         from lockstep.tasks import Classification  # noqa: F401

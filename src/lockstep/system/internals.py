@@ -238,16 +238,6 @@ def _memory_order() -> Callable[[], contextlib.AbstractContextManager[Any]]:
     return MemoryOrder
 
 
-def add_summary(writer: Any, summary: Any) -> None:
-    """Write a summary for which torch's SummaryWriter has no method, such as the start of a hyperparameter session.
-
-    Otherwise the page of hyperparameters stays empty.
-    """
-    files = getattr(writer, "_get_file_writer", None)
-    if files is not None:
-        files().add_summary(summary)
-
-
 # -- torchmetrics ------------------------------------------------------------------------------------------------------
 
 

@@ -98,6 +98,5 @@ def test_a_part_that_has_moved_is_skipped() -> None:
     internals.keep_signals(moved)
     internals.silence_broadcast(moved)
     internals.set_global_step(moved, 3)
-    internals.add_summary(SimpleNamespace(), None)
     assert vars(moved.fit_loop.epoch_loop) == {}
     assert not internals.can_skip_update(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))

@@ -25,6 +25,7 @@ GONE = (
     ("sweep", "max_failed"),
     ("data", "copy_remove"),
     ("cluster", "parallel"),
+    ("callbacks", "curves"),
 )
 OF_CUTS = {  # not in earlier versions
     IMAGE_FOLDER: ("group", "test_after"),

@@ -18,7 +18,6 @@ FREE_CALLBACKS = (
     "lightning.pytorch.callbacks.DeviceStatsMonitor",
     "lightning.pytorch.callbacks.LearningRateMonitor",
     "lightning.pytorch.callbacks.Timer",
-    "lockstep.callbacks.Curves",
     "lockstep.callbacks.Pictures",
 )
 CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"  # free unless it chooses the best weights

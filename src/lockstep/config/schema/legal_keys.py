@@ -56,6 +56,7 @@ FOREIGN_NAMES = {
     "trainer.loads=[3,1] by hand (auto was removed in 0.3)": "trainer.loads=auto",
     "`lockstep train ...; ./tell` (notify was removed in 0.3)": "notify",
     "data.copy_to with $TMPDIR, which a cluster empties (copy_remove was removed in 0.3)": "data.copy_remove",
+    "logger=tensorboard for curves (callbacks.curves was removed in 0.3)": "callbacks.curves",
     "hydra.run.dir=...": "log_dir logdir output_dir save_dir default_root_dir",
 }
 
