@@ -32,7 +32,7 @@ RECIPE = (
     "optimizer.lr=0.05",
     "task.label_smoothing=0",
     "scheduler=constant",
-    "logger=csv",
+    "logger=none",
     "callbacks.pictures=null",
 )
 

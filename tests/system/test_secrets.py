@@ -49,7 +49,7 @@ def test_a_training_keeps_its_secrets_and_resumes_with_a_url_that_was_signed_aga
         data = ["data=image_folder", "data.image_size=16", "data.cache=cache", "data.num_workers=1", signed("hunter1")]
         secret = [OWN, "+callbacks.own.api_token=hunter1", "+strategy.variables.HF_TOKEN=hunter1"]
         secret += ["+strategy.variables.OWN_PROXY='http://me:hunter1@h:1'", "data.val_fraction=0.2"]
-        loggers = ["logger=[csv,tensorboard,wandb]", "logger.wandb.offline=true"]
+        loggers = ["logger=[tensorboard,wandb]", "logger.wandb.offline=true"]
         kept = [word for word in SMALL if not word.startswith("data")]
         monkeypatch.setattr(Handler, "signature", "sig=hunter1")
         code, text = train(*kept, *data, *secret, *loggers, "trainer.max_epochs=1", "data.test_fraction=0.2")

@@ -428,7 +428,7 @@ def test_an_unknown_network_of_a_library_is_reported_with_near_names(monkeypatch
 
 
 def test_a_logger_whose_package_is_not_installed_is_reported_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert errors("logger=wandb") == errors("logger=[csv,tensorboard]") == []
+    assert errors("logger=wandb") == errors("logger=[wandb,tensorboard]") == []
     assert errors("logger=wandb", "logger.wandb.projct=x") == [
         "logger.wandb.projct is not a setting: did you mean logger.wandb.project?"
     ]
@@ -438,7 +438,7 @@ def test_a_logger_whose_package_is_not_installed_is_reported_before_the_run(monk
     lightnings = "+logger.mine={_target_:lightning.pytorch.loggers.WandbLogger}"
     assert errors(lightnings) == [f"logger.mine {hint}"]
     assert errors("logger=wandb", lightnings) == [f"logger.wandb {hint}", f"logger.mine {hint}"]
-    assert errors("logger=csv") == []
+    assert errors("logger=tensorboard") == []
 
 
 @pytest.mark.parametrize("name", ["LBFGS", "RMSprop"])

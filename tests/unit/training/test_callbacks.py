@@ -62,7 +62,6 @@ class Ranked(CSVLogger):
         ("lightning.pytorch.loggers.TensorBoardLogger", {"purge_step"}),
         (f"{__name__}.MyTensorBoardLogger", {"purge_step"}),
         ("lockstep.callbacks.SplitTensorBoardLogger", {"purge_step"}),
-        ("lockstep.callbacks.ResumableCSVLogger", {"purge_step"}),
         (f"{__name__}.Ranked", set()),
     ],
 )

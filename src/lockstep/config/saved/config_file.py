@@ -26,6 +26,7 @@ GONE = (
     ("data", "copy_remove"),
     ("cluster", "parallel"),
     ("callbacks", "curves"),
+    ("logger", "csv"),
 )
 OF_CUTS = {  # not in earlier versions
     IMAGE_FOLDER: ("group", "test_after"),

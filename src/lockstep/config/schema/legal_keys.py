@@ -57,6 +57,7 @@ FOREIGN_NAMES = {
     "`lockstep train ...; ./tell` (notify was removed in 0.3)": "notify",
     "data.copy_to with $TMPDIR, which a cluster empties (copy_remove was removed in 0.3)": "data.copy_remove",
     "logger=tensorboard for curves (callbacks.curves was removed in 0.3)": "callbacks.curves",
+    "logger=tensorboard for all steps, metrics.csv has the epochs (csv was removed in 0.3)": "logger=csv",
     "hydra.run.dir=...": "log_dir logdir output_dir save_dir default_root_dir",
 }
 
