@@ -1,7 +1,6 @@
 """Scripts train, read runs and predict, as a notebook does, and their process stays unchanged."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 
 from lockstep.runs.folder import RunFolder
 from tests.support.commands import Command, latest, run
-from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, own_network, state, wait_until
+from tests.support.harness import ROOT, SMALL, command, difference, environ, state, wait_until
 from tests.support.leaks import open_entries
 
 pytestmark = pytest.mark.processes
@@ -313,43 +312,6 @@ thread.join()
     assert process.returncode == 0, out
     assert out.splitlines()[-1] == "stopped"
     assert latest(tmp_path).read_status()["reason"] == "stop flag: a test"
-
-
-# -- a log that is a notebook ------------------------------------------------------------------------------------------
-
-
-def printed(cwd: Path, text: str, **variables: str) -> str:
-    """What a script writes to its standard output, its carriage returns included."""
-    with open(cwd / "printed.txt", "wb") as file:
-        process = Command(write(cwd, text), cwd, {**VARIABLES, **variables}, stdout=file)
-        assert process.wait(PATIENCE_S) == 0
-    return (cwd / "printed.txt").read_bytes().decode()
-
-
-def overwritten(text: str) -> list[str]:
-    """The lines that a notebook shows of a text: what follows a carriage return takes the place of what was before."""
-    lines = []
-    for line in text.split("\n"):
-        letters: list[str] = []
-        for part in line.split("\r"):
-            letters[: len(part)] = part
-        lines.append("".join(letters).rstrip())
-    return lines
-
-
-@pytest.mark.full
-def test_a_cell_of_a_notebook_has_a_line_that_is_rewritten_and_removed(tmp_path: Path) -> None:
-    text = f"""
-import io
-Stream = type("OutStream", (io.TextIOWrapper,), {{"__module__": "ipykernel.iostream"}})
-sys.stdout = Stream(open(1, "wb", closefd=False), line_buffering=True)
-lockstep.train({own_network("Slow")} + ["data.train_size=1000"])
-"""
-    out = printed(tmp_path, text)  # an epoch of 63 steps of 20 ms at least, a line a second
-    assert re.search(r"\r +1/2 .* step \d+/63", out)
-    table = [line for line in overwritten(out) if re.match(r" +(epoch|\d/\d) ", line)]
-    assert [line.split()[0] for line in table] == ["epoch", "1/2", "2/2"]
-    assert all("step" not in line for line in table)
 
 
 SHARING = """

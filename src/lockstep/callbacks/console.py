@@ -1,4 +1,4 @@
-"""Lines of a run on a terminal, in a notebook or in a log: one per epoch, and its progress in between."""
+"""Lines of a run on a terminal or in a log: one per epoch, and its progress in between."""
 
 import math
 import sys
@@ -17,10 +17,9 @@ from typing_extensions import override
 
 from lockstep.callbacks.own_module import metrics_of
 from lockstep.callbacks.record import Record
-from lockstep.system.terminal import debug, duration, measure, plain_text, terminal
+from lockstep.system.terminal import debug, duration, measure, terminal
 
 REFRESH_S = 0.25  # of a terminal
-CELL_REFRESH_S = 1.0  # of a notebook
 # a log: a line after the first seconds of a long epoch, then one a minute
 FIRST_S = 10.0
 EVERY_S = 60.0
@@ -63,15 +62,13 @@ class Console(L.Callback):
     tensor, so that no GPU waits.
     """
 
-    def __init__(self, record: Record, metrics: Sequence[str], *, is_cell: bool = False) -> None:
-        """`metrics` are names of columns; if empty, the first epoch defines them. `is_cell`: in a notebook."""
+    def __init__(self, record: Record, metrics: Sequence[str]) -> None:
+        """`metrics` are names of columns; if empty, the first epoch defines them."""
         self._record = record
         self._out = terminal()
         self._metrics = metrics
         self._columns: list[tuple[str, str, int]] = []
         self._live: Live | None = None
-        self._is_cell = is_cell
-        self._num_chars = 0  # of the line in a cell that is overwritten
         self._thread: threading.Thread | None = None
         self._is_over = threading.Event()
         self._printed = time.monotonic()  # time of the last line in a log
@@ -92,7 +89,6 @@ class Console(L.Callback):
             return
         if self._live is not None:
             self._live.update("", refresh=True)
-        self._overwrite("")
         metrics = metrics_of(trainer, pl_module)
         if not self._columns:
             self._begin_table([*metrics])
@@ -137,7 +133,7 @@ class Console(L.Callback):
             self._live.start()
         if sys.breakpointhook is debug:
             sys.breakpointhook = partial(debug, self._end)
-        every_s = REFRESH_S if self._live else CELL_REFRESH_S if self._is_cell else min(FIRST_S, EVERY_S) / 10
+        every_s = REFRESH_S if self._live else min(FIRST_S, EVERY_S) / 10
         self._is_over.clear()
         self._thread = threading.Thread(target=self._watch, args=(trainer, every_s), daemon=True, name="console")
         self._thread.start()
@@ -154,14 +150,6 @@ class Console(L.Callback):
         if self._live is not None:
             self._live.stop()
             self._live = None
-        self._overwrite("")
-
-    def _overwrite(self, text: str) -> None:
-        """Replace the last line in a cell."""
-        if self._is_cell and (text or self._num_chars):
-            end = "" if text else "\r"
-            print(f"\r{text:<{self._num_chars}}", end=end, file=self._out.file, flush=True)
-            self._num_chars = len(text)
 
     def _show(self, trainer: L.Trainer) -> None:
         """Refresh the live line; in a log, print a line if it is due."""
@@ -170,8 +158,6 @@ class Console(L.Callback):
         if self._live is not None:
             width = self._out.width - 2  # the terminal prints ^C behind it
             self._live.update(live_line(width, _epoch(trainer), fraction, facts), refresh=True)
-        elif self._is_cell:
-            self._overwrite(plain_text(live_line(self._out.width, _epoch(trainer), fraction, facts)).plain)
         elif now - self._printed >= self._pause_s:
             self._out.print(f"{_epoch(trainer):>{EPOCH_WIDTH}}  {', '.join(facts)}", soft_wrap=True)
             self._printed, self._pause_s = now, EVERY_S

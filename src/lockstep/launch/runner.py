@@ -23,7 +23,6 @@ from lockstep.runs.naming import display_path, resume_command, resume_override
 from lockstep.system.launcher import outer_world
 from lockstep.system.redaction import redact
 from lockstep.system.signals import SignalFlag, SignalList
-from lockstep.system.terminal import is_cell
 from lockstep.system.wording import plural
 
 
@@ -163,7 +162,7 @@ def run_workers(
         if note and not config.silent and (world is None or world.rank == 0):
             print(note, flush=True)
         run = display_path(folder.path)
-        options = {"command": resume_command(folder.path), "has_test": has_test, "is_cell": is_cell()}
+        options = {"command": resume_command(folder.path), "has_test": has_test}
         job = Job(worker.TRAIN, str(folder.path), options, first)
         if isinstance(flag, SignalList):
             if is_parallel and not config.silent:

@@ -48,11 +48,6 @@ def terminal(*, is_error: bool = False) -> Terminal:
     )
 
 
-def is_cell() -> bool:
-    """Return True if standard output is a notebook cell, where a line can be rewritten, but the cursor cannot move."""
-    return type(sys.stdout).__module__.partition(".")[0] == "ipykernel"
-
-
 def debug(clear: Callable[[], object] = lambda: None) -> None:
     """Open a debugger in the caller of `breakpoint()`; `clear` ends a live line before. Ctrl-C still stops the run."""
     import pdb

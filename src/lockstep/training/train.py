@@ -32,12 +32,10 @@ from lockstep.training import observers
 from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize
 
 
-def train(
-    folder: RunFolder, world: World | None, flag: SignalFlag, *, command: str, has_test: bool, is_cell: bool = False
-) -> int:
+def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: str, has_test: bool) -> int:
     """Train the run in `folder`, from its last checkpoint if there is one. Returns the exit code.
 
-    `command` resumes the run after a stop. `has_test`: test at the end. `is_cell`: a notebook shows the output.
+    `command` resumes the run after a stop. `has_test`: test at the end.
     """
     config = config_file.load(folder.config)
     if errors := signatures.errors([config_file.to_tree(config)]):  # needs torch: not part of the check of the command
@@ -67,7 +65,7 @@ def train(
             timeout=here.timeout,
         )
         names = () if config.has_own_module else metric_names.names(config)
-        console = [] if config.silent else [Console(record, names, is_cell=is_cell)]
+        console = [] if config.silent else [Console(record, names)]
         trainer = run_parts.lightning_trainer(
             here,
             module,
