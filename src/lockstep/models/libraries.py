@@ -2,13 +2,10 @@
 
 import contextlib
 import importlib
-import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
-from urllib import request
-from urllib.error import HTTPError
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +18,6 @@ from lockstep.system import internals
 from lockstep.system.kinds import Dropout, DropPath, FrozenNorms, HeadOnly, Pretrained
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation of its channels
-ANSWER_S = 15.0
 AUXILIARY = ("googlenet", "inception_v3")  # have several outputs in training
 
 
@@ -110,7 +106,7 @@ def timm(
 
         repository, file = settings.get("hf_hub_id"), settings.get("hf_hub_filename") or "model.safetensors"
         url = hf_hub_url(repository, file) if repository else settings.get("url")
-        with _fix(f"copy {url} to a file, and use model.pretrained=FILE"), _offline_without_network():
+        with _fix(f"copy {url} to a file, and use model.pretrained=FILE"):
             return library.create_model(name, pretrained=True).state_dict()
 
     def convert(state: State) -> State:
@@ -129,32 +125,6 @@ def _fix(text: str) -> Iterator[None]:
     except OSError as error:
         error.add_note(text)
         raise
-
-
-@contextlib.contextmanager
-def _offline_without_network() -> Iterator[None]:
-    """Take weights from the cache of huggingface_hub if its server does not answer once, which it would retry 12 times.
-
-    Raises ConnectionError if they are not there.
-    """
-    from huggingface_hub import constants
-
-    before, reason = constants.HF_HUB_OFFLINE, None
-    try:
-        request.urlopen(request.Request(constants.ENDPOINT, method="HEAD"), timeout=ANSWER_S).close()
-    except HTTPError:
-        pass  # an answer
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-    constants.HF_HUB_OFFLINE = before or (reason is not None and not isinstance(reason, ssl.SSLError))
-    try:
-        yield
-    except OSError as error:
-        if reason is None:
-            raise
-        raise ConnectionError(f"{constants.ENDPOINT} cannot be reached: {reason}") from error
-    finally:
-        constants.HF_HUB_OFFLINE = before
 
 
 def pretrained_view(target: str, name: str) -> dict[str, Any]:
