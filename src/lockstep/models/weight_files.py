@@ -18,8 +18,6 @@ from lockstep.system.wording import expand_path, join_names, plural
 State = Mapping[str, Tensor]
 # of checkpoints of timm's and torchvision's scripts: the average first, by which these choose the best epoch
 KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")
-# a name with the prefixes of DDP or an average, torch.compile, and a module around the network
-WRAPPED = re.compile(r"((?:module\.|_orig_mod\.|model\.)*).*", re.DOTALL)
 COUNTER = "num_batches_tracked"
 MOST_NAMED = 8
 
@@ -27,17 +25,15 @@ MOST_NAMED = 8
 def load_weights(path: str, net: nn.Module, origin: Origin, convert: Callable[[State], State]) -> str:
     """Load the weights of a file into a network. Returns what was taken, as one line.
 
-    Names that do not fit are converted by `convert`, and else ignored: tensors are then taken in their order. Raises
-    ValueError if the file has no weights, or those of another network.
+    Names that do not fit are converted by `convert`. Raises ValueError if the file has no weights, or those of another
+    network.
     """
     given, notes = _read(expand_path(path))
     own, errors = net.state_dict(), list[Exception]()
     prefix = _common_prefix(own, given)
     ways: dict[str, Callable[[State], State]] = {
-        "": dict,
-        f"names without {prefix}": partial(_without, prefix),
+        f"names without {prefix}" if prefix else "": partial(_without, prefix),
         "names converted by timm": convert,
-        "other names, taken in order": partial(_in_order, own),
     }
     for way, rename in ways.items():
         try:
@@ -106,7 +102,7 @@ def adapt_channels(weight: Tensor, in_channels: int) -> Tensor:
 
 
 def _common_prefix(own: State, state: State) -> str:
-    """Return what most names of a file have before a name of the network, such as `backbone.`."""
+    """Return what most names of a file have before a name of the network, such as `module.` or `backbone.`."""
     prefixes = Counter[str]()
     for name in state:
         ends = [0, *(dot.end() for dot in re.finditer(r"\.", name))]
@@ -119,19 +115,8 @@ def _without(prefix: str, state: State) -> State:
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
-def _in_order(own: State, state: State) -> State:
-    """Rename tensors to those of a network in order, without counters. Raises ValueError if any two do not belong."""
-    pairs = zip(*([name for name in names if not name.endswith(COUNTER)] for names in (own, state)), strict=True)
-    renamed = dict[str, Tensor]()
-    for new, old in pairs:
-        if new.rpartition(".")[2] != old.rpartition(".")[2] or (new != old and (old in own or new in state)):
-            raise ValueError(f"{old} is not {new}")
-        renamed[new] = state[old]
-    return renamed
-
-
 def _read(path: str) -> tuple[State, list[str]]:
-    """Read a file of torch or safetensors. Returns its tensors, and what was left out of the file and of its names.
+    """Read a file of torch or safetensors. Returns its tensors, and which of its parts has them.
 
     Raises ValueError for objects other than tensors, plain values and the settings of a script: they could run code.
     """
@@ -143,10 +128,7 @@ def _read(path: str) -> tuple[State, list[str]]:
     state = {name: value for name, value in saved.items() if isinstance(name, str) and isinstance(value, Tensor)}
     if not state:
         raise ValueError("it has no tensors with names: save the state_dict of the network")
-    ((prefix, _),) = Counter(re.sub(WRAPPED, r"\1", name) for name in state).most_common(1)
-    if prefix:
-        notes.append(f"names without {prefix}")
-    return _without(prefix, state), notes
+    return state, notes
 
 
 def _load(path: str) -> dict[Any, Any]:
