@@ -12,10 +12,9 @@ import pytest
 
 from lockstep.assembly import checkpoints
 from lockstep.runs.folder import RunFolder
-from tests.support.harness import SMALL, difference, train_all, write_run
-from tests.support.matrix import FILES, ROWS, Row, Split, write_sources
+from tests.support.harness import difference, train_all, write_run
+from tests.support.matrix import FILES, ROWS, Split, write_sources
 
-ROUNDED = Split(2, more=("strategy.gradient_dtype=bfloat16",))
 AT_ONCE = 20  # trainings of one group of processes, whose end is awaited for PATIENCE_S
 # one of each kind, for `make test`
 QUICK = (
@@ -41,8 +40,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     files = root / "files"
     source = write_sources(files)
     found: Runs = {}
-    # of this seed it ends 0.015 apart, of others up to 0.26: a training amplifies rounding
-    for name, row in {**rows, "rounded": Row((*SMALL, "seed=1"), (ROUNDED,), Split(2))}.items():
+    for name, row in rows.items():
         for split in (row.alone, *row.splits):
             overrides = [text.replace(FILES, str(files)) for text in (*row.overrides, *split.overrides)]
             found[name, split] = write_run(root / str(len(found)), overrides)
@@ -67,8 +65,3 @@ def test_any_split_ends_with_the_weights_of_one_process(runs: Runs, name: str, s
         for folder in (alone, other)
     )
     assert found == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.processes
-def test_gradients_that_travel_as_bfloat16_are_rounded_and_no_more(runs: Runs) -> None:
-    assert 1e-8 < difference(runs["rounded", Split(2)], runs["rounded", ROUNDED]) < 0.05

@@ -168,9 +168,7 @@ def lightning_trainer(
         from lockstep.distributed import gradients
 
         strategy = internals.one_stream(
-            on_wrapped=None
-            if session.shards is not None
-            else partial(gradients.choose, is_bfloat16=config.strategy.gradient_dtype == "bfloat16"),
+            on_wrapped=None if session.shards is not None else gradients.choose,
             # here, because `devices` below rejects a GPU that two workers call by the same number
             parallel_devices=[torch.device("cuda", number) for number in session.gpus] or None,
             timeout=session.timeout,

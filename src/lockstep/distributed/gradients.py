@@ -1,4 +1,4 @@
-"""Gradient averaging for DDP: through shared memory, in bfloat16, of parameters that not all ranks use."""
+"""Gradient averaging for DDP: through shared memory, and of parameters that not all ranks use."""
 
 import json
 import time
@@ -7,22 +7,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.distributed import collectives
 from lockstep.system import internals
 
 
-def choose(model: DistributedDataParallel, *, is_bfloat16: bool) -> Callable[[], None]:
-    """Register the communication hook of `model`; Lightning ignores its `ddp_comm_hook` on a CPU.
+def choose(model: DistributedDataParallel) -> Callable[[], None]:
+    """Average the gradients of `model` through shared memory where its ranks share it.
 
     Returns what every rank must call after a backward pass in which gradients are averaged.
     """
     if next(model.parameters()).device.type == "cpu" and collectives.shares_memory():
-        model.register_comm_hook(_Buckets(torch.bfloat16 if is_bfloat16 else None), _Buckets.average)
-    elif is_bfloat16:
-        model.register_comm_hook(None, bf16_compress_hook)
+        model.register_comm_hook(_Buckets(), _Buckets.average)
     return _Unused(model).complete
 
 
@@ -72,15 +69,14 @@ class _Unused:
 
 
 class _Buckets:
-    """Averages the buckets of a backward pass over the ranks, sent in `dtype` if given.
+    """Averages the buckets of a backward pass over the ranks.
 
     It blocks instead of overlapping with the backward pass: the processes share the cores, so none is idle. All buckets
     wait for the last one, before which batch norms exchange their sums: a rank that has not reached a parameter comes
     to its bucket later than others, and exchanges must have the same order on all ranks.
     """
 
-    def __init__(self, dtype: torch.dtype | None) -> None:
-        self._dtype = dtype
+    def __init__(self) -> None:
         self._ready: list[tuple[Tensor, torch.futures.Future[Tensor]]] = []
 
     def average(
@@ -91,10 +87,7 @@ class _Buckets:
         self._ready.append((bucket.buffer(), future))
         if bucket.is_last():
             for gradients, promised in self._ready:
-                sent = gradients.to(self._dtype or gradients.dtype).div_(dist.get_world_size())
-                collectives.add_up(sent)
-                if sent is not gradients:
-                    gradients.copy_(sent)
+                collectives.add_up(gradients.div_(dist.get_world_size()))
                 promised.set_result(gradients)
             self._ready.clear()
         return future

@@ -12,7 +12,6 @@ from lockstep.config.schema.sections import Scope
     [
         ("seed", Scope.NUMBERS),
         ("augment.mixup", Scope.NUMBERS),
-        ("strategy.gradient_dtype", Scope.NUMBERS),
         ("trainer.max_epochs", Scope.LENGTH),
         ("trainer.devices", Scope.PLACE),
         ("strategy.variables.NCCL_DEBUG", Scope.PLACE),
@@ -40,7 +39,7 @@ def test_keys_of_a_target_count_for_that_target() -> None:
 def test_a_resumed_sweep_may_be_computed_elsewhere_but_not_otherwise_nor_longer() -> None:
     free = key_scopes.FREE_IN_A_RESUMED_SWEEP
     assert {key_scopes.scope(key) for key in ("trainer.devices", "strategy.name", "compile", "silent")} <= free
-    assert not {key_scopes.scope(key) for key in ("strategy.gradient_dtype", "trainer.max_epochs", "seed")} & free
+    assert not {key_scopes.scope(key) for key in ("trainer.precision", "trainer.max_epochs", "seed")} & free
 
 
 def test_the_whole_command_has_its_keys_once() -> None:

@@ -145,13 +145,13 @@ def test_ranks_of_one_machine_share_memory_and_those_of_several_use_gloo_with_on
 # -- a step of a training ----------------------------------------------------------------------------------------------
 
 
-def messages_of_a_step(dtype: str) -> tuple[int, int, list[Tensor]]:
+def messages_of_a_step() -> tuple[int, int, list[Tensor]]:
     """Count the messages over sockets and the exchanges in memory of a step; return its gradients."""
     rank = dist.get_rank()
     torch.manual_seed(0)
     net = resnet18(3)
     model = DistributedDataParallel(net, broadcast_buffers=False, gradient_as_bucket_view=True)
-    gradients.choose(model, is_bfloat16=dtype == "bfloat16")
+    gradients.choose(model)
     group: Any = dist.group.WORLD
     num_exchanges, num_before = 0, 0
     plain = Neighbours._gather
@@ -187,24 +187,22 @@ def resnet18(in_channels: int) -> nn.Module:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("dtype", ["same", "bfloat16"])
 def test_nothing_of_a_step_goes_through_a_socket_and_gradients_have_the_same_bits_on_every_rank(
-    ranks: Ranks, dtype: str
+    ranks: Ranks,
 ) -> None:
-    results = ranks.run(3, messages_of_a_step, dtype)
+    results = ranks.run(3, messages_of_a_step)
     for num_messages, num_exchanges, found in results:
         assert num_messages == 0
         assert num_exchanges == 20 + 20 + 1  # batch norms forward, backward, and one bucket of gradients
         assert all(torch.equal(a, b) for a, b in zip(found, results[0][2], strict=True))
     ranks.has_memory = False
     try:
-        ((num_messages, num_exchanges, by_gloo), *_) = ranks.run(3, messages_of_a_step, dtype)
+        ((num_messages, num_exchanges, by_gloo), *_) = ranks.run(3, messages_of_a_step)
     finally:
         ranks.has_memory = True
     assert (num_messages, num_exchanges) == (41, 0)
-    rounding = 2**-7 if dtype == "bfloat16" else 1e-5
     for a, b in zip(by_gloo, results[0][2], strict=True):
-        torch.testing.assert_close(a, b, rtol=rounding, atol=rounding * b.abs().max().item())
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * b.abs().max().item())
 
 
 # -- without shared memory --------------------------------------------------------------------------------------------
@@ -327,7 +325,7 @@ def test_a_row_that_a_rank_posted_before_it_died_still_counts(other: subprocess.
 def what_a_backward_pass_raises() -> str:
     """On rank 0, while rank 1 has left: once out of the hook of DDP, once out of a batch norm."""
     model = DistributedDataParallel(nn.Linear(3, 3))
-    gradients.choose(model, is_bfloat16=False)
+    gradients.choose(model)
     norm = ExactBatchNorm().apply(nn.BatchNorm1d(3))
     normalized = norm(torch.randn(4, 3, requires_grad=True))
     neighbours = collectives._neighbours

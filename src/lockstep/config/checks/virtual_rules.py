@@ -21,7 +21,6 @@ def errors(config: Config) -> Iterator[Error]:
     settings = (
         ("compile", config.compile, False),
         ("trainer.graph", trainer.graph is True, False),
-        ("strategy.gradient_dtype", config.strategy.gradient_dtype, "same"),
         ("module", config.has_own_module, False),
     )
     for name, value, default in settings:

@@ -27,6 +27,7 @@ GONE = (
     ("cluster", "parallel"),
     ("callbacks", "curves"),
     ("logger", "csv"),
+    ("strategy", "gradient_dtype"),
 )
 OF_CUTS = {  # not in earlier versions
     IMAGE_FOLDER: ("group", "test_after"),

@@ -58,6 +58,9 @@ FOREIGN_NAMES = {
     "data.copy_to with $TMPDIR, which a cluster empties (copy_remove was removed in 0.3)": "data.copy_remove",
     "logger=tensorboard for curves (callbacks.curves was removed in 0.3)": "callbacks.curves",
     "logger=tensorboard for all steps, metrics.csv has the epochs (csv was removed in 0.3)": "logger=csv",
+    "global_batch_size=... larger, for fewer messages (strategy.gradient_dtype was removed in 0.3)": (
+        "strategy.gradient_dtype"
+    ),
     "hydra.run.dir=...": "log_dir logdir output_dir save_dir default_root_dir",
 }
 

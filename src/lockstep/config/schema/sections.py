@@ -157,9 +157,6 @@ class Strategy(Section):
     bucket_size_mib: Annotated[Positive, Scope.PLACE] = Field(
         description="size of the buckets in which gradients are reduced, in MiB"
     )
-    gradient_dtype: Annotated[Literal["same", "bfloat16"], Scope.NUMBERS] = Field(
-        description="data type of gradients in the all-reduce; bfloat16 halves the traffic, but rounds"
-    )
     interface: Annotated[Interface | None, Scope.PLACE] = Field(
         description="network interface of the workers, e.g. ib0; null = automatic"
     )
