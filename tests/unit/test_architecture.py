@@ -52,10 +52,6 @@ def test_imports_point_down_and_never_in_a_circle() -> None:
     assert {part_of(name) for name in with_hydra - {"system.internals"}} == {"cli", "config"}
 
 
-# overridden in classes that extend those of Lightning; test_internals.py checks that they exist
-OVERRIDDEN = {"callbacks.best._run_early_stopping_check", "callbacks.csv_logger._check_log_dir_exists"}
-
-
 def test_private_parts_of_other_libraries_are_used_in_one_module() -> None:
     """Deferred modules have stand-ins for their private names: libraries."""
     ours = {node.name for path in MODULES.values() for node in _nodes(path, ast.FunctionDef, ast.ClassDef)}
@@ -74,7 +70,7 @@ def test_private_parts_of_other_libraries_are_used_in_one_module() -> None:
                 names = {node.name} if any(map(_is_override, node.decorator_list)) else set()
             found |= {f"{name}.{part}" for part in names if part.startswith("_") and not part.endswith("__")}
     used = {each for each in found if not each.startswith(("system.internals.", "system.libraries."))}
-    assert used == OVERRIDDEN | {"system.signals._handle"}  # whose base is ours
+    assert used == {"system.signals._handle"}  # whose base is ours
 
 
 def test_every_name_of_hydra_is_in_the_table_of_what_its_next_version_changes() -> None:

@@ -1,15 +1,13 @@
-"""Lightning's callbacks that choose by a metric, with the order of `runs/ranking.py` for equal and for unusable values.
+"""Lightning's ModelCheckpoint with the order of `runs/ranking.py` for equal and for unusable values.
 
-They keep the names of their bases, by which their states are found in checkpoints. `training/train.py` builds them
-where a configuration has Lightning's.
+It keeps the name of its base, by which its state is found in checkpoints. `training/observers.py` builds it where a
+configuration has Lightning's.
 """
 
-import math
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch import callbacks
 from torch import Tensor
 from typing_extensions import override
@@ -17,11 +15,14 @@ from typing_extensions import override
 from lockstep.runs.ranking import LOSS, rank
 
 
-class _WithLoss(L.Callback):
-    """Saves the validation loss of the best epoch, and its number, counted from 0."""
+class ModelCheckpoint(callbacks.ModelCheckpoint):
+    """Keeps the best epoch, of equal ones the last; without any usable value the last one of all.
+
+    It saves the validation loss of the best epoch, and its number, counted from 0.
+    """
 
     _best_loss: float | None = None
-    best_epoch: int | None = None  # of a ModelCheckpoint
+    best_epoch: int | None = None
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -32,10 +33,6 @@ class _WithLoss(L.Callback):
         super().load_state_dict(state_dict)
         self.best_epoch = state_dict.get("best_epoch")
         self._best_loss = state_dict.get("best_loss")  # earlier versions have none: then the next of equal ones wins
-
-
-class ModelCheckpoint(_WithLoss, callbacks.ModelCheckpoint):
-    """Keeps the best epoch, of equal ones the last; without any usable value the last one of all."""
 
     @override
     def check_monitor_top_k(self, trainer: L.Trainer, current: Tensor | None = None) -> bool:
@@ -53,22 +50,6 @@ class ModelCheckpoint(_WithLoss, callbacks.ModelCheckpoint):
         if is_better:
             self._best_loss, self.best_epoch = loss, trainer.current_epoch
         return is_better
-
-
-class EarlyStopping(_WithLoss, callbacks.EarlyStopping):
-    """Waits for the epochs that become best.ckpt: with min_delta=0 an equal value with a lower loss is better, too."""
-
-    @override
-    def _run_early_stopping_check(self, trainer: L.Trainer) -> None:
-        loss, current = _loss_of(trainer), trainer.callback_metrics.get(self.monitor)
-        if current is not None and not self.min_delta:
-            is_max = self.mode == "max"
-            best = rank(float(self.best_score), self._best_loss, is_max=is_max)
-            if float(current) == float(self.best_score) and rank(float(current), loss, is_max=is_max) < best:
-                self.best_score = torch.full_like(self.best_score, -math.inf if is_max else math.inf)  # an improvement
-        super()._run_early_stopping_check(trainer)
-        if not self.wait_count:
-            self._best_loss = loss
 
 
 def _loss_of(trainer: L.Trainer) -> float | None:
@@ -99,9 +80,3 @@ def _relocate(value: Any, before: Path, now: Path) -> Any:
     if isinstance(value, str) and value and Path(value).is_relative_to(before):
         return str(now / Path(value).relative_to(before))
     return value
-
-
-# the target that is built in place of one of Lightning's classes
-REPLACED = {
-    getattr(callbacks, kind.__name__): f"{__name__}.{kind.__name__}" for kind in (ModelCheckpoint, EarlyStopping)
-}

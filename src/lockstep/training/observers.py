@@ -12,7 +12,7 @@ from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfi
 
 from lockstep.assembly.session import Session
 from lockstep.assembly.staging import together
-from lockstep.callbacks.best import REPLACED
+from lockstep.callbacks import best
 from lockstep.config import build
 from lockstep.config.checks import signatures
 from lockstep.config.errors import ConfigError, Error, one_line
@@ -32,8 +32,8 @@ def built_callbacks(config: Config) -> list[Callback]:
         if section is None:
             continue
         callback = build.build(section)
-        if target := REPLACED.get(type(callback)):
-            callback = build.build(section.model_copy(update={"target": target}))
+        if type(callback) is ModelCheckpoint:
+            callback = build.build(section.model_copy(update={"target": f"{best.__name__}.ModelCheckpoint"}))
         built.append(callback)
         if not section.target.startswith(("lightning.", "lockstep.")):  # of a project: the check saw only its name
             _refuse_unfit(f"callbacks.{name}", section.target, callback)

@@ -11,7 +11,7 @@ from lightning.pytorch import callbacks
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lockstep.callbacks.best import EarlyStopping, ModelCheckpoint
+from lockstep.callbacks.best import ModelCheckpoint
 from lockstep.config.checks import validation
 from lockstep.config.composing import compose
 from lockstep.runs import files
@@ -114,43 +114,14 @@ def test_an_epoch_without_a_validation_is_not_the_best_one(tmp_path: Path) -> No
 def test_a_checkpoint_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
     best = trained(tmp_path, [(1, 1)], "max")
     state = {name: value for name, value in best.state_dict().items() if name != "best_loss"}
-    stopping = EarlyStopping("val/odd", mode="max")
-    for callback, saved in ((best, state), (stopping, stopping.state_dict())):
-        callback.load_state_dict({name: value for name, value in saved.items() if name != "best_loss"})
-        assert callback._best_loss is None
-
-
-@pytest.mark.parametrize(
-    ("epochs", "min_delta", "num_epochs"),
-    [
-        ([(1.0, 5 - at) for at in range(5)], 0.0, 5),  # the loss still falls, and best.ckpt with it
-        ([(1.0, 1.0)] * 5, 0.0, 3),
-        ([(1.0, 1.0 + at) for at in range(5)], 0.0, 3),
-        ([(1.0, 5 - at) for at in range(5)], 0.1, 3),
-        ([(1.0, 2.0), (1.0, 3.0), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0)], 0.0, 5),
-    ],
-)
-@pytest.mark.parametrize("cut", [None, 1, 2])
-def test_early_stopping_waits_while_equal_values_have_lower_losses(
-    tmp_path: Path, epochs: Epochs, min_delta: float, num_epochs: int, cut: int | None
-) -> None:
-    def stopping() -> EarlyStopping:
-        return EarlyStopping("val/odd", mode="max", patience=2, min_delta=min_delta)
-
-    if cut is not None:
-        trained(tmp_path, epochs[:cut], "max", stopping())
-    callback = stopping()
-    trained(tmp_path, epochs, "max", callback, ckpt_path=tmp_path / "last.ckpt" if cut else None)
-    assert epoch_in(tmp_path / "last.ckpt") == num_epochs
-    assert callback.best_score == 1
+    best.load_state_dict(state)
+    assert best._best_loss is None
 
 
 def test_they_are_built_for_lightnings_and_saved_under_its_names() -> None:
     own = "+callbacks.x={_target_:lightning.pytorch.callbacks.ModelCheckpoint,monitor:val/loss,filename:low}"
-    config = validation.check_config(compose.compose_config([*SMALL, "callbacks=early_stopping", own]))
+    config = validation.check_config(compose.compose_config([*SMALL, own]))
     built = built_callbacks(config)
-    assert [
-        type(callback) for callback in built if type(callback).__name__ in ("ModelCheckpoint", "EarlyStopping")
-    ] == [*(ModelCheckpoint, ModelCheckpoint, EarlyStopping, ModelCheckpoint)]
-    for ours, lightnings in ((ModelCheckpoint, callbacks.ModelCheckpoint), (EarlyStopping, callbacks.EarlyStopping)):
-        assert ours(monitor="val/odd").state_key == lightnings(monitor="val/odd").state_key
+    kinds = [type(callback) for callback in built if isinstance(callback, callbacks.ModelCheckpoint)]
+    assert kinds == [ModelCheckpoint] * 3
+    assert ModelCheckpoint(monitor="val/odd").state_key == callbacks.ModelCheckpoint(monitor="val/odd").state_key

@@ -11,12 +11,10 @@ import pytest
 import submitit
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from lightning.pytorch.callbacks import EarlyStopping, WeightAveraging
-from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from lightning.pytorch.callbacks import WeightAveraging
 from omegaconf import OmegaConf
 from torch import distributed as dist
 from torch import nn
-from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import MeanMetric
 from torchmetrics.utilities.data import dim_zero_sum
 
@@ -38,13 +36,10 @@ def test_the_private_parts_exist(trainer: L.Trainer) -> None:
     assert trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total.completed == 3
     fused = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, fused=True)
     assert internals.can_skip_update(fused)
-    assert hasattr(SummaryWriter, "_get_file_writer")
     strategy = internals.one_stream(lambda model: lambda: None)
     assert hasattr(strategy, "_ddp_kwargs")
     for kind, name in (
         (type(strategy).__base__, "_setup_model"),
-        (EarlyStopping, "_run_early_stopping_check"),  # overridden in callbacks/best.py
-        (ExperimentWriter, "_check_log_dir_exists"),  # in callbacks/csv_logger.py
         (dist.distributed_c10d, "_get_default_store"),
         (vars(dist)["Reducer"], "_check_reducer_finalized"),
         (nn.Module(), "_forward_pre_hooks"),
