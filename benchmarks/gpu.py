@@ -31,7 +31,7 @@ FLOAT64 = [*BFLOAT16, "trainer.precision=float64", "trainer.devices=1"]
 REPLAYED = {
     "float64": ("trainer.precision=float64",),
     "bfloat16": (),
-    "micro-batches": (*ACCUMULATE_AUGMENT, "callbacks=ema", "flip_test=true"),
+    "micro-batches": (*ACCUMULATE_AUGMENT, "callbacks=ema"),
 }
 
 

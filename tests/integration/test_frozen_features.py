@@ -217,7 +217,6 @@ def test_the_run_has_the_whole_network(files: Files) -> None:
     ("settings", "error"),
     [
         (("augment.flip=true", "augment.mixup=0.2"), "augment.mixup=0.2 needs images, and model.head_only=true serves"),
-        (("flip_test=true",), "flip_test=true needs images"),
         (("compile=true",), "compile=true needs images"),
         (("model.drop_path=0.1",), "model.drop_path=0.1 has no effect below the last layer with model.head_only"),
     ],

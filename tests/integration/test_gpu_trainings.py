@@ -39,7 +39,6 @@ RECIPES = {
         *PHOTOGRAPH_AUGMENT,
         "augment.rand_augment.num_ops=0",
         "callbacks=ema",
-        "flip_test=true",
         "data.memory=host",
         *WATCHED,
     ),
@@ -47,7 +46,6 @@ RECIPES = {
     "never waits": (
         *NEVER_WAITS,
         "callbacks=ema",
-        "flip_test=true",
         "global_batch_size=9000",
         "data.train_size=70000",
         "data.image_size=4",

@@ -31,7 +31,7 @@ OWN = (*(text for text in own_network("Plain") if text != "strategy=cpu"), *STEP
 RECIPES = {
     "everything": (
         *(*STEPS, *ACCUMULATE_AUGMENT, *PHOTOGRAPH_AUGMENT, "augment.rand_augment.num_ops=0"),
-        *("optimizer=adamw", "callbacks=ema", "flip_test=true", "data.memory=host", "trainer.deterministic=true"),
+        *("optimizer=adamw", "callbacks=ema", "data.memory=host", "trainer.deterministic=true"),
     ),
     "accumulation without dropout": (*STEPS, "trainer.accumulate_grad_batches=2", "model.dropout=0"),
     "bfloat16": (*STEPS, "trainer.precision=bfloat16", "trainer.deterministic=true"),

@@ -79,7 +79,6 @@ def test_every_number_has_its_curve(runs: dict[int, RunFolder]) -> None:
         ("train/loss", "train", "loss"),
         ("test/loss", "test", "loss"),
         ("train_step/loss", "train", "loss/step"),
-        ("test_flip/accuracy", "test", "accuracy/flip"),
         ("learning_rate", "train", "optimization/learning_rate"),
         ("own/test/loss", "train", "own/test/loss"),
     ],

@@ -92,7 +92,7 @@ ROWS = {
     "remainder": Row((*SMALL, "data.train_size=66"), ALL),
     # a last batch that takes in a last sample, which batch norm could not normalize alone
     "one more, averaged weights": Row(
-        (*own_network("NormalizesSingleValues"), "data.train_size=65", "callbacks=ema", "flip_test=true"), ALL
+        (*own_network("NormalizesSingleValues"), "data.train_size=65", "callbacks=ema"), ALL
     ),
     "micro-batches, every augmentation": Row((*SMALL, *ACCUMULATE_AUGMENT), ALL),
     "augmentations of photographs": Row((*SMALL, *PHOTOGRAPH_AUGMENT, "augment.mixup=0.4")),

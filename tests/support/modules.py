@@ -29,7 +29,7 @@ def classifier(
         "optimizer": functools.partial(torch.optim.SGD, lr=0.1), "scheduler": Schedule(constant), "rules": (),
         "total_steps": 1, "accumulate_grad_batches": 1, "gradient_clip_norm": None,
         "measured": {"accuracy": Accuracy(num_classes=4)}, "autocast": None,
-        "layout": layout.choose_layout("auto", None), "compiler": None, "grapher": None, "has_flip_test": False,
+        "layout": layout.choose_layout("auto", None), "compiler": None, "grapher": None,
         "seed": 0, "log_every_n_steps": 1,
     }  # fmt: skip
     return kind(net, task or classification(), **{**plain, **changes})

@@ -92,7 +92,6 @@ def classifier(
             layout=_layout(session, net, is_trained=is_trained),
             compiler=layout.CompiledNetwork if config.compile else None,
             grapher=next(iter(features.used_features("grapher", config)), None) if _is_graphed(session) else None,
-            has_flip_test=config.flip_test,
             seed=config.seed,
             log_every_n_steps=config.trainer.log_every_n_steps,
         )

@@ -80,7 +80,6 @@ class Classifier(L.LightningModule):
         layout: Layout,
         compiler: Compiler | None,
         grapher: Grapher | None,
-        has_flip_test: bool,
         seed: int,
         log_every_n_steps: int,
     ) -> None:
@@ -109,9 +108,8 @@ class Classifier(L.LightningModule):
         channels = (1, len(image_format.mean), 1, 1)
         self.register_buffer("mean", 255 * torch.tensor(image_format.mean).view(channels))
         self.register_buffer("std", 255 * torch.tensor(image_format.std).view(channels))
-        self.test_splits: tuple[str, ...] = ("test", "test_flip") if has_flip_test else ("test",)
         self.measured: tuple[str, ...] = (*measured, "loss")
-        self.scores: nn.ModuleDict = nn.ModuleDict({split: Scores(measured) for split in ("val", *self.test_splits)})
+        self.scores: nn.ModuleDict = nn.ModuleDict({split: Scores(measured) for split in ("val", "test")})
         self._compiled = compiler and compiler(net, self.dropouts, layout)
         self.grapher = grapher
         self._graphed: Graphed | None = None
@@ -255,12 +253,8 @@ class Classifier(L.LightningModule):
 
     @override
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Count this rank's shard, with `has_flip_test` also the mean outputs of the image and its mirror image."""
-        outputs = self._evaluate("test", batch)
-        if "test_flip" in self.scores and outputs is not None:
-            outputs = outputs.clone()  # a CUDA graph computes the next ones in their place
-            self._scores("test_flip").update(self.task, (outputs + self(batch.inputs.flip(3))) / 2, batch)
-        return outputs
+        """Do the same for the test."""
+        return self._evaluate("test", batch)
 
     @override
     def on_validation_epoch_start(self) -> None:
@@ -268,8 +262,7 @@ class Classifier(L.LightningModule):
 
     @override
     def on_test_epoch_start(self) -> None:
-        for split in self.test_splits:
-            self._scores(split).start(self.device)
+        self._scores("test").start(self.device)
 
     @override
     def on_validation_epoch_end(self) -> None:
@@ -279,8 +272,7 @@ class Classifier(L.LightningModule):
 
     @override
     def on_test_epoch_end(self) -> None:
-        for split in self.test_splits:
-            self._publish_scores(split, self.trainer.test_dataloaders)
+        self._publish_scores("test", self.trainer.test_dataloaders)
 
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:

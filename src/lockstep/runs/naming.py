@@ -110,8 +110,8 @@ def short_path(path: Path) -> str:
 
 
 def metric_name(field: str) -> str:
-    """Return the metric of a field of summary.json: test/accuracy of test_accuracy; test_flip is a split, too."""
-    return re.sub(r"^(test(_flip)?)_", r"\1/", field)
+    """Return the metric of a field of summary.json: test/accuracy of test_accuracy."""
+    return re.sub("^test_", "test/", field)
 
 
 def hydra_text(text: str) -> str:

@@ -24,7 +24,6 @@ class Classification(SupervisedTask):
     takes = "class numbers int64 from 0 to {last}"
     named = "classes"
     scored: tuple[str, ...] = ("accuracy",)
-    takes_flips = True
     class_weights: Tensor | None
 
     def __init__(

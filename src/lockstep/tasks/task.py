@@ -32,7 +32,6 @@ class Task(nn.Module):
     named = "outputs"  # plural of the things that the class names of the data name
     scored: tuple[str, ...] = ()  # names of the `scores`, logged as train/<name>
     takes_mixed = False  # True if `losses` uses `batch.mix` of MixUp and CutMix
-    takes_flips = False  # True if mirrored images have the same target, and outputs of both can be averaged
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
         """Return the loss of every sample, (B,); or the losses, already weighted, and their weights, (B,) each.

@@ -22,7 +22,6 @@ class Multilabel(SupervisedTask):
 
     takes = "0 or 1 for each label ({count} of them)"
     named = "labels"
-    takes_flips = True
 
     @override
     def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:

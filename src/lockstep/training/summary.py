@@ -75,7 +75,7 @@ def summarize(
 def metrics_of_test(module: L.LightningModule, data: ImageData, metrics: dict[str, float]) -> dict[str, float | None]:
     """Return the test metrics, the first one of the task first, and the number of images; None without a test."""
     is_ours = isinstance(module, Classifier)
-    names = [f"{split}/{name}" for split in module.test_splits for name in module.measured] if is_ours else []
+    names = [f"test/{name}" for name in module.measured] if is_ours else []
     values = {name: value for name, value in metrics.items() if name.startswith("test")}
     num_images = data.batches("test").num_epoch_samples if values else None
     expected: dict[str, float | None] = dict.fromkeys(names)
@@ -159,8 +159,7 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
     tests = {key: value for key, value in summary.items() if key.startswith("test_") and key != "test_images"}
     for key, value in tests.items():
         if value is not None:
-            others = " with mirror images" if key.startswith("test_flip_") else ""
-            size = others if rows else f" on {plural(summary['test_images'], 'image')}"
+            size = "" if rows else f" on {plural(summary['test_images'], 'image')}"
             rows.append((metric_name(key), f"{measure(value)}{size}"))
     if (interval := summary.get("accuracy_interval")) is not None:
         groups = f", resampling {plural(interval['num_groups'], 'group')}" if "num_groups" in interval else ""

@@ -77,7 +77,6 @@ def test_the_worst_is_not_the_best() -> None:
         (["task.metrics.accuracy._target_=torchmetrics.F1Scor"], "F1Score"),
         (["+task.metrics.f1.average=macro"], "task.metrics.f1._target_ is missing"),
         (["+task.metrics.loss._target_=torchmetrics.MeanMetric"], "task.metrics.loss cannot have this name"),
-        (["task=regression", "flip_test=true"], "flip_test=true averages an image and its mirror image"),
         (["task.class_weights=[0.0,0.0]"], "task.class_weights=[0.0,0.0] counts no sample: give a class more than 0"),
         (["task.class_weights=[1,nan]"], "] must be [float >= 0, ...] or balanced or null, as Classification has it"),
         (["task.class_weights=[1,-1]"], "task.class_weights=[1,-1] must be [float >= 0, ...] or balanced or null"),

@@ -157,23 +157,6 @@ def test_scores_of_shards_are_those_of_scikit_learn(loads: list[int], num_sample
     assert scores["val/accuracy"] == pytest.approx(accuracy, rel=1e-6)  # torchmetrics divides in float32
 
 
-def test_flip_averaging_scores_the_mean_logits_of_an_image_and_its_mirror_image_apart() -> None:
-    module = modules.classifier(
-        nn.Sequential(nn.Flatten(), nn.Linear(18, 4)), image_format=IMAGE_FORMAT, has_flip_test=True
-    ).double()
-    module.on_test_epoch_start()
-    for batch in loader(NUM_VAL):
-        module.test_step(batch, 0)
-    pixels, labels = cast(Tensor, images(NUM_VAL).pixels), images(NUM_VAL).targets
-    plain, mirrored = (module(x).detach() for x in (pixels, pixels.flip(-1)))
-    for split, logits in (("test", plain), ("test_flip", (plain + mirrored) / 2)):
-        scores = cast(Scores, module.scores[split]).compute(split, NUM_VAL)
-        assert scores[f"{split}/loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-12)
-        expected = accuracy_score(labels, logits.argmax(1))
-        assert scores[f"{split}/accuracy"] == pytest.approx(expected, rel=1e-6)
-    assert not torch.equal(plain, mirrored)
-
-
 # -- a fit -------------------------------------------------------------------------------------------------------------
 
 

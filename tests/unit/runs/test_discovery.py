@@ -274,7 +274,7 @@ def test_rows_hold_the_numbers_of_every_epoch(tmp_path: Path) -> None:
 def test_the_test_of_a_finished_run_is_read_from_its_summary(tmp_path: Path) -> None:
     folder = run(tmp_path / "run")
     assert read_tests(folder) == {}
-    folder.write_summary({"test_accuracy": 0.5, "test_loss": float("nan"), "test_flip_accuracy": None, "epochs": 3})
+    folder.write_summary({"test_accuracy": 0.5, "test_loss": float("nan"), "test_f1": None, "epochs": 3})
     assert read_tests(folder) == {"test/accuracy": 0.5}
 
 

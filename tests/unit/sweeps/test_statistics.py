@@ -30,7 +30,6 @@ def test_nothing_is_said_about_the_spread_of_one_value() -> None:
     ("metric", "values", "is_cut"),
     [
         ("val/accuracy", [0.5945, 0.7166], True),
-        ("test_flip/accuracy", [0.98, 0.99], True),
         ("val/f1", [0.98, 0.99], True),
         ("val/accuracy", [59.45, 71.66], False),  # of a custom metric, in percent
         ("val/loss", [0.5945, 0.7166], False),

@@ -10,10 +10,7 @@ def errors(config: Config) -> Iterator[Error]:
     trainer, arguments, schedule = config.trainer, config.model.arguments(), config.scheduler.target
     head_only, is_newton = arguments.get("head_only"), config.optimizer.is_newton
     drops = {f"model.{name}": arguments.get(name) for name in ("dropout", "drop_path")}
-    images = {f"augment.{name}": value for name, value in config.augment.used.items()} | {
-        "flip_test": config.flip_test,
-        "compile": config.compile,
-    }
+    images = {f"augment.{name}": value for name, value in config.augment.used.items()} | {"compile": config.compile}
     steps = {
         "module": config.has_own_module,
         "parameters": ",".join(config.parameters or ()),

@@ -10,7 +10,6 @@ def errors(config: Config) -> Iterator[Error]:
     trainer = config.trainer
     settings = (
         ("compile", config.compile, False, "call torch.compile in it"),
-        ("flip_test", config.flip_test, False, "average in its test_step"),
         ("parameters", config.parameters or None, None, "make the groups in its configure_optimizers"),
         ("trainer.accumulate_grad_batches", trainer.accumulate_grad_batches, 1, "accumulate in its training_step"),
         ("trainer.gradient_clip_norm", trainer.gradient_clip_norm, None, "clip in its configure_gradient_clipping"),

@@ -86,8 +86,6 @@ def _task_rules(config: Config) -> Iterator[Error]:
             yield Error(f"task.class_weights={literal(weights)}", "counts no sample", "give a class more than 0")
     if task.target.endswith(".Regression") and config.data.arguments().get("targets") == "classes":
         yield Error("data.targets=classes", "is not for task=regression", "set data.targets=numbers")
-    if config.flip_test and task.target.endswith(".Regression"):
-        yield Error("flip_test=true", "averages an image and its mirror image, whose numbers may differ", "remove it")
     for name in task.metrics:
         if name in ("loss", "count") or "/" in name:
             yield Error(f"task.metrics.{name}", "cannot have this name", "loss is always measured, choose another")

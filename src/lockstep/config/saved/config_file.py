@@ -79,7 +79,7 @@ def load(path: Path) -> Config:
         before = other_version(RunFolder(path.parent))
         hint = [Error(str(path.parent), f"was trained by {before}", "use that version")] if before else []
         raise ConfigError(*(each.within(str(path)) for each in errors.values()), *hint) from error
-    needs_images = config.augment.used or config.flip_test or config.compile
+    needs_images = config.augment.used or config.compile
     if config.model.target in LIBRARIES and config.model.arguments().get("head_only") is True and needs_images:
         tree["model"]["head_only"] = "each_epoch"  # true was that in earlier versions
         return Config.model_validate(tree)
@@ -92,6 +92,7 @@ def to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
         if isinstance(tree.get(section), dict):
             tree[section].pop(key, None)
     tree.pop("notify", None)
+    tree.pop("flip_test", None)
     tree.setdefault("calibrate", True)  # not in earlier versions, whose checkpoints have nothing to apply
     if isinstance(tree.get("trainer"), dict):
         tree["trainer"].setdefault("virtual_shards", None)  # not in earlier versions

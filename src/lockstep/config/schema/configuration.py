@@ -57,9 +57,6 @@ class Config(Section):
         description="multiply batch size and learning rate by the number of workers"
     )
     compile: Annotated[bool, Scope.PLACE] = Field(description="compile the network, which can take minutes")
-    flip_test: Annotated[bool, Scope.WATCHING] = Field(
-        description="also test with logits averaged over each image and its mirror image, reported separately"
-    )
     calibrate: Annotated[bool, Scope.WATCHING] = Field(description="calibrate probabilities by the validation images")
     augment: Augment
     silent: Annotated[bool, Scope.OUTPUT] = Field(description="print only errors")
