@@ -43,7 +43,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RunFolder]:
         *SMALL,
         *WATCHED,
         "data.num_classes=4",
-        "callbacks.pictures.every_n_epochs=2",
         "callbacks.pictures.num_images=8",
     ]
     recipe.append("trainer.gradient_clip_norm=null")
@@ -109,18 +108,14 @@ def test_curves_of_any_number_of_workers_are_the_same(runs: dict[int, RunFolder]
 
 
 def test_pictures_are_the_same_from_any_number_of_workers(runs: dict[int, RunFolder]) -> None:
-    for split in ("val", "test"):
-        for name in PICTURES:
-            one, other = (np.asarray(Image.open(folder.pictures / f"{split}_{name}.png")) for folder in runs.values())
-            assert one.shape == other.shape
-            assert (one == other).mean() > 0.999, f"{split}_{name}"
-    assert {path.name for path in runs[3].pictures.iterdir()} == {
-        f"{split}_{name}" for split in ("val", "test") for name in PICTURE_FILES
-    }
-    for split in ("val", "test"):
-        images = events(runs[3], split)
-        assert set(images.Tags()["images"]) == {f"{split}/{name}" for name in PICTURES}
-        assert [event.step for event in images.Images(f"{split}/predictions")] == [10]  # the second of two epochs
+    for name in PICTURES:
+        one, other = (np.asarray(Image.open(folder.pictures / f"test_{name}.png")) for folder in runs.values())
+        assert one.shape == other.shape
+        assert (one == other).mean() > 0.999, name
+    assert {path.name for path in runs[3].pictures.iterdir()} == {f"test_{name}" for name in PICTURE_FILES}
+    images = events(runs[3], "test")
+    assert set(images.Tags()["images"]) == {f"test/{name}" for name in PICTURES}
+    assert [event.step for event in images.Images("test/predictions")] == [10]
 
 
 def test_the_numbers_of_the_confusion_matrix_are_those_of_the_test(runs: dict[int, RunFolder]) -> None:
@@ -162,7 +157,7 @@ def test_a_failure_of_a_picture_does_not_fail_the_training(tmp_path: Path, monke
     folder.pictures.mkdir()
     (folder.pictures / "test_worst_mistakes.png").write_text("of an earlier session")
     monkeypatch.setattr(plots, "confusion_matrix", fail)
-    with pytest.warns(UserWarning, match="pictures of the test split are incomplete: OSError"):
+    with pytest.warns(UserWarning, match="pictures of the test are incomplete: OSError"):
         assert worker.run_here(worker.Job(worker.TRAIN, str(folder.path), {"command": "", "has_test": True}), None) == 0
     assert folder.read_status()["state"] == "finished"
     assert "test_accuracy" in folder.read_summary()

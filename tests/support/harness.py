@@ -74,7 +74,7 @@ PHOTOGRAPH_AUGMENT = (
     "augment.cutout_inside=true",
 )
 # what SMALL leaves out for speed
-WATCHED = ("callbacks.pictures={_target_:lockstep.callbacks.Pictures,every_n_epochs:null,num_images:8}",)
+WATCHED = ("callbacks.pictures={_target_:lockstep.callbacks.Pictures,num_images:8}",)
 
 
 def without_network() -> list[str]:

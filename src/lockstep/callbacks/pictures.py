@@ -9,7 +9,6 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.tensorboard import SummaryWriter
 from typing_extensions import Doc, override
 
@@ -29,76 +28,59 @@ if TYPE_CHECKING:
 
 
 class Pictures(L.Callback):
-    """Draws the predictions of classes: of the test, and of the validation of every `every_n_epochs`-th epoch.
+    """Draws the predictions of classes in the test.
 
-    Reliability diagram, for labels too; confusion matrix, the first `num_images` images of the split with their
-    predictions, and as many of the most confident mistakes, from the samples of all ranks. pictures/ in the run folder
-    has the newest PNG files of each split, TensorBoard has all of them.
+    Reliability diagram, for labels too; confusion matrix, the first `num_images` images with their predictions, and as
+    many of the most confident mistakes, from the samples of all ranks. pictures/ in the run folder has them as PNG
+    files, TensorBoard too.
     """
 
     def __init__(
-        self,
-        *,
-        every_n_epochs: Annotated[Positive | None, Doc("epochs between pictures of the validation set; null = none")],
-        num_images: Annotated[Positive, Doc("number of predictions, and of worst mistakes, to show")],
+        self, *, num_images: Annotated[Positive, Doc("number of predictions, and of worst mistakes, to show")]
     ) -> None:
-        self._every_n_epochs = every_n_epochs
         self._num_images = num_images
 
     @override
-    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        every, found, is_fit = self._every_n_epochs, reliability.of(trainer), trainer.state.fn == TrainerFn.FITTING
-        if every is not None and found is not None and is_fit and (trainer.current_epoch + 1) % every == 0:
-            found.start(pl_module)
-
-    @override
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._draw(trainer, pl_module, "val")
-
-    @override
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._draw(trainer, pl_module, "test")
-
-    def _draw(self, trainer: L.Trainer, pl_module: L.LightningModule, split: str) -> None:
         found = reliability.of(trainer)
         if trainer.is_global_zero and found is not None and found.findings is not None:
             assert isinstance(pl_module, Classifier)
             try:
-                self._show(trainer, pl_module, split, found.findings)
+                self._show(trainer, pl_module, found.findings)
             except Exception as error:  # a finished training must not be lost because of a picture
-                warnings.warn(f"The pictures of the {split} split are incomplete: {error!r}", stacklevel=1)
+                warnings.warn(f"The pictures of the test are incomplete: {error!r}", stacklevel=1)
 
-    def _show(self, trainer: L.Trainer, module: Classifier, split: str, findings: "Findings") -> None:
+    def _show(self, trainer: L.Trainer, module: Classifier, findings: "Findings") -> None:
         from PIL import Image
 
         from lockstep.callbacks import plots
 
         folder = RunFolder(Path(trainer.default_root_dir))
         folder.pictures.mkdir(exist_ok=True)
-        for path in folder.pictures.glob(f"{split}_*"):  # a network without mistakes replaces no picture of them
+        for path in folder.pictures.glob("test_*"):  # a network without mistakes replaces no picture of them
             remove(path)
         names, step = module.image_format.class_names, module.global_step
         if not findings.is_multilabel:
             shown = plots.displayed_classes(findings.confusion)
             facts = {"step": step, "num_classes": len(names), "classes": [names[number] for number in shown]}
-            write_json(folder.confusion(split), {**facts, "counts": findings.confusion[np.ix_(shown, shown)].tolist()})
+            write_json(folder.confusion("test"), {**facts, "counts": findings.confusion[np.ix_(shown, shown)].tolist()})
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         assert isinstance(data, ImageData)
-        images = data.splits.val if split == "val" else data.splits.test
-        writers = [_writer(logger, split) for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        writers = [_writer(logger) for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         with plots.style():
-            for name, figure in figures(images.pixels, names, findings, self._num_images, f"{split}, step {step:,}"):
-                path = folder.pictures / f"{split}_{name}.png"
+            what = f"test, step {step:,}"
+            for name, figure in figures(data.splits.test.pixels, names, findings, self._num_images, what):
+                path = folder.pictures / f"test_{name}.png"
                 with atomic_file(path) as file:
                     figure.savefig(file, format="png", dpi=plots.DPI)
                 for writer in writers:
                     pixels = np.asarray(Image.open(path).convert("RGB"))
-                    writer.add_image(f"{split}/{name}", pixels, step, dataformats="HWC")
+                    writer.add_image(f"test/{name}", pixels, step, dataformats="HWC")
 
 
-def _writer(logger: TensorBoardLogger, split: str) -> SummaryWriter:
-    """Return the event file of a split, in which a repeated test replaces its pictures."""
-    return logger.writer(split) if isinstance(logger, SplitTensorBoardLogger) else logger.experiment
+def _writer(logger: TensorBoardLogger) -> SummaryWriter:
+    """Return the event file of the test, in which a repeated one replaces its pictures."""
+    return logger.writer("test") if isinstance(logger, SplitTensorBoardLogger) else logger.experiment
 
 
 def figures(

@@ -12,7 +12,7 @@ from lockstep.models.outcomes import Findings, Outcomes
 
 
 class Reliability(L.Callback):
-    """Keeps the `findings` of each test and validation outside a training, and of those inside that others `start`.
+    """Keeps the `findings` of each test, and of each validation outside a training.
 
     Gives the module the calibration of a checkpoint that it loads for them. A training that resumes from one goes on
     without: its weights change.
@@ -24,13 +24,6 @@ class Reliability(L.Callback):
         self._outcomes: Outcomes | None = None
         self.findings: Findings | None = None
 
-    def start(self, pl_module: L.LightningModule) -> None:
-        """Collect the predictions of classes or labels until the end of this pass."""
-        assert isinstance(pl_module, Classifier)
-        if calibration.has_probabilities(pl_module.task):
-            classes = pl_module.image_format.class_names
-            self._outcomes = Outcomes(pl_module.task, pl_module.calibration, len(classes))
-
     @override
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if self._is_applied and trainer.state.fn != TrainerFn.FITTING:
@@ -39,8 +32,10 @@ class Reliability(L.Callback):
 
     @override
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.state.fn != TrainerFn.FITTING:
-            self.start(pl_module)
+        assert isinstance(pl_module, Classifier)
+        if trainer.state.fn != TrainerFn.FITTING and calibration.has_probabilities(pl_module.task):
+            classes = pl_module.image_format.class_names
+            self._outcomes = Outcomes(pl_module.task, pl_module.calibration, len(classes))
 
     on_test_epoch_start = on_validation_epoch_start
 

@@ -27,7 +27,10 @@ GONE = (
     ("cluster", "parallel"),
     ("callbacks", "curves"),
     ("logger", "csv"),
+    ("callbacks", "pictures", "every_n_epochs"),
     ("strategy", "gradient_dtype"),
+    ("notify",),
+    ("flip_test",),
 )
 OF_CUTS = {  # not in earlier versions
     IMAGE_FOLDER: ("group", "test_after"),
@@ -88,11 +91,10 @@ def load(path: Path) -> Config:
 
 def to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
     """Drop keys and values that are not of this version any more, and add those that it has in addition."""
-    for section, key in GONE:
-        if isinstance(tree.get(section), dict):
-            tree[section].pop(key, None)
-    tree.pop("notify", None)
-    tree.pop("flip_test", None)
+    for *parents, key in GONE:
+        section = at(tree, parents)
+        if isinstance(section, dict):
+            section.pop(key, None)
     tree.setdefault("calibrate", True)  # not in earlier versions, whose checkpoints have nothing to apply
     if isinstance(tree.get("trainer"), dict):
         tree["trainer"].setdefault("virtual_shards", None)  # not in earlier versions
