@@ -66,7 +66,7 @@ def test_after_a_nan_loss_a_lower_rate_continues_from_the_last_good_weights(tmp_
     typed = [*recipe, "optimizer.lr=0.05", f"hydra.run.dir={tmp_path}/bad"]
     done = commands.run(command(*typed), ROOT)
     assert done.returncode == EXIT_FAILED
-    assert "Lower optimizer.lr=0.05 first" in done.stderr
+    assert "Lower optimizer.lr: divide" in done.stderr
     assert "epoch 1" not in done.stderr, "there must be a checkpoint to start from"
     fixed = [*recipe, "optimizer.lr=1e-5", f"init_from={tmp_path}/bad", f"hydra.run.dir={tmp_path}/good"]
     assert commands.run(command(*fixed), ROOT).returncode == 0

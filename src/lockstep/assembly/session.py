@@ -117,7 +117,7 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
         except Exception as error:
             from lockstep.assembly.failures import explain
 
-            text = explain(error, folder, config, world, precision)
+            text = explain(error, folder, world)
             if text is not None:
                 raise Refused(text) from error
             raise

@@ -172,7 +172,7 @@ class _Samples(NamedTuple):
 
 
 class NonFiniteLoss(RuntimeError):
-    """A loss of this rank is NaN or infinite in optimizer step `step`; the samples are in the second line."""
+    """A loss of this rank is NaN or infinite; the samples are in the second line."""
 
     def __init__(self, step: int, rank: int, samples: list[_Samples]) -> None:
         first, last = samples[0].shard, samples[-1].shard
@@ -181,7 +181,6 @@ class NonFiniteLoss(RuntimeError):
         indices = [index for part in samples for index in part.indices.tolist()]
         text = f"The loss is not finite in optimizer step {step} ({where}) on rank {rank}."
         super().__init__(f"{text}\nTraining samples of the shard: {indices}")
-        self.step = step
 
 
 class NonFiniteGradient(RuntimeError):

@@ -61,10 +61,7 @@ FOREIGN_NAMES = {
     "global_batch_size=... larger, for fewer messages (strategy.gradient_dtype was removed in 0.3)": (
         "strategy.gradient_dtype"
     ),
-    "augment.flip=true, which trains with mirror images (flip_test was removed in 0.3)": "flip_test",
-    "lockstep eval latest --split val --pictures FOLDER (every_n_epochs was removed in 0.3)": (
-        "callbacks.pictures.every_n_epochs"
-    ),
+    "augment.flip=true for mirror images (flip_test was removed in 0.3)": "flip_test",
     "hydra.run.dir=...": "log_dir logdir output_dir save_dir default_root_dir",
 }
 
