@@ -7,7 +7,6 @@ the digest of its pixels as the network sees them, and the input of the head. Im
 import contextlib
 import hashlib
 import itertools
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -93,7 +92,6 @@ class FrozenFeatures(L.Callback):
             table = _on_disk(path, lambda path: _read(path, record), np.empty(0, record))
             missing = sorted(set().union(*gather_objects(places.keys() - _rows(table).keys())))
             if missing:
-                _on_disk(path, lambda path: _refuse_full_disk(path, len(missing) * record.itemsize), None)
                 requested = partial(stop.request, trainer) if stop else int
                 fresh, request = _compute(here, module, places, missing, record, path, requested)
                 is_writer = here.local_rank == 0
@@ -170,11 +168,6 @@ def _read(path: Path, record: np.dtype[Any]) -> NDArray[Any]:
             if found.dtype == record:
                 return found
     return np.empty(0, record)
-
-
-def _refuse_full_disk(path: Path, size: int) -> None:
-    if (free := shutil.disk_usage(path.parent).free) < size:
-        raise OSError(f"{size_text(size)}, and its disk has {size_text(free)} free")
 
 
 def _write(path: Path, table: NDArray[Any]) -> None:
