@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from lockstep.assembly import process_group
@@ -21,7 +20,6 @@ from lockstep.config.checks import workers
 from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
-from lockstep.distributed import collectives
 from lockstep.launch import parent, worker
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World, first_node, outer_world, step_port
@@ -106,15 +104,6 @@ def test_a_missing_address_is_an_error(tmp_path: Path) -> None:
     path = RunFolder(tmp_path).rendezvous("7-0-2")
     with pytest.raises(TimeoutError, match=rf"{path} does not exist after 0 s .* its disk is not shared by all nodes"):
         process_group._read_address(path, timedelta(seconds=0.2))
-
-
-def test_the_wait_for_a_store_that_does_not_answer_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_group, "PATIENCE_S", 0.5)
-    suspended = socket.create_server(("127.0.0.1", 0))  # as of a suspended process: the kernel accepts for it
-    with pytest.raises(dist.DistStoreError, match=r"rank 0 does not answer at 127\.0\.0\.1") as caught:
-        process_group._store("127.0.0.1", suspended.getsockname()[1], World("srun", 1, 1, 0, 2), timedelta(seconds=0.5))
-    assert collectives.is_missing_rank(caught.value)
-    suspended.close()  # ends the thread
 
 
 def test_a_meeting_that_fails_leaves_no_address_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

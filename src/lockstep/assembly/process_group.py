@@ -6,9 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -30,8 +28,6 @@ from lockstep.runs.files import write_atomically
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World
-
-PATIENCE_S = 5.0  # after which torch's own limit should have ended a wait
 
 
 def join(config: Config, world: World, folder: RunFolder | None = None) -> None:
@@ -200,8 +196,7 @@ def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
     """Open the store of rank 0, or connect to it; rank 0 takes a free port if `port` is 0."""
     try:
         listener = _listener(host, port, world) if world.rank == 0 else None
-        store = partial(
-            TCPStore,
+        return TCPStore(
             host,
             listener.getsockname()[1] if listener else port,
             is_master=world.rank == 0,
@@ -209,10 +204,6 @@ def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
             wait_for_workers=False,
             master_listen_fd=listener.detach() if listener else None,
         )
-        # in a thread: a suspended process accepts connections, and torch waits for its answer without a limit
-        return ThreadPoolExecutor(1).submit(store).result(timeout.total_seconds() + PATIENCE_S)
-    except TimeoutError as error:
-        raise dist.DistStoreError(f"the store of rank 0 does not answer at {host}:{port}") from error
     except (OSError, dist.DistNetworkError) as error:
         if "address already in use" not in str(error).lower():
             raise
