@@ -58,7 +58,6 @@ class ExactDropout(nn.Module):
     """
 
     sources: Iterator[torch.Generator] = iter(())
-    is_joint = False  # True: one draw for all samples
 
     def __init__(self, *, p: float, per_channel: bool, keys: tuple[int | str, ...]) -> None:
         super().__init__()
@@ -108,7 +107,7 @@ class ExactDropout(nn.Module):
                     f"A dropout ({self.keys[-1]}) used {use} times cannot be checkpointed: make {use} layers."
                 )
             use = 0
-        lo, hi, total = (0, 1, 1) if self.is_joint else (shard.lo, shard.hi, shard.group_size)
+        lo, hi, total = shard.lo, shard.hi, shard.group_size
         size = max(1, (GPU_BLOCK if x.is_cuda else CPU_BLOCK) // math.prod(shape))
         keep = x.new_empty(hi - lo, *shape)
         for block in range(lo // size, -(-hi // size)):
@@ -124,15 +123,11 @@ class ExactDropout(nn.Module):
 
 
 class ExactDropPath(ExactDropout):
-    """Stochastic depth (Huang et al. 2016): ExactDropout of whole samples.
+    """Stochastic depth (Huang et al. 2016): ExactDropout of whole samples. `is_scaled` scales up the kept ones."""
 
-    `is_scaled` scales up the kept samples. With `is_joint` one draw decides for all samples of the global batch.
-    """
-
-    def __init__(self, *, p: float, is_scaled: bool, is_joint: bool, keys: tuple[int | str, ...]) -> None:
+    def __init__(self, *, p: float, is_scaled: bool, keys: tuple[int | str, ...]) -> None:
         super().__init__(p=p, per_channel=False, keys=keys)
         self.is_scaled = is_scaled
-        self.is_joint = is_joint
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -171,10 +166,10 @@ def _exact(module: nn.Module, keys: tuple[int | str, ...]) -> ExactDropout | Non
     layer: Any = module
     # package and name of the class: torchvision and timm are not imported for this
     match type(module).__module__.partition(".")[0], type(module).__name__:
-        case "torchvision", "StochasticDepth":
-            return ExactDropPath(p=layer.p, is_scaled=True, is_joint=layer.mode == "batch", keys=keys)
+        case "torchvision", "StochasticDepth" if layer.mode == "row":
+            return ExactDropPath(p=layer.p, is_scaled=True, keys=keys)
         case "timm", "DropPath":
-            return ExactDropPath(p=layer.drop_prob, is_scaled=layer.scale_by_keep, is_joint=False, keys=keys)
+            return ExactDropPath(p=layer.drop_prob, is_scaled=layer.scale_by_keep, keys=keys)
     return None
 
 
