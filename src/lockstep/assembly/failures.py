@@ -8,8 +8,9 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 
 ADVICE = (
-    "Lower optimizer.lr: divide it by 10 until the loss falls. Then try trainer.gradient_clip_norm=1 and "
-    "trainer.precision=float32. If it is the first step, look for NaN in the images, the network and the task."
+    "Lower optimizer.lr: divide it by 10 until the loss falls. "
+    "Then try trainer.gradient_clip_norm=1 and trainer.precision=float32. "
+    "If it is the first step, look for NaN in the images, the network and the task."
 )
 
 

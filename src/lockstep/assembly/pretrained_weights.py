@@ -63,8 +63,10 @@ def _load_weights(config: Config, load: Callable[[], str | None]) -> str | None:
             return load()
     except Exception as error:  # of a library or of custom code
         text = f"{type(error).__name__}: {one_line(error)}"
-        hint = "use a file for this network, model.pretrained=weights.pth, or false"
-        fix = "; ".join(getattr(error, "__notes__", [hint]))
+        fix = (
+            "run `lockstep data fetch` on a machine with a connection, "
+            "or use a file for this network, model.pretrained=FILE"
+        )
         raise ValueError(f"model.{_setting(config)}: cannot load the weights ({text}): {fix}") from error
 
 

@@ -1,7 +1,7 @@
-"""Lightning's ModelCheckpoint with the order of `runs/ranking.py` for equal and for unusable values.
+"""Lightning's ModelCheckpoint with the order of `runs/ranking.py` for equal and unusable values.
 
-It keeps the name of its base, by which its state is found in checkpoints. `training/observers.py` builds it where a
-configuration has Lightning's.
+It keeps the name of its base, by which its state is found in checkpoints.
+`training/observers.py` builds it where a configuration has Lightning's.
 """
 
 from pathlib import Path

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 class Pictures(L.Callback):
     """Draws the predictions of classes in the test.
 
-    Reliability diagram, for labels too; confusion matrix, the first `num_images` images with their predictions, and as
-    many of the most confident mistakes, from the samples of all ranks. pictures/ in the run folder has them as PNG
-    files, TensorBoard too.
+    Reliability diagram, for labels too; confusion matrix, the first `num_images` images with their
+    predictions, and as many of the most confident mistakes, from the samples of all ranks. They are
+    PNG files in pictures/ in the run folder, and images in TensorBoard.
     """
 
     def __init__(

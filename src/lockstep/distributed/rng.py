@@ -123,7 +123,10 @@ class ExactDropout(nn.Module):
 
 
 class ExactDropPath(ExactDropout):
-    """Stochastic depth (Huang et al. 2016): ExactDropout of whole samples. `is_scaled` scales up the kept ones."""
+    """Stochastic depth (Huang et al. 2016): ExactDropout of whole samples.
+
+    `is_scaled` scales up the kept ones.
+    """
 
     def __init__(self, *, p: float, is_scaled: bool, keys: tuple[int | str, ...]) -> None:
         super().__init__(p=p, per_channel=False, keys=keys)

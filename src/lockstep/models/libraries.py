@@ -1,13 +1,10 @@
 """Networks of torchvision and timm, adapted to the images and classes of a run, with or without their weights."""
 
-import contextlib
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from torch import Tensor, nn
 from typing_extensions import Doc, override
 
@@ -63,10 +60,7 @@ def torchvision(
     )
 
     def download() -> State:
-        url = known.DEFAULT.url
-        file = Path(torch.hub.get_dir(), "checkpoints", Path(url).name)
-        with _fix(f"copy {url} to {file}"):
-            return models.get_model(name, weights="DEFAULT", progress=False).state_dict()  # with the names of today
+        return models.get_model(name, weights="DEFAULT", progress=False).state_dict()  # with the names of today
 
     net = _freeze(net, origin, head_only=head_only, frozen_norms=frozen_norms)
     return _attach_weights(net, origin, pretrained, download, dict)
@@ -102,12 +96,7 @@ def timm(
     origin = Origin(settings["input_size"][-1], mean, std, first=first, head=head)
 
     def download() -> State:
-        from huggingface_hub import hf_hub_url
-
-        repository, file = settings.get("hf_hub_id"), settings.get("hf_hub_filename") or "model.safetensors"
-        url = hf_hub_url(repository, file) if repository else settings.get("url")
-        with _fix(f"copy {url} to a file, and use model.pretrained=FILE"):
-            return library.create_model(name, pretrained=True).state_dict()
+        return library.create_model(name, pretrained=True).state_dict()
 
     def convert(state: State) -> State:
         module = importlib.import_module(library.models.model_entrypoint(name).__module__)
@@ -115,16 +104,6 @@ def timm(
 
     net = _freeze(net, origin, head_only=head_only, frozen_norms=frozen_norms)
     return _attach_weights(net, origin, pretrained, download, convert)
-
-
-@contextlib.contextmanager
-def _fix(text: str) -> Iterator[None]:
-    """Add a fix to the error of a download."""
-    try:
-        yield
-    except OSError as error:
-        error.add_note(text)
-        raise
 
 
 def pretrained_view(target: str, name: str) -> dict[str, Any]:

@@ -25,8 +25,8 @@ MOST_NAMED = 8
 def load_weights(path: str, net: nn.Module, origin: Origin, convert: Callable[[State], State]) -> str:
     """Load the weights of a file into a network. Returns what was taken, as one line.
 
-    Names that do not fit are converted by `convert`. Raises ValueError if the file has no weights, or those of another
-    network.
+    Names that do not fit are converted by `convert`.
+    Raises ValueError if the file has no weights, or those of another network.
     """
     given, notes = _read(expand_path(path))
     own, errors = net.state_dict(), list[Exception]()
@@ -102,7 +102,7 @@ def adapt_channels(weight: Tensor, in_channels: int) -> Tensor:
 
 
 def _common_prefix(own: State, state: State) -> str:
-    """Return what most names of a file have before a name of the network, such as `module.` or `backbone.`."""
+    """Return what most names of a file have before a name of the network, such as `module.`."""
     prefixes = Counter[str]()
     for name in state:
         ends = [0, *(dot.end() for dot in re.finditer(r"\.", name))]
