@@ -268,13 +268,3 @@ def test_a_cache_that_cannot_be_written_is_named(files: Files) -> None:
     error = f"data.cache={files.weights} cannot keep features (["
     assert error in run.failure.read_text()
     assert "set a folder of your own, or data.cache=null" in run.failure.read_text()
-
-
-def test_a_full_disk_is_reported_before_anything_is_computed(
-    files: Files, computed: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
-    run = files.run("data.memory=stream")
-    assert train(run) == EXIT_CONFIG
-    assert "and its disk has 1,000 bytes free" in run.failure.read_text()
-    assert not computed

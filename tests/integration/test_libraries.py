@@ -129,7 +129,7 @@ def test_a_file_with_other_objects_is_refused_in_one_line(tmp_path: Path) -> Non
     assert "\n" not in str(caught.value)
 
 
-FIX = "run `lockstep data fetch` on a machine with a connection, or use a file for this network, model.pretrained=FILE"
+FIX = "run `lockstep data fetch` where there is a network, or set model.pretrained=FILE"
 
 
 @pytest.mark.parametrize(
