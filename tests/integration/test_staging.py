@@ -155,7 +155,7 @@ def test_waiting_ranks_exchange_messages_so_that_no_collective_times_out(ranks: 
 
 def _stage_changing(root: str, home: str) -> Any:
     """The source gets another image after the first node has listed it."""
-    find, listed = data_copies._list, Path(home) / "listed"
+    find, listed = data_copies._files, Path(home) / "listed"
 
     def changing(*args: Any) -> Any:
         if dist.get_rank() == 1:
@@ -165,36 +165,35 @@ def _stage_changing(root: str, home: str) -> Any:
         listed.touch()
         return found
 
-    data_copies._list = changing
+    data_copies._files = changing
     try:
         return _stage(root, "scratch", 1, home)
     finally:
-        data_copies._list = find
+        data_copies._files = find
 
 
 @pytest.mark.processes
 def test_nodes_that_copied_different_states_of_the_source_are_refused(ranks: Ranks, tmp_path: Path) -> None:
     root = write_folder(tmp_path / "images", count=3)
     errors = ranks.run(2, _stage_changing, str(root), str(tmp_path))
-    assert errors[0] == errors[1] == [f"{root} changed while one node after the other copied it: start again"]
+    assert errors[0] == errors[1] == [f"{root} changed while one node after the other copied it: delete its copies"]
 
 
-def _download(root: str, scratch: str | None, ranks_per_node: int) -> Any:
+def _download(root: str, ranks_per_node: int) -> Any:
     """Arguments of the calls of a source that downloads, on this rank."""
     rank, asked = dist.get_rank(), []
     raw = Path(root) / "FashionMNIST" / "raw"
 
     def load(data: Data) -> int:
         arguments = data.arguments()
-        there = raw if arguments["root"] == root else Path(arguments["root"]) / "FashionMNIST" / "raw"
-        is_missing = not (there / "images").exists()
-        asked.append((arguments["root"] == root, arguments["download"], is_missing))
+        is_missing = not (raw / "images").exists()
+        asked.append((arguments["download"], is_missing))
         if is_missing and arguments["download"]:
             raw.mkdir(parents=True)  # fails for the second of two at once
             (raw / "images").write_text("pixels")
-        return len((there / "images").read_text())
+        return len((raw / "images").read_text())
 
-    values = {"root": root, "download": True, "copy_to": scratch}
+    values = {"root": root, "download": True}
     data = Data.model_validate(
         {"_target_": "lockstep.data.fashion_mnist", "val_fraction": 0.1, "split_seed": 0, "memory": "auto"} | values
     )
@@ -204,20 +203,13 @@ def _download(root: str, scratch: str | None, ranks_per_node: int) -> Any:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks_per_node", [1, 3])
-def test_a_download_goes_once_into_the_root_all_nodes_share_and_is_copied_from_there(
-    ranks: Ranks, tmp_path: Path, ranks_per_node: int
-) -> None:
+def test_a_download_goes_once_into_the_root_all_nodes_share(ranks: Ranks, tmp_path: Path, ranks_per_node: int) -> None:
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "other.tar").write_text("of another data set")
-    for scratch in (None, str(tmp_path / "scratch")):
-        found = ranks.run(3, _download, str(tmp_path / "data"), scratch, ranks_per_node)
+    for is_first in (True, False):
+        found = ranks.run(3, _download, str(tmp_path / "data"), ranks_per_node)
         assert [size for _, size in found] == [6, 6, 6]
-        is_read_there = scratch is None
-        assert found[0][0] == [(True, True, is_read_there), *([] if is_read_there else [(False, True, False)])]
-        assert sum(is_missing for asked, _ in found for *_, is_missing in asked) == is_read_there
-    (place,) = shown(tmp_path / "scratch")
-    assert place.name.startswith("data-")
-    assert contents(place / "data") == {"FashionMNIST/raw/images": b"pixels"}
+        assert found[0][0] == [(True, is_first)]
+        assert sum(is_missing for asked, _ in found for _, is_missing in asked) == is_first
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
@@ -230,7 +222,7 @@ def test_the_folders_of_downloads_are_those_of_torchvision() -> None:
 
 
 def test_a_resume_may_copy_elsewhere_but_not_read_something_else() -> None:
-    saved = validation.check_config(compose.compose_config(["data=cifar10", "data.copy_to=a"]))
+    saved = validation.check_config(compose.compose_config(["data=image_folder", "data.root=a", "data.copy_to=a"]))
 
     def again(*texts: str) -> Any:
         return overrides.check(["resume=x", *texts], saved=saved).configs[0]

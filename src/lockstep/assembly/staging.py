@@ -24,20 +24,18 @@ def once_a_node(section: Data, load: Callable[[Data], T], *, rank: int, local_ra
     Downloads go to data.root, on rank 0 first. Raises ConfigError on all ranks, with the errors of all nodes.
     """
     section = together(section.resolve_paths)
-    is_first, is_download = local_rank == 0, bool(section.arguments().get("download"))
-    stages = features.used_features("stage", section)
+    is_first = local_rank == 0
     # only the first process of a machine prints
     with contextlib.redirect_stdout(io.StringIO()) if is_silent or not is_first else contextlib.nullcontext():
+        if stages := features.used_features("stage", section):
+            local, remark = stages[0](section, is_first=is_first)
+            return readable(lambda: load(local), remark)
         loaded: list[T] = []
-        if is_download and not (stages and section.is_remote):
+        if section.arguments().get("download"):
             # a folder that all nodes share is filled once
             for is_turn in (rank == 0, rank > 0 and is_first):
-                loaded += together(lambda: [load(section)] if is_turn and not loaded else [])  # noqa: B023
-        if not stages:
-            return loaded[0] if loaded else readable(lambda: load(section))
-        loaded.clear()
-        local, remark = stages[0](section, is_first=is_first)
-        return readable(lambda: load(local), remark)
+                loaded += together(lambda: [load(section)] if is_turn else [])  # noqa: B023
+        return loaded[0] if loaded else readable(lambda: load(section))
 
 
 def together(work: Callable[[], T]) -> T:

@@ -299,7 +299,7 @@ ERRORS = {
     "trainer.virtual_shards=99": ["trainer.virtual_shards=99 leaves some empty in a micro-batch of"],
     "trainer.accumulate_grad_batches=7": ["does not divide global_batch_size="],
     "optimizer.momentum=0": ["optimizer._target_=torch.optim.SGD: Nesterov momentum requires a momentum"],
-    "+data.copy_to=x": ["data.copy_to=x is for a copy of data.root, which is not set"],
+    "+data.copy_to=x": ["data.copy_to=x is for data=image_folder and data=list"],
     "data.val_fraction=0.9": ["data.val_fraction=0.9 and data.test_fraction=0.2 leave nothing to train on"],
     "callbacks.checkpoint.monitor=val/acc": ["callbacks.checkpoint.monitor=val/acc", "val/accuracy"],
     "callbacks.checkpoint.mode=min": ["callbacks.checkpoint.mode=min", "set callbacks.checkpoint.mode=max"],

@@ -110,13 +110,6 @@ def test_copy_and_source_have_one_cache(root: Path, scratch: Path) -> None:
     assert changed.origin == str(folder.resolve())
 
 
-def test_custom_source_has_all_files(root: Path, scratch: Path) -> None:
-    (root / "masks").mkdir()
-    (root / "masks" / "01.npy").write_bytes(b"mask")
-    asked = Data.model_validate({"_target_": "my.source", "root": str(root), "copy_to": str(scratch)})
-    assert contents(Path(read(asked))) == contents(root)
-
-
 # -- lists -------------------------------------------------------------------------------------------------------------
 
 
@@ -207,7 +200,6 @@ def test_waits_for_another_process_and_copies_after_it_was_killed(
     printed: list[str] = []
     with half_copied(root, scratch) as copier:
         (part,) = shown(scratch)
-        assert part.name.endswith("-part")
         assert len(contents(part)) == 5
         monkeypatch.setattr("builtins.print", lambda text, **_: (printed.append(text), copier.kill()))
         folder = make(root, scratch)
@@ -224,10 +216,11 @@ def test_full_disk(root: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -
         Path(path).write_bytes(Path(source).read_bytes()[:10])
         raise OSError(errno.ENOSPC, "No space left on device", path)
 
-    monkeypatch.setattr(LocalFileSystem, "get_file", full)
-    with pytest.raises(ValueError, match=r"data\.copy_to=.*my images cannot be copied .*No space left.*free space"):
-        make(root, scratch)
-    assert shown(scratch) == []
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalFileSystem, "get_file", full)
+        with pytest.raises(ValueError, match=r"data\.copy_to=.*my images cannot be copied .*No space left.*free space"):
+            make(root, scratch)
+    assert contents(make(root, scratch)) == contents(root)
 
 
 def test_copy_inside_its_source_is_refused(root: Path) -> None:
@@ -239,11 +232,10 @@ def test_copy_of_another_user_is_refused(root: Path, scratch: Path, monkeypatch:
     place = make(root, scratch).parent
     shutil.rmtree(place)
     (elsewhere := scratch.parent / "elsewhere").mkdir()
-    for path in (place, place.with_name(f"{place.name}-part")):
-        path.symlink_to(elsewhere)  # set up by another user of /tmp
-        with pytest.raises(ValueError, match="belongs to another user"):
-            make(root, scratch)
-        path.unlink()
+    place.symlink_to(elsewhere)  # set up by another user of /tmp
+    with pytest.raises(ValueError, match="belongs to another user"):
+        make(root, scratch)
+    place.unlink()
     place.mkdir()
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(ValueError, match="belongs to another user"):

@@ -1,7 +1,8 @@
 """Files behind a URL are copied once, completely and nowhere else, and no message contains a secret."""
 
+import contextlib
 import functools
-import os
+import shutil
 import sys
 import threading
 import zipfile
@@ -12,17 +13,18 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from lockstep.assembly import run_parts
 from lockstep.config import overrides
 from lockstep.config.checks import data_presence, validation
 from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
-from lockstep.config.schema.target_sections import Data, is_url
+from lockstep.config.schema.target_sections import is_url
 from lockstep.data.images.image_table import list_classes
 from lockstep.data.transfer import copying
 from lockstep.system.redaction import redact
-from tests.support.copies import contents, listed, make, read, section, shown
+from tests.support.copies import contents, listed, make, read, section
 from tests.support.http_server import Handler
 from tests.support.image_files import write_folder, write_image, write_list
 
@@ -91,23 +93,27 @@ def test_the_images_behind_a_url_are_those_of_the_folder_and_fetched_once(
     assert {path: path.stat().st_ctime_ns for path in folder.rglob("*.png")} == before
 
 
-def test_what_changed_behind_a_url_is_fetched(root: Path, tmp_path: Path, server: str) -> None:
-    folder = make(f"{server}/flowers", tmp_path / "scratch")
-    one, other = list_classes(str(folder)), list_classes(str(make(f"{server}/flowers", tmp_path / "other node")))
-    assert (one.digest, one.origin) == (other.digest, other.origin) == (one.digest, f"{server}/flowers")
+def test_a_url_is_downloaded_again_for_other_names_or_once_its_copy_is_deleted(
+    root: Path, tmp_path: Path, server: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, url = make(f"{server}/flowers", tmp_path / "scratch"), f"{server}/flowers"
+    one, other = list_classes(str(folder)), list_classes(str(make(url, tmp_path / "other node")))
+    assert (one.digest, one.origin) == (other.digest, other.origin) == (one.digest, url)
     path = root / "red fox" / "bild ü 01.png"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)  # of the same size
-    os.utime(path, (10**9, 10**9))
-    (root / "red fox" / "bild ü 02.png").unlink()
+    capsys.readouterr()
+    assert make(url, tmp_path / "scratch") == folder
+    assert f"delete {folder.parent} to download it again" in capsys.readouterr().out
+    shutil.rmtree(folder.parent)
+    assert contents(make(url, tmp_path / "scratch")) == contents(root)
+    assert list_classes(str(folder)).digest != one.digest
     write_image(root / "red fox" / "new.png", seed=8)
-    changed = make(f"{server}/flowers", tmp_path / "scratch")
-    assert changed != folder
-    assert contents(changed) == contents(root)
+    assert contents(make(url, tmp_path / "scratch")) == contents(root)
 
 
-def test_an_archive_that_is_another_one_now_is_looked_at_again(root: Path, tmp_path: Path) -> None:
+def test_an_archive_with_other_names_is_downloaded_again(root: Path, tmp_path: Path) -> None:
     url = f"zip://all::file://{archive(root)}"
     make(url, tmp_path / "scratch")
     write_image(root / "red fox" / "new.png", seed=8)
@@ -150,12 +156,16 @@ def test_name_in_an_archive_that_leads_elsewhere(name: str, tmp_path: Path) -> N
     with zipfile.ZipFile(tmp_path / "bad.zip", "w") as file:
         file.writestr("a/1.png", "x")
         file.writestr(name, "x")
-    before = contents(tmp_path)
-    url = f"zip://::file://{tmp_path / 'bad.zip'}"
-    asked = Data.model_validate({"_target_": "my.source", "root": url, "copy_to": str(tmp_path / "scratch")})
-    with pytest.raises(ValueError, match=r"data\.copy_to=.*evil\.png"):
-        read(asked)
-    assert set(contents(tmp_path)) - set(before) <= {"scratch/.bad.zip.lock"}
+    rows = [{"path": path, "label": path[0]} for path in ("a/1.png", name)]
+    file, url = write_list(tmp_path / "list.csv", rows), f"zip://::file://{tmp_path / 'bad.zip'}"
+    scratch = tmp_path / "scratch"
+    for asked in (section(url, scratch), listed(file, scratch, url)):
+        with contextlib.suppress(ValueError):
+            read(asked)
+    assert not [*scratch.rglob("evil.png"), *tmp_path.glob("evil.png"), *tmp_path.parent.glob("evil.png")]
+    files = copying.Files("bad", LocalFileSystem(), {name: str(tmp_path / "bad.zip")}, "key")
+    with pytest.raises(ValueError, match=r"evil\.png is not below bad: set data\.root"):
+        copying.copy(files, scratch, "data.copy_to=scratch")
 
 
 def test_links_for_another_order_of_a_listing_are_no_files(
@@ -188,10 +198,10 @@ def test_missing_files_are_refused(root: Path, tmp_path: Path, server: str, memo
     for url, message in (
         (f"{server}/nowhere", r"data\.root=http://.*/nowhere cannot be listed \(FileNotFoundError"),
         ("http://127.0.0.1:9/flowers", r"cannot be listed \(ClientConnectorError"),
-        (f"file://{root.parent}/empty", "has no files to copy: give"),
+        (f"file://{root.parent}/empty", "no files: give a folder"),
         (
             f"file://{archive(root)}",
-            r"has no files to copy: give a folder, or an archive as data\.root=zip://::file:///",
+            r"no files: give a folder, or an archive as data\.root=zip://::file:///",
         ),
         ("memory://nothing", "cannot be listed"),
     ):
@@ -203,7 +213,8 @@ def test_a_file_that_fails_is_named_and_nothing_is_taken_for_a_copy(root: Path, 
     Handler.broken.add("/flowers/red%20fox/bild%20%C3%BC%2001.png")
     with pytest.raises(ValueError, match=r"cannot be copied \(ClientResponseError: 500.*/bild%20%C3%BC%2001\.png"):
         make(f"{server}/flowers", tmp_path / "scratch")
-    assert shown(tmp_path / "scratch") == []
+    Handler.broken.clear()
+    assert contents(make(f"{server}/flowers", tmp_path / "scratch")) == contents(root)
 
 
 ERRORS = {
@@ -225,12 +236,12 @@ def test_url_of_another_protocol_or_with_a_password_is_refused(url: str) -> None
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/flowers", "zip://::s3://bucket/flowers.zip"])
-def test_missing_driver_is_named_before_anything_starts(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_driver_is_named(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)  # as if it were not installed
     known: Any = sys.modules["fsspec.registry"]
     monkeypatch.delitem(known._registry, "s3", raising=False)
     with pytest.raises(ConfigError, match=r"data\.root=.*s3://bucket/flowers.* cannot be listed .*Install s3fs"):
-        data_presence.check(section(url, None))
+        make(url, tmp_path / "scratch")
 
 
 def test_settings_of_copies_meet() -> None:
@@ -246,7 +257,7 @@ def test_settings_of_copies_meet() -> None:
     with pytest.raises(ConfigError, match=r"data\.copy_remove is not a setting: .*removed in 0\.3"):
         overrides.check(["data=cifar10", "data.copy_remove=true"])
     assert "copy_to=data/cache" in errors("data=image_folder", "data.root=memory://x", "data.cache=null")[0]
-    assert "copy_to=data/cache" in errors("data=cifar10", "data.root=memory://x")[0]
+    assert "use data=image_folder or data=list" in errors("data=cifar10", "data.root=memory://x")[0]
 
 
 SECRET = "https://host/flowers.zip?token=hunter2&X-Amz-Signature=hunter3"

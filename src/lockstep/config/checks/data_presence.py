@@ -9,7 +9,6 @@ from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, IMAGE_LIST, Data, is_ours
 from lockstep.data.images.image_table import class_folders, require_folder, require_path
 from lockstep.data.sources import FOLDERS
-from lockstep.data.transfer import copying
 from lockstep.system.wording import expand_path
 
 
@@ -27,11 +26,7 @@ def check(section: Data) -> None:
         if section.check is not None:
             _import_target(section.check)(**section.arguments())
         elif section.target in OF_SOURCES:
-            root = section.root
-            if root is not None and section.is_remote:
-                copying.check(root)
-                root = None
-            OF_SOURCES[section.target](section, root)
+            OF_SOURCES[section.target](section, None if section.is_remote else section.root)
     except (FileNotFoundError, ValueError) as error:
         raise ConfigError(*errors_of(error)) from error
     except TypeError as error:

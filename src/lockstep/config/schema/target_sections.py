@@ -149,9 +149,8 @@ class Data(Target):
     @property
     def is_copied(self) -> bool:
         """True if machines read a copy of the files, not the files themselves."""
-        has_cache = self.target in OF_FILES and self.arguments().get("cache") is not None
-        has_files = self.root is not None or self.target == IMAGE_LIST
-        return has_files and (self.copy_to is not None or (self.is_remote and has_cache))
+        has_cache = self.arguments().get("cache") is not None
+        return self.target in OF_FILES and (self.copy_to is not None or (self.is_remote and has_cache))
 
     def resolve_paths(self) -> "Data":
         """Replace ~ and $NAME in the paths by the variables of this process; a configuration keeps the name.
