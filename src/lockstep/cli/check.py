@@ -3,7 +3,7 @@
 import contextlib
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +114,6 @@ def _check(
         ("groups", describe_groups(images)),
         ("sizes", _sizes(sides)),
         *texts.items(),
-        *_special(config, inspection),
         ("broken", _finding(len(broken), "cannot be used", is_wrong=True)),
         ("targets", Text(wrong_targets, style="red")),
         ("leaks", _finding(len(leaks), leak_text, is_wrong=True)),
@@ -142,7 +141,6 @@ def _check(
         },
         **texts,
         "sizes": sides,
-        "special": inspection.special(),
         "broken": broken,
         "wrong_targets": unfit,
         "num_in_bursts": num_in_bursts,
@@ -222,16 +220,6 @@ def _sizes(sides: Mapping[str, Mapping[str, float]]) -> str:
     if all(side["min"] == side["max"] for side in sides.values()):
         return f"all {sides['height']['min']}x{sides['width']['min']} pixels (HxW)"
     return ", ".join("{} {min:,} to {max:,}, median {median:,.0f}".format(name, **side) for name, side in sides.items())
-
-
-def _special(config: Config, inspection: "Inspection") -> Iterator[tuple[str, str]]:
-    """Yield the number of images that were not plain photographs, what is done about them, and the first one."""
-    from lockstep.data.images.decoded_image import SPECIAL
-
-    found = inspection.special()
-    for kind in (kind for kind in SPECIAL if kind in found):
-        done = SPECIAL[kind].format(background=config.data.arguments()["background"])
-        yield kind, f"{len(found[kind]):,}, {done}; first {found[kind][0]}"
 
 
 def _use(images: "Splits", decoding: "Decoding | None", sizes: Sequence[tuple[int, int]]) -> str:

@@ -20,7 +20,7 @@ from lockstep.system.hardware import num_cores
 
 
 class Seen(NamedTuple):
-    """One image: digests of its pixels and its file, its size (H, W) before it is scaled, errors, and `SPECIAL`.
+    """One image: digests of its pixels and its file, its size (H, W) before it is scaled, and errors.
 
     Near copies are found by its thumbnail; None if it is not compared.
     """
@@ -28,7 +28,6 @@ class Seen(NamedTuple):
     digest: bytes
     size: tuple[int, int] | None
     errors: tuple[str, ...] = ()
-    special: tuple[str, ...] = ()
     file: bytes = b""
     thumbnail: Tensor | None = None
 
@@ -47,15 +46,6 @@ class Inspection:
         """Errors of the images that cannot be used, one line per file."""
         lines = [error for seen in self.seen.values() for each in seen for error in each.errors]
         return list(dict.fromkeys(lines))
-
-    def special(self) -> dict[str, list[str]]:
-        """Return the names of the images of each kind of `SPECIAL`."""
-        found: dict[str, list[str]] = {}
-        for split, images in self.splits.parts.items():
-            for each, name in zip(self.seen[split], images.names, strict=True):
-                for kind in each.special:
-                    found.setdefault(kind, []).append(name)
-        return found
 
 
 def inspect(splits: Splits, show: Callable[[int, int], None], *, is_near: bool) -> Inspection:
@@ -102,10 +92,10 @@ def _inspect_file(images: ImageFiles, is_near: bool, position: int) -> Seen:
     except OSError as error:
         return Seen(b"", None, (f"image {path} cannot be read ({error.strerror}): fix or delete it.",))
     try:
-        pixels, size, special = images.decode(position)
+        pixels, size = images.decode(position)
     except ImageError as error:
         return Seen(b"", None, tuple(error.errors))
-    return Seen(_digest(pixels), size, (), special, file, thumbnail(pixels) if is_near else None)
+    return Seen(_digest(pixels), size, (), file, thumbnail(pixels) if is_near else None)
 
 
 def _digest(pixels: Tensor) -> bytes:

@@ -62,7 +62,7 @@ def inputs_of(given: ImageLike, form: ImageFormat, view: View) -> Inputs:
         given = _picture(given)
     if isinstance(given, Image.Image):
         try:
-            pixels, _ = pixels_of(given, channels, view.background)
+            pixels = pixels_of(given, channels, view.background)
         except Exception as error:  # Pillow reads a file when its pixels are needed, and decoders raise anything
             raise ValueError(f"This image cannot be used ({error}): give another, or floats as a tensor.") from error
         return Inputs(view(pixels).unsqueeze(0), [None], True)

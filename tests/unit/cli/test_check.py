@@ -91,30 +91,6 @@ def test_broken_files_leaks_and_duplicates_are_named_each(root: Path, capsys: py
     ]
 
 
-def test_photographs_that_are_not_plain_are_counted_and_the_first_is_named(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for split, name in (("train", "a"), ("val", "b")):
-        Image.new("RGBA", (12, 12), (0, 0, 0, len(name))).save(root / split / "fox" / f"{name}.png")
-    Image.new("RGBA", (12, 12), (0, 0, 0, 255)).save(root / "test" / "hen" / "opaque.png")
-    frames = [Image.new("RGB", (12, 12), colour) for colour in ("red", "blue")]
-    frames[0].save(root / "test" / "hen" / "c.gif", save_all=True, append_images=frames[1:])
-    Image.new("CMYK", (12, 12), (0, 90, 0, 0)).save(root / "val" / "hen" / "print.jpg")
-    Image.new("I;16", (12, 12), 900).save(root / "val" / "hen" / "deep.tif")
-    exif = Image.Exif()
-    exif[0x0112] = 8
-    Image.new("RGB", (12, 12), "red").save(root / "val" / "hen" / "turned.jpg", exif=exif)
-    rows, _ = said(capsys, *FOLDER, "data.background=grey", code=EXIT_FAILED)  # a.png and b.png are alike
-    assert {name: text for name, text in rows.items() if "first" in text} == {
-        "rotated": "1, turned upright by their EXIF data; first val/hen/turned.jpg",
-        "CMYK": "1, converted to RGB without their colour profile; first val/hen/print.jpg",
-        "16 bits": "1, cut to 8; first val/hen/deep.tif",
-        "palette": "1, converted to the colours; first test/hen/c.gif",
-        "transparent": "2, laid on grey; first train/fox/a.png",
-        "animated": "1, of which the first frame is used; first test/hen/c.gif",
-    }
-
-
 MORE = "data.image_size=224"
 TUNED = f"experiment=finetune, or {MORE}"
 PHONE = "from 3,024 pixels to 32: add"

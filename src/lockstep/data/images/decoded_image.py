@@ -1,8 +1,6 @@
 """From image files to uint8 pixels, the same in training, prediction and a cache."""
 
-import contextlib
 import os
-import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -37,29 +35,13 @@ JPEGS = ("JPEG", "MPO")
 MOST_BYTES = 1 << 28  # of a JPEG that is read whole; Pillow reads no further than the image
 # colours of simplejpeg by mode and channels; the grey of colours is Pillow's, which rounds it
 PLAIN = {("RGB", 3): "RGB", ("L", 3): "RGB", ("L", 1): "GRAY"}
-# what is done about files that are not plain upright photographs of 8 bits, by the name that `data check` counts
-SPECIAL = {
-    "rotated": "turned upright by their EXIF data",
-    "CMYK": "converted to RGB without their colour profile",
-    "16 bits": "cut to 8",
-    "palette": "converted to the colours",
-    "transparent": "laid on {background}",
-    "all alpha 0": "taken without their alpha",
-    "animated": "of which the first frame is used",
-}
-# factor and divisor from a transparent colour that Pillow 13 leaves as the PNG stores it, to that of the pixels
-TRANSPARENT_SCALES = {"L;2": (85, 1), "L;4": (17, 1), "RGB;16B": (1, 256)}
 
 
 class DecodedImage(NamedTuple):
-    """An image as uint8 (C, H, W), the `size` (H, W) of the file, upright, and the names in `SPECIAL` that apply.
-
-    The decoder of a JPEG may have shrunk it.
-    """
+    """An image as uint8 (C, H, W), and the `size` (H, W) of the file, upright. A decoder may have shrunk a JPEG."""
 
     pixels: Tensor
     size: tuple[int, int]
-    special: tuple[str, ...]
 
 
 def decode(path: str, channels: int, view: View) -> DecodedImage:
@@ -77,15 +59,10 @@ def decode(path: str, channels: int, view: View) -> DecodedImage:
                 raise ValueError(f"{file.height}x{file.width} (HxW) are more than {limit:,} pixels")
             size = _shrunk(file, view)
             plain = _plain_jpeg(file, channels)
-            if plain is not None:
-                turn = _turn(file)
-                pixels, special = _as_tensor(plain, turn), () if turn is None else ("rotated",)
-            else:
-                pixels, special = pixels_of(file, channels, view.background)
-                special = (*special, "animated") if _is_animated(file) else special
+            pixels = pixels_of(file, channels, view.background) if plain is None else _as_tensor(plain, _turn(file))
             size = size or size_of(pixels)
             view.scaled_size(*size)
-            return DecodedImage(pixels, size, special)
+            return DecodedImage(pixels, size)
     except ImageError:
         raise
     except Exception as error:  # decoders raise any exception
@@ -142,42 +119,28 @@ def _plain_jpeg(file: ImageFile, channels: int) -> Array | None:
         return None
 
 
-def pixels_of(image: Image.Image, channels: int, background: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the uint8 pixels (C, H, W) of a Pillow image, as in `decode`, and the names in `SPECIAL` that apply.
+def pixels_of(image: Image.Image, channels: int, background: str) -> Tensor:
+    """Return the uint8 pixels (C, H, W) of a Pillow image, as in `decode`.
 
     `background` is a colour of PIL.ImageColor. Raises ValueError for 32-bit pixels, and errors of Pillow.
     """
-    tile = next(iter(getattr(image, "tile", [])), None)
-    stored = str(tile and tile.args)
     image.load()  # sets mode and EXIF
     if image.mode == "I" and image.format == "PPM":  # Pillow reads PGM of 9 to 16 bits as 32
         image = image.convert("I;16")
-    turn, mode, alpha = _turn(image), image.mode, (255, 255)
-    if mode.startswith("I;16"):
-        image = _cut_to_eight_bits(image)
-    elif mode in ("I", "F"):
-        raise ValueError(f"32-bit pixels (mode {mode})")
-    elif tile and "transparency" in image.info and tile.args in TRANSPARENT_SCALES:
-        factor, divisor = TRANSPARENT_SCALES[tile.args]
-        colour = np.array(image.info["transparency"]) * factor // divisor
-        image.info["transparency"] = tuple(colour.tolist()) if colour.ndim else int(colour)
+    turn = _turn(image)
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise ValueError(f"32-bit pixels (mode {image.mode})")
     if image.has_transparency_data:
         layer = image.convert("RGBA")
-        alpha = layer.getchannel("A").getextrema()
         # of BMPs of 32 bits, whose fourth byte means nothing: viewers show them opaque
-        image = layer.convert("RGB") if alpha == (0, 0) else Image.new("RGB", layer.size, background)
+        is_opaque = layer.getchannel("A").getextrema() == (0, 0)
+        image = layer.convert("RGB") if is_opaque else Image.new("RGB", layer.size, background)
         image.paste(layer, mask=layer)
     wanted = "L" if channels == 1 else "RGB"
     image = image if image.mode == wanted else image.convert(wanted)
-    found = {
-        "rotated": turn is not None,
-        "CMYK": mode == "CMYK",
-        "16 bits": mode.startswith("I;16") or re.search(r";16[BLN]", stored) is not None,
-        "palette": mode in ("P", "PA"),
-        "transparent": alpha not in ((0, 0), (255, 255)),
-        "all alpha 0": alpha == (0, 0),
-    }
-    return _as_tensor(np.array(image), turn), tuple(name for name, is_there in found.items() if is_there)
+    return _as_tensor(np.array(image), turn)
 
 
 def _as_tensor(pixels: Array, turn: Turn | None) -> Tensor:
@@ -201,19 +164,3 @@ def _turn(image: Image.Image) -> Turn | None:
         return TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # the parser raises any exception
         return None
-
-
-def _cut_to_eight_bits(image: Image.Image) -> Image.Image:
-    """Convert 16-bit grey to mode L, or to LA if one grey is transparent, which Pillow 13 finds in 8 bits only."""
-    deep, transparent = np.asarray(image), image.info.get("transparency")
-    cut = Image.fromarray((deep >> 8).astype(np.uint8))
-    if transparent is not None:
-        cut.putalpha(Image.fromarray(255 * (deep != transparent).astype(np.uint8)))
-    return cut
-
-
-def _is_animated(file: ImageFile) -> bool:
-    """Return whether a file has more frames or pages. Previews and depth maps of photographs (MPO) do not count."""
-    with contextlib.suppress(Exception):  # GIF looks for the next frame, which may be damaged
-        return file.format != "MPO" and getattr(file, "is_animated", False)
-    return False

@@ -35,7 +35,7 @@ from lockstep.runs.files import atomic_file, is_own_folder, read_json, remove_le
 from lockstep.system.hardware import available_bytes, num_cores
 from lockstep.system.wording import plural, size_text
 
-FORMAT = 4  # increased when the same files give other pixels
+FORMAT = 5  # increased when the same files give other pixels
 HINT = "set data.cache to a folder of your own, or data.cache=null to decode into memory in every run."
 
 
