@@ -77,49 +77,6 @@ def test_a_wrong_column_is_refused_before_a_sweep(tmp_path: Path, setting: str) 
     assert len(caught.value.errors) == 1
 
 
-@pytest.mark.parametrize(
-    "url", ["file:///nonexistent", "zip://::file:///nonexistent.zip", "http://127.0.0.1:9/images/"]
-)
-def test_a_url_where_nothing_answers_is_named(url: str) -> None:
-    found = error("data=image_folder", f"data.root='{url}'")
-    assert found.startswith(f"data.root={url} cannot be listed")
-    assert "check the path or URL" in found
-
-
-def test_a_custom_source_is_checked_by_its_own_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "own_source.py").write_text("def load(*, place): ...\n")
-    (tmp_path / "own_check.py").write_text(
-        "def check(*, place):\n    raise FileNotFoundError(f'data.place={place} is empty: fill it.')\n"
-    )
-    section = {"_target_": "own_source.load", "place": "here", "memory": "auto"}
-    tree = config_file.to_tree(validation.check_config(compose.compose_config([])))
-    data_presence.check(validation.check_tree({**tree, "data": section}).data)
-    checked = validation.check_tree({**tree, "data": {**section, "_check_": "own_check.check"}})
-    assert checked.data.arguments() == {"place": "here"}
-    with pytest.raises(ConfigError, match=r"data\.place=here is empty: fill it\."):
-        data_presence.check(checked.data)
-
-
-@pytest.mark.parametrize(
-    ("check", "error"),
-    [
-        ("own_source.chek", "data._check_=own_source.chek cannot be imported ('own_source' has no 'chek')"),
-        ("own_source.far", "data._check_=own_source.far: far() got an unexpected keyword argument 'place'"),
-    ],
-)
-def test_a_check_that_cannot_be_called_is_an_error_of_the_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str, error: str
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "own_source.py").write_text("def load(*, place): ...\ndef far(*, far): ...\n")
-    section = {"_target_": "own_source.load", "_check_": check, "place": "here", "memory": "auto"}
-    tree = config_file.to_tree(validation.check_config(compose.compose_config([])))
-    with pytest.raises(ConfigError) as caught:
-        data_presence.check(validation.check_tree({**tree, "data": section}).data)
-    assert str(caught.value).startswith(error)
-
-
 # -- every command -----------------------------------------------------------------------------------------------------
 
 

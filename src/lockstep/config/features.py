@@ -27,7 +27,7 @@ class Feature(NamedTuple):
 
 
 def _has_files(data: Any) -> bool:
-    return bool(data.check or data.root or data.target == IMAGE_LIST or "$" in str(data.arguments()))
+    return bool(data.root or data.target == IMAGE_LIST or "$" in str(data.arguments()))
 
 
 def _net(module: Any) -> Any:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from lockstep.config.checks import signatures
 from lockstep.config.errors import ConfigError, Error, errors_of
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, IMAGE_LIST, Data, is_ours
@@ -17,20 +16,13 @@ def check_data(config: Config) -> None:
 
 
 def check(section: Data) -> None:
-    """Raise ConfigError, with the setting and a hint, if the data of a section does not exist.
-
-    A custom source may name a function that raises, `_check_`, which gets the same arguments.
-    """
+    """Raise ConfigError, with the setting and a hint, if the data of a section does not exist."""
     try:
         section = section.resolve_paths()
-        if section.check is not None:
-            _import_target(section.check)(**section.arguments())
-        elif section.target in OF_SOURCES:
+        if section.target in OF_SOURCES:
             OF_SOURCES[section.target](section, None if section.is_remote else section.root)
     except (FileNotFoundError, ValueError) as error:
         raise ConfigError(*errors_of(error)) from error
-    except TypeError as error:
-        raise ConfigError(Error(f"data._check_={section.check}", f": {error}")) from error
     except OSError as error:
         raise ConfigError(Error(f"data.root={section.root}", f"cannot be read ({error})", "check access")) from error
 
@@ -41,13 +33,6 @@ def check_weights(config: Config) -> None:
     pretrained = section.arguments().get("pretrained")
     if is_ours(section.target) and isinstance(pretrained, str) and not Path(expand_path(pretrained)).is_file():
         raise ConfigError(Error(f"model.pretrained={pretrained}", "is not a file", "correct it, or use true or false"))
-
-
-def _import_target(target: str) -> Callable[..., object]:
-    try:
-        return signatures.load(target)
-    except Exception as error:  # any error of its module
-        raise ConfigError(Error(f"data._check_={target}", f"cannot be imported ({error})", "fix its module")) from error
 
 
 def _check_list(section: Data, root: str | None) -> None:

@@ -31,6 +31,7 @@ GONE = (
     ("strategy", "gradient_dtype"),
     ("notify",),
     ("flip_test",),
+    ("data", "_check_"),
 )
 OF_CUTS = {  # not in earlier versions
     IMAGE_FOLDER: ("group", "test_after"),

@@ -55,7 +55,7 @@ def check(
         return
     known = cache(lambda: dict(_values(_compose_defaults(own))))
     for key, value in _values(to_tree(saved)):
-        is_target = not {"_target_", "_check_"}.isdisjoint(key.split("."))
+        is_target = "_target_" in key.split(".")
         if key.startswith("logger.") and value in SERVICES:  # built by trainings alone, which resume no stranger's run
             continue
         is_path = key in PATHS

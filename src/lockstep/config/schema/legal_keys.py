@@ -62,6 +62,7 @@ FOREIGN_NAMES = {
         "strategy.gradient_dtype"
     ),
     "augment.flip=true for mirror images (flip_test was removed in 0.3)": "flip_test",
+    "the check into the function of data._target_=... (_check_ was removed in 0.3)": "data._check_",
     "hydra.run.dir=...": "log_dir logdir output_dir save_dir default_root_dir",
 }
 

@@ -128,9 +128,6 @@ class Data(Target):
     shared_groups: Annotated[Literal["refuse", "accept"], Scope.PLACE] = Field(
         default="refuse", description="groups or files in two splits that are given: an error, or used as they are"
     )
-    check: Dotted | None = Field(
-        default=None, alias="_check_", description="called before torch is imported; raises an error if data is missing"
-    )
 
     @property
     def root(self) -> str | None:
@@ -192,8 +189,6 @@ def targets(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 
 def named_callables(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (key, dotted name) of every `_target_`, and of the `_check_` of the data."""
+    """Yield (key, dotted name) of every `_target_`."""
     for path, value in targets(tree):
-        for name in ("_target_", "_check_"):
-            if isinstance(value.get(name), str):
-                yield ".".join([*path, name]), value[name]
+        yield ".".join([*path, "_target_"]), value["_target_"]
