@@ -14,7 +14,6 @@ from lockstep.config import overrides
 from lockstep.config.checks import data_presence, validation
 from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
-from lockstep.config.saved import config_file
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
 from tests.support.image_files import write_folder, write_image, write_list

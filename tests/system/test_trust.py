@@ -68,15 +68,10 @@ def test_modules_of_the_folders_that_a_run_records_are_not_found(theirs: RunFold
 @pytest.mark.parametrize(
     ("words", "sections", "what"),
     [
-        (EVAL, {"data": {"_target_": "os.system", "_check_": "os.system", **CALL}}, "data._target_=os.system"),
+        (EVAL, {"data": {"_target_": "os.system", **CALL}}, "data._target_=os.system"),
         (RESUME, {"callbacks": {"x": OPENS}}, "callbacks.x._target_=logging.FileHandler"),
         (RESUME, {"callbacks": {"x": {**OPENS, "_target_": CHAIN}}}, f"callbacks.x._target_={CHAIN}"),
         (RESUME, {"callbacks": {"x": {**LAMBDA, "on_fit_start": [OPENS]}}}, "callbacks.x.on_fit_start.0._target_="),
-        (
-            EVAL,
-            {"data": {"_target_": "lockstep.data.Splits", "_check_": "os.system", **CALL}},
-            "data._check_=os.system",
-        ),
         (RESUME, {"strategy": VARIABLES}, "strategy.variables.OWN_X of theirs is of neither the command line"),
         ((*RESUME, "strategy={interface:lo}"), {"strategy": VARIABLES}, "strategy.variables.OWN_X"),
         (EVAL, {"strategy": {"variables": {"LD_PRELOAD": "x.so"}}}, "strategy.variables.LD_PRELOAD"),

@@ -49,7 +49,7 @@ def stage(section: Data, *, is_first: bool) -> tuple[Data, str]:
 
 
 def _files(section: Data, root: str, origin: str) -> copying.Files:
-    """Return the files of a section. Of a URL their names are compared with those of a copy, not their contents."""
+    """Return the files of a section. Behind a URL, changes are found by what its listing tells."""
     if not section.is_remote:
         from fsspec.implementations.local import LocalFileSystem
 
@@ -60,14 +60,15 @@ def _files(section: Data, root: str, origin: str) -> copying.Files:
         paths = {os.path.normpath(name): f"{origin}/{file}" for name, file in zip(table.names, files, strict=True)}
         return copying.Files(origin, LocalFileSystem(), paths, table.digest, table.digest)
     with copying.explain_errors(f"data.root={origin} cannot be listed"):
-        system, paths = copying.list_files(root)
+        system, found = copying.list_files(root)
     if section.target == IMAGE_LIST:
         from lockstep.data.sources.lists import listed_names
 
         arguments = section.arguments()
         wanted = set(map(os.path.normpath, listed_names(arguments["file"], arguments["path_column"])))
     else:
-        print_unread(f"data.root={origin}", list(map(os.path.basename, paths)))
-        wanted = set(filter(is_image, paths))
-    paths = {name: path for name, path in paths.items() if name in wanted}
-    return copying.Files(origin, system, paths, copied_digest([root, *paths], [(), *paths.values()]))
+        print_unread(f"data.root={origin}", list(map(os.path.basename, found)))
+        wanted = set(filter(is_image, found))
+    paths = {name: info["name"] for name, info in found.items() if name in wanted}
+    states = [copying.state_of(found[name]) for name in paths]
+    return copying.Files(origin, system, paths, copied_digest([origin, *paths], [[], *states]))

@@ -113,10 +113,10 @@ def test_a_url_is_downloaded_again_for_other_names_or_once_its_copy_is_deleted(
     assert contents(make(url, tmp_path / "scratch")) == contents(root)
 
 
-def test_an_archive_with_other_names_is_downloaded_again(root: Path, tmp_path: Path) -> None:
+def test_an_archive_with_other_contents_is_downloaded_again(root: Path, tmp_path: Path) -> None:
     url = f"zip://all::file://{archive(root)}"
     make(url, tmp_path / "scratch")
-    write_image(root / "red fox" / "new.png", seed=8)
+    write_image(root / "red fox" / "bild ü 01.png", seed=8)
     archive(root)
     assert contents(make(url, tmp_path / "scratch")) == contents(root)
 

@@ -22,6 +22,8 @@ from lockstep.system.redaction import redact
 
 NUM_THREADS = 32  # which wait for a network or a disk
 ARCHIVES = ("zip", "tar")
+# parts of the names of attributes in a listing that change with the content of a file
+CHANGING = ("size", "etag", "md5", "crc", "checksum", "digest", "sha", "modified", "updated", "mtime", "date_time")
 # of storage and archives. Others run programs, log in to machines, or read what a file of theirs names, and the
 # configuration of a run may be anybody's
 PROTOCOLS = (
@@ -65,19 +67,24 @@ def copy(files: Files, folder: Path, setting: str) -> tuple[str, str]:
     return f"{place.name}/{name}", record["digest"]
 
 
-def list_files(url: str) -> tuple[Any, dict[str, str]]:
-    """Return the file system of a URL, and the paths of its files by their names below it."""
+def list_files(url: str) -> tuple[Any, dict[str, dict[str, Any]]]:
+    """Return the file system of a URL, and the attributes of its files by their names below it."""
     from fsspec.core import url_to_fs
 
     system, folder = url_to_fs(url, skip_instance_cache=True)  # has no listings of an earlier run
     if system.protocol in ARCHIVES:  # which scan all their files to list one folder
-        paths = system.find(folder)
+        found = [*system.find(folder, detail=True).values()]
     else:
         walk = system.walk(folder, detail=True, on_error="raise")
-        paths = [info["name"] for _, _, files in walk for info in files.values()]
-    names = [path.removeprefix(f"{folder.rstrip('/')}/") for path in paths]
+        found = [info for _, _, files in walk for info in files.values()]
+    names = [info["name"].removeprefix(f"{folder.rstrip('/')}/") for info in found]
     # the listings of web servers have quoted names
-    return system, dict(zip(map(unquote, names) if url.startswith("http") else names, paths, strict=True))
+    return system, dict(zip(map(unquote, names) if url.startswith("http") else names, found, strict=True))
+
+
+def state_of(info: Mapping[str, Any]) -> list[str]:
+    """Return the attributes in a listing that change with the content of a file; web servers list none."""
+    return [f"{key}={info[key]}" for key in sorted(info) if any(word in key.lower() for word in CHANGING)]
 
 
 def url_errors(url: str) -> Iterator[str]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -12,24 +12,24 @@ from torch import Tensor
 
 from lockstep.data.loader import copy_to_device
 from lockstep.data.sampler import positions, repeats
+from lockstep.data.transforms import boxes, mixing, moves, operations, photometric
+from lockstep.data.transforms.mixing import MixDraws
+from lockstep.data.transforms.moves import change_in_parts
+from lockstep.data.transforms.operations import OperationDraws
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Shard
 from lockstep.distributed.rng import generator, hash_indices, uniform
-
-if TYPE_CHECKING:
-    from lockstep.data.transforms.mixing import MixDraws
-    from lockstep.data.transforms.operations import OperationDraws
 
 
 class Draws(NamedTuple):
     """Random draws for the samples of a batch, one column each; None and empty ones are switched off."""
 
-    operations: "tuple[OperationDraws, ...]"  # one after the other
+    operations: tuple[OperationDraws, ...]  # one after the other
     jitter: dict[str, Tensor]  # strengths of changes of colour, int64 (B,) each
     rotation: Tensor | None  # float64 (2, 3, B), source positions
     window: Tensor  # int64 (4, B): top, left, and 0 or 1: upside down, mirrored
     filled: tuple[Tensor, ...]  # boxes to fill, int64 (4, B) each
-    mixed: "MixDraws | None"
+    mixed: MixDraws | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +99,6 @@ class Augment:
         in an epoch that repeats samples, or drawn for the whole global batch and cut. Each part has its own generator,
         so that switching one on or off does not change the others.
         """
-        from lockstep.data.transforms import boxes, mixing, moves, operations, photometric
-
         kept = positions(shard, with_partner=self.needs_partner)
         source = partial(generator, self.seed, shard.epoch, shard.step)
         drawn_by = repeats(shard, len(indices))
@@ -147,8 +145,6 @@ class Augment:
 
     def apply(self, batch: Batch, draws: Draws) -> Batch:
         """Apply `draws` to a batch on the same device, without a host sync."""
-        from lockstep.data.transforms import mixing, operations, photometric
-
         images = batch.inputs
         for drawn in draws.operations:
             images = operations.apply(images, drawn)
@@ -162,9 +158,6 @@ class Augment:
         return mixing.apply(batch, draws.mixed) if draws.mixed else batch
 
     def _move(self, images: Tensor, draws: Draws) -> Tensor:
-        from lockstep.data.transforms import moves
-        from lockstep.data.transforms.moves import change_in_parts
-
         if draws.rotation is not None:
             images = change_in_parts(moves.map_pixels, images, draws.rotation)
         if self.crop_padding:
@@ -176,8 +169,6 @@ class Augment:
         return images
 
     def _fill(self, images: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
-        from lockstep.data.transforms import boxes
-
         channels, height, width = images.shape[1:]
         if len(self.fill) != channels:
             raise ValueError(f"cutout fill={self.fill} for images of {channels} channels: give one value per channel.")
