@@ -101,7 +101,6 @@ def _read(root: Path, cache: str | None) -> Images:
             test_after=None,
             cache=cache,
             memory="host" if cache else "stream",
-            has_crops=True,
         )
     return splits.train
 

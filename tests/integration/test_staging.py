@@ -53,7 +53,7 @@ def test_a_training_from_a_copy_ends_with_the_bits_of_one_without(tmp_path: Path
     assert difference(runs["direct"], runs["copied"]) == 0
     assert difference(runs["direct"], runs["fetched"]) == 0
     # of the images wherever they are read, and of the archive
-    assert len(list((tmp_path / "cache").glob("*/*.npy"))) == 2
+    assert len(list((tmp_path / "cache").glob("*/*.rows"))) == 2
 
 
 @pytest.mark.processes

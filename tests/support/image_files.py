@@ -50,7 +50,7 @@ def write_folder(folder: Path, count: int = 20) -> Path:
 
 
 def read(root: Path, **changes: Any) -> Splits:
-    return image_folder(root=str(root), **{"has_crops": False, **SETTINGS, **changes})
+    return image_folder(root=str(root), **{**SETTINGS, **changes})
 
 
 def _edit_in_place(path: Path) -> None:

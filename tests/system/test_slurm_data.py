@@ -42,7 +42,7 @@ def test_a_list_is_copied_to_the_disk_of_each_node_by_the_variable_of_the_node(s
     run.wait()
     for node in ("n1", "n2"):
         assert len(list(tmp_path.glob(f"disk of {node}/copies/photos-*/photos/deep er/*.png"))) == 20, run.log
-        assert len(list(tmp_path.glob(f"disk of {node}/cache/*/*.npy"))) == 1
+        assert len(list(tmp_path.glob(f"disk of {node}/cache/*/*.rows"))) == 1
     assert "copy_to: $TMPDIR/copies" in run.folder.config.read_text()
     assert run.folder.read_summary()["workers"] == 4
     assert difference(alone, run.folder) <= 1e-12

@@ -27,7 +27,6 @@ from lockstep.callbacks.stop import StopTogether
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config
 from lockstep.data.images.decoded_splits import is_trusted
-from lockstep.data.images.ragged_table import Rows
 from lockstep.data.loader import NUM_AHEAD, read_ahead
 from lockstep.data.module import ImageData
 from lockstep.data.splits import Pixels, makes_targets
@@ -103,9 +102,7 @@ class FrozenFeatures(L.Callback):
         served: dict[str, Pixels] = {}
         for name, part in digests.items():
             rows = torch.tensor([known[digest] for digest in part])
-            served[name] = (
-                values[rows].to(here.device) if here.device.type == "cuda" else Rows(values, rows, "features")
-            )
+            served[name] = values[rows].to(here.device)
         data.serve(served)
 
 

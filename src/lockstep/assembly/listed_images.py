@@ -19,15 +19,8 @@ MUCH_LARGER = 4  # times the size of the input: each of its pixels is the mean o
 PRETRAINED_SIZE = 224  # of the input of most pretrained networks; images of less than half of it stay small
 
 
-def files_of(
-    section: Data,
-    *,
-    has_crops: bool = False,
-    is_cut: bool = True,
-    is_other: bool = False,
-    kept: Kept = None,
-) -> Decoding:
-    """Return the image files of a folder or list, not decoded; to be kept scaled with `has_crops`.
+def files_of(section: Data, *, is_cut: bool = True, is_other: bool = False, kept: Kept = None) -> Decoding:
+    """Return the image files of a folder or list, not decoded.
 
     Unless `is_cut`, they have only the splits of their own. Data that `is_other` than that of a run may have one class,
     and images without a group. Images whose name is in `kept` stay in that split.
@@ -39,13 +32,13 @@ def files_of(
     list_images = list_classes if section.target == IMAGE_FOLDER else read_list
     table = list_images(**arguments, is_other=is_other)
     table = complete_splits(table, *cutting, fold=fold_of(section), kept=kept) if is_cut else table
-    return Decoding(table=table, view=view, is_scaled=has_crops, **settings)
+    return Decoding(table=table, view=view, **settings)
 
 
-def open_source(seed: int, has_crops: bool, section: Data) -> tuple[Splits, Decoding | None]:
-    """Return the images of a source; those of files are not decoded, and kept whole with `has_crops`."""
+def open_source(seed: int, section: Data) -> tuple[Splits, Decoding | None]:
+    """Return the images of a source; those of files are not decoded."""
     if section.target in OF_FILES:
-        decoding = files_of(section, has_crops=has_crops)
+        decoding = files_of(section)
         return decoding.list_splits(), decoding
     return seed_splits(source(section), seed), None
 

@@ -19,7 +19,7 @@ from lockstep.assembly.staging import once_a_node, together
 from lockstep.config import build, features
 from lockstep.config.checks import signatures
 from lockstep.config.errors import ConfigError, Error
-from lockstep.config.schema.target_sections import OF_FILES, Data, is_ours
+from lockstep.config.schema.target_sections import Data, is_ours
 from lockstep.data.module import Batching, ImageData
 from lockstep.data.splits import Fold, Images, Kept, Splits, identity_statistics, is_streamed
 from lockstep.data.transforms.augment import Augment
@@ -90,7 +90,7 @@ def splits(session: Session, run: RunFolder, *, is_once: bool = False) -> Splits
     kept = together(lambda: data_record.known_splits(run))
     loaded = once_a_node(
         session.config.data,
-        partial(source, is_once=is_once, has_crops=session.config.augment.has_crops, kept=kept),
+        partial(source, is_once=is_once, kept=kept),
         rank=session.rank,
         local_rank=session.local_rank,
         is_silent=session.config.silent,
@@ -100,8 +100,8 @@ def splits(session: Session, run: RunFolder, *, is_once: bool = False) -> Splits
     return seed_splits(loaded, session.config.seed)
 
 
-def source(section: Data, *, is_once: bool = False, has_crops: bool = False, kept: Kept = None) -> Splits:
-    """Load the images of a source; those of files whole with `has_crops`, for random crops.
+def source(section: Data, *, is_once: bool = False, kept: Kept = None) -> Splits:
+    """Load the images of a source.
 
     Raises ConfigError for parameters it does not take: those of an evaluation were not checked before.
     """
@@ -109,7 +109,6 @@ def source(section: Data, *, is_once: bool = False, has_crops: bool = False, kep
     given = {"memory": section.memory, "fold": fold_of(section), "kept": kept}
     given = {key: value for key, value in given.items() if value is not None}
     supplied: dict[str, Any] = {key: given[key] for key in given if signatures.has_parameter(section.target, key)}
-    supplied |= {"has_crops": has_crops} if section.target in OF_FILES else {}
     if "fold" in given and "fold" not in supplied:
         problem = f", but data._target_={section.target} has no parameter `fold`"
         raise ConfigError(Error(f"data.folds={section.folds}", problem, "remove data.folds"))

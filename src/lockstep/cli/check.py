@@ -73,7 +73,7 @@ def _check(
         # names of a custom function may mean other images in each fold
         numbers = range(section.folds) if section.folds and is_ours(section.target) else ()
         folds = [section.model_copy(update={"fold": number}) for number in numbers]
-        found, *others = (open_source(config.seed, config.augment.has_crops, each) for each in (section, *folds))
+        found, *others = (open_source(config.seed, each) for each in (section, *folds))
         return *found, [images for images, _ in others]
 
     images, decoding, folds = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False)

@@ -30,7 +30,7 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
     from lockstep.assembly.staging import once_a_node
 
     def load(local: Data) -> tuple[str, str | None, int, int]:
-        images, decoding = open_source(config.seed, config.augment.has_crops, local)
+        images, decoding = open_source(config.seed, local)
         folder = decoding.table.folder if decoding is not None else local.root
         text = plural(sum(map(len, images.parts.values())), "image") + (f" in {folder}" if folder else "")
         return text, local.root, images.train.pixels.shape[1], len(images.class_names)

@@ -26,7 +26,7 @@ def show_model(typed: Sequence[str], source: compose.Source, *, depth: int) -> i
     from lockstep.assembly.listed_images import open_source
     from lockstep.assembly.staging import once_a_node
 
-    load = partial(open_source, config.seed, False)
+    load = partial(open_source, config.seed)
     images, _ = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False)
     shape, num_classes = images.train.pixels.shape[1:], len(images.class_names)
     with build.section_errors(config, "model"):

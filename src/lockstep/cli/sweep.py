@@ -76,7 +76,7 @@ def _listing_errors(config: "Config") -> "list[Error]":
     if config.data.target not in OF_FILES or config.data.is_copied:
         return []
     try:
-        images, _ = open_source(config.seed, False, config.data.resolve_paths())
+        images, _ = open_source(config.seed, config.data.resolve_paths())
         refuse_shared_groups(config, images)
     except (OSError, ValueError) as error:
         return errors_of(error)

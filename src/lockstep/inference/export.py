@@ -109,7 +109,7 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path, max_e
     predict.refuse_own_module(config, "lockstep export")
     threshold, text = selective.threshold_of(checkpoint, config, max_error)
     with session.open_session(run, config, None) as here, warnings.catch_warnings(), torch.no_grad():
-        load = partial(open_source, config.seed, False)
+        load = partial(open_source, config.seed)
         images = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False)[0].test
         module = predict.load_network(here, checkpoint)
         form, view = module.image_format, predict.view_of(config, module.image_format)

@@ -1,5 +1,6 @@
 """Converts the inputs of a predictor to the tensors of the same images in training."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from lockstep.data.images.decoded_image import pixels_of
-from lockstep.data.images.decoded_splits import allocate_pixels, store_in
+from lockstep.data.images.decoded_splits import refuse_beyond_memory
 from lockstep.data.images.image_files import ImageFiles, decode_all
 from lockstep.data.images.preprocessing import View
 from lockstep.data.sources.folders import unlabelled_folder
@@ -47,12 +48,13 @@ def inputs_of(given: ImageLike, form: ImageFormat, view: View) -> Inputs:
             raise FileNotFoundError(f"{given} does not exist (from {Path.cwd()}): give {ACCEPTED}.")
         found, _ = unlabelled_folder(str(path), view=view, channels=channels)
         assert isinstance(found.pixels, ImageFiles)
-        images = allocate_pixels(str(path), found.pixels.shape)
+        refuse_beyond_memory(str(path), math.prod(found.pixels.shape))
+        images = torch.empty(found.pixels.shape, dtype=torch.uint8)
         errors: dict[str | None, str] = {}
         folder = path if path.is_dir() else path.parent
         files = [str(folder / name) for name in found.names]
         try:
-            decode_all(found.pixels, torch.get_num_threads(), store_in(images, view))
+            decode_all(found.pixels, torch.get_num_threads(), lambda at, scaled: images[at].copy_(view.crop(scaled)))
         except ImageError as error:
             if not path.is_dir():
                 raise

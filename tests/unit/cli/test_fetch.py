@@ -40,7 +40,7 @@ def test_the_files_of_a_url_stay_for_a_job_that_cannot_reach_it(
     (copy,) = shown(tmp_path / "data" / "cache")
     assert contents(copy / "flowers.zip") == contents(images)
     assert rows["data"] == f"8 images in {copy}/flowers.zip"
-    assert not list((tmp_path / "data" / "cache").glob("*/*.npy"))  # nothing is decoded
+    assert not list((tmp_path / "data" / "cache").glob("*/*.rows"))  # nothing is decoded
     assert rows["for jobs"] == f"data.root={copy}/flowers.zip"
     archive.unlink()
     assert printed(capsys, "data=image_folder", rows["for jobs"])["data"] == rows["data"]

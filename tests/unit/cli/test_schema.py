@@ -82,7 +82,7 @@ def test_the_parameters_that_it_refuses_are_no_parameters() -> None:
         target = rule["if"]["properties"]["_target_"]["const"]
         signature = signatures.find(target)
         assert signature is not None
-        supplied = {"in_channels", "num_classes", "has_crops", "kept", "total_steps", "optimizer", "params"}
+        supplied = {"in_channels", "num_classes", "kept", "total_steps", "optimizer", "params"}
         others = {*signature.names} - rule["then"]["properties"].keys() - supplied
         assert not others or target == CLASSIFIER, target
 

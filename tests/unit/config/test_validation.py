@@ -198,7 +198,7 @@ def test_the_file_of_an_option_has_exactly_the_parameters_of_its_target(group: s
     section = compose.plain_tree(compose_config([f"{group}={option}"]))[0][group]
     signature = signatures.find(section["_target_"])
     assert signature is not None
-    supplied = {"model": {"in_channels", "num_classes"}, "data": {"has_crops", "kept"}}.get(
+    supplied = {"model": {"in_channels", "num_classes"}, "data": {"kept"}}.get(
         group, {"params", "optimizer", "total_steps"}
     )
     of_the_run = {name for name in fields(CALLED[group]) if name not in CALLED[group].passed}
@@ -374,8 +374,8 @@ def test_dropout_and_stochastic_depth_are_refused_only_where_the_head_alone_is_t
         (["augment.random_resized_crop.scale=[1.0,0.5]"], ["must be [low, high], 0 < low <= high <= 1 or null"]),
         (["augment.random_resized_crop.ratio=[1]"], ["must be [low, high], 0 < low <= high"]),
         (["augment.random_resized_crop.scale=[0.5,1]", "data.memory=device"], ["crops in host memory: use data.mem"]),
-        (["data.has_crops=true"], ["data.has_crops is not a setting"]),
-        (["+data.has_crops=true"], ["data.has_crops is set by the training itself: remove it"]),
+        (["data.kept=true"], ["data.kept is not a setting"]),
+        (["+data.kept=true"], ["data.kept is set by the training itself: remove it"]),
         (["+data.kept={}"], ["data.kept is set by the training itself: remove it"]),
         (["data.image_size=[224]"], ["data.image_size=[224] must be int >= 8 or [height, width] or null"]),
         (["data.crop_percent=0"], ["data.crop_percent=0 must be auto or 0 < float <= 1"]),

@@ -130,14 +130,14 @@ def test_list_is_copied_with_its_images_only(tmp_path: Path, scratch: Path, is_a
     file = write_list(folder / "list.csv", [*rows, rows[0]])  # one is listed twice
     settings = {"cache": str(tmp_path / "cache")}
     _, direct = loaded(listed(file, None, **settings))
-    decoded = list((tmp_path / "cache").glob("*/*.npy"))
+    decoded = list((tmp_path / "cache").glob("*/*.rows"))
     root, copied = loaded(listed(file, scratch, **settings))
     assert root is not None
     assert contents(Path(root)) == {name: (folder / name).read_bytes() for name in names}
     for split, part in direct.parts.items():
         assert part.names == copied.parts[split].names
         assert torch.equal(whole(part.pixels), whole(copied.parts[split].pixels))
-    assert list((tmp_path / "cache").glob("*/*.npy")) == decoded  # one cache serves both
+    assert list((tmp_path / "cache").glob("*/*.rows")) == decoded  # one cache serves both
     other = write_list(folder / "other.csv", rows[:12])
     loaded(listed(other, scratch, **settings))
     assert len(shown(scratch)) == 2  # none takes away the files of the other

@@ -27,7 +27,6 @@ LIST: dict[str, Any] = {
     "group_column": None,
     "date_column": None,
     "image_size": None,
-    "has_crops": False,
 }
 
 
@@ -144,7 +143,7 @@ def test_a_cache_is_made_again_when_an_image_changes_and_is_that_of_one_list(tmp
     other = tmp_path / "images" / "other.csv"
     other.write_text(file.read_text())
     read(other, cache=str(tmp_path / "cache"))
-    assert len([path for path in (tmp_path / "cache").iterdir() if any(path.glob("*.npy"))]) == 2
+    assert len([path for path in (tmp_path / "cache").iterdir() if any(path.glob("*.rows"))]) == 2
 
 
 PLAIN = "path,label,split\nx0.png,a,train\nx1.png,b,train\nx2.png,a,val\nx3.png,b,test\n"

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from lockstep.data import Images
-from lockstep.data.images.ragged_table import Rows
 
 
 class Packed:
@@ -23,7 +22,6 @@ PIXELS = torch.zeros(3, 1, 4, 4, dtype=torch.uint8)
         (PIXELS.int(), 3, 3, r"the pixels are int32: make them uint8 of 0 to 255, or floats\."),
         (PIXELS[0], 1, 1, r"the pixels have the shape \(1, 4, 4\): make them \(N, C, H, W\)\."),
         (PIXELS, 2, 3, r"there are 3 pixels, 2 targets, 3 names: give one of each for every image\."),
-        (Rows(PIXELS, torch.arange(1), "here"), 1, 2, r"there are 1 pixels, 1 targets, 2 names"),
     ],
 )
 def test_images_that_do_not_fit_each_other_are_refused(

@@ -15,7 +15,7 @@ from torchvision.transforms.v2 import functional as F
 
 from lockstep.data.images import decoded_splits
 from lockstep.data.images.image_files import ImageFiles
-from lockstep.data.images.ragged_table import ScaledRows
+from lockstep.data.images.ragged_table import Rows
 from lockstep.data.images.random_crop import RandomCrop
 from lockstep.data.loader import ShardDataset, ShardLoader
 from lockstep.data.prefetch import worker_settings
@@ -43,9 +43,9 @@ def drawn(count: int, epoch: int = 0) -> list[list[float]]:
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_a_crop_is_that_of_torchvision(root: Path, interpolation: str) -> None:
-    scaled = read(root, has_crops=True, interpolation=interpolation, image_size=[12, 8], crop_percent=0.8).train
+    scaled = read(root, interpolation=interpolation, image_size=[12, 8], crop_percent=0.8).train
     crops = CROP(scaled.pixels, torch.arange(len(scaled)), 5)
-    assert isinstance(scaled.pixels, ScaledRows)
+    assert isinstance(scaled.pixels, Rows)
     for position, (crop, draws) in enumerate(zip(crops, drawn(len(scaled), 5), strict=True)):
         image = scaled.pixels.scaled_image(position)
         box = CROP.box(draws, *image.shape[1:])
@@ -82,7 +82,7 @@ def test_a_shape_that_never_fits_is_the_largest_central_part() -> None:
 
 
 def test_a_sample_has_its_crop_by_seed_epoch_and_index_alone(root: Path) -> None:
-    pixels = read(root, has_crops=True).train.pixels
+    pixels = read(root).train.pixels
     every = CROP(pixels, torch.arange(12), 0)
     assert torch.equal(CROP(pixels, torch.tensor([7, 2]), 0), every[[7, 2]])
     assert CROP(pixels, torch.arange(0), 0).shape == (0, 3, 8, 8)
@@ -104,10 +104,10 @@ def test_kept_in_a_file_in_memory_or_as_files_the_pixels_are_the_same(root: Path
     }
     crops = []
     for changes in places.values():
-        found = read(root, has_crops=True, fit=fit, image_size=[12, 8], **changes)
+        found = read(root, fit=fit, image_size=[12, 8], **changes)
         assert found.statistics == cropped.statistics
         for name, images in found.parts.items():
-            assert isinstance(images.pixels, ImageFiles if "memory" in changes else ScaledRows)
+            assert isinstance(images.pixels, ImageFiles if "memory" in changes else Rows)
             assert torch.equal(whole(images.pixels), whole(cropped.parts[name].pixels))
         crops.append(CROP(found.train.pixels, torch.arange(12), 0))
     assert all(torch.equal(crop, crops[0]) for crop in crops)
@@ -135,7 +135,7 @@ def batches_of(images: Images, **settings: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("place", ["cache", "memory", "stream"])
 def test_processes_map_the_file_of_this_one_also_when_it_is_deleted(root: Path, tmp_path: Path, place: str) -> None:
     changes = {"cache": str(tmp_path / "cache")} if place == "cache" else {}
-    images = read(root, has_crops=True, memory="stream" if place == "stream" else "host", **changes).train
+    images = read(root, memory="stream" if place == "stream" else "host", **changes).train
     for path in tmp_path.glob("cache/*/*.rows"):
         path.unlink()
     expected = batches_of(images)
@@ -145,13 +145,13 @@ def test_processes_map_the_file_of_this_one_also_when_it_is_deleted(root: Path, 
 def test_a_table_is_sent_without_its_pixels(root: Path, tmp_path: Path) -> None:
     from multiprocessing.reduction import ForkingPickler
 
-    pixels = read(root, has_crops=True, image_size=200, cache=str(tmp_path / "cache")).train.pixels
+    pixels = read(root, image_size=200, cache=str(tmp_path / "cache")).train.pixels
     assert len(ForkingPickler.dumps(pixels)) < 10_000 < pixels.shape[0] * 3 * 200 * 200
 
 
 @pytest.mark.parametrize("size", [[12, 8], 8])
 def test_bytes_are_known_before_anything_is_decoded_also_of_turned_images(
-    tmp_path: Path, size: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, size: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -159,35 +159,24 @@ def test_bytes_are_known_before_anything_is_decoded_also_of_turned_images(
         path = write_image(tmp_path / "images" / "ab"[number % 2] / f"{number}{suffix}", number, 20, 45)
         if number % 3 == 0:
             Image.open(path).save(path, exif=exif)
-    found = read(tmp_path / "images", has_crops=True, image_size=size, cache=str(tmp_path / "cache")).train.pixels
-    assert isinstance(found, ScaledRows)
+    found = read(tmp_path / "images", image_size=size, cache=str(tmp_path / "cache")).train.pixels
+    assert isinstance(found, Rows)
     assert len({tuple(row) for row in found.table.sizes.tolist()}) == 2  # upright
-    said = f"16 images of images need {found.table.nbytes / 1024:.1f} KiB once they are scaled"
-    assert said in capsys.readouterr().out
     monkeypatch.setattr(decoded_splits, "available_bytes", lambda: found.table.nbytes - 1)
     for cache in (None, str(tmp_path / "cache")):
-        streamed = read(tmp_path / "images", has_crops=True, image_size=size, cache=cache, memory="auto").train.pixels
+        streamed = read(tmp_path / "images", image_size=size, cache=cache, memory="auto").train.pixels
         assert isinstance(streamed, ImageFiles)
-
-
-def test_an_incomplete_file_of_rows_is_built_again(root: Path, tmp_path: Path) -> None:
-    settings = {"has_crops": True, "cache": str(tmp_path / "cache")}
-    expected = whole(read(root, **settings).train.pixels)
-    (path,) = tmp_path.glob("cache/*/*.rows")
-    for content in (path.read_bytes()[:-1], path.read_bytes()[:150], b"\x93NUMPY", b""):
-        path.write_bytes(content)
-        assert torch.equal(whole(read(root, **settings).train.pixels), expected)
 
 
 def test_a_file_whose_header_lies_is_named(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "a" / "broken.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"broken\.png cannot be read \(not an image\)"):
-        read(root, has_crops=True, cache=str(tmp_path / "cache"))
+        read(root, cache=str(tmp_path / "cache"))
     (root / "a" / "broken.png").unlink()
     sizes = ImageFiles.scaled_sizes
     monkeypatch.setattr(ImageFiles, "scaled_sizes", lambda *given: sizes(*given) + 1)
     with pytest.raises(ValueError, match="has another size than its header"):
-        read(root, has_crops=True, cache=str(tmp_path / "cache"))
+        read(root, cache=str(tmp_path / "cache"))
     assert not list(tmp_path.glob("cache/*/*rows*"))
 
 

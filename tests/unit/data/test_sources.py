@@ -28,7 +28,7 @@ from tests.support.image_files import SETTINGS, write_image, write_list
 
 REPOSITORY = Path(__file__).parents[3]
 TEST_DATA = Path(os.environ.get("LOCKSTEP_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
-FOLDER: dict[str, Any] = {**SETTINGS, "image_size": None, "has_crops": False}
+FOLDER: dict[str, Any] = {**SETTINGS, "image_size": None}
 LIST: dict[str, Any] = {
     **FOLDER,
     **{"root": None, "path_column": "path", "target_columns": ["label"], "targets": "classes", "split_column": None},

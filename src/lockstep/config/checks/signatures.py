@@ -15,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lockstep.config.errors import Error, mismatch, one_line
 from lockstep.config.schema.configuration import METRICS, NAMED, fields, section
-from lockstep.config.schema.target_sections import CLASSIFIER, LIBRARIES, Target, is_ours, targets
+from lockstep.config.schema.target_sections import CLASSIFIER, LIBRARIES, Target, targets
 from lockstep.system.kinds import LARGEST
 from lockstep.system.trees import at
 from lockstep.system.wording import near_names, question
@@ -207,8 +207,7 @@ def _training_parameters(path: Sequence[str], target: str, signature: Signature)
     if path[0] == "module":
         return tuple(name for name in signature.names if target == CLASSIFIER or name in OF_MODULES)
     if path[0] == "data":
-        supplied = ("has_crops", "kept") if is_ours(target) else ("kept",)
-        return tuple(name for name in supplied if name in signature.names)
+        return tuple({"kept"} & {*signature.names})
     if path[0] == "scheduler":
         mode = ("mode",) if target.endswith(".ReduceLROnPlateau") else ()  # as the best weights are chosen
         return (*signature.names[:1], *({TOTAL_STEPS} & {*signature.names}), *mode)

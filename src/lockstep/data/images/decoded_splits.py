@@ -1,34 +1,29 @@
 """Image files as splits of pixels: decoded once into a cache or into memory, or whenever they are read.
 
-A table of images has a folder `<cache>/<name>-<channels>x<view>-<hash>/` with `<digest of the files>.npy`, uint8
-(N, C, H, W), or `<digest>.rows` of images that are only scaled (ragged_table.py), which every process maps into memory;
-`<digest>.json`, their statistics; and `.lock`, held by the process that decodes. The kernel releases the lock when its
-holder exits.
+A table of images has a folder `<cache>/<name>-<channels>x<view>-<hash>/` with `<digest of the files>.rows`, the scaled
+images (ragged_table.py), which every process maps into memory; `<digest>.json`, their statistics; and `.lock`, held by
+the process that decodes. The kernel releases the lock when its holder exits.
 """
 
 import contextlib
 import errno
 import hashlib
-import math
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from lockstep.data.images import ragged_table
-from lockstep.data.images.image_files import NUM_PER_RUN, ImageFiles, Store, decode_all, sampled_positions
+from lockstep.data.images.image_files import NUM_PER_RUN, ImageFiles, decode_all, sampled_positions
 from lockstep.data.images.image_table import ImageTable
 from lockstep.data.images.preprocessing import View
-from lockstep.data.images.ragged_table import RaggedTable, Rows, ScaledRows
+from lockstep.data.images.ragged_table import RaggedTable, Rows
 from lockstep.data.splits import Images, Pixels, Splits, Statistics, channel_statistics, value_counts
 from lockstep.data.transfer.file_lock import Progress, wait_for_lock
 from lockstep.runs.files import atomic_file, is_own_folder, read_json, remove_leftovers, write_json
@@ -45,16 +40,12 @@ class NoSpace(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """The images of `table` as uint8 pixels, with the settings of `image_folder`.
-
-    With `is_scaled` they are kept as large as they are scaled, for random crops.
-    """
+    """The images of `table` as uint8 pixels, with the settings of `image_folder`; kept as large as they are scaled."""
 
     table: ImageTable
     view: View
     channels: int
     cache: str | None
-    is_scaled: bool = False
 
     @cached_property
     def files(self) -> ImageFiles:
@@ -66,32 +57,27 @@ class Decoding:
     def place(self) -> Path:
         """The folder of these images in the cache."""
         assert self.cache is not None
-        settings = f"{FORMAT} {self.channels} {self.view} {self.is_scaled} {self.table.origin}"
+        settings = f"{FORMAT} {self.channels} {self.view} {self.table.origin}"
         code = hashlib.blake2b(os.fsencode(settings), digest_size=4).hexdigest()
-        view = f"{self.channels}x{self.view.name}{'-scaled' if self.is_scaled else ''}"
-        return Path(self.cache).expanduser() / f"{self.table.folder.resolve().name}-{view}-{code}"
+        name = f"{self.table.folder.resolve().name}-{self.channels}x{self.view.name}-{code}"
+        return Path(self.cache).expanduser() / name
 
     @property
     def path(self) -> Path:
         """The file of the pixels in the cache."""
-        return self.place / f"{self.table.digest}.{'rows' if self.is_scaled else 'npy'}"
+        return self.place / f"{self.table.digest}.rows"
 
     @cached_property
     def sizes(self) -> NDArray[np.int32]:
         """Sizes (N, 2) of the scaled images."""
-        name = self.table.folder.name
-        progress = Progress(f"Reading the sizes of {name}", "images")
+        progress = Progress(f"Reading the sizes of {self.table.folder.name}", "images")
         sizes = self.files.scaled_sizes(lambda num_done: progress.show(num_done, len(self.files)))
         progress.end()
-        needed = size_text(ragged_table.starts_of(sizes, self.channels)[-1])
-        print(f"{plural(len(sizes), 'image')} of {name} need {needed} once they are scaled", flush=True)
         return sizes
 
     @cached_property
     def num_bytes(self) -> int:
         """Bytes of all images as they are kept."""
-        if not self.is_scaled:
-            return math.prod(self.files.shape)
         found = self.open_cache() if self.cache is not None else None
         return int(found.nbytes if found is not None else ragged_table.starts_of(self.sizes, self.channels)[-1])
 
@@ -124,9 +110,7 @@ class Decoding:
                 raise
             return self.list_splits(str(error).partition(":")[0])
         place = f"memory-mapped ({self.place})" if self.cache is not None else "decoded in this run"
-        if isinstance(table, Tensor):
-            return self._splits(lambda rows: Rows(table, torch.from_numpy(rows), place))
-        return self._splits(lambda rows: ScaledRows(table, torch.from_numpy(rows), place, self.view))
+        return self._splits(lambda rows: Rows(table, torch.from_numpy(rows), place, self.view))
 
     def _splits(self, pixels_at: Callable[[NDArray[np.int64]], Pixels]) -> Splits:
         table = self.table
@@ -139,7 +123,7 @@ class Decoding:
         train, val, test = map(images, table.splits.values())
         return Splits(train, val, test, table.class_names, files=table, folder=table.folder)
 
-    def load_pixels(self) -> Tensor | RaggedTable:
+    def load_pixels(self) -> RaggedTable:
         """Return all images, from the cache if there is one. Decodes them unless another process filled the cache.
 
         Raises ImageError with every broken image, NoSpace, or ValueError if the cache cannot be written.
@@ -147,16 +131,11 @@ class Decoding:
         if self.cache is not None:
             found = self.open_cache()
             return self._fill_cache() if found is None else found
-        num_threads = torch.get_num_threads()
-        if self.is_scaled:
-            refuse_beyond_memory(self.table.setting, self.num_bytes)
-            file = ragged_table.memory_file()
+        refuse_beyond_memory(self.table.setting, self.num_bytes)
+        with ragged_table.memory_file() as file:
             with ragged_table.stores(file, self.files, self.sizes) as store:
-                decode_all(self.files, num_threads, store)
+                decode_all(self.files, torch.get_num_threads(), store)
             return RaggedTable.open(file, self.channels)
-        table = allocate_pixels(self.table.setting, self.files.shape)
-        decode_all(self.files, num_threads, store_in(table, self.view))
-        return table
 
     def _statistics(self, pixels: Pixels) -> Statistics:
         """Measure at most 4,096 of the training images `pixels`, or read the statistics in the cache.
@@ -182,22 +161,12 @@ class Decoding:
 
     # -- the cache -----------------------------------------------------------------------------------------------------
 
-    def open_cache(self) -> Tensor | RaggedTable | None:
+    def open_cache(self) -> RaggedTable | None:
         """Map the images of the cache, read-only; None if it has no complete file of them."""
-        with self._explain_disk_errors():
-            try:
-                if not is_trusted(self.path):
-                    return None
-                if self.is_scaled:
-                    return RaggedTable.open(open(self.path, "rb"), self.channels)
-                table = np.load(self.path, mmap_mode="r")
-            except (ValueError, EOFError):  # incomplete, or not a file of NumPy
-                return None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's, of a tensor that cannot be written to
-            return torch.from_numpy(table)
+        with self._explain_disk_errors(), contextlib.suppress(ValueError, EOFError):  # incomplete
+            return RaggedTable.open(open(self.path, "rb"), self.channels) if is_trusted(self.path) else None
 
-    def _fill_cache(self) -> Tensor | RaggedTable:
+    def _fill_cache(self) -> RaggedTable:
         """Decode the images into the cache, unless another process does, and remove those of other states of them."""
         what = self.table.folder.name
         with self._explain_disk_errors(), self._lock_cache():
@@ -213,8 +182,7 @@ class Decoding:
             with contextlib.ExitStack() as ended:
                 ended.callback(progress.end)
                 file = ended.enter_context(atomic_file(self.path))
-                stores = ragged_table.stores(file, self.files, self.sizes) if self.is_scaled else self._stores(file)
-                store = ended.enter_context(stores)
+                store = ended.enter_context(ragged_table.stores(file, self.files, self.sizes))
                 # all cores: the other processes of this machine wait
                 decode_all(self.files, num_cores(), store, lambda num_done: progress.show(num_done, count))
             for other in self.place.iterdir():
@@ -228,16 +196,6 @@ class Decoding:
             found = self.open_cache()
             assert found is not None
             return found
-
-    @contextlib.contextmanager
-    def _stores(self, file: BinaryIO) -> Iterator[Store]:
-        """Yield the function that stores cropped images in `file`."""
-        shape = self.files.shape
-        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
-        file.flush()
-        descriptor, start, row = file.fileno(), file.tell(), math.prod(shape[1:])
-
-        yield lambda at, scaled: ragged_table.write_at(descriptor, self.view.crop(scaled), start + at * row)
 
     @contextlib.contextmanager
     def _lock_cache(self) -> Iterator[None]:
@@ -261,21 +219,11 @@ class Decoding:
         return NoSpace(f"data.cache={self.cache} needs {needs}: {hint}.")
 
 
-def allocate_pixels(setting: str, shape: tuple[int, ...]) -> Tensor:
-    """Return a tensor for decoded images (N, C, H, W). Raises ValueError if the machine has too little memory."""
-    refuse_beyond_memory(setting, math.prod(shape))
-    return torch.empty(shape, dtype=torch.uint8)
-
-
 def refuse_beyond_memory(setting: str, needed: int) -> None:
     available = available_bytes()
     if available is not None and needed > available:
         sizes = f"{needed / 2**30:.1f} GiB of memory when decoded, of {available / 2**30:.1f} GiB left"
         raise ValueError(f"{setting} needs {sizes}: set a smaller data.image_size, or data.memory=stream.")
-
-
-def store_in(table: Tensor, view: View) -> Store:
-    return lambda position, scaled: table[position].copy_(view.crop(scaled))
 
 
 def is_trusted(path: Path) -> bool:

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from typing_extensions import override
 
 from lockstep.data.images.image_files import ImageFiles, Store
 from lockstep.data.images.preprocessing import View, size_of
@@ -111,11 +110,12 @@ def write_at(descriptor: int, block: Tensor, offset: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Images of a memory-mapped file, `table` (M, C, H, W), in the order of `rows`."""
+    """Images of a table in the order of `rows`, cropped or padded by `view` when they are read."""
 
-    table: Tensor
+    table: RaggedTable
     rows: Tensor
     reason: str
+    view: View
     dtype = torch.uint8
     is_streamed = False
 
@@ -124,11 +124,14 @@ class Rows:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        _, channels, height, width = self.table.shape
-        return len(self), channels, height, width
+        height, width = self.view.size or self.table.sizes[0].tolist()
+        return len(self), self.table.channels, height, width
 
     def __getitem__(self, positions: Tensor) -> Tensor:
-        return self.table.index_select(0, self.rows[positions])
+        pixels = torch.empty(len(positions), *self.shape[1:], dtype=torch.uint8)
+        for row, position in zip(pixels, positions.tolist(), strict=True):
+            row.copy_(self.view.crop(self.scaled_image(position)))
+        return pixels
 
     def scaled_image(self, position: int) -> Tensor:
         """Return one image (C, h, w) before it is cropped."""
@@ -136,24 +139,3 @@ class Rows:
 
     def head(self, count: int) -> "Rows":
         return replace(self, rows=self.rows[:count])
-
-
-@dataclass(frozen=True, eq=False)
-class ScaledRows(Rows):
-    """Images of a ragged table in the order of `rows`, cropped or padded by `view` when they are read."""
-
-    table: RaggedTable  # pyright: ignore[reportIncompatibleVariableOverride]
-    view: View
-
-    @property
-    @override
-    def shape(self) -> tuple[int, int, int, int]:
-        height, width = self.view.size or self.table.sizes[0].tolist()
-        return len(self), self.table.channels, height, width
-
-    @override
-    def __getitem__(self, positions: Tensor) -> Tensor:
-        pixels = torch.empty(len(positions), *self.shape[1:], dtype=torch.uint8)
-        for row, position in zip(pixels, positions.tolist(), strict=True):
-            row.copy_(self.view.crop(self.scaled_image(position)))
-        return pixels

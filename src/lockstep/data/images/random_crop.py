@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.preprocessing import resize, size_of
-from lockstep.data.images.ragged_table import Rows, ScaledRows
+from lockstep.data.images.ragged_table import Rows
 from lockstep.data.splits import Pixels
 from lockstep.distributed.rng import uniform
 
@@ -31,7 +31,7 @@ class RandomCrop:
     def __call__(self, pixels: Pixels, positions: Tensor, epoch: int, drawn_by: Tensor | None = None) -> Tensor:
         """Crop the scaled images at `positions`, uint8 (n, C, H, W), by draws that depend on these or on `drawn_by`."""
         assert isinstance(pixels, Tensor | Rows | ImageFiles), "a Dataset crops in its own transforms"
-        interpolation = pixels.view.interpolation if isinstance(pixels, ImageFiles | ScaledRows) else "bilinear"
+        interpolation = "bilinear" if isinstance(pixels, Tensor) else pixels.view.interpolation
         crops = torch.empty(len(positions), *pixels.shape[1:], dtype=torch.uint8)
         drawn_by = positions if drawn_by is None else drawn_by
         draws = uniform(2 + 2 * NUM_TRIES, drawn_by, self.seed, epoch, "crop").T.tolist()

@@ -62,7 +62,6 @@ def image_folder(
     test_after: TestAfter,
     cache: Cache,
     memory: Literal["auto", "device", "host", "stream", "once"],
-    has_crops: bool,
     fold: Fold | None = None,
     kept: Kept = None,
 ) -> Splits:
@@ -78,14 +77,13 @@ def image_folder(
 
     Images are decoded once into a file below the folder `cache`, or into memory if it is None. With `memory` "stream"
     they are decoded whenever they are needed, with "auto" only if memory or disk is too small, and with "once", for an
-    evaluation, if there is no such file; then statistics are not computed. With `has_crops` the file has the whole
-    scaled images, which a training crops at random. A `fold` of the training images takes the place of the test. Images
-    whose name is in `kept` stay in that split of an earlier cut. Raises FileNotFoundError for missing folders, and
-    ValueError with all images that cannot be decoded or differ in size.
+    evaluation, if there is no such file; then statistics are not computed. A `fold` of the training images takes the
+    place of the test. Images whose name is in `kept` stay in that split of an earlier cut. Raises FileNotFoundError for
+    missing folders, and ValueError with all images that cannot be decoded or differ in size.
     """
     table = complete_splits(list_classes(root, group), val_fraction, test_fraction, split_seed, test_after, fold, kept)
     view = View.from_keys(image_size, crop_percent, fit, interpolation, background)
-    decoding = Decoding(table=table, view=view, channels=channels, cache=cache, is_scaled=has_crops)
+    decoding = Decoding(table=table, view=view, channels=channels, cache=cache)
     return decoding.splits(memory)
 
 

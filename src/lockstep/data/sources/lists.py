@@ -78,7 +78,6 @@ def image_list(
     test_after: TestAfter,
     cache: Cache,
     memory: Literal["auto", "device", "host", "stream", "once"],
-    has_crops: bool,
     fold: Fold | None = None,
     kept: Kept = None,
 ) -> Splits:
@@ -98,7 +97,7 @@ def image_list(
     table = read_list(file, root, path_column, target_columns, targets, split_column, group, group_column, date_column)
     table = complete_splits(table, val_fraction, test_fraction, split_seed, test_after, fold, kept)
     view = View.from_keys(image_size, crop_percent, fit, interpolation, background)
-    decoding = Decoding(table=table, view=view, channels=channels, cache=cache, is_scaled=has_crops)
+    decoding = Decoding(table=table, view=view, channels=channels, cache=cache)
     return decoding.splits(memory)
 
 
