@@ -160,14 +160,6 @@ def test_jpegs_have_the_pixels_of_pillow(tmp_path: Path, size: tuple[int, int]) 
     assert not differences
 
 
-def test_a_jpeg_with_a_huge_film_behind_it_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, data = tmp_path / "a.jpg", jpegs(33, 50)["bytes after the end"]
-    path.write_bytes(data)
-    for most, decoder in ((len(data), "simplejpeg"), (len(data) - 1, "Pillow")):
-        monkeypatch.setattr(decoded_image, "MOST_BYTES", most)
-        assert by_both(path, 3, VIEWS[0]) == (decoder, "")
-
-
 @pytest.mark.processes
 def test_damaged_files_end_the_same_by_both_decoders() -> None:
     words = [sys.executable, "-X", "faulthandler", "-m", "tests.unit.data.test_decoders", str(SEED), str(COUNT)]

@@ -34,10 +34,6 @@ FORMAT = 5  # increased when the same files give other pixels
 HINT = "set data.cache to a folder of your own, or data.cache=null to decode into memory in every run."
 
 
-class NoSpace(ValueError):
-    """The disk has too little space for the cache."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
     """The images of `table` as uint8 pixels, with the settings of `image_folder`; kept as large as they are scaled."""
@@ -59,8 +55,8 @@ class Decoding:
         assert self.cache is not None
         settings = f"{FORMAT} {self.channels} {self.view} {self.table.origin}"
         code = hashlib.blake2b(os.fsencode(settings), digest_size=4).hexdigest()
-        name = f"{self.table.folder.resolve().name}-{self.channels}x{self.view.name}-{code}"
-        return Path(self.cache).expanduser() / name
+        size = "x".join(map(str, self.view.size or ("full",)))
+        return Path(self.cache).expanduser() / f"{self.table.folder.resolve().name}-{self.channels}x{size}-{code}"
 
     @property
     def path(self) -> Path:
@@ -103,12 +99,7 @@ class Decoding:
     def _images(self, memory: str) -> Splits:
         if reason := self.streaming_reason(memory):
             return self.list_splits(reason)
-        try:
-            table = self.load_pixels()
-        except NoSpace as error:
-            if memory != "auto":
-                raise
-            return self.list_splits(str(error).partition(":")[0])
+        table = self.load_pixels()
         place = f"memory-mapped ({self.place})" if self.cache is not None else "decoded in this run"
         return self._splits(lambda rows: Rows(table, torch.from_numpy(rows), place, self.view))
 
@@ -126,7 +117,7 @@ class Decoding:
     def load_pixels(self) -> RaggedTable:
         """Return all images, from the cache if there is one. Decodes them unless another process filled the cache.
 
-        Raises ImageError with every broken image, NoSpace, or ValueError if the cache cannot be written.
+        Raises ImageError with every broken image, or ValueError if the cache cannot be written.
         """
         if self.cache is not None:
             found = self.open_cache()
@@ -214,9 +205,9 @@ class Decoding:
                 raise self._no_space(f"more than its disk holds ({error.strerror})") from error
             raise ValueError(f"data.cache={self.cache} cannot be used ({error}): {HINT}") from error
 
-    def _no_space(self, needs: str) -> NoSpace:
+    def _no_space(self, needs: str) -> ValueError:
         hint = "free some space, use another disk, a smaller data.image_size, or data.memory=stream"
-        return NoSpace(f"data.cache={self.cache} needs {needs}: {hint}.")
+        return ValueError(f"data.cache={self.cache} needs {needs}: {hint}.")
 
 
 def refuse_beyond_memory(setting: str, needed: int) -> None:

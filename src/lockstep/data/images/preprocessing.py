@@ -49,13 +49,6 @@ class View:
         return cls((height, width) if image_size is not None else None, crop_percent, fit, interpolation, background)
 
     @property
-    def name(self) -> str:
-        """The view as a part of a name: "224x224", and what differs from a bilinear crop of the whole."""
-        size = "x".join(map(str, self.size)) if self.size is not None else "full"
-        others = ((self.fit, "crop"), (f"{self.crop_percent:.4g}", "1"), (self.interpolation, "bilinear"))
-        return "-".join([size, *(value for value, usual in others if value != usual)])
-
-    @property
     def text(self) -> str:
         """The view in plain words, after "photographs"."""
         if self.size is None:

@@ -76,7 +76,7 @@ def image_folder(
     size. `channels` is 1 (grey) or 3 (RGB).
 
     Images are decoded once into a file below the folder `cache`, or into memory if it is None. With `memory` "stream"
-    they are decoded whenever they are needed, with "auto" only if memory or disk is too small, and with "once", for an
+    they are decoded whenever they are needed, with "auto" only if memory is too small, and with "once", for an
     evaluation, if there is no such file; then statistics are not computed. A `fold` of the training images takes the
     place of the test. Images whose name is in `kept` stay in that split of an earlier cut. Raises FileNotFoundError for
     missing folders, and ValueError with all images that cannot be decoded or differ in size.
