@@ -238,5 +238,4 @@ def _compute(
             progress.show(min(start + size, len(missing)), len(missing))
         if request:
             break
-    progress.end()
     return table[: start + size], request

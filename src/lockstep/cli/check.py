@@ -81,10 +81,8 @@ def _check(
         refuse_shared_groups(config, images)
     threshold = config.data.near_duplicates
     inspection = inspect(images, progress.show, is_near=threshold > 0)
-    progress.end()
     progress = Progress("Comparing images", "images")
-    copies, num_in_bursts = find_copies(inspection, folds, threshold, progress.show)
-    progress.end()
+    copies = find_copies(inspection, folds, threshold, progress.show)
     drawn = [] if pictures is None else [_draw_pairs(Path(pictures), images, copies)]
     seen = [each for part in inspection.seen.values() for each in part]
     sizes = [each.size for each in seen if each.size is not None]
@@ -102,7 +100,6 @@ def _check(
     leaks, opposed = ([each for each in copies if kind in each.kinds] for kind in ("leak", "contradiction"))
     wrong, twice, near = ([each for each in copies if (not each.kinds and each.kind) == kind] for kind in KINDS)
     unlearnable = [each for each in copies if each.is_equal and each.has_targets and "contradiction" not in each.kinds]
-    converted = [each for each in copies if each.is_equal and len({image.seen.file for image in each.images}) > 1]
     leak_text = f"in more than one split{' of a fold' if folds else ''}"
     if "group" in config.data.arguments() and any(each.distance for each in leaks):
         leak_text += "; if they are bursts, name these with data.group="
@@ -120,11 +117,9 @@ def _check(
         ("contradictions", _finding(len(opposed), "in more than one class", is_wrong=True)),
         ("duplicates", _finding(len(twice), "more than once in a split", is_wrong=False)),
         ("near duplicates", near_text if threshold else "not looked for: data.near_duplicates=0"),
-        ("bursts", f"{num_in_bursts:,} images near others of their group only" if num_in_bursts else ""),
         ("not compared", f"{num_left:,} smaller than 29 pixels, or nearly of one grey" if num_left else ""),
         ("similar", describe_similar(images.class_names, [part.groups for part in images.parts.values()])),
         ("other targets", _first("of one image", unlearnable)),
-        ("other files", _first("equal once decoded", converted)),
     ]
     lines = [f"broken: {line}" for line in broken] + [f"targets: {line}" for line in unfit]
     for group in (wrong, twice, near):
@@ -143,7 +138,6 @@ def _check(
         "sizes": sides,
         "broken": broken,
         "wrong_targets": unfit,
-        "num_in_bursts": num_in_bursts,
         "copies": [
             {"kind": each.kind, "distance": each.distance, "fold": each.fold, "images": shown}
             for each, shown in zip(copies, listed, strict=True)

@@ -67,11 +67,11 @@ class Copies(NamedTuple):
 
 def find_copies(
     inspection: Inspection, folds: Sequence[Splits], threshold: float, show: Callable[[int, int], None]
-) -> tuple[list[Copies], int]:
-    """Find equal images, and with a threshold near ones. They leak if they are in several splits of any fold.
+) -> list[Copies]:
+    """Find equal images, and with a threshold near ones of other bursts. They leak if they are in several splits.
 
-    `show` gets the number of images that are compared, and of all. Returns the copies, the worst first, and the number
-    of images that are near others of their burst only.
+    `folds` are those of other folds, where they may leak, too. `show` gets the number of images that are compared, and
+    of all. Returns the copies, the worst first.
     """
     is_class = all(targets.dim() == 1 and not targets.is_floating_point() for targets in inspection.targets.values())
     images = [*_readable(inspection, is_class=is_class)]
@@ -86,8 +86,7 @@ def find_copies(
     pairs = [*equal, *(pair for pair, one, other in bursts if one is None or one != other)]
     views = {f"data.fold={number}": _splits_of(fold) for number, fold in enumerate(folds)}
     copies = [_copies(chain, images, views, is_class=is_class) for chain in _chains(pairs, len(images))]
-    shown, close = ({number for pair in each for number in pair[1:]} for each in (pairs, near))
-    return sorted(copies, key=lambda each: (not each.kinds, each.distance)), len(close - shown)
+    return sorted(copies, key=lambda each: (not each.kinds, each.distance))
 
 
 def _readable(inspection: Inspection, *, is_class: bool) -> Iterator[Copy]:

@@ -1,11 +1,9 @@
 """Inspects every image of a data source: broken ones, sizes, and what copies are found by."""
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -20,7 +18,7 @@ from lockstep.system.hardware import num_cores
 
 
 class Seen(NamedTuple):
-    """One image: digests of its pixels and its file, its size (H, W) before it is scaled, and errors.
+    """One image: the digest of its pixels, its size (H, W) before it is scaled, and errors.
 
     Near copies are found by its thumbnail; None if it is not compared.
     """
@@ -28,7 +26,6 @@ class Seen(NamedTuple):
     digest: bytes
     size: tuple[int, int] | None
     errors: tuple[str, ...] = ()
-    file: bytes = b""
     thumbnail: Tensor | None = None
 
 
@@ -86,16 +83,11 @@ def _inspect_images(images: Images, *, is_near: bool) -> Iterator[tuple[Seen, Te
 
 
 def _inspect_file(images: ImageFiles, is_near: bool, position: int) -> Seen:
-    path = os.fsdecode(images.files[position])
-    try:
-        file = hashlib.blake2b(Path(path).read_bytes(), digest_size=16).digest()
-    except OSError as error:
-        return Seen(b"", None, (f"image {path} cannot be read ({error.strerror}): fix or delete it.",))
     try:
         pixels, size = images.decode(position)
     except ImageError as error:
         return Seen(b"", None, tuple(error.errors))
-    return Seen(_digest(pixels), size, (), file, thumbnail(pixels) if is_near else None)
+    return Seen(_digest(pixels), size, (), thumbnail(pixels) if is_near else None)
 
 
 def _digest(pixels: Tensor) -> bytes:

@@ -247,7 +247,6 @@ def _compute(here: Session, images: Images, rows_of: RowsOf, size: int, name: st
         yield chunk
         if here.rank == 0 and not here.config.silent:
             progress.show(chunk.number * size, len(images))
-    progress.end()
 
 
 def ranking_argument(module: Classifier, top_k: int, *, is_shown: bool = False) -> dict[str, int]:

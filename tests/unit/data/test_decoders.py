@@ -156,7 +156,7 @@ def test_jpegs_have_the_pixels_of_pillow(tmp_path: Path, size: tuple[int, int]) 
         is_plain = "Pillow" not in name and (channels == 3 or "grey" in name)
         assert decoder == ("simplejpeg" if is_plain else "Pillow"), (name, channels)
         if difference:
-            differences[f"{name}, view {view.name}, {channels} channels"] = difference
+            differences[f"{name}, {view}, {channels} channels"] = difference
     assert not differences
 
 

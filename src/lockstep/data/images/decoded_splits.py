@@ -68,7 +68,6 @@ class Decoding:
         """Sizes (N, 2) of the scaled images."""
         progress = Progress(f"Reading the sizes of {self.table.folder.name}", "images")
         sizes = self.files.scaled_sizes(lambda num_done: progress.show(num_done, len(self.files)))
-        progress.end()
         return sizes
 
     @cached_property
@@ -170,10 +169,7 @@ class Decoding:
             remove_leftovers(self.place, is_deep=False)
             progress = Progress(f"Decoding {what}", "images")
 
-            with contextlib.ExitStack() as ended:
-                ended.callback(progress.end)
-                file = ended.enter_context(atomic_file(self.path))
-                store = ended.enter_context(ragged_table.stores(file, self.files, self.sizes))
+            with atomic_file(self.path) as file, ragged_table.stores(file, self.files, self.sizes) as store:
                 # all cores: the other processes of this machine wait
                 decode_all(self.files, num_cores(), store, lambda num_done: progress.show(num_done, count))
             for other in self.place.iterdir():

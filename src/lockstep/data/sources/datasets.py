@@ -165,5 +165,4 @@ def _statistics(samples: Any, mean: Sequence[float] | None, std: Sequence[float]
     for start in range(0, len(positions), NUM_PER_RUN):
         counts += value_counts(samples[positions[start : start + NUM_PER_RUN]])
         progress.show(start, len(positions))
-    progress.end()
     return channel_statistics(counts)

@@ -133,7 +133,6 @@ def _fetch(files: Files, place: Path, name: str) -> dict[str, str]:
     with ThreadPool(num_threads) as pool:
         for count, _ in enumerate(pool.imap(lambda path: files.system.get_file(path, str(firsts[path])), firsts)):
             progress.show(count, len(firsts))
-    progress.end()
     print(f"Copied {len(firsts):,} files of {name} in {progress.elapsed_s:.1f} s", flush=True)
     states = states_of(place / name, [*files.paths])[0][:, :2].tolist()
     contents = (hashlib.blake2b(path.read_bytes()).hexdigest() for path in firsts.values())

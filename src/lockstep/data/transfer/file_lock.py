@@ -1,11 +1,10 @@
-"""A lock for files that several processes need, and a progress line."""
+"""A lock for files that several processes need, and lines of progress."""
 
-import sys
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-LINE_S = 10.0  # between two lines if the output is not a terminal
+LINE_S = 10.0  # between two lines
 
 
 def wait_for_lock(path: Path, what: str) -> AbstractContextManager[object]:
@@ -24,13 +23,12 @@ def wait_for_lock(path: Path, what: str) -> AbstractContextManager[object]:
 
 
 class Progress:
-    """A line that is rewritten on a terminal, and printed every ten seconds elsewhere."""
+    """A line every ten seconds."""
 
     def __init__(self, what: str, unit: str) -> None:
         self._what = what
         self._unit = unit
         self._started = self._last = time.monotonic()
-        self._is_terminal = sys.stdout.isatty()
 
     @property
     def elapsed_s(self) -> float:
@@ -38,13 +36,7 @@ class Progress:
 
     def show(self, num_done: int, total: int) -> None:
         now = time.monotonic()
-        if now - self._last < (0.25 if self._is_terminal else LINE_S):
-            return
-        self._last = now
-        line = f"{self._what}: {num_done:,} of {total:,}, {num_done / self.elapsed_s:,.0f} {self._unit}/s"
-        print(f"\r{line}\x1b[K" if self._is_terminal else line, end="" if self._is_terminal else "\n", flush=True)
-
-    def end(self) -> None:
-        """Clear the line on a terminal."""
-        if self._is_terminal:
-            print("\r\x1b[K", end="", flush=True)
+        if now - self._last >= LINE_S:
+            self._last = now
+            rate = num_done / self.elapsed_s
+            print(f"{self._what}: {num_done:,} of {total:,}, {rate:,.0f} {self._unit}/s", flush=True)
