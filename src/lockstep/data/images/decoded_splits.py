@@ -66,9 +66,8 @@ class Decoding:
     @cached_property
     def sizes(self) -> NDArray[np.int32]:
         """Sizes (N, 2) of the scaled images."""
-        progress = Progress(f"Reading the sizes of {self.table.folder.name}", "images")
-        sizes = self.files.scaled_sizes(lambda num_done: progress.show(num_done, len(self.files)))
-        return sizes
+        print(f"Reading the sizes of {plural(len(self.files), 'image')} of {self.table.folder.name}", flush=True)
+        return self.files.scaled_sizes()
 
     @cached_property
     def num_bytes(self) -> int:

@@ -66,10 +66,10 @@ class ImageFiles:
         image = self.decode(position)
         return self.view.scale(image.pixels, image.size)
 
-    def scaled_sizes(self, show: Callable[[int], None]) -> NDArray[np.int32]:
+    def scaled_sizes(self) -> NDArray[np.int32]:
         """Read the headers. Returns the sizes (N, 2) of the scaled images, 0 for a file that is not an image.
 
-        Those of a square view, which need the same bytes, may not be turned upright. `show` gets the number done.
+        Those of a square view, which need the same bytes, may not be turned upright.
         """
         is_square = self.view.size is not None and self.view.size[0] == self.view.size[1]
 
@@ -78,13 +78,10 @@ class ImageFiles:
                 return self.view.scaled_size(*((image.height, image.width) if is_square else upright_size(image)))
             return 0, 0
 
-        sizes: list[tuple[int, int]] = []
+        runs = np.split(self.files, range(NUM_PER_RUN, len(self), NUM_PER_RUN))
         with self.threads(num_cores()) as threads:
-            runs = np.split(self.files, range(NUM_PER_RUN, len(self), NUM_PER_RUN))
-            for found in threads.map(lambda run: list(map(size, run.tolist())), runs):
-                sizes += found
-                show(len(sizes))
-        return np.array(sizes, np.int32)
+            sizes = threads.map(lambda run: [*map(size, run.tolist())], runs)
+            return np.concatenate([*sizes]).astype(np.int32)
 
     def read(self, positions: Tensor) -> tuple[Tensor, dict[int, str]]:
         """Return the pixels (n, C, H, W) at `positions` (n,), and an error for each image that cannot be used."""
