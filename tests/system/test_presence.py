@@ -45,16 +45,22 @@ def test_data_that_exists_is_no_error(tmp_path: Path) -> None:
         ["data=cifar10", f"data.root={tmp_path / 'downloads'}"],
     ):
         data_presence.check(data(*texts))
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    data_presence.check(data("data=cifar10", "data.download=false", f"data.root={tmp_path}"))
 
 
-def test_a_missing_folder_is_named_with_its_setting(tmp_path: Path) -> None:
-    found = error("data=image_folder", f"data.root={tmp_path / 'no'}")
-    assert f"data.root={tmp_path / 'no'} does not exist" in found
+@pytest.mark.parametrize("choice", ["image_folder", "cifar10", "fashion_mnist"])
+def test_a_missing_folder_is_named_with_its_setting(tmp_path: Path, choice: str) -> None:
+    more = [] if choice == "image_folder" else ["data.download=false"]
+    assert f"data.root={tmp_path / 'no'} does not exist" in error(
+        f"data={choice}", f"data.root={tmp_path / 'no'}", *more
+    )
 
 
 def test_a_folder_with_other_content_is_reported_with_the_expected_content(tmp_path: Path) -> None:
     root = empty(tmp_path / "empty")
     assert "no class folders" in error("data=image_folder", f"data.root={root}")
+    assert "cifar-10-batches-py" in error("data=cifar10", "data.download=false", f"data.root={root}")
     (root / "file").touch()
     assert "is a file" in error("data=image_folder", f"data.root={root / 'file'}")
 

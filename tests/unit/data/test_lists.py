@@ -60,7 +60,9 @@ def test_names_that_were_marked_as_texts_for_a_spreadsheet_are_found(tmp_path: P
     assert set(splits.class_names) == set(texts)
 
 
-def test_blanks_at_the_ends_of_classes_are_ignored(tmp_path: Path) -> None:
+def test_blanks_at_the_ends_of_classes_are_ignored_with_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for number in range(4):
         write_image(tmp_path / f"x{number}.png", seed=number)
     file = tmp_path / "list.csv"
@@ -68,6 +70,10 @@ def test_blanks_at_the_ends_of_classes_are_ignored(tmp_path: Path) -> None:
     splits = read(file, split_column="split")
     assert splits.class_names == ("cat", "dog")
     assert [part.targets.tolist() for part in splits.parts.values()] == [[0, 1], [0], [1]]
+    names = "' dog', 'cat '\n"
+    line = f"column label: blanks at the ends of class names, and those of no width, are ignored: {names}"
+    read(file, split_column="split")
+    assert capsys.readouterr().out.count(f"data.file={file}, {line}") == 1
 
 
 def test_several_columns_are_labels_that_hold_or_not_and_numbers_stay(tmp_path: Path) -> None:
@@ -165,6 +171,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     ),
     "class": (PLAIN.replace("x3.png,b", "x3.png,c"), {}, [r"row 5, column label: no row for train has the class 'c'"]),
     "blank class": (PLAIN.replace("x2.png,a", "x2.png, "), {}, [r"row 4, column label: the cell is empty"]),
+    "NUL": (PLAIN.replace("x2.png,a", "x2.png,a\0"), {}, [r"row 4, column label: the cell has a NUL byte"]),
     "columns": (
         PLAIN.replace("split", "label"),
         {"split_column": None},
@@ -271,7 +278,9 @@ def test_rows_of_a_group_are_in_one_split(tmp_path: Path, keys: dict[str, str], 
 
 
 @pytest.mark.parametrize("keys", [{"group_column": "patient"}, {"group": r"^([^_]+)_"}])
-def test_blanks_at_the_ends_of_groups_are_ignored(tmp_path: Path, keys: dict[str, str]) -> None:
+def test_blanks_at_the_ends_of_groups_are_ignored_with_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: dict[str, str]
+) -> None:
     expected = read(write_patients(tmp_path), **keys)
     rows = list(csv.DictReader((tmp_path / "list.csv").read_text().splitlines()))
     for row in rows[1::2]:
@@ -279,6 +288,7 @@ def test_blanks_at_the_ends_of_groups_are_ignored(tmp_path: Path, keys: dict[str
         row["path"] = path.rename(path.with_name(path.name.replace("_", " _"))).name
     splits = read(write_list(tmp_path / "blanks.csv", rows), **keys)
     assert [part.groups for part in splits.parts.values()] == [part.groups for part in expected.parts.values()]
+    assert "are ignored: 'p00 ', 'p01 ', 'p02 ' and 17 more\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("keys", [{}, {"group_column": "patient"}])

@@ -213,8 +213,8 @@ def without_heif(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "has_heif", lambda: False)
 
 
-@pytest.mark.parametrize("name", ["a.heic", "a.HEIF", "a.hif"])
-def test_heic_is_read_upright(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["a.heic", "a.HEIF", "a.hif", "a.jpg"])
+def test_heic_is_read_upright_whatever_its_name(tmp_path: Path, name: str) -> None:
     pytest.importorskip("pi_heif")
     (tmp_path / name).write_bytes(HEIC)
     assert image_table.list_images(tmp_path) == [name]
@@ -226,8 +226,8 @@ def test_heic_is_read_upright(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.usefixtures("without_heif")
-def test_heic_says_what_to_install(tmp_path: Path) -> None:
-    name = "a.heic"
+@pytest.mark.parametrize("name", ["a.heic", "a.jpg"])
+def test_heic_says_what_to_install(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(HEIC)
     with pytest.raises(ImageError, match=r"is HEIC: install pi-heif \(pip install pi-heif\) or convert them"):
         decode(str(tmp_path / name), 3, VIEW)

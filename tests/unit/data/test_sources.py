@@ -587,11 +587,14 @@ def test_classes_that_are_numbers_are_in_the_order_of_lists(tmp_path: Path) -> N
     assert listed.class_names == splits.class_names
 
 
-def test_folders_whose_names_differ_in_blanks_at_their_ends_are_one_class(tmp_path: Path) -> None:
-    write_classes(tmp_path, dict.fromkeys(("cat", "cat ", " dog", "dog", "dog "), 4))
+def test_folders_whose_names_differ_in_blanks_at_their_ends_are_one_class(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_classes(tmp_path, dict.fromkeys(("cat", "cat ", " dog", "dog\u200b", "d\u200bog"), 4))
     splits = read(tmp_path)
     assert splits.class_names == ("cat", "dog")
     assert torch.cat([part.targets for part in splits.parts.values()]).bincount().tolist() == [8, 12]
+    assert r"are ignored: ' dog', 'cat ', 'dog\u200b' and 1 more" in capsys.readouterr().out
     write_classes(tmp_path / "one", dict.fromkeys(("cat", "cat "), 4))
     with pytest.raises(ValueError, match="has one class only, cat"):
         read(tmp_path / "one")

@@ -7,6 +7,7 @@ from lockstep.config.errors import ConfigError, Error, errors_of
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, IMAGE_LIST, Data, is_ours
 from lockstep.data.images.image_table import class_folders, require_folder, require_path
+from lockstep.data.sources import FOLDERS
 from lockstep.system.wording import expand_path
 
 
@@ -51,8 +52,17 @@ def _check_folder(section: Data, root: str | None) -> None:
         class_folders(root)
 
 
+def _check_downloaded(section: Data, root: str | None) -> None:
+    if root is not None and (Path(root).is_file() or not section.arguments().get("download")):
+        folder = require_folder(root) / FOLDERS[section.target]
+        if not folder.is_dir():
+            hint = "set data.download=true, or correct the path"
+            raise FileNotFoundError(f"data.root={root} has no folder {folder}: {hint}.")
+
+
 # functions of the section and its data.root, None for a URL
 OF_SOURCES: dict[str, Callable[[Data, str | None], None]] = {
     IMAGE_FOLDER: _check_folder,
     IMAGE_LIST: _check_list,
+    **dict.fromkeys(FOLDERS, _check_downloaded),
 }

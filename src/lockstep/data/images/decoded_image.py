@@ -1,5 +1,6 @@
 """From image files to uint8 pixels, the same in training, prediction and a cache."""
 
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,12 +12,13 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 from torch import Tensor
 
-from lockstep.data.images.image_table import CONVERT_HINT, HEIF_HINT, HEIF_SUFFIXES, UNREAD_SUFFIXES, has_heif
+from lockstep.data.images.image_table import CONVERT_HINT, HEIF_HINT, UNREAD_SUFFIXES, has_heif
 from lockstep.data.images.preprocessing import View, size_of
 from lockstep.data.splits import ImageError
 
 # Pillow has 43 parsers, of PostScript among others: no file reaches the rest
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1")
 Array = NDArray[np.uint8]  # (H, W) or (H, W, C)
 Turn = Callable[[Array], Array]
 TURNS: dict[int, Turn] = {  # upright, by EXIF orientation
@@ -30,6 +32,7 @@ TURNS: dict[int, Turn] = {  # upright, by EXIF orientation
 }
 SWAPS = [TURNS[orientation] for orientation in (5, 6, 7, 8)]  # height and width
 JPEGS = ("JPEG", "MPO")
+MOST_BYTES = 1 << 28  # of a JPEG that is read whole; Pillow reads no further than the image
 # colours of simplejpeg by mode and channels; the grey of colours is Pillow's, which rounds it
 PLAIN = {("RGB", 3): "RGB", ("L", 3): "RGB", ("L", 1): "GRAY"}
 
@@ -72,8 +75,13 @@ def open_image(path: str) -> ImageFile:
     """Open a file of one of `FORMATS`, or HEIC where pi-heif is installed. Raises ImageError, and errors of Pillow."""
     if path.lower().endswith(UNREAD_SUFFIXES):
         raise ImageError([f"image {path} is of a type that is not read: {CONVERT_HINT}."])
-    if not path.lower().endswith(HEIF_SUFFIXES):
+    try:
         return Image.open(path, formats=FORMATS)
+    except UnidentifiedImageError:
+        with open(path, "rb") as file:
+            head = file.read(12)
+        if head[4:8] != b"ftyp" or head[8:] not in HEIF_BRANDS:
+            raise
     if not has_heif():
         raise ImageError([f"image {path} is HEIC: {HEIF_HINT} or {CONVERT_HINT}."])
     import pi_heif
@@ -100,6 +108,8 @@ def _plain_jpeg(file: ImageFile, channels: int) -> Array | None:
     if file.format not in JPEGS or colours is None:
         return None
     assert file.fp is not None
+    if os.fstat(file.fp.fileno()).st_size > MOST_BYTES:
+        return None
     height, width = file.height, file.width
     most = np.empty((height, width, channels), np.uint8)  # refused if the rest of the file says that it is larger
     file.fp.seek(0)

@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.runs.files import read_json
-from lockstep.system.wording import plural, similar_names
+from lockstep.system.wording import join_names, plural, similar_names
 
 IMAGE_SUFFIXES = (
     *(".apng", ".avif", ".bmp", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".jpx"),
     *(".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
 )
 HEIF_HINT, CONVERT_HINT = "install pi-heif (pip install pi-heif)", "convert them, e.g. to JPEG"
+NO_WIDTH = r"[\u200b\u2060\ufeff]"  # blanks
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")  # read where pi-heif is installed
 # images that are never read, most of them raw files of cameras, whose previews Pillow would take for the image
 UNREAD_SUFFIXES = (
@@ -81,7 +82,7 @@ def list_classes(root: str, group: str | int | None = None, *, is_other: bool = 
     empty: list[str] = []
     paths: list[str] = []  # from the class on
     unread: list[str] = []
-    class_names = strip_blanks([path.name for path in split_folders["train"]])
+    class_names = strip_names(f"data.root={root}", [path.name for path in split_folders["train"]])
     numbers = {name: number for number, name in enumerate(sorted({*class_names}, key=class_order))}
     for split, folders in split_folders.items():
         first = len(files)
@@ -90,7 +91,7 @@ def list_classes(root: str, group: str | int | None = None, *, is_other: bool = 
             files |= found
             start = len(str(class_folder.relative_to(folder).parent / "_")) - 1
             paths += [name[start:] for name in found]
-            labels += [numbers[strip_blanks([class_folder.name])[0]]] * len(found)
+            labels += [numbers[strip_blanks(class_folder.name)]] * len(found)
             if split == "train" and not found:
                 empty.append(str(class_folder))
         if split != "train" and len(files) == first:
@@ -133,7 +134,7 @@ def group_names(
             raise ValueError(f"data.group={group} finds no group for {count}: {hint}.")
         _print_once(f"data.group={group} finds no group for {count}: each is a group of its own")
         found = [name or single for name, single in zip(found, singles, strict=True)]
-    return strip_blanks(found)
+    return strip_names(f"{setting}, data.group={group}", found, "groups")
 
 
 def states_of(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], list[int]]:
@@ -222,9 +223,19 @@ def class_order(name: str) -> tuple[float, str]:
     return (int(name), name) if name.removeprefix("-").isdecimal() else (math.inf, name)
 
 
-def strip_blanks(names: Sequence[str]) -> list[str]:
-    """Strip blanks at the ends of names, unless there is nothing else."""
-    return [name.strip() or name for name in names]
+def strip_blanks(name: str) -> str:
+    """Strip blanks at the ends, and those of no width anywhere, unless there is nothing else."""
+    return re.sub(NO_WIDTH, "", name).strip() or name
+
+
+def strip_names(setting: str, names: Sequence[str], what: str = "class names") -> list[str]:
+    """Strip the ends of names, and print which had blanks."""
+    changed = [repr(name) for name in dict.fromkeys(names) if name != strip_blanks(name)]
+    if changed:
+        _print_once(
+            f"{setting}: blanks at the ends of {what}, and those of no width, are ignored: {join_names(changed)}"
+        )
+    return list(map(strip_blanks, names))
 
 
 @functools.cache
@@ -335,7 +346,7 @@ def class_folders(root: str, least: int = 2) -> tuple[Path, dict[str, list[Path]
     folder = require_folder(root)
     split_folders = _split_folders(root, folder)
     classes = {split: _subfolders(path) for split, path in split_folders.items()}
-    names = {split: [*dict.fromkeys(strip_blanks([path.name for path in paths]))] for split, paths in classes.items()}
+    names = {split: [*dict.fromkeys(strip_blanks(path.name) for path in paths)] for split, paths in classes.items()}
     if lacking := [str(split_folders[split]) for split, paths in classes.items() if not paths]:
         hint = "give one folder per class, or train/, val/ or test/ with them"
         raise FileNotFoundError(f"data.root={root} has no class folders in {', '.join(lacking)}: {hint}.")

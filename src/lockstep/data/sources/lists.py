@@ -27,7 +27,7 @@ from lockstep.data.images.image_table import (
     require_folder,
     require_path,
     states_of,
-    strip_blanks,
+    strip_names,
 )
 from lockstep.data.images.preprocessing import View
 from lockstep.data.sources.folders import complete_splits
@@ -198,6 +198,10 @@ def _read(path: Path, setting: str, settings: dict[str, str]) -> _Cells:
             if not cell.strip()
         ]
     )
+    problem = "the cell has a NUL byte, remove it"
+    _refuse(
+        [cells.line(row, name, problem) for name in settings for row, cell in enumerate(columns[name]) if "\0" in cell]
+    )
     return cells
 
 
@@ -240,12 +244,12 @@ def _groups(
     texts = cells.columns[group_column or path_column]
     if group_column is None:
         return group_names(cells.setting, group, texts, singles)
-    return strip_blanks(texts)
+    return strip_names(f"{cells.setting}, column {group_column}", texts, "groups")
 
 
 def _classes(cells: _Cells, column: str, train: NDArray[np.int64]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Class numbers int64 (N,), and the names of the classes in the rows of `train`."""
-    texts = strip_blanks(cells.columns[column])
+    texts = strip_names(f"{cells.setting}, column {column}", cells.columns[column])
     names = sorted({texts[row] for row in train}, key=class_order)
     if len(names) < 2:
         raise ValueError(f"{cells.setting} has one class only, {names[0]}, in column {column}: add the other classes.")
