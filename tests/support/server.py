@@ -1,11 +1,16 @@
 """The fork server of a test session: that of the product, which also imports what commands do."""
 
-import lockstep.launch.server  # noqa: I001  # first: it silences the process
+import signal
 
-import hydra  # noqa: F401
+# before the product asks: under nohup it would be ignored, also by the trainings that tests send it to
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-import lockstep.cli.help
-import lockstep.cli.main
-import lockstep.cli.train
-import lockstep.sweeps.command
-import lockstep.callbacks.plots  # noqa: F401
+import lockstep.launch.server  # noqa: E402, I001  # first: it silences the process
+
+import hydra  # noqa: E402, F401
+
+import lockstep.cli.help  # noqa: E402
+import lockstep.cli.main  # noqa: E402
+import lockstep.cli.train  # noqa: E402
+import lockstep.sweeps.command  # noqa: E402
+import lockstep.callbacks.plots  # noqa: E402, F401
