@@ -37,7 +37,7 @@ PAGES = [
     pytest.param(ROOT / "README.md", id="README"),
     *(pytest.param(page, id=page.stem, marks=pytest.mark.full) for page in DOCS if page.stem not in NOT_TYPED),
 ]
-MORE = {"photographs": ("data.image_size=64",)}  # settings of the trainings of a page
+MORE = {"photographs": ("data.image_size=64",), "use": ("model.width=8",)}  # settings of the trainings of a page
 IN_TABLE = re.compile(r"^\|.*$", re.MULTILINE)
 IN_LINE = re.compile(r"`((?:python train\.py|lockstep) [^`]*)`")
 # a training of these is checked for a machine that has what it needs
@@ -124,8 +124,10 @@ class Reader:
             words.append(f"trainer.max_epochs={self.num_epochs}")
         elif is_training or "benchmark" in words:
             words = [shorter(word) for word in words]
-            if not any(word.startswith("debug=") for word in words):
-                words += ["debug=fast", *self.more]
+            # digits train in seconds, and a page uses what the network has learned
+            if not any(word.startswith(("debug=", "data=digits")) for word in words):
+                words.append("debug=fast")
+            words += self.more
         start = time.time()
         done = run([str(BIN / words[0]), *words[1:]], self.folder, self.variables)
         print(f"{time.time() - start:5.1f}", shlex.join(words), flush=True)
