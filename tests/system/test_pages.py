@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from sybil import Example
 from sybil.document import Document
 from sybil.parsers.markdown import CodeBlockParser
@@ -56,8 +56,7 @@ SHORTER = {
 DATED = re.compile(r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d_(\w+)")
 # options with the names of Lockstep's own take their places
 OPTIONS = {
-    "config.yaml": "defaults: [lockstep, override data: synthetic, override callbacks: small, _self_]\n"
-    "eval_batch_size: 64\n",
+    "config.yaml": "defaults: [lockstep, override callbacks: small, _self_]\neval_batch_size: 64\n",
     "callbacks/small.yaml": "defaults: [default]\npictures: null\ncurves: null\n",
     "model/resnet18.yaml": "_target_: lockstep.models.ResNet18\nwidth: 2\nstem: small\nshortcut_norm: true\n"
     "bias: false\ndropout: 0.0\ninit: kaiming\n",
@@ -74,10 +73,13 @@ def write_project(folder: Path, *, has_photos: bool) -> None:
         (folder / "conf" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "conf" / name).write_text(text)
     draw = np.random.default_rng(0)
-    paths = [f"flowers/{name}/{number}_x.jpg" for name in ("daisy", "rose", "tulip") for number in range(12)]
-    for path in (*paths, "photos/0.png") if has_photos else paths:
+    paths = [f"flowers/{name}/{day}_x.jpg" for name in ("daisy", "rose", "tulip") for day in range(20, 32)]
+    for path in [*paths, "photos/0.png"] if has_photos else paths:
+        exif = Image.Exif()
+        taken = f"2026:05:{Path(path).name[:2]} 12:00:00"
+        exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = taken
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(draw.integers(0, 256, (40, 50, 3), np.uint8)).save(folder / path)
+        Image.fromarray(draw.integers(0, 256, (40, 50, 3), np.uint8)).save(folder / path, exif=exif)
     for name in ("resnet18", "mobilenet_v3_small"):
         weights = models.get_model_weights(name).DEFAULT  # pyright: ignore[reportAttributeAccessIssue]
         path = folder / "home" / "hub" / "checkpoints" / Path(weights.url).name
@@ -97,6 +99,8 @@ class Reader:
         if has_threads:
             del self.variables["OMP_NUM_THREADS"]
         write_project(folder, has_photos=has_photos)
+        self.dated: dict[str, str] = {}  # folders of this reader, by those of the page
+        self.run("python train.py seed=1")
         self.run("python train.py")
 
     def file(self, example: Example) -> None:
@@ -136,14 +140,21 @@ class Reader:
             self.failures.append(f"{line}\n{done.stdout[-1000:]}\n{done.stderr[-2000:]}")
 
     def here(self, word: str) -> str:
-        """The argument, with the newest run or sweep in place of one with a date."""
+        """The argument for this folder: its runs, its first sweep, its images, and a day on which some were taken."""
 
-        def newest(match: re.Match[str]) -> str:
-            name = "sweep.json" if match[1] in ("sweep", "other") else "config.yaml"
-            found = [path.parent for path in self.folder.glob(f"outputs/*/*/{name}")]
-            return str(max(found, key=lambda path: path.stat().st_mtime).relative_to(self.folder))
+        def folder(match: re.Match[str]) -> str:
+            is_sweep = match[1] in ("sweep", "other")
+            found = self.folder.glob(f"outputs/*/*/{'sweep.json' if is_sweep else 'config.yaml'}")
+            folders = [str(path.parent.relative_to(self.folder)) for path in sorted(found, key=changed)]
+            others = [each for each in folders if is_sweep or each not in self.dated.values()]
+            return self.dated.setdefault(match[0], others[0] if others else folders[-1])
 
-        return DATED.sub(newest, word)
+        word = word.replace("/mnt/flowers", "flowers").replace("2026-06-01", "2026-05-26")
+        return DATED.sub(folder, word)
+
+
+def changed(path: Path) -> int:
+    return path.stat().st_mtime_ns
 
 
 def run(words: list[str], cwd: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
