@@ -41,10 +41,12 @@ MORE = {"photographs": ("data.image_size=64",), "use": ("model.width=8",)}  # se
 IN_TABLE = re.compile(r"^\|.*$", re.MULTILINE)
 IN_LINE = re.compile(r"`((?:python train\.py|lockstep) [^`]*)`")
 # a training of these is checked for a machine that has what it needs
-ELSEWHERE = re.compile(r"cluster=slurm|strategy=(ddp|single_device)|devices=\[|precision=float16|zip://|https?://")
+ELSEWHERE = re.compile(
+    r"cluster=slurm|strategy=(ddp|single_device)|devices=\[|--devices 0|precision=float16|zip://|https?://"
+)
 # what other files of tests do: make, servers, launchers and schedulers, jobs with made-up numbers
 OTHERS = re.compile(
-    r"make |lockstep (board|new|jobs (cancel|\w+ 17)|stop|schema|data fetch)|srun|salloc|.*(model=timm|jq -r)|cd "
+    r"make |lockstep (board|new|jobs (cancel|show|\w+ 17)|stop|schema|data fetch)|srun|salloc|.*(model=timm| \| )|cd "
 )
 SHORTER = {
     "search.num_trials": "2",
@@ -138,6 +140,8 @@ class Reader:
         codes = (0, 1) if words[1:3] == ["data", "check"] else (0,)  # 1: it has found something
         if done.returncode not in codes:
             self.failures.append(f"{line}\n{done.stdout[-1000:]}\n{done.stderr[-2000:]}")
+        elif "cluster=local" in words:
+            self.run("lockstep jobs wait latest")
 
     def here(self, word: str) -> str:
         """The argument for this folder: its runs, its first sweep, its images, and a day on which some were taken."""
