@@ -32,7 +32,7 @@ pytestmark = pytest.mark.processes
 BIN = Path(sys.executable).parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 # pages without commands of a user, and those whose commands set up a machine
-NOT_TYPED = ("api", "configuration", "design", "gpu", "install", "platforms", "releasing", "ten-minutes")
+NOT_TYPED = ("api", "configuration", "design", "gpu", "hardware", "install", "platforms", "releasing", "ten-minutes")
 PAGES = [
     pytest.param(ROOT / "README.md", id="README"),
     *(pytest.param(page, id=page.stem, marks=pytest.mark.full) for page in DOCS if page.stem not in NOT_TYPED),
