@@ -169,8 +169,11 @@ def run(words: list[str], cwd: Path, variables: dict[str, str]) -> subprocess.Co
 
 
 def shorter(word: str) -> str:
+    """The setting with fewer values, or a smaller one."""
     name, _, value = word.partition("=")
-    return f"{name}={SHORTER[name]}" if name in SHORTER and len(value) > len(SHORTER[name]) else word
+    short = SHORTER.get(name, value)
+    is_longer = len(value) > len(short) and ("," in value) == ("," in short)
+    return f"{name}={short}" if is_longer else word
 
 
 def check(words: list[str]) -> None:
