@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     labels.add_argument("run", metavar="SWEEP|RUN", help=text)
     text = "CSV file to write, with a row for each image, and pictures next to it (.png); default: labels.csv"
     labels.add_argument("--output", default="labels.csv", help=text)
-    commands.add_parser("jobs", help="list, follow, cancel and requeue submitted runs", add_help=False)
+    commands.add_parser("jobs", help="list, wait for, cancel and requeue submitted runs", add_help=False)
     stop = command("stop", "stop a run, or all trials of a sweep, with a checkpoint")
     evaluate = command("eval", "evaluate a trained network, on any number of workers")
     predict = command("predict", "predict images: a table, or a CSV file")
