@@ -93,7 +93,8 @@ class Reader:
     """Types the blocks of one page."""
 
     def __init__(self, folder: Path, *, more: Sequence[str], has_threads: bool, has_photos: bool) -> None:
-        self.folder, self.more = folder, more
+        self.folder = folder
+        self.more: Sequence[str] = ()
         self.num_epochs = 1
         self.failures: list[str] = []
         self.cells: list[str] = []
@@ -104,6 +105,7 @@ class Reader:
         self.dated: dict[str, str] = {}  # folders of this reader, by those of the page
         self.run("python train.py seed=1")
         self.run("python train.py")
+        self.more = more
 
     def file(self, example: Example) -> None:
         path = FILE.match(example.parsed)
