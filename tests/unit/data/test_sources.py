@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 from torchvision.datasets import cifar
 from torchvision.datasets import utils as downloads
 
 from lockstep.data.images import decoded_splits
-from lockstep.data.images.decoded_image import DecodedImage, decode
-from lockstep.data.images.image_table import IMAGE_SUFFIXES, class_folders, list_classes, list_images
+from lockstep.data.images.decoded_image import decode
+from lockstep.data.images.image_table import class_folders, list_classes, list_images
 from lockstep.data.images.preprocessing import View
 from lockstep.data.sources.builtin import digits, synthetic
 from lockstep.data.sources.downloads import cifar10, fashion_mnist
 from lockstep.data.sources.folders import image_folder, unlabelled_folder
 from lockstep.data.sources.lists import image_list
-from lockstep.data.splits import Fold, ImageError, Images, Splits, whole
+from lockstep.data.splits import ImageError, Images, Splits, whole
 from lockstep.system.wording import similar_names
 from tests.support.image_files import SETTINGS, write_image, write_list
 
@@ -36,13 +36,12 @@ LIST: dict[str, Any] = {
 }
 
 
-def unlabelled(root: str, *, size: list[int], channels: int = 3, background: str = "white") -> Images:
-    view = View.from_keys(size, "auto", "crop", "auto", background)
-    return unlabelled_folder(root, view=view, channels=channels)[0]
+def unlabelled(root: str, *, size: list[int]) -> tuple[Images, Any]:
+    return unlabelled_folder(root, view=View.from_keys(size, "auto", "crop", "auto", "white"), channels=3)
 
 
-def decoded(path: str, channels: int, background: str) -> DecodedImage:
-    return decode(path, channels, View.from_keys(None, "auto", "crop", "auto", background))
+def decoded(path: Path) -> torch.Tensor:
+    return decode(str(path), 1, View.from_keys(None, "auto", "crop", "auto", "white")).pixels
 
 
 def pixels_of(seed: int, height: int = 8, width: int = 8) -> np.ndarray:
@@ -55,11 +54,10 @@ def write(path: Path, seed: int = 0, height: int = 8, width: int = 8) -> Path:
     return path
 
 
-def write_classes(folder: Path, classes: dict[str, int]) -> Path:
+def write_classes(folder: Path, classes: dict[str, int]) -> None:
     for seed, (name, count) in enumerate(classes.items()):
         for i in range(count):
             write(folder / name / f"{i}.png", seed=100 * seed + i)
-    return folder
 
 
 def read(root: Path, **changes: Any) -> Splits:
@@ -67,16 +65,13 @@ def read(root: Path, **changes: Any) -> Splits:
 
 
 def names(splits: Splits) -> list[str]:
-    return [name for part in (splits.train, splits.val, splits.test) for name in part.names]
+    return [name for part in splits.parts.values() for name in part.names]
 
 
 def assert_well_formed(splits: Splits) -> None:
-    for part in (splits.train, splits.val, splits.test):
-        assert whole(part.pixels).dtype == torch.uint8
-        assert part.targets.dtype == torch.int64
-        assert whole(part.pixels).is_contiguous()
-        assert len(part) == len(whole(part.pixels)) == len(part.targets) == len(part.names) > 0
-        assert 0 <= part.targets.min() <= part.targets.max() < len(splits.class_names)
+    for part in splits.parts.values():
+        assert (whole(part.pixels).dtype, part.targets.dtype) == (torch.uint8, torch.int64)
+        assert len(whole(part.pixels)) == len(part.targets) == len(part.names) > 0
 
 
 def same(a: Images, b: Images) -> bool:
@@ -86,29 +81,16 @@ def same(a: Images, b: Images) -> bool:
 def test_digits_are_scikit_learns_each_in_exactly_one_split() -> None:
     from sklearn.datasets import load_digits
 
-    splits = digits(val_fraction=0.1, test_fraction=0.2, split_seed=0)
-    assert_well_formed(splits)
-    assert same(splits.test, digits(val_fraction=0.1, test_fraction=0.2, split_seed=0).test)
-    assert splits.test.names != digits(val_fraction=0.1, test_fraction=0.2, split_seed=1).test.names
+    settings: Any = {"val_fraction": 0.1, "test_fraction": 0.2}
+    splits = digits(**settings, split_seed=0)
+    assert same(splits.test, digits(**settings, split_seed=0).test)
+    assert splits.test.names != digits(**settings, split_seed=1).test.names
     assert sorted(names(splits)) == sorted(f"digits/{i}" for i in range(1797))
-    assert (len(splits.val), len(splits.test)) == (180, 359)
     images, labels = map(np.asarray, load_digits(return_X_y=True))
-    for part in (splits.train, splits.val, splits.test):
+    for part in splits.parts.values():
         index = [int(name.removeprefix("digits/")) for name in part.names]
         assert part.targets.tolist() == labels[index].tolist()
         assert (whole(part.pixels).flatten(1).double() - torch.from_numpy(images[index]) * 255 / 16).abs().max() <= 0.5
-
-
-@pytest.mark.parametrize(
-    ("val", "test", "message"),
-    [
-        (0.1, 1e-5, r"data\.test_fraction=1e-05 of 1797 images makes a split of 0"),
-        (0.5, 0.6, r"data\.val_fraction=0\.5 and data\.test_fraction=0\.6 of 1797 images leave none for training"),
-    ],
-)
-def test_fractions_that_leave_a_split_empty_are_named(val: float, test: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        digits(val_fraction=val, test_fraction=test, split_seed=0)
 
 
 @pytest.mark.skipif(
@@ -155,28 +137,23 @@ def test_cifar10_is_the_file_contents_as_images_of_three_channels(
     assert (len(splits.train), len(splits.val), len(splits.test)) == (40, 10, 10)
     assert splits.class_names[3] == "thing 3"
     assert torch.equal(whole(splits.test.pixels), torch.from_numpy(test).view(-1, 3, 32, 32))
-    known = {f"train/{i}": torch.from_numpy(first[i]).view(3, 32, 32) for i in range(10)}
-    found = {
-        name: image
-        for part in (splits.train, splits.val)
-        for name, image in zip(part.names, whole(part.pixels), strict=True)
-    }
-    assert all(torch.equal(found[name], image) for name, image in known.items())
+    found = dict(zip(splits.train.names, whole(splits.train.pixels), strict=True))
+    found |= zip(splits.val.names, whole(splits.val.pixels), strict=True)
+    for number, image in enumerate(first):
+        assert torch.equal(found[f"train/{number}"], torch.from_numpy(image).view(3, 32, 32))
 
 
 @pytest.mark.parametrize("source", [fashion_mnist, cifar10])
-@pytest.mark.parametrize(("download", "hint"), [(True, "check the network"), (False, "set data.download=true")])
-def test_files_that_cannot_be_read_or_downloaded_are_one_error_with_a_hint(
+@pytest.mark.parametrize(("download", "hint"), [(True, "no route"), (False, "set data.download=true")])
+def test_download_fails(
     source: Any, download: bool, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_network(*_: object, **__: object) -> None:
         raise OSError("no route")
 
     monkeypatch.setattr(downloads, "download_url", no_network)
-    with pytest.raises(FileNotFoundError, match=rf"data\.root={tmp_path} has no readable .*{hint}") as caught:
+    with pytest.raises(FileNotFoundError, match=rf"data\.root={tmp_path} has no readable .*{hint}"):
         source(root=str(tmp_path), download=download, val_fraction=0.1, split_seed=0)
-    assert "\n" not in str(caught.value)
-    assert not download or "no route" in str(caught.value)
 
 
 def test_class_folders_are_cut_three_ways_and_every_file_is_in_one_split_with_its_class(tmp_path: Path) -> None:
@@ -195,44 +172,6 @@ def test_class_folders_are_cut_three_ways_and_every_file_is_in_one_split_with_it
             assert torch.equal(pixels, torch.from_numpy(pixels_of(100 * label + int(Path(name).stem))).permute(2, 0, 1))
 
 
-@pytest.mark.parametrize("missing", [("val", "test"), ("test",)])
-def test_an_image_that_is_added_or_removed_moves_at_most_one_other_across_each_border(
-    tmp_path: Path, missing: tuple[str, ...]
-) -> None:
-    root = tmp_path if len(missing) == 2 else tmp_path / "train"
-    write_classes(root, {"a": 41, "b": 40})
-    if len(missing) == 1:
-        write_classes(tmp_path / "val", {"a": 1, "b": 1})
-
-    def split_of() -> dict[str, str]:
-        return {name: split for split, part in read(tmp_path).parts.items() for name in part.names}
-
-    def moves(before: dict[str, str]) -> list[tuple[str, str]]:
-        after = split_of()
-        return [(split, after[name]) for name, split in before.items() if name in after and after[name] != split]
-
-    for number in range(12):
-        before = split_of()
-        write(root / "a" / f"new {number}.png", seed=1)
-        found = moves(before)
-        assert len(found) == len({frozenset(move) for move in found}) <= len(missing)
-    before = split_of()
-    write_classes(root, {"c": 9})
-    assert moves(before) == []
-    (root / "a" / "7.png").unlink()
-    found = moves(before)
-    assert len(found) == len({frozenset(move) for move in found}) <= len(missing)
-
-
-def test_every_class_is_in_every_split_that_it_is_large_enough_for(tmp_path: Path) -> None:
-    write_classes(tmp_path, {"a": 30, "b": 3, "c": 2, "d": 1})
-    splits = read(tmp_path, val_fraction=0.05, test_fraction=0.05)
-    counts = [part.targets.bincount(minlength=4).tolist() for part in splits.parts.values()]
-    assert all(min(row[:2]) > 0 for row in counts)
-    assert [row[2] for row in counts] == [1, 1, 0]
-    assert [row[3] for row in counts] == [1, 0, 0]
-
-
 def write_patients(folder: Path) -> Path:
     """Write two classes of 12 patients with 1 to 4 images each: ill/p03_1.png, and the same in folders below."""
     for number in range(24):
@@ -242,27 +181,11 @@ def write_patients(folder: Path) -> Path:
     return folder
 
 
-def splits_of_groups(splits: Splits) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for split, part in splits.parts.items():
-        for group, name in zip(part.groups or (), part.names, strict=True):
-            assert group in name
-            found.setdefault(group, set()).add(split)
-    return found
-
-
 @pytest.mark.parametrize("group", [r"/(p\d+)_", 1])
-@pytest.mark.parametrize("fold", [None, Fold(1, 4)])
-def test_images_of_a_group_are_in_one_split(tmp_path: Path, group: str | int, fold: Fold | None) -> None:
-    root = write_patients(tmp_path)
-    assert any(len(splits) > 1 for splits in splits_of_groups(read(root, group=r"/(p\d+)_")).values()) is False
-    found = splits_of_groups(read(root, group=group, fold=fold))
+def test_group_in_one_split(tmp_path: Path, group: str | int) -> None:
+    splits = read(write_patients(tmp_path), group=group)
+    found = {(patient, split) for split, part in splits.parts.items() for patient in part.groups or ()}
     assert len(found) == 24
-    assert all(len(splits) == 1 for splits in found.values())
-    plain = read(root, fold=fold)
-    assert all(part.groups is None for part in plain.parts.values())
-    divided = {(Path(name).parent.name, split) for split, part in plain.parts.items() for name in part.names}
-    assert len(divided) > 24
 
 
 def test_a_group_is_that_many_folders_below_the_class_also_in_split_folders(tmp_path: Path) -> None:
@@ -276,50 +199,23 @@ def test_a_group_is_that_many_folders_below_the_class_also_in_split_folders(tmp_
 @pytest.mark.parametrize(
     ("group", "message"),
     [
-        (
-            r"/(p\d+",
-            r"data\.group=/\(p\\d\+ is not a regular expression .* \(missing \), .*\): correct it, such as",
-        ),
-        (
-            r"/p\d+_",
-            r"data\.group=/p\\d\+_ is .* with a bracket \(\.\.\.\) around the group \(no such group\): correct it",
-        ),
-        (
-            r"/(p0\d)_",
-            r"data\.group=\S+ finds no group for 37 of 60 images of data\.root=\S+, such as ill/p10/p10_0\.png",
-        ),
-        (r"/(q)?p", r"data\.group=\S+ finds no group for 60 of 60 images"),
-        (
-            2,
-            r"data\.group=2 finds no group for 60 of 60 images of data\.root=\S+, such as ill/p00/p00_0\.png",
-        ),
+        (r"/(p\d+", r"data\.group=.*missing \)"),
+        (r"/p\d+_", r"data\.group=.*no such group"),
+        (r"/(p0\d)_", r"data\.group=.*37 of 60 images.* ill/p10/p10_0\.png"),
+        (r"/(q)?p", r"data\.group=.*60 of 60 images"),
+        (2, r"data\.group=2 .*60 of 60 images.* ill/p00/p00_0\.png"),
     ],
 )
-def test_a_group_that_cannot_be_found_is_one_error_with_a_hint(tmp_path: Path, group: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
+def test_group_not_found(tmp_path: Path, group: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         read(write_patients(tmp_path), group=group)
-    assert "\n" not in str(caught.value)
 
 
-def test_images_of_other_data_may_have_no_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_group_of_other_data_optional(tmp_path: Path) -> None:
     for name in ("a/p1_0.png", "a/p1_1.png", "a/x.png", "a/y.png"):
         write(tmp_path / name)
     groups = list_classes(str(tmp_path), r"/(p\d)_", is_other=True).groups
     assert groups == ["p1", "p1", "a/x.png", "a/y.png"]
-    line = f"finds no group for 2 of 4 images of data.root={tmp_path}, such as a/x.png: each is a group of its own\n"
-    assert line in capsys.readouterr().out
-
-
-def test_images_of_an_earlier_cut_stay_where_they_were(tmp_path: Path) -> None:
-    write_classes(tmp_path, {"a": 30, "b": 30})
-    before = {name: split for split, part in read(tmp_path).parts.items() for name in part.names}
-    for number in range(30):
-        write(tmp_path / "a" / f"new {number}.png", seed=number)
-    again = {name: split for split, part in read(tmp_path).parts.items() for name in part.names}
-    kept = {name: split for split, part in read(tmp_path, kept=before).parts.items() for name in part.names}
-    assert not before.items() <= again.items()
-    assert before.items() <= kept.items()
-    assert {kept[name] for name in kept if name not in before} == {"train", "val", "test"}
 
 
 @pytest.mark.parametrize("missing", [(), ("val",), ("val", "test")])
@@ -328,73 +224,9 @@ def test_split_folders_are_used_and_missing_ones_cut_off_train(tmp_path: Path, m
         write_classes(tmp_path / name, {"cat": 4, "dog": 4})
     splits = read(tmp_path, **{} if missing else {"val_fraction": 0, "test_fraction": 0})
     for name in ("val", "test"):
-        part: Images = getattr(splits, name)
         folder = "train" if name in missing else name
-        assert set(part.targets.tolist()) == {0, 1}
-        assert all(file.startswith(f"{folder}/") for file in part.names)
+        assert {file.partition("/")[0] for file in splits.parts[name].names} == {folder}
     assert len(set(names(splits))) == len(names(splits)) == 8 * (3 - len(missing))
-
-
-@pytest.mark.parametrize("suffix", sorted(IMAGE_SUFFIXES))
-@pytest.mark.parametrize("channels", [1, 3])
-def test_every_format_is_read_as_grey_or_colour(tmp_path: Path, suffix: str, channels: int) -> None:
-    for name in ("a", "b"):
-        for i in range(4):
-            path = tmp_path / name / f"{i}{suffix.upper()}"
-            path.parent.mkdir(exist_ok=True)
-            if suffix in (".pgm", ".gif"):
-                Image.fromarray(pixels_of(i)).convert("L").save(path)
-            else:
-                Image.fromarray(pixels_of(i)).save(path)
-    pixels = whole(read(tmp_path, channels=channels).train.pixels)
-    assert pixels.shape[1:] == (channels, 8, 8)
-    assert pixels.float().std() > 20
-
-
-def opaque_left(mode: str, path: Path) -> Path:
-    """An image whose left half is (10, 10, 10), with nothing to be seen in its right half."""
-    image = Image.new("RGBA", (8, 4), (77, 77, 77, 0))
-    image.paste((10, 10, 10, 255), (0, 0, 4, 4))
-    if mode in ("P bytes", "P index"):
-        palette = Image.new("P", (8, 4), 1)
-        palette.putpalette([10, 10, 10, 77, 77, 77, 5, 5, 5])
-        palette.paste(0, (0, 0, 4, 4))
-        # Pillow reads one clear entry as its index, several as bytes
-        palette.save(path, transparency=bytes([255, 0, 128]) if mode == "P bytes" else 1)
-    elif mode in ("L", "RGB"):
-        image.convert("RGB").convert(mode).save(path, transparency={"L": 77, "RGB": (77, 77, 77)}[mode])
-    else:
-        image.convert(mode).save(path)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("mode", "suffix"),
-    [
-        *(("RGBA", suffix) for suffix in (".png", ".webp", ".tif", ".avif", ".jp2")),
-        *((mode, ".png") for mode in ("LA", "P bytes", "P index", "L", "RGB")),
-        ("P index", ".gif"),
-        ("LA", ".jp2"),
-    ],
-)
-def test_transparent_pixels_are_laid_on_the_background(tmp_path: Path, mode: str, suffix: str) -> None:
-    path = opaque_left(mode, tmp_path / f"a{suffix}")
-    for channels, background, value in ((1, "white", 255), (3, "white", 255), (3, "black", 0), (1, "grey", 128)):
-        pixels, _ = decoded(str(path), channels, background)
-        tolerance = 8 if suffix in (".webp", ".avif", ".jp2") else 0
-        assert (pixels[..., :3].int() - 10).abs().max() <= tolerance
-        assert (pixels[..., 5:].int() - value).abs().max() <= tolerance
-
-
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB"])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_opaque_images_have_the_bits_they_had_without_alpha(tmp_path: Path, mode: str, channels: int) -> None:
-    image = Image.fromarray(pixels_of(0)).convert(mode)
-    options: dict[str, Any] = {"transparency": bytes([255] * 256)} if mode == "P" else {}
-    image.save(tmp_path / "a.png", **options)
-    expected = np.array(image.convert("RGB").convert("L" if channels == 1 else "RGB"))
-    pixels, _ = decoded(str(tmp_path / "a.png"), channels, "black")
-    assert torch.equal(pixels, torch.from_numpy(expected).view(8, 8, channels).permute(2, 0, 1))
 
 
 # -- damaged files -----------------------------------------------------------------------------------------------------
@@ -414,10 +246,10 @@ def test_whatever_a_decoder_raises_names_the_file(
         read(tmp_path, image_size=8)
 
 
-def test_formats_that_are_not_documented_are_no_images(tmp_path: Path) -> None:
+def test_decode_postscript(tmp_path: Path) -> None:
     Image.fromarray(pixels_of(0, 16, 16)).save(tmp_path / "a.jpg", format="EPS")
-    with pytest.raises(ImageError, match=r"cannot be read \(not an image\)"):
-        decoded(str(tmp_path / "a.jpg"), 3, "white")
+    with pytest.raises(ImageError, match="not an image"):
+        decoded(tmp_path / "a.jpg")
 
 
 def exif_of(*entries: tuple[int, int, int, int], rest: bytes = b"") -> bytes:
@@ -437,59 +269,26 @@ BAD_EXIF = {
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's of corrupt EXIF
-@pytest.mark.parametrize("name", BAD_EXIF)
-def test_a_good_picture_with_bad_exif_is_used_and_turned_where_that_can_be_read(tmp_path: Path, name: str) -> None:
-    exif, is_turned = BAD_EXIF[name]
+@pytest.mark.parametrize("case", BAD_EXIF)
+def test_a_good_picture_with_bad_exif_is_used_and_turned_where_that_can_be_read(tmp_path: Path, case: str) -> None:
+    exif, is_turned = BAD_EXIF[case]
     lying = Image.fromarray(pixels_of(0, 8, 16)).convert("L")
     for suffix in (".png", ".jpg", ".webp"):
         lying.save(tmp_path / f"plain{suffix}")
         lying.save(tmp_path / f"a{suffix}", exif=exif)
-        plain, pixels = (decoded(str(tmp_path / f"{each}{suffix}"), 1, "white").pixels for each in ("plain", "a"))
+        plain, pixels = (decoded(tmp_path / f"{name}{suffix}") for name in ("plain", "a"))
         assert torch.equal(pixels, plain.rot90(-1, (1, 2)) if is_turned else plain)
 
 
-def test_every_orientation_is_that_of_pillow(tmp_path: Path) -> None:
-    for orientation in range(1, 9):
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        Image.fromarray(pixels_of(0, 6, 9)).save(tmp_path / "a.png", exif=exif)
-        expected = np.array(ImageOps.exif_transpose(Image.open(tmp_path / "a.png")))
-        found = decoded(str(tmp_path / "a.png"), 3, "white").pixels
-        assert torch.equal(found, torch.from_numpy(expected).permute(2, 0, 1)), orientation
-
-
-# -- animated files ----------------------------------------------------------------------------------------------------
-
-
-def write_frames(path: Path) -> Path:
-    frames = [Image.new("RGB", (8, 8), (40 * number, 100, 0)) for number in range(3)]
-    frames[0].save(path, save_all=True, append_images=frames[1:])
-    return path
-
-
-@pytest.mark.parametrize("suffix", [".gif", ".webp", ".png", ".tif", ".avif"])
-def test_of_an_animated_file_the_first_frame_is_used(tmp_path: Path, suffix: str) -> None:
-    pixels, _ = decoded(str(write_frames(tmp_path / f"a{suffix}")), 3, "white")
-    assert (pixels[0].int() <= 8).all()
-
-
-def test_a_damaged_second_frame_is_not_looked_at(tmp_path: Path) -> None:
-    path = write_frames(tmp_path / "a.gif")
-    content = path.read_bytes()
-    start = content.index(b"\x21\xf9", content.index(b"\x2c"))
-    path.write_bytes(content[: start + 12])
-    assert (decoded(str(path), 3, "white").pixels[1] == 100).all()
-
-
-def test_val_and_test_may_lack_a_class_and_labels_stay_those_of_train(tmp_path: Path) -> None:
+def test_labels_with_absent_class(tmp_path: Path) -> None:
     write_classes(tmp_path / "train", {"cat": 3, "dog": 3, "owl": 3})
-    for name in ("val", "test"):
-        write_classes(tmp_path / name, {"cat": 3, "owl": 3})
+    write_classes(tmp_path / "val", {"cat": 3, "owl": 3})
+    write_classes(tmp_path / "test", {"owl": 3})
     (tmp_path / "val" / "dog").mkdir()
     splits = read(tmp_path)
     assert splits.class_names == ("cat", "dog", "owl")
-    assert splits.train.targets.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert splits.val.targets.tolist() == splits.test.targets.tolist() == [0, 0, 0, 2, 2, 2]
+    assert splits.val.targets.tolist() == [0, 0, 0, 2, 2, 2]
+    assert splits.test.targets.tolist() == [2, 2, 2]
 
 
 TWO = ("cat/1.png", "dog/1.png")
@@ -506,6 +305,7 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], str]] = {  # files, or folders that en
         tuple(f"{part}/{name}" for part in ("train", "val", "valid") for name in TWO),
         r"has 2 folders for val: val, valid\. Keep one",
     ),
+    "no val": (tuple(f"train/{name}" for name in TWO), r'no split "val" and data\.val_fraction=0'),
     "folds": (
         tuple(f"fold{number}/{name}" for number in (1, 2) for name in TWO),
         r"the same folders and no image in each of fold1, fold2.*name them train, val, test",
@@ -517,11 +317,9 @@ def make_layout(root: Path, files: Iterable[str]) -> None:
     for name in files:
         if name.endswith("/"):
             (root / name).mkdir(parents=True)
-        elif name.endswith(".txt"):
+        else:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).touch()
-        else:
-            write(root / name)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -529,15 +327,12 @@ def test_folders_that_cannot_be_used_are_refused_with_what_is_wrong(tmp_path: Pa
     files, message = LAYOUTS[name]
     make_layout(tmp_path, files)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        read(tmp_path)
-
-
-def test_a_missing_split_without_a_fraction_and_a_missing_root_are_refused(tmp_path: Path) -> None:
-    write_classes(tmp_path / "train", {"cat": 4, "dog": 4})
-    with pytest.raises(ValueError, match=r'has no split "val" and data\.val_fraction=0: add images of it'):
         read(tmp_path, val_fraction=0)
+
+
+def test_missing_root(tmp_path: Path) -> None:
     for look in (read, lambda root: class_folders(str(root))):
-        with pytest.raises(FileNotFoundError, match=r"data\.root=.*nowhere does not exist"):
+        with pytest.raises(FileNotFoundError, match=r"data\.root=.*nowhere"):
             look(tmp_path / "nowhere")
 
 
@@ -559,11 +354,9 @@ def test_split_folders_have_their_usual_names_in_any_case(tmp_path: Path, names:
     for name in names:
         write_classes(tmp_path / name, {"cat": 4, "dog": 4, "owl": 4})
     listing = list_classes(str(tmp_path))
-    assert listing.class_names == ("cat", "dog", "owl")
-    wanted = {"tr": "train", "va": "val", "te": "test"}
-    assert list(listing.splits) == [wanted[name[:2].lower()] for name in names]
-    for name, part in zip(names, listing.splits.values(), strict=True):
-        assert {listing.names[position].partition("/")[0] for position in part} == {name}
+    found = {split: {listing.names[row].partition("/")[0] for row in rows} for split, rows in listing.splits.items()}
+    splits = {"tr": "train", "va": "val", "te": "test"}
+    assert found == {splits[name[:2].lower()]: {name} for name in names}
 
 
 def test_links_to_folders_are_followed_and_no_folder_is_taken_twice(tmp_path: Path) -> None:
@@ -649,17 +442,6 @@ def test_images_of_two_sizes_need_an_image_size(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_broken_images_are_named_in_one_error_and_counted_from_the_eleventh(tmp_path: Path) -> None:
-    write_classes(tmp_path, {"a": 20, "b": 20})
-    content = (tmp_path / "a" / "0.png").read_bytes()
-    for number, path in enumerate((tmp_path / "a").iterdir()):
-        path.write_bytes((content[: len(content) // 2], b"not an image", b"")[number % 3])
-    with pytest.raises(ValueError, match=r"a/0\.png cannot be read.*replace or delete it") as caught:
-        read(tmp_path, image_size=8)
-    assert str(caught.value).count("\n") == 10
-    assert str(caught.value).endswith("and 10 more")
-
-
 def test_more_than_the_memory_is_refused_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_classes(tmp_path, {"a": 4, "b": 4})
     needed = 8 * 3 * 50 * 50
@@ -673,31 +455,29 @@ def test_more_than_the_memory_is_refused_before_decoding(tmp_path: Path, monkeyp
 def test_prediction_reads_every_image_below_a_folder_in_sorted_order(tmp_path: Path) -> None:
     for name in ("b.png", "a/z.png", "a/deep/er/1.jpg", ".hidden.png"):
         write(tmp_path / name, height=9, width=12)
-    images = unlabelled(str(tmp_path), size=[4, 6])
+    images, _ = unlabelled(str(tmp_path), size=[4, 6])
     assert images.names == ["a/deep/er/1.jpg", "a/z.png", "b.png"]
     assert whole(images.pixels).shape == (3, 3, 4, 6)
     assert images.targets.tolist() == [-1, -1, -1]
 
 
 def test_prediction_refuses_a_folder_without_images(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    for name, message in (("empty", "contains no image"), ("nowhere", "does not exist")):
-        with pytest.raises(FileNotFoundError, match=message):
-            unlabelled(str(tmp_path / name), size=[4, 6])
+    for root in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(FileNotFoundError):
+            unlabelled(str(root), size=[4, 6])
 
 
 @pytest.mark.parametrize("change", [b"other", None])
 def test_the_digest_of_a_folder_changes_with_its_files(tmp_path: Path, change: bytes | None) -> None:
     for name in ("a.png", "b.png"):
         write(tmp_path / name, height=9, width=12)
-    settings: Any = {"view": View.from_keys([4, 6], "auto", "crop", "auto", "white"), "channels": 3}
-    _, before = unlabelled_folder(str(tmp_path), **settings)
-    assert unlabelled_folder(str(tmp_path), **settings)[1] == before
+    _, before = unlabelled(str(tmp_path), size=[4, 6])
+    assert unlabelled(str(tmp_path), size=[4, 6])[1] == before
     if change is None:
         (tmp_path / "b.png").rename(tmp_path / "c.png")
     else:
         (tmp_path / "b.png").write_bytes(change)
-    assert unlabelled_folder(str(tmp_path), **settings)[1] != before
+    assert unlabelled(str(tmp_path), size=[4, 6])[1] != before
 
 
 SYNTHETIC: dict[str, Any] = {
