@@ -40,3 +40,7 @@ def shown(scratch: Path) -> list[Path]:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def times(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_ctime_ns for path in folder.rglob("*")}

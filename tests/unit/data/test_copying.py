@@ -3,11 +3,9 @@
 import errno
 import os
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,7 @@ from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_table import COPY_RECORD, list_classes
 from lockstep.data.splits import Splits, whole
 from tests.support.commands import Command
-from tests.support.copies import contents, listed, make, read, section, shown
+from tests.support.copies import contents, listed, make, read, section, shown, times
 from tests.support.harness import ROOT
 from tests.support.image_files import CHANGES, VIEW, write_folder, write_image, write_list
 
@@ -36,23 +34,20 @@ def scratch(tmp_path: Path) -> Path:
     return tmp_path / "scratch"
 
 
-def test_copy_contains_only_images(root: Path, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copy_contains_only_images(root: Path, scratch: Path) -> None:
     (root / "notes.tar").write_bytes(b"large")
     (root / "red fox" / "._hidden.png").write_bytes(b"x")
     elsewhere = write_image(root.parent / "linked.png", seed=3)
     (root / "red fox" / "linked.png").symlink_to(elsewhere)
     (root / "grey fox").symlink_to(root / "red fox")  # a class folder may be a link
     folder = make(root, scratch)
-    expected = {name: (root / name).read_bytes() for name in list_classes(str(root)).names}
-    assert contents(folder) == expected
+    assert contents(folder) == {name: (root / name).read_bytes() for name in list_classes(str(root)).names}
     for link in filter(Path.is_symlink, folder.rglob("*")):
         assert link.resolve().is_relative_to(folder)
     assert sorted(path.name for path in folder.parent.iterdir()) == [COPY_RECORD, "my images"]
-    assert shown(scratch) == [folder.parent]
-    assert "Copied 13 files of my images" in capsys.readouterr().out
-    before = {path: path.stat().st_ctime_ns for path in folder.rglob("*")}
+    before = times(folder)
     assert make(root, scratch) == folder  # a second run copies nothing
-    assert {path: path.stat().st_ctime_ns for path in folder.rglob("*")} == before
+    assert times(folder) == before
 
 
 def test_links_are_one_image_in_a_copy_too(root: Path, scratch: Path) -> None:
@@ -61,10 +56,8 @@ def test_links_are_one_image_in_a_copy_too(root: Path, scratch: Path) -> None:
     _, direct = loaded(section(root, None))
     for _ in range(2):  # copied, and found
         place, copied = loaded(section(root, scratch))
-        assert place is not None
         assert place != str(root)
-        for split, part in direct.parts.items():
-            assert part.names == copied.parts[split].names
+        assert [part.names for part in copied.parts.values()] == [part.names for part in direct.parts.values()]
 
 
 @pytest.mark.parametrize("change", ["changed", "added", "renamed"])
@@ -78,32 +71,32 @@ def test_changed_source_is_copied_again(root: Path, scratch: Path, change: str) 
     assert contents(old) == before  # another run may read it
 
 
-@pytest.mark.parametrize("damage", ["deleted", "written to", "no record"])
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "deleted": lambda folder: (folder / "red fox" / "bild ü 01.png").unlink(),  # as old files of a scratch disk are
+    "no record": lambda folder: (folder.parent / COPY_RECORD).unlink(),
+    "written to": lambda folder: write_image(folder / "red fox" / "bild ü 01.png", seed=9),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_copy_is_made_again(root: Path, scratch: Path, damage: str) -> None:
     folder = make(root, scratch)
-    path = folder / "red fox" / "bild ü 01.png"
-    if damage == "deleted":  # by what removes old files of a scratch disk
-        path.unlink()
-    elif damage == "no record":
-        (folder.parent / COPY_RECORD).unlink()
-    else:
-        path.write_bytes(path.read_bytes()[::-1])
+    DAMAGES[damage](folder)
     assert make(root, scratch) == folder
     assert contents(folder) == contents(root)
 
 
 def test_copy_and_source_have_one_cache(root: Path, scratch: Path) -> None:
-    folder = make(root, scratch)
     one = list_classes(str(root))
-    for is_last in (False, True):
+    for _ in range(2):
+        folder = make(root, scratch)
         other = list_classes(str(folder))
-        assert (one.digest, one.origin, one.names) == (other.digest, other.origin, other.names)
         assert one.folder != other.folder
+        assert (one.digest, one.origin, one.names) == (other.digest, other.origin, other.names)
         entries = [Decoding(table=table, view=VIEW, channels=3, cache="cache").path for table in (one, other)]
         assert entries[0] == entries[1]
-        if not is_last:
-            shutil.rmtree(folder.parent)
-            make(root, scratch)  # other files, other times: the same state of the source
+        shutil.rmtree(folder.parent)  # the next one has other files and times: the same state of the source
+    folder = make(root, scratch)
     write_image(folder / "red fox" / "not of the source.png")
     changed = list_classes(str(folder))
     assert changed.digest != one.digest
@@ -113,9 +106,9 @@ def test_copy_and_source_have_one_cache(root: Path, scratch: Path) -> None:
 # -- lists -------------------------------------------------------------------------------------------------------------
 
 
-def loaded(asked: Data) -> tuple[str | None, Splits]:
+def loaded(data: Data) -> tuple[str, Splits]:
     """The root a run reads, and its images."""
-    return read(asked, lambda local: (local.root, run_parts.source(local)))
+    return read(data, lambda local: (local.root, run_parts.source(local)))
 
 
 @pytest.mark.parametrize("is_absolute", [False, True])
@@ -123,23 +116,18 @@ def test_list_is_copied_with_its_images_only(tmp_path: Path, scratch: Path, is_a
     folder = tmp_path / "photos"
     names = [str(write_image(folder / f"deep er/{i:02d}.png", seed=i).relative_to(folder)) for i in range(20)]
     write_image(folder / "not in the list.png")
-    rows = [
-        {"path": str(folder / name) if is_absolute else f"./{name}", "label": "ab"[i % 2]}
-        for i, name in enumerate(names)
-    ]
+    prefix = f"{folder}/" if is_absolute else "./"
+    rows = [{"path": f"{prefix}{name}", "label": "ab"[i % 2]} for i, name in enumerate(names)]
     file = write_list(folder / "list.csv", [*rows, rows[0]])  # one is listed twice
     settings = {"cache": str(tmp_path / "cache")}
     _, direct = loaded(listed(file, None, **settings))
-    decoded = list((tmp_path / "cache").glob("*/*.rows"))
     root, copied = loaded(listed(file, scratch, **settings))
-    assert root is not None
     assert contents(Path(root)) == {name: (folder / name).read_bytes() for name in names}
     for split, part in direct.parts.items():
         assert part.names == copied.parts[split].names
         assert torch.equal(whole(part.pixels), whole(copied.parts[split].pixels))
-    assert list((tmp_path / "cache").glob("*/*.rows")) == decoded  # one cache serves both
-    other = write_list(folder / "other.csv", rows[:12])
-    loaded(listed(other, scratch, **settings))
+    assert len(list((tmp_path / "cache").glob("*/*.rows"))) == 1
+    loaded(listed(write_list(folder / "other.csv", rows[:12]), scratch, **settings))
     assert len(shown(scratch)) == 2  # none takes away the files of the other
 
 
@@ -147,9 +135,9 @@ def test_list_with_image_above_its_folder_is_refused(tmp_path: Path, scratch: Pa
     write_image(tmp_path / "above.png")
     rows = [{"path": write_image(tmp_path / f"photos/{i}.png").name, "label": "ab"[i % 2]} for i in range(9)]
     file = write_list(tmp_path / "photos" / "list.csv", [{"path": "../above.png", "label": "a"}, *rows])
-    with pytest.raises(ValueError, match=r"data\.copy_to=.*: \.\./above\.png is not below .*: set data\.root"):
+    with pytest.raises(ValueError, match=r"data\.copy_to=.*: \.\./above\.png is not below"):
         loaded(listed(file, scratch))
-    assert not scratch.exists() or not shown(scratch)
+    assert not list(scratch.rglob("*.png"))
 
 
 # -- other processes ---------------------------------------------------------------------------------------------------
@@ -179,31 +167,22 @@ make(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
-@contextmanager
-def half_copied(root: Path, scratch: Path) -> Iterator[Command]:
-    """Another process that has copied four files and stops in the fifth."""
-    command = [sys.executable, "-c", KILLED, str(root), str(scratch)]
-    with Command(command, ROOT, stdout=subprocess.PIPE, text=True) as copier:
-        assert copier.stdout is not None
-        try:
-            assert copier.stdout.readline() == "half\n"
-            yield copier
-        finally:
-            copier.send_signal(signal.SIGKILL)
-
-
 @pytest.mark.full
 @pytest.mark.processes
 def test_waits_for_another_process_and_copies_after_it_was_killed(
     root: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    printed: list[str] = []
-    with half_copied(root, scratch) as copier:
-        (part,) = shown(scratch)
-        assert len(contents(part)) == 5
-        monkeypatch.setattr("builtins.print", lambda text, **_: (printed.append(text), copier.kill()))
-        folder = make(root, scratch)
-    assert printed[0] == "Waiting for another process, which copies my images."
+    command = [sys.executable, "-c", KILLED, str(root), str(scratch)]
+    with Command(command, ROOT, stdout=subprocess.PIPE, text=True) as copier:
+        assert copier.stdout is not None
+        try:
+            assert copier.stdout.readline() == "half\n"
+            (part,) = shown(scratch)
+            assert len(contents(part)) == 5
+            monkeypatch.setattr("builtins.print", lambda text, **_: text.startswith("Waiting") and copier.kill())
+            folder = make(root, scratch)
+        finally:
+            copier.kill()
     assert contents(folder) == contents(root)
     assert shown(scratch) == [folder.parent]
 
@@ -218,13 +197,13 @@ def test_full_disk(root: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -
 
     with monkeypatch.context() as patched:
         patched.setattr(LocalFileSystem, "get_file", full)
-        with pytest.raises(ValueError, match=r"data\.copy_to=.*my images cannot be copied .*No space left.*free space"):
+        with pytest.raises(ValueError, match=r"data\.copy_to=.*No space left"):
             make(root, scratch)
     assert contents(make(root, scratch)) == contents(root)
 
 
 def test_copy_inside_its_source_is_refused(root: Path) -> None:
-    with pytest.raises(ValueError, match=r"data\.copy_to=.*lies inside the folder to copy"):
+    with pytest.raises(ValueError, match=r"data\.copy_to=.*inside"):
         make(root, root / "red fox")
 
 
@@ -245,8 +224,5 @@ def test_copy_of_another_user_is_refused(root: Path, scratch: Path, monkeypatch:
 
 def test_errors_in_a_copy_name_the_source(root: Path, scratch: Path) -> None:
     (root / "red fox" / "broken.png").write_bytes(b"no image")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=rf"broken\.png cannot be read .*is the copy of {root}"):
         read(section(root, scratch), run_parts.source)
-    copy = make(root, scratch)
-    error = f"image {copy / 'red fox' / 'broken.png'} cannot be read (not an image): replace or delete it."
-    assert str(caught.value) == f"{error} ({copy} is the copy of {root})"

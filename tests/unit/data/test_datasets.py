@@ -63,9 +63,10 @@ def test_a_sample_is_the_same_in_any_company_from_any_state_and_another_in_anoth
     samples = samples_of(splits_of(Turned()))
     inputs, targets = samples.make(POSITIONS, 3)
     torch.manual_seed(99)
-    again = [samples.make(part, 3) for part in (POSITIONS[7:], POSITIONS[:7].flip(0))]
-    assert torch.equal(torch.cat([again[1][0].flip(0), again[0][0]]), inputs)
-    assert torch.equal(torch.cat([again[1][1].flip(0), again[0][1]]), targets)
+    for positions in (POSITIONS[7:], POSITIONS[:7].flip(0)):
+        again, again_targets = samples.make(positions, 3)
+        assert torch.equal(again, inputs[positions])
+        assert torch.equal(again_targets, targets[positions])
     assert not torch.equal(samples.make(POSITIONS, 4)[0], inputs)
     other = samples_of(seed_splits(splits_of(Turned()), 1))
     assert not torch.equal(other.make(POSITIONS, 3)[0], inputs)
@@ -132,8 +133,7 @@ def test_uint8_is_measured_and_floats_stay() -> None:
 
 
 def test_the_splits_are_disjoint_and_only_what_is_missing_is_cut() -> None:
-    splits = splits_of(Turned())
-    names = [name for part in splits.parts.values() for name in part.names]
+    names = [name for part in splits_of(Turned()).parts.values() for name in part.names]
     assert sorted(names) == sorted(f"train/{row}" for row in range(70))
     splits = splits_of(Turned(), val=Turned(split="val", count=9))
     assert list(splits.val.names) == [f"val/{row}" for row in range(9)]
@@ -182,21 +182,19 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_dataset_that_cannot_be_used_is_refused_in_one_line(name: str) -> None:
     train, changes, line = REFUSED[name]
-    with pytest.raises(ValueError, match=line) as caught:
+    with pytest.raises(ValueError, match=line):
         splits_of(train, **changes)
-    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_sample_that_differs_or_breaks_later_is_named() -> None:
-    samples = samples_of(
-        splits_of(Listed([*GOOD, (image(side=6), 0)]), val=Listed(GOOD), test=Listed(GOOD), mean=[0] * 3, std=[1] * 3)
-    )
-    with pytest.raises(
-        ImageError, match=r"the input of sample 5 is uint8 of shape \(3, 6, 6\), that of the first one .*4, 4"
-    ):
-        samples.make(torch.tensor([5]), 0)
-    broken = splits_of(Turned(broken=7), val=Turned(), test=Turned(), mean=[0], std=[1])
-    with pytest.raises(
-        ImageError, match=r"data\.train: sample 7 cannot be made \(OSError: half a file, in .*sources\.py"
-    ):
-        samples_of(broken).make(torch.tensor([7]), 0)
+    larger = Listed([*GOOD, (image(side=6), 0)])
+    broken = Turned(broken=7)
+    rows = [
+        (larger, Listed(GOOD), 3, 5, r"sample 5 is uint8 of shape \(3, 6, 6\), that of the first one .*4, 4"),
+        (broken, Turned(), 1, 7, r"data\.train: sample 7 cannot be made \(OSError: half a file, in .*sources\.py"),
+    ]
+    for train, others, channels, position, line in rows:
+        statistics = {"mean": [0] * channels, "std": [1] * channels}
+        samples = samples_of(splits_of(train, val=others, test=others, **statistics))
+        with pytest.raises(ImageError, match=line):
+            samples.make(torch.tensor([position]), 0)

@@ -1,6 +1,5 @@
 """Tests on the newest images, by EXIF data and by a column of a list."""
 
-import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from lockstep.data.images.image_table import list_classes
 from lockstep.data.sources.folders import complete_splits
 from lockstep.data.sources.lists import read_list
 from lockstep.data.splits import Fold
-from tests.support.image_files import write_image, write_list
+from tests.support.image_files import HEIC, write_image, write_list
 
 DAYS = [*(f"2026-05-{day:02}" for day in range(1, 16)), "2026-06-01", "2026-06-02", "2026-06-03"]  # of each class
 
@@ -67,27 +66,36 @@ def test_a_list_has_a_column_of_days(tmp_path: Path) -> None:
     table = complete_splits(read_list(file, None, *columns), 0.1, 0.1, 0, "2026-06-02")
     assert [table.names[row] for row in table.splits["test"]] == ["16.png", "17.png"]
     write_list(tmp_path / "list.csv", [*rows[:-1], {**rows[-1], "day": "soon"}])
-    with pytest.raises(ValueError, match=re.escape("data.test_after=2026-06-02: 17.png has no date, but 'soon'")):
+    with pytest.raises(ValueError, match=r"data\.test_after=2026-06-02: 17\.png .*'soon'"):
         complete_splits(read_list(file, None, *columns), 0.1, 0.1, 0, "2026-06-02")
 
 
-def test_dates_that_make_no_test_and_other_tests_are_refused(tmp_path: Path) -> None:
+def huge_bitmap() -> bytes:
+    """The header of a bitmap with too many pixels."""
+    return struct.pack("<2sIHHIIiiHHIIiiII", b"BM", 54, 0, 0, 54, 40, 40_000, 40_000, 1, 24, *[0] * 6)
+
+
+@pytest.mark.parametrize(
+    ("day", "files", "settings", "message"),
+    [
+        ("2026-06-04", {}, {}, "2026-05-01 to 2026-06-03"),
+        ("2026-06-01", {}, {"fold": Fold(0, 5)}, r"data\.folds"),
+        ("2026-06-01", {"cat/scan.png": HEIC}, {}, r"data\.test_after=2026-06-01: cat/scan\.png has no date"),
+        ("2026-06-01", {"cat/scan.png": huge_bitmap()}, {}, r"data\.test_after=2026-06-01: cat/scan\.png has no date"),
+    ],
+)
+def test_date_refused(
+    tmp_path: Path, day: str, files: dict[str, bytes], settings: dict[str, Any], message: str
+) -> None:
     write_photographs(tmp_path)
-    with pytest.raises(ValueError, match="the images are of 2026-05-01 to 2026-06-03: choose a day between"):
-        cut(tmp_path, "2026-06-04")
-    with pytest.raises(ValueError, match=r"makes a test split, and so does data\.folds: use one of them"):
-        cut(tmp_path, fold=Fold(0, 5))
-    write_image(tmp_path / "cat" / "scan.png")
-    with pytest.raises(ValueError, match=re.escape("data.test_after=2026-06-01: cat/scan.png has no date")):
-        cut(tmp_path)
-    size, head = 40_000, 54  # of a bitmap with too many pixels
-    bitmap = struct.pack("<2sIHHI", b"BM", head, 0, 0, head) + struct.pack(
-        "<IiiHHIIiiII", 40, size, size, 1, 24, *[0] * 6
-    )
-    (tmp_path / "cat" / "scan.png").write_bytes(bitmap)
-    with pytest.raises(ValueError, match=re.escape("data.test_after=2026-06-01: cat/scan.png has no date")):
-        cut(tmp_path)
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        cut(tmp_path, day, **settings)
+
+
+def test_date_with_test_split(tmp_path: Path) -> None:
     for name in ("train", "test"):
-        write_photographs(tmp_path / "cut" / name)
-    with pytest.raises(ValueError, match=r'and so does the split "test" of data\.root=.*: use one of them'):
-        cut(tmp_path / "cut")
+        write_photographs(tmp_path / name)
+    with pytest.raises(ValueError, match=r'the split "test" of data\.root'):
+        cut(tmp_path)

@@ -2,6 +2,7 @@
 
 import csv
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,6 @@ from lockstep.config.checks import validation
 from lockstep.config.checks.data_presence import check
 from lockstep.config.composing.compose import compose_config
 from lockstep.config.errors import ConfigError
-from lockstep.data.images.image_files import ImageFiles
-from lockstep.data.images.ragged_table import Rows
 from lockstep.data.sources.lists import image_list, read_list
 from lockstep.data.splits import Splits, whole
 from lockstep.runs.files import csv_text
@@ -54,15 +53,12 @@ def test_names_that_were_marked_as_texts_for_a_spreadsheet_are_found(tmp_path: P
         write_image(tmp_path / name)
     file = tmp_path / "list.csv"
     file.write_text(csv_text([["path", "label"], *rows]))
-    cells = [row[1] for row in csv.reader(file.read_text().splitlines())]
-    assert cells[1::5] == ["'=1+1", "''=1+1", "'-a", "'@b", "'c"]
+    assert "''=1+1" in file.read_text()
     splits = read(file, image_size=8, val_fraction=0.2, test_fraction=0.2)
     assert set(splits.class_names) == set(texts)
 
 
-def test_blanks_at_the_ends_of_classes_are_ignored_with_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_class_blanks_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(4):
         write_image(tmp_path / f"x{number}.png", seed=number)
     file = tmp_path / "list.csv"
@@ -70,10 +66,7 @@ def test_blanks_at_the_ends_of_classes_are_ignored_with_a_line(
     splits = read(file, split_column="split")
     assert splits.class_names == ("cat", "dog")
     assert [part.targets.tolist() for part in splits.parts.values()] == [[0, 1], [0], [1]]
-    names = "' dog', 'cat '\n"
-    line = f"column label: blanks at the ends of class names, and those of no width, are ignored: {names}"
-    read(file, split_column="split")
-    assert capsys.readouterr().out.count(f"data.file={file}, {line}") == 1
+    assert "' dog', 'cat '" in capsys.readouterr().out
 
 
 def test_several_columns_are_labels_that_hold_or_not_and_numbers_stay(tmp_path: Path) -> None:
@@ -93,57 +86,35 @@ def test_several_columns_are_labels_that_hold_or_not_and_numbers_stay(tmp_path: 
 
 def test_splits_without_rows_are_cut_off_train(tmp_path: Path) -> None:
     file = write_listed(tmp_path)
-    splits = read(file)
-    assert all({0, 1} == set(part.targets.tolist()) for part in splits.parts.values())
-    assert len({name for part in splits.parts.values() for name in part.names}) == 20
+    assert len({name for part in read(file).parts.values() for name in part.names}) == 20
     rows = [
         {"path": f"deep er/bild ü {i:02d}.png", "label": i % 3, "split": "test" if i > 15 else "train"}
         for i in range(20)
     ]
     write_list(file, rows)
     splits = read(file, split_column="split")
-    assert all({0, 1, 2} == set(part.targets.tolist()) for part in (splits.train, splits.val))
+    assert {*splits.train.targets.tolist()} == {*splits.val.targets.tolist()} == {0, 1, 2}
     assert [int(name[-6:-4]) for name in splits.test.names] == [16, 17, 18, 19]
     assert splits.class_names == ("0", "1", "2")
-    with pytest.raises(ValueError, match=r'list\.csv has no split "val" and data\.val_fraction=0: add images of it'):
+    with pytest.raises(ValueError, match=r'no split "val" and data\.val_fraction=0'):
         read(file, split_column="split", val_fraction=0)
 
 
-@pytest.mark.parametrize(("memory", "cache", "kind"), [("stream", None, ImageFiles), ("auto", "cache", Rows)])
-def test_the_pixels_are_the_same_wherever_they_are_and_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str, cache: str | None, kind: type
-) -> None:
-    expected = read(write_listed(tmp_path / "images"), split_column="split")
-    rows = [
-        {
-            "path": tmp_path / "images" / f"deep er/bild ü {i:02d}.png",
-            "label": "ab"[i % 2],
-            "split": ("train", "train", "train", "val", "test")[i % 5],
-        }
-        for i in range(20)
-    ]
-    elsewhere = write_list(tmp_path / "elsewhere.csv", rows)
+def test_paths_relative_to_list_root_or_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_listed(tmp_path / "images")
+    expected = read(file, split_column="split")
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    absolute = [row | {"path": str(tmp_path / "images" / row["path"])} for row in rows]
     monkeypatch.chdir(tmp_path)
-    places = ({"file": tmp_path / "images" / "list.csv"}, {"file": elsewhere}, {"file": elsewhere, "root": "images"})
-    for place in places:
-        found = read(memory=memory, cache=cache, split_column="split", **place)
+    for place in (
+        {"file": write_list(tmp_path / "absolute.csv", absolute)},
+        {"file": write_list(tmp_path / "relative.csv", rows), "root": "images"},
+    ):
+        found = read(split_column="split", **place)
         assert found.statistics == expected.statistics
         for part, other in zip(found.parts.values(), expected.parts.values(), strict=True):
-            assert isinstance(part.pixels, kind)
             assert torch.equal(whole(part.pixels), whole(other.pixels))
             assert torch.equal(part.targets, other.targets)
-
-
-def test_a_cache_is_made_again_when_an_image_changes_and_is_that_of_one_list(tmp_path: Path) -> None:
-    file = write_listed(tmp_path / "images")
-    before = read(file, cache=str(tmp_path / "cache"))
-    write_image(tmp_path / "images" / before.train.names[0], seed=99)
-    after = read(file, cache=str(tmp_path / "cache"))
-    assert (whole(before.train.pixels) != whole(after.train.pixels)).flatten(1).any(1).tolist() == [True] + 11 * [False]
-    other = tmp_path / "images" / "other.csv"
-    other.write_text(file.read_text())
-    read(other, cache=str(tmp_path / "cache"))
-    assert len([path for path in (tmp_path / "cache").iterdir() if any(path.glob("*.rows"))]) == 2
 
 
 PLAIN = "path,label,split\nx0.png,a,train\nx1.png,b,train\nx2.png,a,val\nx3.png,b,test\n"
@@ -225,62 +196,51 @@ def test_cells_that_cannot_be_used_are_named_by_file_row_and_column(tmp_path: Pa
     (tmp_path / "list.csv").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - each line is looked at
         read(tmp_path / "list.csv", **{"split_column": "split", **changes})
-    found = str(caught.value).splitlines()
-    assert len(found) == len(lines)
-    for line, pattern in zip(found, lines, strict=True):
+    for line, pattern in zip(str(caught.value).splitlines(), lines, strict=True):
         assert re.search(pattern, line), line
 
 
-def errors(*texts: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        check(validation.check_config(compose_config(["data=list", *texts])).data)
-    return str(caught.value).splitlines()
-
-
-def test_a_list_that_is_missing_or_cannot_be_read_is_refused_before_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["data.file=no.csv"], "data.file=no.csv does not exist"),
+        (["data.file=list.csv", "data.root=nowhere"], "data.root=nowhere does not exist"),
+        (["data.file=list.parquet"], "data.file=list.parquet is not a .csv file"),
+    ],
+)
+def test_list_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], line: str) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "data.file=list.csv does not exist" in errors("data.file=list.csv")[0]
     write_listed(tmp_path)
-    assert "data.root=nowhere does not exist" in errors("data.file=list.csv", "data.root=nowhere")[0]
     Path("list.parquet").touch()
-    (line,) = errors("data.file=list.parquet")
-    assert "data.file=list.parquet is not a .csv file" in line
-    assert "to_csv" in line
+    with pytest.raises(ConfigError, match=line):
+        check(validation.check_config(compose_config(["data=list", *overrides])).data)
 
 
 def write_patients(folder: Path) -> Path:
     """Write a list of 40 images of 20 patients, two in a row."""
-    patients = [f"p{row // 2:02}" for row in range(40)]
-    names = [write_image(folder / f"{patient}_{row}.png", seed=row).name for row, patient in enumerate(patients)]
-    rows = [
-        {"path": name, "label": "ab"[row // 2 % 2], "number": row, "patient": patients[row]}
-        for row, name in enumerate(names)
-    ]
+    rows = []
+    for row in range(40):
+        patient = f"p{row // 2:02}"
+        path = write_image(folder / f"{patient}_{row}.png", seed=row)
+        rows.append({"path": path.name, "label": "ab"[row // 2 % 2], "number": row, "patient": patient})
     return write_list(folder / "list.csv", rows)
 
 
+def splits_of(splits: Splits, key: Callable[[str], str]) -> set[tuple[str, str]]:
+    """Pairs of a key of an image and its split."""
+    return {(key(name), split) for split, part in splits.parts.items() for name in part.names}
+
+
 @pytest.mark.parametrize("keys", [{"group_column": "patient"}, {"group": r"^(p\d+)_"}])
-@pytest.mark.parametrize("targets", [["label"], ["number"]])
-def test_rows_of_a_group_are_in_one_split(tmp_path: Path, keys: dict[str, str], targets: list[str]) -> None:
-    file = write_patients(tmp_path)
-    splits = read(
-        file, **keys, **({} if targets == ["label"] else {"targets": "numbers", "target_columns": ["number"]})
-    )
-    found: dict[str, set[str]] = {}
-    for split, part in splits.parts.items():
-        assert part.groups == [name[:3] for name in part.names]
-        for group in part.groups or ():
-            found.setdefault(group, set()).add(split)
-    assert len(found) == 20
-    assert all(len(of_group) == 1 for of_group in found.values())
+@pytest.mark.parametrize("targets", [{}, {"targets": "numbers", "target_columns": ["number"]}])
+def test_group_in_one_split(tmp_path: Path, keys: dict[str, str], targets: dict[str, Any]) -> None:
+    splits = read(write_patients(tmp_path), **keys, **targets)
+    assert splits.train.groups == [name[:3] for name in splits.train.names]
+    assert len(splits_of(splits, lambda name: name[:3])) == 20
 
 
 @pytest.mark.parametrize("keys", [{"group_column": "patient"}, {"group": r"^([^_]+)_"}])
-def test_blanks_at_the_ends_of_groups_are_ignored_with_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: dict[str, str]
-) -> None:
+def test_group_blanks_ignored(tmp_path: Path, keys: dict[str, str]) -> None:
     expected = read(write_patients(tmp_path), **keys)
     rows = list(csv.DictReader((tmp_path / "list.csv").read_text().splitlines()))
     for row in rows[1::2]:
@@ -288,20 +248,15 @@ def test_blanks_at_the_ends_of_groups_are_ignored_with_a_line(
         row["path"] = path.rename(path.with_name(path.name.replace("_", " _"))).name
     splits = read(write_list(tmp_path / "blanks.csv", rows), **keys)
     assert [part.groups for part in splits.parts.values()] == [part.groups for part in expected.parts.values()]
-    assert "are ignored: 'p00 ', 'p01 ', 'p02 ' and 17 more\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("keys", [{}, {"group_column": "patient"}])
-def test_one_file_under_two_paths_is_in_one_split(tmp_path: Path, keys: dict[str, str]) -> None:
+def test_file_under_two_paths_in_one_split(tmp_path: Path, keys: dict[str, str]) -> None:
     rows = list(csv.DictReader(write_patients(tmp_path).read_text().splitlines()))
     again = [row | {"path": path} for row in rows for path in (f"./{row['path']}", str(tmp_path / row["path"]))]
     splits = read(write_list(tmp_path / "twice.csv", rows + again), **keys)
-    split_of: dict[str, set[str]] = {}
-    for split, part in splits.parts.items():
-        for name in part.names:
-            split_of.setdefault(Path(name).name, set()).add(split)
     assert sum(map(len, splits.parts.values())) == 120
-    assert all(len(found) == 1 for found in split_of.values())
+    assert len(splits_of(splits, lambda name: Path(name).name)) == 40
 
 
 def test_images_of_another_list_may_have_no_group(tmp_path: Path) -> None:
@@ -313,26 +268,22 @@ def test_images_of_another_list_may_have_no_group(tmp_path: Path) -> None:
     assert table.groups == ["p00", "./p01_2.png", "./p01_2.png"]
 
 
-def test_groups_of_a_list_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
-    file = write_patients(tmp_path)
-    for keys, message in (
-        (
-            {"group": "(p)", "group_column": "patient"},
-            "data.group=.p. and data.group_column=patient are both set: set one",
-        ),
-        ({"group_column": "who"}, "but data.group_column is 'who': correct the name"),
-        (
-            {"group": "(q)"},
-            "data.group=.q. finds no group for 40 of 40 images of data.file=.*, such as p00_0.png: correct",
-        ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            read(file, **keys)
-    rows = [{"path": "p00_0.png", "label": label, "patient": patient} for label, patient in (("a", "p0"), ("b", "p1"))]
-    file = write_list(tmp_path / "twice.csv", rows)
-    problem = r"p00_0\.png and (\./)?p00_0\.png are one image, but in the groups 'p0' and 'p1'"
-    with pytest.raises(ValueError, match=problem):
-        read(file, group_column="patient")
-    rows[1]["path"] = "./p00_0.png"
-    with pytest.raises(ValueError, match=problem):
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"group": "(p)", "group_column": "patient"}, "data.group=.p. and data.group_column=patient"),
+        ({"group_column": "who"}, "data.group_column is 'who'"),
+        ({"group": "(q)"}, "data.group=.q. .*40 of 40 images of data.file=.* p00_0.png"),
+    ],
+)
+def test_group_refused(tmp_path: Path, keys: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read(write_patients(tmp_path), **keys)
+
+
+@pytest.mark.parametrize("path", ["p00_0.png", "./p00_0.png"])
+def test_image_in_two_groups(tmp_path: Path, path: str) -> None:
+    write_patients(tmp_path)
+    rows = [{"path": "p00_0.png", "label": "a", "patient": "p0"}, {"path": path, "label": "b", "patient": "p1"}]
+    with pytest.raises(ValueError, match="in the groups 'p0' and 'p1'"):
         read(write_list(tmp_path / "twice.csv", rows), group_column="patient")

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import io
 import shutil
 import sys
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import fsspec
 import pytest
@@ -24,7 +26,7 @@ from lockstep.config.schema.target_sections import is_url
 from lockstep.data.images.image_table import list_classes
 from lockstep.data.transfer import copying
 from lockstep.system.redaction import redact
-from tests.support.copies import contents, listed, make, read, section
+from tests.support.copies import contents, listed, make, read, section, times
 from tests.support.http_server import Handler
 from tests.support.image_files import write_folder, write_image, write_list
 
@@ -88,24 +90,21 @@ def test_the_images_behind_a_url_are_those_of_the_folder_and_fetched_once(
     folder = make(url, tmp_path / "scratch")
     assert contents(folder) == expected
     assert list_classes(str(folder)).names == list_classes(str(root)).names
-    before = {path: path.stat().st_ctime_ns for path in folder.rglob("*.png")}
+    before = times(folder)
     assert make(url, tmp_path / "scratch") == folder
-    assert {path: path.stat().st_ctime_ns for path in folder.rglob("*.png")} == before
+    assert times(folder) == before
 
 
 def test_a_url_is_downloaded_again_for_other_names_or_once_its_copy_is_deleted(
-    root: Path, tmp_path: Path, server: str, capsys: pytest.CaptureFixture[str]
+    root: Path, tmp_path: Path, server: str
 ) -> None:
     folder, url = make(f"{server}/flowers", tmp_path / "scratch"), f"{server}/flowers"
     one, other = list_classes(str(folder)), list_classes(str(make(url, tmp_path / "other node")))
     assert (one.digest, one.origin) == (other.digest, other.origin) == (one.digest, url)
     path = root / "red fox" / "bild ü 01.png"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)  # of the same size
-    capsys.readouterr()
+    path.write_bytes(path.read_bytes()[::-1])  # of the same size
     assert make(url, tmp_path / "scratch") == folder
-    assert f"delete {folder.parent} to download it again" in capsys.readouterr().out
+    assert contents(folder) != contents(root)
     shutil.rmtree(folder.parent)
     assert contents(make(url, tmp_path / "scratch")) == contents(root)
     assert list_classes(str(folder)).digest != one.digest
@@ -122,10 +121,8 @@ def test_an_archive_with_other_contents_is_downloaded_again(root: Path, tmp_path
 
 
 def test_without_copy_to_files_are_next_to_the_decoded_ones(root: Path, tmp_path: Path) -> None:
-    cache = str(tmp_path / "cache")
-    folder = make(f"file://{root}", None, cache=cache)
+    folder = make(f"file://{root}", None, cache=str(tmp_path / "cache"))
     assert folder.parents[1] == tmp_path / "cache"
-    assert folder.name == "flowers"
     assert contents(folder) == contents(root)
 
 
@@ -171,20 +168,14 @@ def test_name_in_an_archive_that_leads_elsewhere(name: str, tmp_path: Path) -> N
 def test_links_for_another_order_of_a_listing_are_no_files(
     root: Path, tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from io import BytesIO
-
-    original = Handler.list_directory
-
-    def listing(self: Any, path: Any) -> Any:
-        text = b'<a href="?C=N;O=D">Name</a> <a href="?C=M;O=A">Last modified</a>'
-        self.wfile, kept = BytesIO(), self.wfile
-        page = original(self, path).read()
-        self.wfile, self._headers_buffer = kept, []
+    def listing(self: Any, path: str) -> io.BytesIO:
+        names = [*(f"{name.name}/" if name.is_dir() else name.name for name in Path(path).iterdir()), "?C=N;O=D"]
+        page = "".join(f'<a href="{quote(name, safe="/?=;")}">{name}</a>' for name in names).encode()
         self.send_response(200)
         self.send_header("Content-Type", "text/html; charset=utf-8")
-        self.send_header("Content-Length", str(len(text + page)))
+        self.send_header("Content-Length", str(len(page)))
         self.end_headers()
-        return BytesIO(text + page)
+        return io.BytesIO(page)
 
     monkeypatch.setattr(Handler, "list_directory", listing)
     assert contents(make(f"{server}/flowers", tmp_path / "scratch")) == contents(root)
@@ -218,21 +209,23 @@ def test_a_file_that_fails_is_named_and_nothing_is_taken_for_a_copy(root: Path, 
 
 
 ERRORS = {
-    "nope://bucket": "cannot be read: nope:// is not one of http, https, s3, ",
-    "reference://x.json": "cannot be read: reference:// is not one of http",
-    "zip://a.zip::simplecache::http://host/x": "cannot be read: simplecache:// is not one of http",
-    "https://me:hunter2@host/x": "https://***@host/x contains a user or password",
-    "zip://::https://hunter2@host/x.zip": "https://***@host/x.zip contains a user or password",
+    "nope://bucket": "nope://",
+    "reference://x.json": "reference://",
+    "zip://a.zip::simplecache::http://host/x": "simplecache://",
+    "https://me:hunter2@host/x": "user or password",
+    "zip://::https://hunter2@host/x.zip": "user or password",
 }
 
 
 @pytest.mark.parametrize("url", ERRORS)
-def test_url_of_another_protocol_or_with_a_password_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        validation.check_config(compose.compose_config(["data=image_folder", f"data.root='{url}'"]))
-    assert len(str(caught.value).splitlines()) == 1
-    assert ERRORS[url] in str(caught.value)
+def test_url_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=ERRORS[url]) as caught:
+        checked("data=image_folder", f"data.root='{url}'")
     assert "hunter2" not in str(caught.value)
+
+
+def checked(*overrides: str) -> object:
+    return validation.check_config(compose.compose_config(overrides))
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/flowers", "zip://::s3://bucket/flowers.zip"])
@@ -240,54 +233,55 @@ def test_missing_driver_is_named(url: str, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "s3fs", None)  # as if it were not installed
     known: Any = sys.modules["fsspec.registry"]
     monkeypatch.delitem(known._registry, "s3", raising=False)
-    with pytest.raises(ConfigError, match=r"data\.root=.*s3://bucket/flowers.* cannot be listed .*Install s3fs"):
+    with pytest.raises(ConfigError, match=r"data\.root=.*Install s3fs"):
         make(url, tmp_path / "scratch")
 
 
-def test_settings_of_copies_meet() -> None:
-    def errors(*texts: str) -> list[str]:
-        try:
-            validation.check_config(compose.compose_config(texts))
-        except ConfigError as error:
-            return str(error).splitlines()
-        return []
-
-    assert errors("data=image_folder", "data.root=memory://x") == []
-    assert errors("data=image_folder", "data.root=memory://x", "data.cache=null", "data.copy_to=y") == []
-    with pytest.raises(ConfigError, match=r"data\.copy_remove is not a setting: .*removed in 0\.3"):
+def test_url_needs_copy_or_cache() -> None:
+    url = ("data=image_folder", "data.root=memory://x")
+    checked(*url)
+    checked(*url, "data.cache=null", "data.copy_to=y")
+    with pytest.raises(ConfigError, match="copy_to=data/cache"):
+        checked(*url, "data.cache=null")
+    with pytest.raises(ConfigError, match="data=image_folder or data=list"):
+        checked("data=cifar10", "data.root=memory://x")
+    with pytest.raises(ConfigError, match=r"data\.copy_remove .*removed"):
         overrides.check(["data=cifar10", "data.copy_remove=true"])
-    assert "copy_to=data/cache" in errors("data=image_folder", "data.root=memory://x", "data.cache=null")[0]
-    assert "use data=image_folder or data=list" in errors("data=cifar10", "data.root=memory://x")[0]
 
 
 SECRET = "https://host/flowers.zip?token=hunter2&X-Amz-Signature=hunter3"
 
 
-def test_no_message_and_no_file_tells_a_secret() -> None:
-    class Driver(Exception):
-        pass
-
-    for text in (
+@pytest.mark.parametrize(
+    "text",
+    [
         f"GET {SECRET} said 403",
         "https://me:hunter2@host/x",
         "{'aws_secret_access_key': 'hunter2', 'Signature': 'hunter3'}",
         "password=hunter2",
-    ):
-        with (
-            pytest.raises(ValueError, match="cannot be listed") as caught,
-            copying.explain_errors("s3://b cannot be listed"),
-        ):
-            raise Driver(text)
-        assert "hunter" not in str(caught.value)
-        assert caught.value.__suppress_context__
-    for url in (SECRET, f"zip://::{SECRET}"):
-        assert "hunter" not in redact(url)
-        assert "hunter" not in copying.name_of(url)
+    ],
+)
+def test_driver_error_without_secret(text: str) -> None:
+    with pytest.raises(ValueError) as caught, copying.explain_errors("s3://b cannot be listed"):  # noqa: PT011
+        raise RuntimeError(text)
+    assert "hunter" not in str(caught.value)
+    assert caught.value.__suppress_context__
 
 
-def test_a_url_is_not_a_path_and_has_a_name_for_its_folder() -> None:
-    names = {"s3://b/x:y/": "x_y", "zip://a::https://h/f.zip?t=1": "f.zip", "s3://b/..": "files"}
-    for url, name in names.items():
-        assert is_url(url)
-        assert copying.name_of(url) == name
-    assert not any(map(is_url, ("data/flowers", "/data/a:b", "a::b", "~/x")))
+@pytest.mark.parametrize("url", [SECRET, f"zip://::{SECRET}"])
+def test_url_without_secret(url: str) -> None:
+    assert "hunter" not in redact(url)
+    assert "hunter" not in copying.name_of(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"), [("s3://b/x:y/", "x_y"), ("zip://a::https://h/f.zip?t=1", "f.zip"), ("s3://b/..", "files")]
+)
+def test_url_folder_name(url: str, name: str) -> None:
+    assert is_url(url)
+    assert copying.name_of(url) == name
+
+
+@pytest.mark.parametrize("path", ["data/flowers", "/data/a:b", "a::b", "~/x"])
+def test_path_is_no_url(path: str) -> None:
+    assert not is_url(path)
