@@ -98,16 +98,3 @@ def test_images_are_resized_to_the_bits_of_torchvision(
     images = torch.rand(shape, generator=torch.Generator().manual_seed(0))
     for given in (images, (images * 255).to(torch.uint8)):
         assert torch.equal(resize(given, size), F.resize(given, size, antialias=True))
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"crop_percent": 224 / 232}, "at 224x224: short side 232, centre crop, bilinear"),
-        ({"size": (224, 160), "interpolation": "bicubic"}, "at 224x160: covering 224x160, centre crop, bicubic"),
-        ({"fit": "letterbox"}, "at 224x224: whole, padded with white, bilinear"),
-        ({"size": None}, "in their own size"),
-    ],
-)
-def test_a_view_is_described_in_plain_words(changes: dict[str, Any], text: str) -> None:
-    assert view_of(**{"size": (224, 224), **changes}).text == text
