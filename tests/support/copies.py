@@ -6,7 +6,7 @@ from typing import Any
 
 from lockstep.assembly import staging
 from lockstep.config.schema.target_sections import Data
-from tests.support.image_files import SETTINGS
+from tests.support.image_files import LIST, SETTINGS
 
 
 def section(root: Path | str | None, scratch: Path | None, **changes: Any) -> Data:
@@ -17,10 +17,8 @@ def section(root: Path | str | None, scratch: Path | None, **changes: Any) -> Da
 
 def listed(file: Path, scratch: Path | None, root: str | None = None, **changes: Any) -> Data:
     """The images of a list, which has their columns path and label."""
-    columns = {"path_column": "path", "target_columns": ["label"], "targets": "classes", "split_column": None}
-    columns |= dict.fromkeys(("group_column", "date_column"))
-    settings = {"_target_": "lockstep.data.image_list", "file": str(file), **columns}
-    return section(root, scratch, **settings, **changes)
+    settings = {**LIST, "_target_": "lockstep.data.image_list", "file": str(file), "root": root}
+    return section(None, scratch, **settings, **changes)
 
 
 def read(asked: Data, load: Callable[[Data], Any] = lambda data: data.root) -> Any:

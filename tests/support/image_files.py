@@ -31,6 +31,10 @@ SETTINGS: dict[str, Any] = {
     "background": "white", "val_fraction": 0.25, "test_fraction": 0.25, "split_seed": 0, "cache": None,
     "memory": "host", "group": None, "test_after": None,
 }  # fmt: skip
+LIST: dict[str, Any] = {
+    **SETTINGS, "root": None, "path_column": "path", "target_columns": ["label"], "targets": "classes",
+    "split_column": None, "group_column": None, "date_column": None,
+}  # fmt: skip
 
 
 def write_image(path: Path, seed: int = 0, height: int = 10, width: int = 12) -> Path:

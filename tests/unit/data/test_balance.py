@@ -1,6 +1,7 @@
 """Epochs with classes in chosen proportions: how often each image occurs, on any number of workers."""
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 
@@ -16,6 +17,8 @@ from lockstep.data.balance import order, sizes_of
 from lockstep.data.images.random_crop import RandomCrop
 from lockstep.data.loader import ShardDataset
 from lockstep.data.sampler import repeats
+from lockstep.data.sources.builtin import synthetic
+from lockstep.data.splits import Splits
 from lockstep.distributed.partition import Shard
 from tests.support.plans import Plan
 from tests.support.sources import labelled
@@ -105,7 +108,18 @@ def test_settings_that_contradict_each_other_are_refused(overrides: list[str], m
         plan(overrides)
 
 
-@pytest.mark.parametrize("setting", ["data.balance=0.5", "task.class_weights=balanced"])
-def test_images_without_a_known_class_are_refused(setting: str) -> None:
-    with pytest.raises(ConfigError, match=f"{setting} needs the class of each training image"):
-        refuse_unfit_images(plan([setting]).configs[0], labelled("labels"))
+def without_class_3() -> Splits:
+    return synthetic(num_classes=4, channels=1, image_size=8, train_size=3, val_size=4, test_size=2, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "load", "message"),
+    [
+        ("data.balance=0.5", partial(labelled, "labels"), "data.balance=0.5 needs the class"),
+        ("task.class_weights=balanced", partial(labelled, "labels"), "task.class_weights=balanced needs the class"),
+        ("data=synthetic", without_class_3, "no training image of class 3"),
+    ],
+)
+def test_images_refused(setting: str, load: Callable[[], Splits], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        refuse_unfit_images(plan([setting]).configs[0], load())

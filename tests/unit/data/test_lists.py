@@ -18,19 +18,11 @@ from lockstep.config.errors import ConfigError
 from lockstep.data.sources.lists import image_list, read_list
 from lockstep.data.splits import Splits, whole
 from lockstep.runs.files import csv_text
-from tests.support.image_files import SETTINGS, write_image, write_list, write_listed
-
-LIST: dict[str, Any] = {
-    **SETTINGS,
-    **{"root": None, "path_column": "path", "target_columns": ["label"], "targets": "classes", "split_column": None},
-    "group_column": None,
-    "date_column": None,
-    "image_size": None,
-}
+from tests.support.image_files import LIST, write_image, write_list, write_listed
 
 
 def read(file: Path, **changes: Any) -> Splits:
-    return image_list(file=str(file), **LIST | changes)
+    return image_list(file=str(file), **{**LIST, "image_size": None, **changes})
 
 
 def test_a_list_gives_the_pixels_targets_and_splits_of_its_rows(tmp_path: Path) -> None:

@@ -41,7 +41,6 @@ def server(root: Path) -> Iterator[str]:
     handler = functools.partial(Handler, directory=str(root.parent))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as found:
         threading.Thread(target=found.serve_forever, args=(0.01,), daemon=True).start()
-        Handler.fetched.clear()
         Handler.broken.clear()
         yield f"http://127.0.0.1:{found.server_address[1]}"
         found.shutdown()

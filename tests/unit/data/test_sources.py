@@ -24,16 +24,11 @@ from lockstep.data.sources.folders import image_folder, unlabelled_folder
 from lockstep.data.sources.lists import image_list
 from lockstep.data.splits import ImageError, Images, Splits, whole
 from lockstep.system.wording import similar_names
-from tests.support.image_files import SETTINGS, write_image, write_list
+from tests.support.harness import ROOT
+from tests.support.image_files import LIST, SETTINGS, write_image, write_list
 
-REPOSITORY = Path(__file__).parents[3]
-TEST_DATA = Path(os.environ.get("LOCKSTEP_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
+TEST_DATA = Path(os.environ.get("LOCKSTEP_TEST_DATA", ROOT.parent / "shared" / "data"))
 FOLDER: dict[str, Any] = {**SETTINGS, "image_size": None}
-LIST: dict[str, Any] = {
-    **FOLDER,
-    **{"root": None, "path_column": "path", "target_columns": ["label"], "targets": "classes", "split_column": None},
-    **dict.fromkeys(("group_column", "date_column")),
-}
 
 
 def unlabelled(root: str, *, size: list[int]) -> tuple[Images, Any]:
@@ -48,16 +43,10 @@ def pixels_of(seed: int, height: int = 8, width: int = 8) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def write(path: Path, seed: int = 0, height: int = 8, width: int = 8) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels_of(seed, height, width)).save(path)
-    return path
-
-
 def write_classes(folder: Path, classes: dict[str, int]) -> None:
     for seed, (name, count) in enumerate(classes.items()):
         for i in range(count):
-            write(folder / name / f"{i}.png", seed=100 * seed + i)
+            write_image(folder / name / f"{i}.png", 100 * seed + i, 8, 8)
 
 
 def read(root: Path, **changes: Any) -> Splits:
@@ -160,7 +149,7 @@ def test_class_folders_are_cut_three_ways_and_every_file_is_in_one_split_with_it
     write_classes(tmp_path, {"red fox": 7, "train": 5, "ärger": 4})
     expected = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.png"))
     for name in (".thumbs/9.png", "@eaDir/9.png", "red fox/deep/__MACOSX/9.png", "red fox/._1.png"):
-        write(tmp_path / name)
+        write_image(tmp_path / name)
     splits = read(tmp_path)
     assert_well_formed(splits)
     assert splits.class_names == ("red fox", "train", "ärger")
@@ -177,7 +166,7 @@ def write_patients(folder: Path) -> Path:
     for number in range(24):
         for image in range(1 + number % 4):
             name = ("ill", "well")[number % 2]
-            write(folder / name / f"p{number:02}" / f"p{number:02}_{image}.png", seed=10 * number + image)
+            write_image(folder / name / f"p{number:02}" / f"p{number:02}_{image}.png", seed=10 * number + image)
     return folder
 
 
@@ -190,7 +179,7 @@ def test_group_in_one_split(tmp_path: Path, group: str | int) -> None:
 
 def test_a_group_is_that_many_folders_below_the_class_also_in_split_folders(tmp_path: Path) -> None:
     for name in ("train/a/x/1/1.png", "train/a/x/2/1.png", "train/b/x/1/1.png", "test/a/y/1/1.png", "test/b/z/9/1.png"):
-        write(tmp_path / name)
+        write_image(tmp_path / name)
     for levels, expected in ((1, ["x", "x", "x", "y", "z"]), (2, ["x/1", "x/2", "x/1", "y/1", "z/9"])):
         assert list_classes(str(tmp_path), levels).groups == expected
     assert list_classes(str(tmp_path), "^(./.)").groups == ["a/x", "a/x", "b/x", "a/y", "b/z"]
@@ -213,7 +202,7 @@ def test_group_not_found(tmp_path: Path, group: Any, message: str) -> None:
 
 def test_group_of_other_data_optional(tmp_path: Path) -> None:
     for name in ("a/p1_0.png", "a/p1_1.png", "a/x.png", "a/y.png"):
-        write(tmp_path / name)
+        write_image(tmp_path / name)
     groups = list_classes(str(tmp_path), r"/(p\d)_", is_other=True).groups
     assert groups == ["p1", "p1", "a/x.png", "a/y.png"]
 
@@ -361,7 +350,7 @@ def test_split_folders_have_their_usual_names_in_any_case(tmp_path: Path, names:
 
 def test_links_to_folders_are_followed_and_no_folder_is_taken_twice(tmp_path: Path) -> None:
     write_classes(tmp_path / "root", {"a": 1, "b": 1})
-    write(tmp_path / "pool" / "5.png")
+    write_image(tmp_path / "pool" / "5.png")
     for name, target in (("pool", "../../pool"), ("pool again", "../../pool"), ("self", "."), ("up", "..")):
         (tmp_path / "root" / "a" / name).symlink_to(target)
     (tmp_path / "pool" / "back").symlink_to(tmp_path)
@@ -376,7 +365,7 @@ def test_classes_that_are_numbers_are_in_the_order_of_lists(tmp_path: Path) -> N
     splits = read(tmp_path)
     assert splits.class_names == ("-3", "01", "1", "2", "10", "a", "b")
     rows = [{"path": str(path.relative_to(tmp_path)), "label": path.parent.name} for path in tmp_path.rglob("*.png")]
-    listed = image_list(file=str(write_list(tmp_path / "list.csv", rows)), **LIST)
+    listed = image_list(file=str(write_list(tmp_path / "list.csv", rows)), **(LIST | FOLDER))
     assert listed.class_names == splits.class_names
 
 
@@ -437,7 +426,7 @@ def test_names_of_classes_that_only_look_different_are_found(names: tuple[str, .
 
 def test_images_of_two_sizes_need_an_image_size(tmp_path: Path) -> None:
     write_classes(tmp_path, {"a": 3, "b": 3})
-    write(tmp_path / "b" / "9.png", height=6, width=7)
+    write_image(tmp_path / "b" / "9.png", height=6, width=7)
     with pytest.raises(ValueError, match=r"data\.image_size=null.*0\.png has 8x8.*9\.png 6x7.*set data\.image_size"):
         read(tmp_path)
 
@@ -454,7 +443,7 @@ def test_more_than_the_memory_is_refused_before_decoding(tmp_path: Path, monkeyp
 
 def test_prediction_reads_every_image_below_a_folder_in_sorted_order(tmp_path: Path) -> None:
     for name in ("b.png", "a/z.png", "a/deep/er/1.jpg", ".hidden.png"):
-        write(tmp_path / name, height=9, width=12)
+        write_image(tmp_path / name, height=9, width=12)
     images, _ = unlabelled(str(tmp_path), size=[4, 6])
     assert images.names == ["a/deep/er/1.jpg", "a/z.png", "b.png"]
     assert whole(images.pixels).shape == (3, 3, 4, 6)
@@ -470,7 +459,7 @@ def test_prediction_refuses_a_folder_without_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", [b"other", None])
 def test_the_digest_of_a_folder_changes_with_its_files(tmp_path: Path, change: bytes | None) -> None:
     for name in ("a.png", "b.png"):
-        write(tmp_path / name, height=9, width=12)
+        write_image(tmp_path / name, height=9, width=12)
     _, before = unlabelled(str(tmp_path), size=[4, 6])
     assert unlabelled(str(tmp_path), size=[4, 6])[1] == before
     if change is None:

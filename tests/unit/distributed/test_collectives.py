@@ -42,10 +42,6 @@ def test_a_flag_of_any_rank_reaches_all_ranks_at_the_same_step_one_late(
     assert ranks.run(world_size, received_by_rank, is_slow) == [[0, *largest, 0]] * world_size
 
 
-def test_one_process_gets_its_flag_back_one_step_late() -> None:
-    assert received(SCRIPT, 0) == [0, *(step[0] for step in SCRIPT), 0]
-
-
 def agreed(is_pending: bool) -> tuple[int, int, int]:
     rank = dist.get_rank() if is_distributed() else 0
     channel = FlagChannel(timedelta(seconds=30))
@@ -60,10 +56,6 @@ def test_agreement_is_immediate_and_includes_a_pending_flag(ranks: Ranks, world_
     last = world_size - 1
     assert ranks.run(world_size, agreed, False) == [(4, 0, last)] * world_size
     assert ranks.run(world_size, agreed, True) == [(5 * last, 0, last)] * world_size
-
-
-def test_one_process_agrees_with_itself() -> None:
-    assert agreed(False) == agreed(True) == (4, 0, 0)
 
 
 def counts_of(rank: int) -> Tensor:
@@ -86,21 +78,22 @@ def test_the_sum_over_ranks_has_the_same_bits_on_each_and_leaves_the_counts_alon
         assert is_untouched
 
 
-def test_the_sum_over_one_process_is_a_copy() -> None:
-    counts = counts_of(0)
-    total = sum_over_ranks(counts)
-    assert torch.equal(total, counts)
-    assert total.data_ptr() != counts.data_ptr()
-
-
 def gathered() -> list[dict[str, object]]:
     return gather_objects({"rank": dist.get_rank(), "text": "x" * dist.get_rank()})
 
 
 @pytest.mark.processes
 def test_objects_of_all_ranks_arrive_on_each_in_rank_order(ranks: Ranks) -> None:
-    expected = [{"rank": rank, "text": "x" * rank} for rank in range(3)]
-    assert ranks.run(3, gathered) == [expected] * 3
+    assert ranks.run(3, gathered) == [[{"rank": rank, "text": "x" * rank} for rank in range(3)]] * 3
+
+
+def test_one_process() -> None:
+    assert received(SCRIPT, 0) == [0, *(step[0] for step in SCRIPT), 0]
+    assert agreed(False) == agreed(True) == (4, 0, 0)
+    counts = counts_of(0)
+    total = sum_over_ranks(counts)
+    assert torch.equal(total, counts)
+    assert total.data_ptr() != counts.data_ptr()
     assert gather_objects("alone") == ["alone"]
 
 

@@ -17,13 +17,6 @@ def intervals(size: int, loads: list[int]) -> list[tuple[int, int]]:
 
 
 @repeatable
-@given(st.integers(0, 300), LOADS)
-def test_every_position_has_exactly_one_owner_in_rank_order(size: int, loads: list[int]) -> None:
-    owned = [position for lo, hi in intervals(size, loads) for position in range(lo, hi)]
-    assert owned == list(range(size))
-
-
-@repeatable
 @given(ANY_SIZE, LOADS)
 def test_every_shard_ends_where_the_next_one_begins(size: int, loads: list[int]) -> None:
     bounds = intervals(size, loads)
@@ -37,12 +30,6 @@ def test_every_size_is_the_floor_or_the_ceiling_of_the_exact_one(size: int, load
     for (lo, hi), load in zip(intervals(size, loads), loads, strict=True):
         exact = Fraction(size * load, sum(loads))
         assert floor(exact) <= hi - lo <= ceil(exact)
-
-
-@repeatable
-@given(ANY_SIZE, LOADS)
-def test_a_load_of_zero_gets_nothing(size: int, loads: list[int]) -> None:
-    assert all(lo == hi for (lo, hi), load in zip(intervals(size, loads), loads, strict=True) if load == 0)
 
 
 @repeatable
