@@ -17,8 +17,8 @@ def section(root: Path | str | None, scratch: Path | None, **changes: Any) -> Da
 
 def listed(file: Path, scratch: Path | None, root: str | None = None, **changes: Any) -> Data:
     """The images of a list, which has their columns path and label."""
-    settings = {**LIST, "_target_": "lockstep.data.image_list", "file": str(file), "root": root}
-    return section(None, scratch, **settings, **changes)
+    settings = {**LIST, "_target_": "lockstep.data.image_list", "file": str(file), **changes}
+    return section(root, scratch, **settings)
 
 
 def read(asked: Data, load: Callable[[Data], Any] = lambda data: data.root) -> Any:

@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
     "memory": "host", "group": None, "test_after": None,
 }  # fmt: skip
 LIST: dict[str, Any] = {
-    **SETTINGS, "root": None, "path_column": "path", "target_columns": ["label"], "targets": "classes",
+    **SETTINGS, "path_column": "path", "target_columns": ["label"], "targets": "classes",
     "split_column": None, "group_column": None, "date_column": None,
 }  # fmt: skip
 

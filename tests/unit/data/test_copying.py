@@ -13,7 +13,6 @@ import torch
 from fsspec.implementations.local import LocalFileSystem
 
 from lockstep.assembly import run_parts
-from lockstep.config.errors import ConfigError
 from lockstep.config.schema.target_sections import Data
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_table import COPY_RECORD, list_classes
@@ -220,9 +219,3 @@ def test_copy_of_another_user_is_refused(root: Path, scratch: Path, monkeypatch:
     with pytest.raises(ValueError, match="belongs to another user"):
         make(root, scratch)
     assert list(elsewhere.iterdir()) == []
-
-
-def test_errors_in_a_copy_name_the_source(root: Path, scratch: Path) -> None:
-    (root / "red fox" / "broken.png").write_bytes(b"no image")
-    with pytest.raises(ConfigError, match=rf"broken\.png cannot be read .*is the copy of {root}"):
-        read(section(root, scratch), run_parts.source)

@@ -22,7 +22,7 @@ from tests.support.image_files import LIST, write_image, write_list, write_liste
 
 
 def read(file: Path, **changes: Any) -> Splits:
-    return image_list(file=str(file), **{**LIST, "image_size": None, **changes})
+    return image_list(file=str(file), **{**LIST, "root": None, "image_size": None, **changes})
 
 
 def test_a_list_gives_the_pixels_targets_and_splits_of_its_rows(tmp_path: Path) -> None:

@@ -278,9 +278,5 @@ def test_url_without_secret(url: str) -> None:
 )
 def test_url_folder_name(url: str, name: str) -> None:
     assert is_url(url)
+    assert not is_url(name)
     assert copying.name_of(url) == name
-
-
-@pytest.mark.parametrize("path", ["data/flowers", "/data/a:b", "a::b", "~/x"])
-def test_path_is_no_url(path: str) -> None:
-    assert not is_url(path)

@@ -365,7 +365,7 @@ def test_classes_that_are_numbers_are_in_the_order_of_lists(tmp_path: Path) -> N
     splits = read(tmp_path)
     assert splits.class_names == ("-3", "01", "1", "2", "10", "a", "b")
     rows = [{"path": str(path.relative_to(tmp_path)), "label": path.parent.name} for path in tmp_path.rglob("*.png")]
-    listed = image_list(file=str(write_list(tmp_path / "list.csv", rows)), **(LIST | FOLDER))
+    listed = image_list(file=str(write_list(tmp_path / "list.csv", rows)), **{**LIST, **FOLDER, "root": None})
     assert listed.class_names == splits.class_names
 
 

@@ -261,14 +261,6 @@ def test_on_a_cpu_every_bit_is_that_of_torchs_three_calls(dtype: torch.dtype, mo
     assert torch.equal(ours.eval()(x), torchs.eval()(x))
 
 
-def test_a_swap_keeps_what_a_network_adds_to_its_batch_norms() -> None:
-    layer, copied, plugin = Case().layer(), Case().layer(), ExactBatchNorm()
-    x, residual, _ = Case().inputs()
-    assert type(plugin.apply(layer)) is SyncBatchNorm
-    assert torch.equal(layer(x, residual, relu=True), copied(x, residual, relu=True))
-    assert type(plugin.revert(layer)) is BatchNorm2d
-
-
 def test_without_triton_torchs_kernels_compute_and_one_line_tells_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
