@@ -1,10 +1,11 @@
 """Every node copies once, all ranks continue or none, and a copy does not change the bits of a training."""
 
-import os
+import contextlib
 import shutil
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
@@ -12,9 +13,6 @@ from torch import distributed as dist
 from torchvision.datasets import CIFAR10, FashionMNIST
 
 from lockstep.assembly import data_copies, staging
-from lockstep.config import overrides
-from lockstep.config.checks import validation
-from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
 from lockstep.config.schema.target_sections import Data
@@ -33,77 +31,63 @@ RECIPE = (*FOLDER, "trainer.max_epochs=1", "callbacks.pictures=null")
 # -- the same bits -----------------------------------------------------------------------------------------------------
 
 
-def recipe(images: Path, scratch: Path | None, *extra: str) -> list[str]:
-    copied = [f"data.copy_to={scratch}"] if scratch is not None else []
-    return [*RECIPE, f"data.root={images}", f"data.cache={images.parent / 'cache'}", *copied, *extra]
+def recipe(images: Path, *extra: str) -> list[str]:
+    return [*RECIPE, f"data.root={images}", f"data.cache={images.parent / 'cache'}", "trainer.devices=2", *extra]
 
 
 @pytest.mark.processes
 def test_a_training_from_a_copy_ends_with_the_bits_of_one_without(tmp_path: Path) -> None:
-    images, scratch = write_folder(tmp_path / "images", count=20), tmp_path / "scratch"
+    images, scratch = write_folder(tmp_path / "images", count=20), f"data.copy_to={tmp_path / 'scratch'}"
     url = f"data.root='zip://::file://{shutil.make_archive(str(tmp_path / 'zipped'), 'zip', images)}'"
-    settings = {
-        "direct": recipe(images, None, "trainer.devices=2"),
-        "copied": recipe(images, scratch, "trainer.devices=2", "data.memory=stream"),
-        "fetched": recipe(images, scratch, "trainer.devices=2", url),
-    }
-    runs = {name: write_run(tmp_path / name, texts) for name, texts in settings.items()}
-    train_all([runs["direct"], runs["copied"], runs["fetched"]], 2)
-    assert sorted(path.name.split("-")[0] for path in shown(scratch)) == ["images", "zipped.zip"]
-    assert difference(runs["direct"], runs["copied"]) == 0
-    assert difference(runs["direct"], runs["fetched"]) == 0
-    # of the images wherever they are read, and of the archive
-    assert len(list((tmp_path / "cache").glob("*/*.rows"))) == 2
+    direct = write_run(tmp_path / "direct", recipe(images))
+    copied = write_run(tmp_path / "copied", recipe(images, scratch, "data.memory=stream"))
+    fetched = write_run(tmp_path / "fetched", recipe(images, scratch, url))
+    train_all([direct, copied, fetched], 2)
+    assert sorted(path.name.split("-")[0] for path in shown(tmp_path / "scratch")) == ["images", "zipped.zip"]
+    assert difference(direct, copied) == difference(direct, fetched) == 0
 
 
 @pytest.mark.processes
 def test_a_copy_to_the_disk_of_a_variable_resumes_on_another_disk_with_the_same_bits(tmp_path: Path) -> None:
     images = write_folder(tmp_path / "images", count=20)
-    settings = recipe(images, None, "trainer.devices=2", "trainer.max_epochs=2", "scheduler=constant")
+    settings = recipe(images, "trainer.max_epochs=2", "scheduler=constant")
     copied = [*settings, "data.copy_to=$DISK/copies", "data.cache=$DISK/cache"]
-    direct, run = write_run(tmp_path / "direct", settings), write_run(tmp_path / "run", copied)
-    short = write_run(tmp_path / "short", [*copied, "trainer.max_epochs=1"])
-    text = run.config.read_text()
+    direct, short = (
+        write_run(tmp_path / "direct", settings),
+        write_run(tmp_path / "short", [*copied, "trainer.max_epochs=1"]),
+    )
     train_all([direct], 2)
-    train_all([run, short], 2, DISK=str(tmp_path / "one"))
+    train_all([short], 2, DISK=str(tmp_path / "one"))
+    assert "copy_to: $DISK/copies" in short.config.read_text()
     config = config_file.load(short.config)
     trainer = config.trainer.model_copy(update={"max_epochs": 2})
     config_file.save(config.model_copy(update={"trainer": trainer}), short.config)
     train_all([short], 2, DISK=str(tmp_path / "two"))
-    assert run.config.read_text() == short.config.read_text() == text
-    assert "copy_to: $DISK/copies" in text
     for disk in ("one", "two"):
         assert sorted(path.name for path in (tmp_path / disk).iterdir()) == ["cache", "copies"]
-    assert difference(direct, run) == difference(direct, short) == 0
+    assert difference(direct, short) == 0
 
 
 # -- all ranks or none -------------------------------------------------------------------------------------------------
 
 
 def _stage(root: str, scratch: str, ranks_per_node: int, home: str) -> Any:
-    """The names of the files this rank copied and what is in the copy; the errors where there are some."""
+    """How many files this rank copied and what is in the copy; the errors where there are some."""
     rank = dist.get_rank()
     node, local_rank = divmod(rank, ranks_per_node)
-    here = Path(home) / f"node{node}"
-    here.mkdir(exist_ok=True)
-    before, copied, get_file = Path.cwd(), [], LocalFileSystem.get_file
-    os.chdir(here)  # every node has a disk of its own below the same path
-
-    def noted(self: LocalFileSystem, path1: Any, path2: Any, callback: Any = None, **options: Any) -> None:
-        copied.append(path1)
-        get_file(self, path1, path2, callback, **options)
-
-    LocalFileSystem.get_file = noted
-    try:
-        load = lambda data: contents(Path(data.arguments()["root"]))  # noqa: E731
-        asked = section(root, Path(scratch))
-        found = staging.once_a_node(asked, load, rank=rank, local_rank=local_rank, is_silent=True)
-        return copied, found
-    except ConfigError as error:
-        return str(error).splitlines()
-    finally:
-        LocalFileSystem.get_file = get_file
-        os.chdir(before)
+    place = Path(home) / f"node{node}"
+    place.mkdir(exist_ok=True)
+    data = section(root, Path(scratch))
+    load = lambda data: contents(Path(data.arguments()["root"]))  # noqa: E731
+    with (
+        contextlib.chdir(place),  # every node has a disk of its own below the same path
+        mock.patch.object(LocalFileSystem, "get_file", autospec=True, side_effect=LocalFileSystem.get_file) as get_file,
+    ):
+        try:
+            found = staging.once_a_node(data, load, rank=rank, local_rank=local_rank, is_silent=True)
+        except ConfigError as error:
+            return str(error).splitlines()
+    return get_file.call_count, found
 
 
 @pytest.mark.processes
@@ -111,7 +95,7 @@ def _stage(root: str, scratch: str, ranks_per_node: int, home: str) -> Any:
 def test_each_node_copies_once_while_its_other_ranks_wait(ranks: Ranks, tmp_path: Path, ranks_per_node: int) -> None:
     root = write_folder(tmp_path / "images", count=6)
     found = ranks.run(3, _stage, str(root), "scratch", ranks_per_node, str(tmp_path))
-    assert [len(copied) for copied, _ in found] == [12 if rank % ranks_per_node == 0 else 0 for rank in range(3)]
+    assert [count for count, _ in found] == [12 if rank % ranks_per_node == 0 else 0 for rank in range(3)]
     assert all(read == contents(root) for _, read in found)
 
 
@@ -125,32 +109,23 @@ def test_if_one_node_cannot_copy_all_ranks_end_with_its_error(
     (tmp_path / "node1" / "scratch").write_text("no folder")
     errors = ranks.run(3, _stage, str(root), "scratch", ranks_per_node, str(tmp_path))
     assert errors[0] == errors[1] == errors[2]
-    assert len(errors[0]) == 1
     assert f"/scratch: {root} cannot be copied" in errors[0][0]
-    assert "check the path" in errors[0][0]
 
 
-def _num_messages(work_s: float) -> int:
+def _num_messages() -> int:
     """Messages of this rank while rank 0 worked."""
-    count, gather = 0, staging.gather_objects
-
-    def counted(value: Any) -> Any:
-        nonlocal count
-        count += 1
-        return gather(value)
-
-    staging.gather_objects, staging.HEARTBEAT_S = counted, 0.05
-    try:
-        staging.together(lambda: time.sleep(work_s if dist.get_rank() == 0 else 0))
-    finally:
-        staging.gather_objects, staging.HEARTBEAT_S = gather, 5.0
-    return count
+    with (
+        mock.patch.object(staging, "gather_objects", wraps=staging.gather_objects) as gather,
+        mock.patch.object(staging, "HEARTBEAT_S", 0.05),
+    ):
+        staging.together(lambda: time.sleep(1.0 - dist.get_rank().bit_length()))
+    return gather.call_count
 
 
 @pytest.mark.processes
 def test_waiting_ranks_exchange_messages_so_that_no_collective_times_out(ranks: Ranks) -> None:
-    counts = ranks.run(3, _num_messages, 1.0)
-    assert counts[0] == counts[1] == counts[2] >= 5
+    counts = ranks.run(2, _num_messages)
+    assert counts[0] == counts[1] >= 5
 
 
 def _stage_changing(root: str, home: str) -> Any:
@@ -165,18 +140,16 @@ def _stage_changing(root: str, home: str) -> Any:
         listed.touch()
         return found
 
-    data_copies._files = changing
-    try:
+    with mock.patch.object(data_copies, "_files", changing):
         return _stage(root, "scratch", 1, home)
-    finally:
-        data_copies._files = find
 
 
 @pytest.mark.processes
 def test_nodes_that_copied_different_states_of_the_source_are_refused(ranks: Ranks, tmp_path: Path) -> None:
     root = write_folder(tmp_path / "images", count=3)
     errors = ranks.run(2, _stage_changing, str(root), str(tmp_path))
-    assert errors[0] == errors[1] == [f"{root} changed while one node after the other copied it: delete its copies"]
+    assert errors[0] == errors[1]
+    assert f"{root} changed" in errors[0][0]
 
 
 def _download(root: str, ranks_per_node: int) -> Any:
@@ -212,23 +185,7 @@ def test_a_download_goes_once_into_the_root_all_nodes_share(ranks: Ranks, tmp_pa
         assert sum(is_missing for asked, _ in found for _, is_missing in asked) == is_first
 
 
-# -- settings ----------------------------------------------------------------------------------------------------------
-
-
 def test_the_folders_of_downloads_are_those_of_torchvision() -> None:
     assert FOLDERS["lockstep.data.cifar10"] == CIFAR10.base_folder
     raw = FashionMNIST.raw_folder.fget(type("FashionMNIST", (), {"root": ""})())  # pyright: ignore[reportOptionalCall]
     assert raw == FOLDERS["lockstep.data.fashion_mnist"]
-
-
-def test_a_resume_may_copy_elsewhere_but_not_read_something_else() -> None:
-    saved = validation.check_config(compose.compose_config(["data=image_folder", "data.root=a", "data.copy_to=a"]))
-
-    def again(*texts: str) -> Any:
-        return overrides.check(["resume=x", *texts], saved=saved).configs[0]
-
-    assert again("data.copy_to=b").data.copy_to == "b"
-    assert again("data.copy_to=null").data.copy_to is None
-    assert again("data.root=b", "data.copy_to=b").data.root == "b"  # whose images are compared when they are read
-    with pytest.raises(ConfigError, match=r"data\.split_seed=1 cannot change on resume"):
-        again("data.split_seed=1", "data.copy_to=b")

@@ -38,18 +38,18 @@ def signalled(
     cwd: Path, words: list[str], number: signal.Signals, module: str
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """How a command ends that gets a signal when it imports a module, and the lines it prints."""
-    (cwd / "site").mkdir()
-    (cwd / "site" / "sitecustomize.py").write_text(ON_IMPORT)
-    variables = {"PYTHONPATH": str(cwd / "site"), "SIGNAL_AT": module, "SIGNAL": str(int(number))}
-    done = subprocess.run(
-        words,
-        cwd=cwd,
-        env={**environ(), **variables},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    done = with_module(cwd, "sitecustomize", ON_IMPORT, words, SIGNAL_AT=module, SIGNAL=str(int(number)))
     return done, (done.stdout + done.stderr).splitlines()
+
+
+def with_module(
+    cwd: Path, name: str, text: str, words: list[str], **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that imports `text` as the module `name`."""
+    (cwd / "site").mkdir()
+    (cwd / "site" / f"{name}.py").write_text(text)
+    variables = {**environ(), "PYTHONPATH": str(cwd / "site"), **variables}
+    return subprocess.run(words, cwd=cwd, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -88,23 +88,16 @@ def test_the_command_never_imports_torch_and_ctrl_c_reaches_it_alone(tmp_path: P
 
 
 def test_an_error_waits_for_nothing_that_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "torch.py").write_text("import time; time.sleep(600)")
-    variables = {**environ(), "PYTHONPATH": str(tmp_path / "site")}
-    words = command("optimizer.lrr=1")
-    done = subprocess.run(words, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True, timeout=300)
+    done = with_module(tmp_path, "torch", "import time; time.sleep(1000)", command("optimizer.lrr=1"))
     assert done.returncode == EXIT_CONFIG
-    assert "config error: optimizer.lrr is not a setting" in done.stderr
+    assert "optimizer.lrr is not a setting" in done.stderr
 
 
 def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "torch.py").write_text("raise ImportError('failed to map segment from shared object')")
-    variables = {**environ(), "PYTHONPATH": str(tmp_path / "site")}
-    done = subprocess.run(command(), cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True, timeout=300)
+    done = with_module(tmp_path, "torch", "raise ImportError('failed to map segment')", command())
     line, end = done.stderr.splitlines()
     assert done.returncode == EXIT_FAILED
-    assert line.startswith("The process that imports torch for the workers has died, perhaps out of memory")
+    assert "imports torch" in line
     assert end.startswith("The run failed:")
 
 
@@ -113,6 +106,7 @@ def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path: Path) -> None:
     [
         (["eval", "{run}", "--devices", "1"], "hydra", signal.SIGINT),
         (["eval", "{run}", "--devices", "1"], "lockstep.launch.parent", signal.SIGTERM),
+        (["eval", "{run}", "--devices", "2"], "multiprocessing.popen_forkserver", signal.SIGINT),  # by the first worker
         (["predict", "{run}", "test", "--output", "out.csv"], "lockstep.system.hardware", signal.SIGINT),
         (["benchmark", "trainer.max_epochs=1"], "lockstep.benchmark", signal.SIGTERM),
     ],
@@ -125,10 +119,3 @@ def test_a_command_with_nothing_to_save_ends_immediately(
     assert lines[0].startswith(f"lockstep: terminated by {number.name}")
     assert done.returncode == 128 + number
     assert {path.name for path in tmp_path.iterdir()} == {"site"}
-
-
-def test_two_workers_of_an_evaluation_end_by_one_signal(trained: RunFolder, tmp_path: Path) -> None:
-    words = [TOOL, "eval", str(trained.path), "--devices", "2"]
-    done, lines = signalled(tmp_path, words, signal.SIGINT, "multiprocessing.popen_forkserver")  # by the first worker
-    assert lines == ["lockstep: terminated by SIGINT"]
-    assert done.returncode == 128 + signal.SIGINT
