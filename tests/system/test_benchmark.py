@@ -2,23 +2,19 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
-from matplotlib.patches import Rectangle
 
 from lockstep.benchmark import command, report, results
 from lockstep.benchmark.environments import Environment, Machines, available_machines, environments
-from lockstep.callbacks.plots import style
 from lockstep.config import overrides
 from lockstep.config.checks import validation
 from lockstep.config.composing import compose
@@ -29,6 +25,7 @@ from lockstep.system import hardware
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, environ, wait_until
 
 TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
+DEFAULTS = ("cpu", "parallel-cpu", "gpu", "multi-gpu", "parallel-gpu")
 SMALLER = [text for text in SMALL if not text.startswith("strategy=")]
 
 
@@ -79,13 +76,11 @@ def composed(*texts: str) -> BenchmarkConfig:
     return config
 
 
-def errors(*texts: str, is_benchmark: bool = True) -> list[str]:
-    try:
-        chosen = command.add_benchmark(texts) if is_benchmark else texts
+def errors(*texts: str, is_benchmark: bool = True) -> str:
+    chosen = command.add_benchmark(texts) if is_benchmark else texts
+    with pytest.raises(ConfigError) as caught:
         overrides.check(chosen, is_multirun=False, is_benchmark=is_benchmark)
-    except ConfigError as error:
-        return str(error).splitlines()
-    return []
+    return str(caught.value)
 
 
 def found(num_cores: int, num_gpus: int, *texts: str, num_nodes: int = 1) -> dict[str, Environment]:
@@ -95,44 +90,73 @@ def found(num_cores: int, num_gpus: int, *texts: str, num_nodes: int = 1) -> dic
         return {environment.name: environment for environment in made}
 
 
-def test_environments_that_are_not_there_are_skipped_with_the_reason() -> None:
-    there = found(2, 0)
-    assert [name for name, environment in there.items() if environment.config is not None] == ["cpu", "parallel-cpu"]
-    assert there["gpu"].skipped == "needs more GPUs than this machine has (0)"
-    one = found(1, 1)
-    assert one["parallel-cpu"].skipped == "needs more cores than this machine has (1)"
-    assert one["multi-gpu"].skipped == "needs more GPUs than this machine has (1)"
-    assert one["gpu"].config is not None
-
-
-def test_environments_of_an_allocation_use_one_machine_or_all(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("machines", "expected"),
+    [
+        ((2, 0, 1), ["cpu", "parallel-cpu"]),
+        ((1, 1, 1), ["cpu", "gpu"]),
+        ((1, 0, 2), ["cpu", "parallel-cpu"]),  # one core of each machine is enough
+    ],
+)
+def test_environments_skipped(
+    monkeypatch: pytest.MonkeyPatch, machines: tuple[int, int, int], expected: list[str]
+) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: name)  # there is srun
-    entry = "+benchmark.environments.three={strategy:cpu,devices:1,num_nodes:3,scale_with_workers:false}"
-    there = found(4, 2, "global_batch_size=64", "optimizer.lr=0.1", entry, num_nodes=2)
-    assert there.pop("three").skipped == "needs 3 machines of a SLURM allocation, and has 2"
-    found_settings = {}
-    for name, environment in there.items():
+    cores, gpus, nodes = machines
+    of_machine = found(cores, gpus, num_nodes=nodes)
+    assert [name for name, environment in of_machine.items() if environment.config is not None] == expected
+    assert all(environment.skipped for name, environment in of_machine.items() if name not in expected)
+
+
+SETTINGS = ("global_batch_size=64", "optimizer.lr=0.1", "benchmark.budget_s=7")
+
+
+@pytest.mark.parametrize(
+    ("machines", "expected"),
+    [
+        (
+            (4, 2, 2),
+            {
+                "cpu": (1, 1, 1, 4, 64, 0.1),
+                "parallel-cpu": (8, 2, 4, 1, 64, 0.1),
+                "gpu": (1, 1, 1, 4, 64, 0.1),
+                "multi-gpu": (2, 1, 2, 2, 64, 0.1),
+                "parallel-gpu": (4, 2, 2, 2, 256, 0.4),
+            },
+        ),
+        (
+            (16, 8, 1),
+            {
+                "cpu": (1, 1, 1, 16, 64, 0.1),
+                "parallel-cpu": (16, 1, 16, 1, 64, 0.1),
+                "gpu": (1, 1, 1, 16, 64, 0.1),
+                "multi-gpu": (8, 1, 8, 2, 64, 0.1),
+                "parallel-gpu": (8, 1, 8, 2, 512, 0.8),
+            },
+        ),
+    ],
+)
+def test_environments_sizes(
+    monkeypatch: pytest.MonkeyPatch, machines: tuple[int, int, int], expected: dict[str, tuple[float, ...]]
+) -> None:
+    """Workers, nodes, workers of a node, threads, batch and rate; of an allocation one machine or all."""
+    monkeypatch.setattr(shutil, "which", lambda name: name)  # there is srun
+    cores, gpus, nodes = machines
+    sizes = {}
+    for name, environment in found(cores, gpus, *SETTINGS, num_nodes=nodes).items():
         config = environment.config
         assert config is not None
-        sizes = (config.trainer.num_nodes, config.trainer.devices, environment.num_threads)
-        found_settings[name] = (environment.num_workers, *sizes, config.global_batch_size, config.optimizer.lr)
-    assert found_settings == {
-        "cpu": (1, 1, 1, 4, 64, 0.1),
-        "parallel-cpu": (8, 2, 4, 1, 64, 0.1),
-        "gpu": (1, 1, 1, 4, 64, 0.1),
-        "multi-gpu": (2, 1, 2, 2, 64, 0.1),
-        "parallel-gpu": (4, 2, 2, 2, 256, 0.4),
-    }
-    # one core and one GPU on each machine are enough, if there are two machines
-    of_one = found(1, 1, num_nodes=2)
-    assert of_one["parallel-cpu"].num_workers == of_one["parallel-gpu"].num_workers == 2
-    assert found(1, 0, num_nodes=2)["gpu"].skipped == "needs more GPUs than each of 2 machines has (0)"
+        assert config.trainer.max_time_s == 7
+        of_trainer = (config.trainer.num_nodes, config.trainer.devices, environment.num_threads)
+        sizes[name] = (environment.num_workers, *of_trainer, config.global_batch_size, config.optimizer.lr)
+    assert sizes == expected
 
 
-def test_several_machines_need_srun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environments_without_srun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert found(2, 0, num_nodes=2)["parallel-cpu"].skipped.startswith("srun, which starts workers")
-    assert found(2, 0, num_nodes=2)["cpu"].config is not None
+    of_machine = found(2, 0, num_nodes=2)
+    assert "srun" in of_machine["parallel-cpu"].skipped
+    assert of_machine["cpu"].config is not None
 
 
 def test_the_machines_are_those_of_the_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,63 +167,24 @@ def test_the_machines_are_those_of_the_allocation(monkeypatch: pytest.MonkeyPatc
     assert available_machines({}) == Machines(16, 2, 1)
 
 
-def test_each_environment_trains_its_own_configuration() -> None:
-    there = found(16, 8, "global_batch_size=64", "optimizer.lr=0.1", "benchmark.budget_s=7")
-    found_settings = {}
-    for name, environment in there.items():
-        assert environment.config is not None
-        assert environment.config.trainer.max_time_s == 7
-        rate = environment.config.optimizer.lr
-        found_settings[name] = (
-            environment.num_workers,
-            environment.num_threads,
-            environment.config.global_batch_size,
-            rate,
-            environment.is_data_parallel,
-        )
-    assert found_settings == {
-        "cpu": (1, 16, 64, 0.1, False),
-        "parallel-cpu": (16, 1, 64, 0.1, True),
-        "gpu": (1, 16, 64, 0.1, False),
-        "multi-gpu": (8, 2, 64, 0.1, True),
-        "parallel-gpu": (8, 2, 512, 0.8, True),
-    }
-
-
-def test_every_error_is_in_one_message() -> None:
-    messages = errors(
-        "benchmark.budget_s=-1", "benchmark.environments.cpu.devices=0", "model.widht=4", "benchmark.budget=3"
-    )
-    assert "benchmark.budget_s=-1 must be float > 0" in messages
-    assert "benchmark.environments.cpu.devices=0 must be all or int >= 1" in messages
-    assert any(error.startswith("model.widht is not a setting: did you mean model.width?") for error in messages)
-    assert any(error.startswith("benchmark.budget is not a setting: did you mean benchmark.") for error in messages)
-    assert len(messages) == 4
-
-
-def test_keys_of_the_environments_and_of_the_benchmark_are_refused_elsewhere() -> None:
-    assert "is set by each environment" in errors("trainer.devices=2")[0]
-    for key, value in (("resume", "x"), ("init_from", "x"), ("changed_data", "accept")):
-        assert errors(f"{key}={value}") == [f"{key}={value} is not for a benchmark, which starts new runs: remove it"]
-    assert errors("trainer.num_nodes=2") == [
-        "trainer.num_nodes=2 is for the job of a benchmark: add cluster=slurm, or remove it"
-    ]
-    assert "is only for `lockstep benchmark`" in errors("benchmark.budget_s=3", is_benchmark=False)[0]
-    assert "is only for `lockstep benchmark`" in errors("+benchmark=default", is_benchmark=False)[0]
-    assert not errors("experiment=fashion_mnist", "model.width=16", "benchmark.budget_s=60")
+def test_errors_in_one_message() -> None:
+    wrong = ("benchmark.budget_s=-1", "benchmark.environments.cpu.devices=0", "model.widht=4", "benchmark.budget=3")
+    lines = errors(*wrong).splitlines()
+    assert len(lines) == len(wrong)
+    for text in wrong:
+        assert any(line.startswith(text.partition("=")[0]) for line in lines)
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "is_benchmark"),
     [
-        ("rank 1 of 2 on n2 has been silent\nrank 0 of 2 waited for it: closed\n", "rank 1 of 2 on n2 has been silent"),
-        ("rank 0 of 2 failed:\nTraceback (most recent call last):\n  ...\nValueError: 3\n", "ValueError: 3"),
+        *(("trainer.devices=2", True), ("resume=x", True), ("init_from=x", True), ("changed_data=accept", True)),
+        *(("trainer.num_nodes=2", True), ("benchmark.budget_s=3", False), ("+benchmark=default", False)),
     ],
 )
-def test_the_reason_of_a_failure_is_its_cause(tmp_path: Path, text: str, reason: str) -> None:
-    folder = RunFolder(tmp_path)
-    folder.failure.write_text(text)
-    assert folder.failure_cause() == reason
+def test_errors_keys(text: str, is_benchmark: bool) -> None:
+    """Those of the environments and of a run in a benchmark, and those of a benchmark elsewhere."""
+    assert text.removeprefix("+").partition("=")[0] in errors(text, is_benchmark=is_benchmark)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +203,6 @@ def test_table_of_environments() -> None:
         ["two", "2", "64", "3", "6", "167", "1.67", "0.9000"],
         ["three", "3", "64", "0", "-", "-", "-", "-"],
     ]
-    assert results.summary(SKIPPED) == "gpu: skipped: needs more GPUs than this machine has (0)"
 
 
 def test_record_of_a_run(tmp_path: Path) -> None:
@@ -232,32 +216,15 @@ def test_record_of_a_run(tmp_path: Path) -> None:
     assert epochs["epoch_s"] == {"median": 5, "low": 4, "high": 10, "count": 3}
 
 
-def test_report_a4_page_and_chart(tmp_path: Path) -> None:
+def test_report_files(tmp_path: Path) -> None:
     report.write(tmp_path, whole(record("cpu", 1, 10), record("two", 2, 6), SKIPPED))
     assert {path.name for path in tmp_path.iterdir()} == {"report.pdf", "epoch_time.png"}
-    (box,) = re.findall(rb"/MediaBox \[ ([\d. ]+) \]", (tmp_path / "report.pdf").read_bytes())
-    assert [round(float(value) / 72 * 25.4) for value in box.split()] == [0, 0, 210, 297]
-    pixels = imread(tmp_path / "epoch_time.png")
-    assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 10
+    assert imread(tmp_path / "epoch_time.png").std() > 0
 
 
 def test_report_without_times(tmp_path: Path) -> None:
     report.write(tmp_path, whole(record("cpu", 1, 1, state="failed", reason="x", images_per_s=None, epoch_s=None)))
     assert not list(tmp_path.iterdir())
-
-
-def test_chart_labels_do_not_overlap() -> None:
-    records = [record(f"environment-{i}", 2, 10.0 * 4**i) for i in range(6)]
-    with style():
-        fig = report.page(whole(*records), records)
-        fig.draw_without_rendering()
-        ax = fig.axes[1]
-        labels = [*ax.texts, *ax.get_yticklabels(), ax.xaxis.label]
-        boxes = [text.get_window_extent() for text in labels if text.get_text()]
-        frame = fig.bbox
-    assert [bar.get_width() for bar in ax.patches if isinstance(bar, Rectangle)] == [10.0 * 4**i for i in range(6)]
-    assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
-    assert all(frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 for box in boxes)
 
 
 def start(cwd: Path, *texts: str) -> subprocess.Popen[bytes]:
@@ -271,14 +238,15 @@ def folder_of(cwd: Path) -> Path:
     return path
 
 
-def numbers(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    benchmark = json.loads((path / "results.json").read_text())
-    return benchmark, {record["name"]: record for record in benchmark["environments"]}
+def by_name(cwd: Path) -> dict[str, dict[str, Any]]:
+    """The records of the environments."""
+    benchmark = json.loads((folder_of(cwd) / "results.json").read_text())
+    return {record["name"]: record for record in benchmark["environments"]}
 
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_two_processes_are_measured(tmp_path: Path) -> None:
+def test_benchmark_of_two_processes(tmp_path: Path) -> None:
     process = start(
         tmp_path,
         *SMALLER,
@@ -288,41 +256,34 @@ def test_two_processes_are_measured(tmp_path: Path) -> None:
         "benchmark.environments.parallel-cpu.devices=2",
         "+benchmark.environments.gpus={strategy:ddp,devices:64,scale_with_workers:true}",
     )
-    code = process.wait(PATIENCE_S)
-    log = (tmp_path / "log").read_text()
-    assert code == 0, log + "".join(p.read_text() for p in tmp_path.glob("outputs/*/*/*/terminal.log"))
-    path = folder_of(tmp_path)
-    benchmark, by_name = numbers(path)
-    assert by_name["gpus"]["state"] == "skipped"
-    assert "gpus: skipped" in log
-    two = by_name["parallel-cpu"]
-    assert two["state"] == "measured"
-    assert two["workers"] == 2
-    assert two["precision"] == "float64"
-    rows = RunFolder(path / "parallel-cpu").read_metrics()
-    assert two["epochs"] == len(rows) >= 1
-    assert two["images_per_s"]["median"] == pytest.approx(np.median([float(row["images_per_s"]) for row in rows]))
-    assert two["epoch_s"]["median"] == pytest.approx(np.median([70 / float(row["images_per_s"]) for row in rows]))
+    assert process.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
+    environments = by_name(tmp_path)
+    assert environments["gpus"]["state"] == "skipped"
+    two = environments["parallel-cpu"]
+    assert (two["state"], two["workers"], two["precision"]) == ("measured", 2, "float64")
+    rows = RunFolder(folder_of(tmp_path) / "parallel-cpu").read_metrics()
+    speeds = np.array([float(row["images_per_s"]) for row in rows])
+    assert two["epochs"] == len(rows)
+    assert two["images_per_s"]["median"] == pytest.approx(np.median(speeds))
+    assert two["epoch_s"]["median"] == pytest.approx(np.median(70 / speeds))
     assert two["val_accuracy"] == pytest.approx(max(float(row["val/accuracy"]) for row in rows))
-    assert benchmark["environment"]["packages"]["torch"]
-    assert (path / "report.pdf").exists()
+    assert (folder_of(tmp_path) / "report.pdf").exists()
 
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_a_failure_and_ctrl_c_lose_nothing_that_was_measured(tmp_path: Path) -> None:
+def test_benchmark_failed_and_interrupted(tmp_path: Path) -> None:
+    """What was measured is kept."""
+    one = "={strategy:cpu,devices:1,scale_with_workers:false}"
     process = start(
         tmp_path,
-        *_own_network("tests.support.networks.FailsOnRank1"),
-        "trainer.max_epochs=2000",
+        *(text for text in SMALLER if not text.startswith("model.")),
+        *("model._target_=tests.support.networks.FailsOnRank1", "+model.hidden=4", "trainer.max_epochs=2000"),
         "benchmark.budget_s=100",
         "+benchmark.environments.fails={strategy:cpu,devices:2,scale_with_workers:false}",
-        "+benchmark.environments.works={strategy:cpu,devices:1,scale_with_workers:false}",
-        "+benchmark.environments.later={strategy:cpu,devices:1,scale_with_workers:false}",
-        *(
-            f"benchmark.environments.{name}=null"
-            for name in ("cpu", "parallel-cpu", "gpu", "multi-gpu", "parallel-gpu")
-        ),
+        f"+benchmark.environments.works{one}",
+        f"+benchmark.environments.later{one}",
+        *(f"benchmark.environments.{name}=null" for name in DEFAULTS),
     )
 
     def trains() -> bool:
@@ -333,22 +294,9 @@ def test_a_failure_and_ctrl_c_lose_nothing_that_was_measured(tmp_path: Path) -> 
     wait_until(trains, "second epoch")
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE_S) == 130
-    log = (tmp_path / "log").read_text()
-    path = folder_of(tmp_path)
-    _, by_name = numbers(path)
-    assert by_name["fails"]["state"] == "failed"
-    reason = by_name["fails"]["reason"]
-    assert re.match("ZeroDivisionError: the network of rank 1 is broken, in .*tests/support/networks.py:", reason)
-    assert by_name["works"]["state"] == "stopped"
-    assert by_name["works"]["images_per_s"]["count"] >= 2
-    assert by_name["later"] == {
-        "name": "later", "device": "cpu", "state": "skipped", "reason": "not started before the interruption"
-    }  # fmt: skip
-    assert (path / "report.pdf").exists()
-    assert "fails: failed: ZeroDivisionError" in log
-    assert (path / "epoch_time.png").exists()
-
-
-def _own_network(target: str) -> Sequence[str]:
-    kept = [text for text in SMALLER if not text.startswith("model.")]
-    return [*kept, f"model._target_={target}", "+model.hidden=4"]
+    environments = by_name(tmp_path)
+    states = {name: environment["state"] for name, environment in environments.items()}
+    assert states == {"fails": "failed", "works": "stopped", "later": "skipped"}
+    assert "ZeroDivisionError" in environments["fails"]["reason"]
+    assert environments["works"]["images_per_s"]["count"] >= 2
+    assert (folder_of(tmp_path) / "report.pdf").exists()

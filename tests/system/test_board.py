@@ -1,6 +1,7 @@
 """The Training tab shows what is in the folders, changes only STOP and notes.json, and that for its own page alone."""
 
 import argparse
+import contextlib
 import hashlib
 import http.client
 import itertools
@@ -44,6 +45,7 @@ from tests.support.boards import (
     write_trials,
 )
 from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until
+from tests.support.strangers import digest
 from tests.support.trainings import children_of
 
 
@@ -72,10 +74,8 @@ def id_of(client: Client, name: str = "live") -> str:
 # -- stopping ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_stops_a_live_run_by_its_stop_file(client: Client, live: RunFolder) -> None:
-    answer = stop(client, id_of(client))
-    assert answer.status_code == 200
-    assert told(answer)["message"] == "Stop requested for live; it saves a checkpoint first."
+def test_stop_live_run(client: Client, live: RunFolder) -> None:
+    assert stop(client, id_of(client)).status_code == 200
     assert live.stop_reason() == "Training tab of TensorBoard"
     assert listed(client)["live"]["state"] == "stopping"
 
@@ -121,7 +121,6 @@ def test_nothing_is_shown_under_unknown_host_names(client: Client, address: str)
         answer = client.open(path, method=method, base_url=url)
         assert answer.status_code == 403
         assert list(told(answer)) == ["message"]
-        assert "--training-hosts" in told(answer)["message"]
 
 
 def test_the_page_of_another_site_shows_that_stop_is_off(client: Client) -> None:
@@ -174,15 +173,15 @@ def test_plain_tensorboard_without_a_login_stops_nothing_by_default(live: RunFol
     assert live.stop_flag.exists() == is_on
 
 
-def test_a_run_that_is_over_is_not_stopped(tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / state, state) for state in ("stopped", "failed", "broken")]
-    folders += [write_run(tmp_path / "killed", host=socket.gethostname()), write_run(tmp_path / "new", None)]
+@pytest.mark.parametrize("state", ["stopped", "failed", "broken", "killed", None])
+def test_stop_ended_run(tmp_path: Path, state: str | None) -> None:
+    if state == "killed":
+        folder = write_run(tmp_path / "run", host=socket.gethostname())
+    else:
+        folder = write_run(tmp_path / "run", state)
     client = board(tmp_path)
-    for folder in folders:
-        answer = stop(client, id_of(client, folder.path.name))
-        assert answer.status_code == 409
-        assert told(answer)["message"].startswith(f"{folder.path.name} is not running: ")
-        assert not folder.stop_flag.exists()
+    assert stop(client, id_of(client, "run")).status_code == 409
+    assert not folder.stop_flag.exists()
 
 
 def test_a_run_that_ended_since_the_last_look_is_not_stopped(client: Client, live: RunFolder) -> None:
@@ -191,13 +190,11 @@ def test_a_run_that_ended_since_the_last_look_is_not_stopped(client: Client, liv
     assert stop(client, key).status_code == 409
 
 
-def test_a_run_without_a_status_is_stopped_too(tmp_path: Path) -> None:
+def test_stop_without_status(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "early", None)
     client = board(tmp_path)
     with folder.lock():
-        assert listed(client)["early"]["state"] == "starting"
         assert stop(client, id_of(client, "early")).status_code == 200
-        assert listed(client)["early"]["state"] == "stopping"
     assert folder.stop_flag.exists()
 
 
@@ -208,7 +205,7 @@ def test_stop_searches_again(client: Client, live: RunFolder) -> None:
     assert late.stop_flag.exists()
 
 
-def test_a_run_of_another_user_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_run_of_another_user() -> None:
     with tempfile.TemporaryDirectory() as root:  # not tmp_path, which only its owner may enter
         folder = write_run(Path(root) / "run")
         Path(root).chmod(0o755)
@@ -216,34 +213,28 @@ def test_a_run_of_another_user_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -
         client = board(Path(root))
         key = id_of(client, "run")
         with without_rights():
-            answer = stop(client, key)
-        assert answer.status_code == 403
-        assert told(answer)["message"].startswith("run cannot be stopped from here: belongs to ")
+            assert stop(client, key).status_code == 403
         folder.path.chmod(0o755)
 
 
-def test_a_note_and_tags_are_kept_in_the_folder_of_the_run(client: Client, live: RunFolder) -> None:
+def test_note_saved(client: Client, live: RunFolder) -> None:
     live.update_status(state="finished")
     body = {"run": id_of(client), "note": "läuft " * 1000, "tags": ["keep", "paper"]}
-    assert told(post(client, "notes", body)) == {"message": "Note of live saved."}
+    assert post(client, "notes", body).status_code == 200
     assert read_json(live.notes) == {"note": body["note"], "tags": body["tags"]}
-    assert (listed(client)["live"]["note"], listed(client)["live"]["tags"]) == (body["note"], body["tags"])
+    assert listed(client)["live"].items() >= {"note": body["note"], "tags": body["tags"]}.items()
     for wrong in ({"note": 1}, {"tags": "keep"}, {"tags": [1]}):
         assert post(client, "notes", {**body, **wrong}).status_code == 400
-    body["noted"] = listed(client)["live"]["noted"]
-    assert post(client, "notes", {**body, "note": "", "tags": []}).status_code == 200
-    assert not {"note", "tags"} & listed(client)["live"].keys()
 
 
-def test_a_note_replaces_only_the_version_that_the_page_has_read(client: Client, live: RunFolder) -> None:
+def test_note_changed_elsewhere(client: Client, live: RunFolder) -> None:
+    """A note replaces only the version that the page has read."""
     body = {"run": id_of(client), "note": "mine", "tags": []}
     write_json(live.notes, {"note": "by another", "tags": []})
-    answer = post(client, "notes", body)
-    assert (answer.status_code, read_json(live.notes)["note"]) == (409, "by another")
-    assert told(answer)["message"] == "Not saved: notes.json of live was changed elsewhere, or cannot be read."
-    seen = listed(client)["live"]["noted"]
-    assert post(client, "notes", {**body, "noted": seen}).status_code == 200
-    assert post(client, "notes", {**body, "noted": seen, "note": "late"}).status_code == 409
+    assert post(client, "notes", body).status_code == 409
+    body["noted"] = listed(client)["live"]["noted"]
+    assert post(client, "notes", body).status_code == 200
+    assert post(client, "notes", {**body, "note": "late"}).status_code == 409
     assert read_json(live.notes)["note"] == "mine"
 
 
@@ -273,50 +264,25 @@ def test_a_note_is_neither_read_nor_written_through_a_link(client: Client, live:
 
 def test_reading_changes_nothing(client: Client, live: RunFolder) -> None:
     write_rows(live, 3)
-
-    def tree() -> list[Any]:
-        paths = sorted(live.path.parent.rglob("*"))
-        return [(path, path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
-
-    before = tree()
-    key = id_of(client)
-    for address in ("runs", f"run?id={key}", "control", "index.js", "stop"):
+    before = digest(live.path.parent)
+    for address in ("runs", f"run?id={id_of(client)}", "control", "index.js", "stop"):
         client.get(f"{BASE}/{address}", base_url=LOCAL)
-    assert tree() == before
+    assert digest(live.path.parent) == before
 
 
-def test_the_importance_of_settings_is_that_of_a_known_search(tmp_path: Path) -> None:
+def test_importance(tmp_path: Path) -> None:
+    """The values: tests/unit/test_importance.py."""
     write_search(tmp_path / "search", {(f"model.width={width}",): width / 20 for width in range(20)})
-    write_search(tmp_path / "short", {("model.width=8",): 0.5})
     write_trials(tmp_path / "grid", {("model.width=8",): 0.5})
     client = board(tmp_path)
-    found = {
-        name: client.get(f"{BASE}/importance?name={name}") for name in ("search", "short", "grid", "../search", "")
-    }
-    assert {name: answer.status_code for name, answer in found.items()} == {
-        "search": 200, "short": 200, "grid": 404, "../search": 404, "": 404,
-    }  # fmt: skip
-    one = {"num_finished": 20, "least": 20, "importances": {"model.width": 1.0}}
-    assert told(found["search"]) == {**one, "chance": {"model.width": pytest.approx(1.0)}}
-    assert told(found["short"]) == {"num_finished": 1, "least": 20, "importances": {}, "chance": {}}
-    assert told(found["grid"])["message"] == "The study cannot be read: FileNotFoundError."
-    assert not (tmp_path / "grid" / JOURNAL).exists()
+    found = told(client.get(f"{BASE}/importance?name=search"))
+    assert (found["num_finished"], found["importances"]) == (20, {"model.width": 1.0})
     os.mkfifo(tmp_path / "grid" / JOURNAL)
-    assert told(client.get(f"{BASE}/importance?name=grid"))["message"] == "The study cannot be read: OSError."
+    for name in ("grid", "../search", ""):
+        assert client.get(f"{BASE}/importance?name={name}").status_code == 404
     for text in ("[" * 100_000, '{"op_code": 4}', "5"):
         (tmp_path / "search" / JOURNAL).write_text(f"{text}\n")
-        answer = client.get(f"{BASE}/importance?name=search")
-        assert (answer.status_code, told(answer)["message"][:24]) == (404, "The study cannot be read")
-
-
-def test_a_broken_run_is_shown_next_to_the_others(client: Client, live: RunFolder) -> None:
-    broken = write_run(live.path.parent / "broken", None)
-    for name in ("status.json", "metrics.csv", "run.json"):
-        (broken.path / name).write_bytes(b"{garbage")
-    found = listed(client)
-    assert (found["live"]["state"], found["broken"]["state"]) == ("training", "broken")
-    assert "status.json" in found["broken"]["reason"]
-    assert told(client.get(f"{BASE}/run?id={found['broken']['id']}"))["resume"] is None
+        assert client.get(f"{BASE}/importance?name=search").status_code == 404
 
 
 def test_rows_are_thinned_and_the_last_is_kept(client: Client, live: RunFolder) -> None:
@@ -332,15 +298,12 @@ def test_unknown_runs_are_not_shown(client: Client) -> None:
         assert client.get(f"{BASE}/run?id={key}").status_code == 404
 
 
-def test_curves_are_found_in_the_logs_of_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("root", "name"), [("", "day/run"), ("day/run", ".")])
+def test_curves(tmp_path: Path, root: str, name: str) -> None:
     write_run(tmp_path / "day" / "run")
-
-    def curves(root: Path, name: str) -> dict[str, str]:
-        client = board(root)
-        return told(client.get(f"{BASE}/run?id={id_of(client, name)}"))["curves"]
-
-    assert curves(tmp_path, "day/run") == {"run": "day/run", "tag": "loss/step"}
-    assert curves(tmp_path / "day" / "run", ".") == {"run": ".", "tag": "loss/step"}
+    client = board(tmp_path / root)
+    shown = told(client.get(f"{BASE}/run?id={id_of(client, name)}"))
+    assert shown["curves"] == {"run": name, "tag": "loss/step"}
 
 
 def test_trials_name_their_sweep_unless_it_is_all_there_is(tmp_path: Path) -> None:
@@ -353,73 +316,51 @@ def test_trials_name_their_sweep_unless_it_is_all_there_is(tmp_path: Path) -> No
     assert "sweep" not in listed(board(tmp_path / "day" / "sweep"))["0"]
 
 
-def test_a_sweep_has_settings_metrics_and_groups(tmp_path: Path) -> None:
+def test_sweep(tmp_path: Path) -> None:
     settings = [(lr, seed) for lr in (0.05, 0.1) for seed in (0, 1)]
     accuracies = {(f"optimizer.lr={lr}", f"seed={seed}"): 0.8 + lr + seed / 100 for lr, seed in settings}
     folders = write_trials(tmp_path / "day" / "sweep", accuracies)
     client = board(tmp_path)
-
-    def sweep() -> dict[str, Any]:
-        return told(client.get(f"{BASE}/sweep?name=day/sweep", base_url=LOCAL))
-
-    found = sweep()
+    address = f"{BASE}/sweep?name=day/sweep"
+    found = told(client.get(address, base_url=LOCAL))
     assert [trial["trial"] for trial in found["trials"]] == [2, 3, 0, 1]
-    assert found["trials"][1] == {
-        "trial": 3,
-        "id": id_of(client, "day/sweep/3"),
-        "settings": {"optimizer.lr": "0.1", "seed": "1"},
-        "state": "finished",
-        "epoch": 2,
-        "device": "",
-        "values": {"train/loss": 1.0, "val/accuracy": 0.91},
-        "training_s": 63.0,
-        "note": "",
-        "tags": [],
-    }
-    assert (found["keys"], found["is_max"]) == (["optimizer.lr", "seed"], True)
-    assert (found["metrics"], found["is_search"]) == (["val/accuracy", "train/loss"], False)
-    assert [(group["n"], group["trials"]) for group in found["groups"]] == [(2, [2, 3]), (2, [0, 1])]
-    assert (found["best_trials"], found["repeated"]) == ([2, 3], [[2, 3], [0, 1]])
+    expected = {"id": id_of(client, "day/sweep/3"), "settings": {"optimizer.lr": "0.1", "seed": "1"}}
+    expected |= {"state": "finished", "epoch": 2, "values": {"train/loss": 1.0, "val/accuracy": 0.91}}
+    assert found["trials"][1].items() >= expected.items()
+    assert (found["keys"], found["metrics"]) == (["optimizer.lr", "seed"], ["val/accuracy", "train/loss"])
+    assert [group["trials"] for group in found["groups"]] == found["repeated"] == [[2, 3], [0, 1]]
     folders[0].write_summary(folders[0].read_summary() | {"test_accuracy": 0.7})
     write_json(folders[3].notes, {"note": "odd", "tags": ["keep"]})
     folders[1].update_status(state="failed")
     folders[1].summary.unlink()
-    changed = {trial["trial"]: trial for trial in sweep()["trials"]}
+    changed = {trial["trial"]: trial for trial in told(client.get(address, base_url=LOCAL))["trials"]}
     assert changed[0]["values"]["test/accuracy"] == 0.7
     assert (changed[3]["note"], changed[3]["tags"], changed[1]["state"]) == ("odd", ["keep"], "failed")
 
 
-def test_an_unchanged_trial_of_a_sweep_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_unchanged_trial_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = write_trials(tmp_path / "sweep", {("seed=0",): 0.8, ("seed=1",): 0.9})
     client = board(tmp_path)
+    client.get(f"{BASE}/sweep?name=sweep", base_url=LOCAL)
     read: list[RunFolder] = []
     original = results.read_rows
     monkeypatch.setattr(results, "read_rows", lambda folder: read.append(folder) or original(folder))
-    for changed in ([], [folders[1]]):
-        for folder in changed:
-            folder.update_status(best=0.95)
-        read.clear()
-        first = client.get(f"{BASE}/sweep?name=sweep", base_url=LOCAL).get_data()
-        assert set(read) == set(changed or folders)
-        read.clear()
-        assert client.get(f"{BASE}/sweep?name=sweep", base_url=LOCAL).get_data() == first
-        assert read == []
+    folders[1].update_status(best=0.95)
+    client.get(f"{BASE}/sweep?name=sweep", base_url=LOCAL)
+    assert {folder.path for folder in read} == {folders[1].path}
 
 
-def test_a_sweep_that_cannot_be_shown_says_why(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("new", "new/0/config.yaml"), ("broken", SWEEP), ("../new", "no longer exists"), ("", "no longer exists")],
+)
+def test_sweep_errors(tmp_path: Path, name: str, message: str) -> None:
     (write_trials(tmp_path / "new", {("seed=0",): 0.8})[0].config).write_text("seed: 0\n")
     write_run(tmp_path / "broken" / "0")
     (tmp_path / "broken" / SWEEP).write_text("{garbage")
-    client = board(tmp_path)
-    for name, message in (
-        ("new", "new/0/config.yaml"),
-        ("broken", SWEEP),
-        ("../new", "no longer exists"),
-        ("", "no longer"),
-    ):
-        answer = client.get(f"{BASE}/sweep?name={name}", base_url=LOCAL)
-        assert answer.status_code == 404
-        assert message in told(answer)["message"]
+    answer = board(tmp_path).get(f"{BASE}/sweep?name={name}", base_url=LOCAL)
+    assert answer.status_code == 404
+    assert message in told(answer)["message"]
 
 
 def test_the_command_of_a_run_is_quoted(client: Client, live: RunFolder) -> None:
@@ -431,26 +372,27 @@ def test_the_command_of_a_run_is_quoted(client: Client, live: RunFolder) -> None
 GOOD = {"step": 30, "num_classes": 2, "classes": ["cat", "dog"], "counts": [[8, 2], [0, 5]]}
 
 
-def test_the_confusion_matrix_of_the_test_comes_before_that_of_the_validation(client: Client, live: RunFolder) -> None:
+def test_confusion(client: Client, live: RunFolder) -> None:
+    """The matrix of the test comes before that of the validation."""
     address = f"{BASE}/run?id={id_of(client)}"
     assert told(client.get(address))["confusion"] is None
     live.pictures.mkdir()
     for split, step in (("val", 20), ("test", 30)):
         write_json(live.confusion(split), {**GOOD, "step": step})
         assert told(client.get(address))["confusion"] == {**GOOD, "step": step, "split": split}
-    live.confusion("test").write_text('{"counts": [[NaN, 1e999]]}')  # which JSON.parse of a browser refuses
-    assert told(client.get(address))["confusion"] == {"split": "test", "counts": [[None, None]]}
 
 
-def test_the_command_that_resumes_a_run_is_shown_if_it_can_be_resumed(tmp_path: Path) -> None:
-    saved = {state or "new": write_run(tmp_path / (state or "new"), state) for state in ("stopped", "finished", None)}
-    for folder in saved.values():
+@pytest.mark.parametrize(
+    ("state", "has_checkpoint", "is_shown"),
+    [("stopped", True, True), ("finished", True, False), (None, True, False), ("failed", False, False)],
+)
+def test_resume_command(tmp_path: Path, state: str | None, has_checkpoint: bool, is_shown: bool) -> None:
+    folder = write_run(tmp_path / "run", state)
+    if has_checkpoint:
         save_checkpoint(folder)
-    write_run(tmp_path / "failed", "failed")
     client = board(tmp_path)
-    found = {name: told(client.get(f"{BASE}/run?id={facts['id']}"))["resume"] for name, facts in listed(client).items()}
-    resume = f"python train.py resume={saved['stopped'].path}"
-    assert found == {"stopped": resume, "finished": None, "new": None, "failed": None}
+    expected = f"python train.py resume={folder.path}" if is_shown else None
+    assert told(client.get(f"{BASE}/run?id={id_of(client, 'run')}"))["resume"] == expected
 
 
 # -- what is shipped ---------------------------------------------------------------------------------------------------
@@ -531,21 +473,15 @@ def test_nothing_is_shown_without_the_token(client: Client, live: RunFolder, que
     assert not live.stop_flag.exists()
 
 
-def test_the_token_is_asked_for_once_and_compared_in_constant_time(
-    client: Client, live: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compared = []
-    monkeypatch.setattr(command.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)
+def test_token_once(client: Client, live: RunFolder) -> None:
     key = id_of(client)
     client = with_token(client)
     entered = client.get("/?token=secret", base_url=LOCAL)
     assert (entered.status_code, entered.headers["Location"]) == (302, "./")
     assert entered.headers["Set-Cookie"] == "lockstep-board-6006=secret; Path=/; HttpOnly; SameSite=Strict"
-    assert compared == [(b"secret", b"secret")]
     assert [client.get(path, base_url=LOCAL).status_code for path in PAGES] == [200, 200, 200, 200, 404]
     assert stop(client, key, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
     assert stop(client, key).status_code == 200
-    assert live.stop_flag.exists()
 
 
 def test_pages_of_other_sites_cannot_frame_the_board(client: Client) -> None:
@@ -560,51 +496,41 @@ def test_pages_of_other_sites_cannot_frame_the_board(client: Client) -> None:
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_the_board_prints_its_address_and_ends_in_good_order(tmp_path: Path) -> None:
+def test_board_address(tmp_path: Path) -> None:
     (tmp_path / "outputs").mkdir()
     with running(tmp_path) as started:
-        address = started.address()
-        assert re.fullmatch(rf"http://localhost:\d+/\?token=[\w-]{{43}}#{plugin.NAME}", address)
+        assert re.fullmatch(rf"http://localhost:\d+/\?token=[\w-]{{43}}#{plugin.NAME}", started.address())
         assert started.end() == 0
-        assert started.output.read_text() == f"Training tab: {address}  (Ctrl-C ends it)\n"
         assert started.errors.read_text() == ""
 
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_a_board_is_for_those_who_have_its_token_and_know_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_board_token_and_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the tabs of TensorBoard itself, whose data has no other guard; nor does another way lead to the data."""
     write_run(tmp_path / "run")
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with running(tmp_path, "--logdir", ".", "--training-hosts", "gpu7") as started:
         address = urlsplit(started.address())
-        port, token = address.port, address.query.removeprefix("token=")
-        assert port is not None
+        token = address.query.removeprefix("token=")
+        cookie = f"lockstep-board-{address.port}={token}"
 
-        def ask(path: str, host: str, cookie: str = "") -> tuple[int, str]:
-            connection = http.client.HTTPConnection("localhost", port, timeout=PATIENCE_S)
-            connection.request("GET", path, headers={"Host": f"{host}:{port}", "Cookie": cookie})
-            answer = connection.getresponse()
-            said = answer.getheader("Set-Cookie") or answer.read().decode(errors="replace")
+        def ask(path: str, host: str, cookie: str) -> int:
+            connection = http.client.HTTPConnection(address.netloc, timeout=PATIENCE_S)
+            connection.request("GET", path, headers={"Host": f"{host}:{address.port}", "Cookie": cookie})
+            code = connection.getresponse().status
             connection.close()
-            return answer.status, said
+            return code
 
-        code, said = ask(f"/?{address.query}", "localhost")
-        cookie = said.partition(";")[0]
-        assert (code, cookie) == (302, f"lockstep-board-{port}={token}")
+        assert ask(f"/?{address.query}", "localhost", "") == 302
         for path in ("/", "/data/runs", "/data/environment", "/data/plugin/scalars/tags", f"{BASE}/runs"):
-            assert ask(path, "localhost")[0] == 403
+            assert ask(path, "localhost", "") == 403
             for host, code in (("localhost", 200), ("gpu7", 200), ("attacker.example", 403), ("gpu7.attacker", 403)):
-                given, said = ask(path, host, cookie)
-                assert (path, host, given) == (path, host, code)
-                assert ("--training-hosts" in said) == (code == 403)
+                assert (path, host, ask(path, host, cookie)) == (path, host, code)
         assert token.encode() not in Path(f"/proc/{started.process.pid}/cmdline").read_bytes()
         assert children_of(started.process.pid) == []  # a server of TensorBoard's data answers everybody
         assert started.errors.read_text() == ""  # nor are requests logged
-        assert not (tmp_path / "tmp" / ".tensorboard-info").exists()  # where others may have made a link
+        assert not (tmp_path / ".tensorboard-info").exists()  # where others may have made a link
 
 
 @pytest.mark.full
@@ -639,23 +565,18 @@ def test_a_run_is_shown_once_and_not_as_latest_too(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_a_port_in_use_is_skipped_unless_it_was_given(tmp_path: Path) -> None:
+def test_board_used_port(tmp_path: Path) -> None:
+    """It is skipped, unless it was typed."""
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+        with contextlib.suppress(OSError):  # somebody else's TensorBoard does as well
             taken.bind(("127.0.0.1", 6006))
-        except OSError:  # somebody else's TensorBoard does as well
-            pass
-        else:
             taken.listen()
         with running(tmp_path, "--logdir", ".") as started:
-            assert int(re.search(r":(\d+)/", started.address())[1]) > 6006  # pyright: ignore[reportOptionalSubscript]
+            assert urlsplit(started.address()).port != 6006
         with running(tmp_path, "--logdir", ".", "--port", "6006") as started:
             assert started.process.wait(PATIENCE_S) == 2
-            assert started.errors.read_text() == (
-                "lockstep: TensorBoard could not bind to port 6006, it was already in use: "
-                "choose others by --host and --port.\n"
-            )
+            assert "--port" in started.errors.read_text()
 
 
 @pytest.mark.full

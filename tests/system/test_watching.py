@@ -6,16 +6,14 @@ import re
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lockstep.cli import main
-from lockstep.monitoring import cells
-from lockstep.runs.folder import LIVE_STATES, RunFolder
-from lockstep.system import wording
-from lockstep.system.terminal import duration
+from lockstep.runs.folder import RunFolder
 from tests.support.screens import seen
 
 HOST = socket.gethostname()
@@ -43,6 +41,9 @@ def run(path: Path, *overrides: str, config: str = "seed: 0\n", started: float =
     return folder
 
 
+RESUME = """lockstep train 'resume="my run"'"""
+
+
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -59,6 +60,11 @@ class Said:
     def lines(self) -> list[list[str]]:
         """Cells of the lines of a table in a pipe, without the heads."""
         return [re.split("  +", line) for line in self.out.splitlines()[1:]]
+
+    @property
+    def rows(self) -> dict[str, str]:
+        """Name and value of the rows of a status."""
+        return dict(re.split(r"  +", line, maxsplit=1) for line in self.out.splitlines() if "  " in line)
 
 
 @pytest.fixture
@@ -77,36 +83,20 @@ def lockstep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     return call
 
 
-def rows_of(text: str) -> dict[str, str]:
-    """Name and value of the rows of a status."""
-    return dict(re.split(r"  +", line, maxsplit=1) for line in text.splitlines() if "  " in line)
-
-
-def test_the_status_of_the_latest_run_is_complete(tmp_path: Path, lockstep: Any) -> None:
+def test_status_of_latest(tmp_path: Path, lockstep: Any) -> None:
     folder = run(tmp_path / "outputs" / "day" / "it", state="training", host="node07")
     (tmp_path / "outputs" / "latest").symlink_to("day/it")
-    said = lockstep("status")
-    assert said.code == 0
-    rows = rows_of(said.out)
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d, \d\.\d s ago", rows.pop("updated"))
-    assert re.fullmatch(r"1:1\d so far, about 1:50 left", rows.pop("time"))
-    assert rows == {
+    expected = {
         "state": "training",
         "progress": "40.0 %",
         "epoch": "4 of 10, step 312 of 780",
-        "speed": "1,234 images/s, 18.2 s an epoch",
-        "learning rate": "0.0734",
         "best": "val/accuracy 0.9812",
-        "train/loss": "0.5000",
-        "val/accuracy": "0.9800",
         "workers": "2 x CPU, 1 thread each",
-        "precision": "bfloat16",
         "process": "pid 4242 on node07",
-        "started": cells.moment(NOW),
         "run folder": "outputs/day/it",
         "stop": "lockstep stop outputs/day/it",
     }
-    assert said.out.startswith("digits_resnet18\n")
+    assert lockstep("status").rows.items() >= expected.items()
     assert json.loads(lockstep("status", "--json").out)["path"] == str(folder.path)
 
 
@@ -118,162 +108,115 @@ def test_a_terminal_shows_colors(tmp_path: Path) -> None:
     assert "\x1b[36m" in text  # cyan: live
 
 
-def test_the_next_command_fits_the_state(tmp_path: Path, lockstep: Any) -> None:
-    resume = """lockstep train 'resume="my run"'"""
-    expected = dict.fromkeys(LIVE_STATES, "stop +lockstep stop 'my run'")
-    expected |= {"stopping": f"then resume +{resume}", "finished": "evaluate +lockstep eval 'my run'"}
-    expected |= dict.fromkeys(("stopped", "failed", "pruned", "no signal"), f"try again +{resume}")
+@pytest.mark.parametrize(
+    ("states", "name", "words"),
+    [
+        (("starting", "training", "validating", "testing"), "stop", "lockstep stop 'my run'"),
+        (("stopping",), "then resume", RESUME),
+        (("finished",), "evaluate", "lockstep eval 'my run'"),
+        (("stopped", "failed", "pruned", "no signal"), "try again", RESUME),
+    ],
+)
+def test_status_next_command(tmp_path: Path, lockstep: Any, states: Sequence[str], name: str, words: str) -> None:
     folder = run(tmp_path / "my run")
-    for state, command in expected.items():
+    for state in states:
         folder.write_status(**TRAINED | {"state": state, "host": "another machine"})
-        assert re.fullmatch(command, lockstep("status", "my run").out.splitlines()[-2])
+        assert lockstep("status", "my run").rows[name] == words
+
+
+def test_status_resume(tmp_path: Path, lockstep: Any) -> None:
+    folder = run(tmp_path / "my run", state="stopped")
     folder.checkpoints.mkdir()
     folder.last_checkpoint.touch()
-    folder.write_status(**TRAINED | {"state": "stopped"})
-    assert re.fullmatch(f"resume +{resume}", lockstep("status", "my run").out.splitlines()[-2])
+    assert lockstep("status", "my run").rows["resume"] == RESUME
 
 
-def test_a_run_without_a_status_or_with_a_broken_one_is_shown(tmp_path: Path, lockstep: Any) -> None:
+def test_status_missing_or_broken(tmp_path: Path, lockstep: Any) -> None:
     folder = run(tmp_path / "it", state=None)
-    rows = rows_of(lockstep("status", "it").out)
+    rows = lockstep("status", "it").rows
     assert rows == {"state": "not started", "run folder": "it", "start": "lockstep train resume=it"}
-    (folder.path / "status.json").write_text("{")
-    rows = rows_of(lockstep("status", "it").out)
-    assert (rows["state"], rows["look"]) == ("broken", "cat it/status.json")
+    folder.status_file.write_text("{")
+    assert lockstep("status", "it").rows["state"] == "broken"
 
 
-def test_the_time_of_a_live_run_includes_that_since_its_last_status(tmp_path: Path, lockstep: Any) -> None:
-    run(tmp_path / "live", state="training", host="node07", updated=time.time() - 60, epoch_remaining_s=400.0)
-    run(tmp_path / "ended", updated=time.time() - 60, epoch_remaining_s=400.0)
-    rows = rows_of(lockstep("status", "live").out)
-    assert re.fullmatch(r"2:1\d so far, about 1:50 left", rows["time"])
-    assert rows["epoch"] == "4 of 10, step 312 of 780, 6:40 left in this epoch"
-    rows = rows_of(lockstep("status", "ended").out)
-    assert (rows["time"], rows["epoch"]) == ("1:12", "4 of 10, step 312 of 780")
+@pytest.mark.parametrize(("state", "expected"), [("training", "2:1. so far, about 1:50 left"), ("finished", "1:12")])
+def test_status_time(tmp_path: Path, lockstep: Any, state: str, expected: str) -> None:
+    """That of a live run includes the time since its last status."""
+    run(tmp_path / "it", state=state, host="node07", updated=time.time() - 60)
+    assert re.fullmatch(expected, lockstep("status", "it").rows["time"])
 
 
-def test_the_reason_of_a_silent_or_failed_run_is_shown(tmp_path: Path, lockstep: Any) -> None:
+def test_status_reason(tmp_path: Path, lockstep: Any) -> None:
     folder = run(tmp_path / "it", state="training")
-    assert "its process is gone" in rows_of(lockstep("status", "it").out)["reason"]
+    assert "its process is gone" in lockstep("status", "it").rows["reason"]
     folder.write_status(state="failed", reason="ZeroDivisionError: \x1b[31mx")
     folder.record_failure("x")
-    rows = rows_of(lockstep("status", "it").out)
-    assert rows["reason"] == "ZeroDivisionError:  [31mx"
-    assert rows["failure"] == "it/failure.txt"
+    rows = lockstep("status", "it").rows
+    assert (rows["reason"], rows["failure"]) == ("ZeroDivisionError:  [31mx", "it/failure.txt")
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> Path:
+def four(tmp_path: Path) -> Path:
     root = tmp_path / "outputs"
     run(root / "day" / "10_a", "model.width=8", "optimizer.lr=0.1", started=NOW, best=0.5, epoch_s=2.0)
     run(root / "day" / "11_b", "model.width=8", "optimizer.lr=0.2", started=NOW + 9, best=0.75, state="failed")
-    c = {"state": "stopped", "device": "NVIDIA H100", "epoch": 2, "best": 0.25}
+    c = {"state": "stopped", "device": "NVIDIA H100", "epoch": 2, "best": 0.25, "metrics": {"val/accuracy": 0.25}}
     run(root / "day" / "12_c", "model.width=8", "seed=3", started=NOW + 5, **c)
+    run(root / "day" / "13_d", "model.width=16", state=None, started=NOW + 1)
     (root / "latest").symlink_to("day/11_b")
     return root
 
 
-def names(said: Said) -> str:
-    """The last letters of the runs, in order."""
-    return "".join(line[1][-1] for line in said.lines)
-
-
-def test_a_pipe_gets_every_fact_whole_the_newest_first(three: Path, lockstep: Any) -> None:
-    said = lockstep("runs")
-    assert said.code == 0
-    assert said.out.splitlines()[0].split() == ["state", "run", "best", "settings", "epoch", "s/epoch", "started"]
-    facts = ["val/accuracy 0.7500", "optimizer.lr=0.2", "4/10", "18.2 s", cells.moment(NOW + 9)]
-    assert said.lines[0] == ["failed", "day/11_b", *facts]
-    assert [line[0] for line in said.lines] == ["failed", "stopped", "finished"]
-    assert said.lines[1][3] == "seed=3"
-
-
 @pytest.mark.parametrize(
     ("order", "expected"),
     [
-        ((), "bca"),
-        (("--sort=started",), "acb"),
-        (("--sort=-run",), "cba"),
-        (("--sort=s/epoch",), "abc"),
-        (("--sort=settings",), "abc"),
+        ((), "bcda"),  # without a status: made when its configuration was written
+        (("--sort=started",), "adcb"),
+        (("--sort=-run",), "dcba"),
+        (("--sort=s/epoch",), "abcd"),
+        (("--sort=best",), "cabd"),  # without a value: last in either direction
+        (("--sort=-best",), "bacd"),
+        (("--sort=optimizer.lr",), "abcd"),  # nobody typed it for the last two
+        (("--sort=-optimizer.lr",), "bacd"),
+        (("--sort=model.width",), "bcad"),  # 8 before 16; the newest of equal ones first
+        (("--sort=val/accuracy",), "cbad"),
+        (("--sort=device",), "bacd"),
     ],
 )
-def test_runs_are_sorted_by_a_column(three: Path, lockstep: Any, order: tuple[str, ...], expected: str) -> None:
-    assert names(lockstep("runs", *order)) == expected
+def test_runs_sorted(four: Path, lockstep: Any, order: tuple[str, ...], expected: str) -> None:
+    lines = lockstep("runs", *order).lines
+    assert "".join(line[1][-1] for line in lines) == expected
 
 
-def test_runs_without_a_value_come_last_in_either_direction(three: Path, lockstep: Any) -> None:
-    run(three / "day" / "13_d", state=None, started=NOW + 1)
-    assert names(lockstep("runs", "--sort=best")) == "cabd"
-    assert names(lockstep("runs", "--sort=-best")) == "bacd"
-    assert names(lockstep("runs")) == "bcda"  # made when its configuration was written
-
-
-@pytest.mark.parametrize(
-    ("order", "expected"),
-    [
-        ("optimizer.lr", "abcd"),  # nobody typed it for the last two
-        ("-optimizer.lr", "bacd"),
-        ("model.width", "bcad"),  # 8 before 16; the newest of equal ones first
-        ("val/accuracy", "dcba"),
-        ("-test/accuracy", "cdba"),
-        ("device", "bdac"),
-    ],
-)
-def test_runs_are_sorted_by_typed_settings_metrics_and_facts(
-    three: Path, lockstep: Any, order: str, expected: str
-) -> None:
-    run(three / "day" / "13_d", "model.width=16", started=NOW + 1, best=1e-4)
-    for name in ("12_c", "13_d"):
-        folder = RunFolder(three / "day" / name)
-        status = json.loads(folder.status_file.read_text())
-        folder.write_status(**status | {"metrics": {"val/accuracy": status["best"], "test/accuracy": 0.5}})
-    assert names(lockstep("runs", f"--sort={order}")) == expected
-
-
-def test_json_has_all_facts_of_every_run(three: Path, lockstep: Any) -> None:
+def test_runs_json(four: Path, lockstep: Any) -> None:
     found = json.loads(lockstep("runs", "--json").out)
-    assert [each["run"] for each in found] == ["day/11_b", "day/12_c", "day/10_a"]
-    expected = TRAINED | {
-        "best": 0.5,
-        "epoch_s": 2.0,
-        "started": NOW,
-        "overrides": ["model.width=8", "optimizer.lr=0.1"],
-    }
-    assert expected.items() <= found[2].items()
-    assert found[2]["path"] == str(three / "day" / "10_a")
+    assert [each["run"] for each in found] == ["day/11_b", "day/12_c", "day/13_d", "day/10_a"]
+    expected = {"best": 0.5, "epoch_s": 2.0, "started": NOW, "path": str(four / "day" / "10_a")}
+    assert (TRAINED | expected).items() <= found[3].items()
+    assert found[3]["overrides"] == ["model.width=8", "optimizer.lr=0.1"]
 
 
-def test_an_empty_folder_has_a_hint_and_a_missing_one_is_an_error(tmp_path: Path, lockstep: Any) -> None:
+def test_runs_empty_or_missing_folder(tmp_path: Path, lockstep: Any) -> None:
     said = lockstep("runs")
     assert (said.code, said.out) == (0, "")
-    assert said.err == "No runs below outputs: start one with lockstep train, or name another folder.\n"
+    assert "lockstep train" in said.err
     assert lockstep("runs", "--json").out == "[]\n"
     said = lockstep("runs", "nowhere")
-    assert said.code == 2
-    assert said.err == "lockstep: nowhere is not a folder: give a folder of runs, or none for outputs/.\n"
+    assert (said.code, "nowhere" in said.err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (("--sort=-lr",), "--sort lr is in no run: choose from state, run, best, settings, epoch,"),
-        (("--sort=xyz",), "started, train/loss, val/accuracy, or a typed setting."),
-    ],
-)
-def test_wrong_options_are_one_clear_line(three: Path, lockstep: Any, words: tuple[str, ...], error: str) -> None:
-    said = lockstep("runs", *words)
-    assert (said.code, said.out, len(said.err.splitlines())) == (2, "", 1)
-    assert error in said.err
+def test_runs_unknown_sort(four: Path, lockstep: Any) -> None:
+    said = lockstep("runs", "--sort=-lr")
+    assert (said.code, said.out) == (2, "")
+    assert "--sort lr" in said.err
+    assert "val/accuracy" in said.err
 
 
-def test_names_cannot_move_the_cursor_and_lines_stay_lines(tmp_path: Path, lockstep: Any) -> None:
+def test_runs_control_characters(tmp_path: Path, lockstep: Any) -> None:
     run(tmp_path / "outputs" / os.fsdecode(b"a\x1b[2J\tb\nc\xe9"), "x=\u202e1", name="\x1b]0;x\x07")
     run(tmp_path / "outputs" / "b")
-    said = lockstep("runs")
-    assert said.code == 0
-    assert {line[1] for line in said.lines} == {"a [2J b c", "b"}
-    assert {line[3] for line in said.lines} == {"x= 1", "-"}
+    lines = lockstep("runs").lines
+    assert {(line[1], line[3]) for line in lines} == {("a [2J b c", "x= 1"), ("b", "-")}
 
 
 @pytest.fixture
@@ -288,80 +231,54 @@ def two(tmp_path: Path) -> tuple[RunFolder, RunFolder]:
     return a, b
 
 
-def test_settings_that_differ_and_results_stand_side_by_side(two: Any, lockstep: Any) -> None:
+def test_compare_settings_and_results(two: Any, lockstep: Any) -> None:
     said = lockstep("compare", "a", "b")
     assert said.code == 0
+    assert "token" not in said.out
     rows = {line.split()[0]: re.split("  +", line)[1:] for line in said.out.splitlines() if line}
-    results = list(rows)[list(rows).index("results") + 1 :]
-    assert {key: rows[key] for key in rows if key not in results} == {
-        "A": ["a"],
-        "B": ["b"],
-        "settings": ["A", "B"],
+    expected = {
         "optimizer.lr": ["0.1", "0.0001"],
         "optimizer.betas": ["[0.9,0.99]", "[0.9,0.95]"],
         "logger.wandb.api_key": ["***", "null"],
         "extra": ["null", "true"],
-        "results": ["A", "B"],
+        "state": ["finished", "stopped"],
+        "val/loss": ["0.5000", "-"],
+        "test/accuracy": ["0.7500", "-"],
+        "test/loss": ["1", "-"],  # of the summary
     }
-    assert rows["state"] == ["finished", "stopped"]
-    assert rows["best"] == ["0.9812", "0.5000"]
-    assert rows["val/loss"] == ["0.5000", "-"]
-    assert rows["test/accuracy"] == ["0.7500", "-"]
-    assert rows["epoch_s"] == ["18.2 s", "18.2 s"]
-    assert rows["device"] == ["CPU, 1 thread each"] * 2
-    assert rows["test/loss"] == ["1", "-"]  # of the summary
-    assert "token" not in said.out
-    assert "One run of each says nothing about the settings." in said.out
+    assert rows.items() >= expected.items()
+    assert "seed" not in rows
 
 
-def test_a_comparison_as_json_has_the_values_as_they_are(two: Any, lockstep: Any) -> None:
+def test_compare_json(two: Any, lockstep: Any) -> None:
     found = json.loads(lockstep("compare", "a", "b", "--json").out)
-    assert found["runs"] == ["a", "b"]
     assert found["settings"]["optimizer.betas"] == [[0.9, 0.99], [0.9, 0.95]]
     assert found["settings"]["extra"] == [None, True]
     assert found["results"]["test/accuracy"] == [0.75, None]
-    assert found["results"]["workers"] == [2, 2]
 
 
-def test_true_and_1_and_1_0_are_different_settings(tmp_path: Path, lockstep: Any) -> None:
+def test_compare_types(tmp_path: Path, lockstep: Any) -> None:
+    """True, 1 and 1.0 are different settings."""
     for name, value in {"a": "true", "b": "1", "c": "1.0", "d": ".nan", "e": "2026-11-21"}.items():
         run(tmp_path / name, config=f"x: {value}\ny: {{}}\n")
-    assert json.loads(lockstep("compare", "a", "b", "c", "d", "e", "--json").out)["settings"] == {
-        "x": [True, 1, 1.0, None, "2026-11-21"]
-    }
+    found = json.loads(lockstep("compare", "a", "b", "c", "d", "e", "--json").out)
+    assert found["settings"] == {"x": [True, 1, 1.0, None, "2026-11-21"]}
     for pair in (("a", "b"), ("b", "c")):
         assert "x" in json.loads(lockstep("compare", *pair, "--json").out)["settings"]
 
 
-@pytest.mark.full
-def test_runs_that_do_not_fit_next_to_each_other_are_in_a_second_table(two: Any) -> None:
-    lines, _ = seen(40, "compare", "a", "b")
-    assert max(map(len, lines)) <= 40
-    assert sum(bool(re.fullmatch(r"results +[AB]", line)) for line in lines) == 2
-    lines, _ = seen(100, "compare", "a", "a")
-    assert "All settings are the same." in lines
+@pytest.mark.parametrize(
+    "text", ["a: [\n", "- 1\n", "x: [{? [1, 2]: 3}]\n", "a: " + "[" * 5000 + "]" * 5000 + "\n"], ids=range(4)
+)
+def test_compare_damaged_configuration(two: Any, lockstep: Any, text: str) -> None:
+    two[1].config.write_text(text)
+    said = lockstep("compare", "a", "b")
+    assert (said.code, len(said.err.splitlines())) == (2, 1)
+    assert "b/config.yaml" in said.err
 
 
-def test_runs_that_cannot_be_compared_are_named(two: Any, lockstep: Any) -> None:
-    said = lockstep("compare", "a", "nowhere")
+@pytest.mark.parametrize(("words", "error"), [(("a", "nowhere"), "nowhere"), (("a",), "two or more")])
+def test_compare_errors(two: Any, lockstep: Any, words: tuple[str, ...], error: str) -> None:
+    said = lockstep("compare", *words)
     assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("lockstep: nowhere is not a run folder: it has no config.yaml. Newest runs: ")
-    assert "compare needs two or more runs" in lockstep("compare", "a").err
-    for text in ("a: [\n", "- 1\n", "x: [{? [1, 2]: 3}]\n", "a: " + "[" * 5000 + "]" * 5000 + "\n"):
-        two[1].config.write_text(text)
-        said = lockstep("compare", "a", "b")
-        assert (said.code, len(said.err.splitlines())) == (2, 1)
-        assert said.err.startswith("lockstep: b/config.yaml cannot be read: ")
-
-
-@pytest.mark.full
-def test_numbers_sizes_and_durations_are_readable() -> None:
-    assert [wording.size_text(n) for n in (0, 1023, 2048, 3 * 2**30, 5000 * 2**30)] == [
-        "0 bytes", "1,023 bytes", "2.0 KiB", "3.0 GiB", "5,000.0 GiB",
-    ]  # fmt: skip
-    assert [cells.number(x) for x in (0.0, 0.98125, 3, 1e-5, 123456.0, None)] == [
-        "0.0000", "0.9812", "3", "1e-05", "1.235e+05", "-",
-    ]  # fmt: skip
-    assert cells.moment(1e17) == "-"
-    seconds = (59.94, 3599, 72 * 3600 - 1, 100 * 3600)
-    assert [duration(each) for each in seconds] == ["59.9 s", "59:59", "71:59:59", "4 d 4 h"]
+    assert error in said.err

@@ -1,5 +1,6 @@
 """Folders that this user did not make here, or that contain more than files and folders."""
 
+import grp
 import os
 import shutil
 from collections.abc import Callable
@@ -97,6 +98,15 @@ def test_a_folder_that_others_can_write_holds_no_new_run_unless_the_project_is_t
     with pytest.raises(PermissionError, match=f"chmod go-w {outputs}"):
         gate.open_new(new)
     assert list(outputs.iterdir()) == []
+
+
+def test_open_new_private_group(tmp_path: Path) -> None:
+    """As with umask 002 where each user has a group of the same name."""
+    group = grp.getgrgid(os.getegid())
+    if group.gr_mem or group.gr_name != Path.home().owner():
+        pytest.skip(f"the group {group.gr_name} is not that of one user")
+    tmp_path.chmod(0o775)
+    assert gate.open_new(tmp_path / "run").path.is_dir()
 
 
 def test_a_new_run_begins_next_to_no_link(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from scipy import stats
 
 from lockstep.cli import sweep
 from lockstep.config.checks import validation
@@ -40,8 +39,8 @@ from lockstep.sweeps.differences import Spread, bounded, spread
 from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
 from lockstep.sweeps.pool import Pool, Running, environ_of
 from lockstep.sweeps.results import Objective, monitored_objective
-from lockstep.sweeps.table import Table, description, table, text, write
-from lockstep.sweeps.views import View, show_table
+from lockstep.sweeps.table import Table, table, write
+from lockstep.sweeps.views import View
 from lockstep.system.signals import STOP_SIGNALS
 from tests.support.harness import PATIENCE_S, SMALL, environ, write_run
 
@@ -82,17 +81,10 @@ def test_as_many_trials_run_as_have_a_core_for_each_worker(
     assert num_parallel(config.launcher, CPU, num_trials, [config]) == expected
 
 
-@pytest.mark.parametrize(
-    ("machine", "overrides", "words"),
-    [
-        (CPU, ["launcher.parallel=5"], "this machine has 4 cores: use at most 4"),
-        (Machine((), (3,)), ["launcher.parallel=2"], "this machine has 1 core: use at most 1"),
-    ],
-)
-def test_more_trials_at_once_than_devices_are_refused(machine: Machine, overrides: list[str], words: str) -> None:
-    config = config_of(*overrides)
-    with pytest.raises(ValueError, match=words):
-        num_parallel(config.launcher, machine, 8, [config])
+def test_num_parallel_above_cores() -> None:
+    config = config_of("launcher.parallel=5")
+    with pytest.raises(ValueError, match="use at most 4"):
+        num_parallel(config.launcher, CPU, 8, [config])
 
 
 @pytest.mark.parametrize(
@@ -118,56 +110,54 @@ def test_more_gpus_than_there_are_are_refused(devices: object, words: str) -> No
         need(on_gpus(devices), GPUS, 4)
 
 
-def test_no_two_trials_ever_hold_the_same_gpu_or_core_and_all_of_them_are_used() -> None:
-    for machine, kind in ((GPUS, "gpus"), (CPU, "cores")):
-        draw = random.Random(0)
-        devices = Devices(machine, num_parallel=4)
-        running: list[Shard] = []
-        used: set[object] = set()
-        for _ in range(500):
-            count = draw.choice([1, 1, 2, 4])
-            shard = devices.take(Need(count, count if kind == "gpus" else ()))
-            if shard is not None:
-                running.append(shard)
-                assert len(getattr(shard, kind)) == count
-                used |= set(getattr(shard, kind))
-            held = [device for each in running for device in getattr(each, kind)]
-            assert len(held) == len(set(held))
-            if running and draw.random() < 0.6:
-                devices.give_back(running.pop(draw.randrange(len(running))))
-        assert used == set(getattr(machine, kind))
+@pytest.mark.parametrize(("machine", "kind"), [(GPUS, "gpus"), (CPU, "cores")])
+def test_devices_disjoint_and_all_used(machine: Machine, kind: str) -> None:
+    draw = random.Random(0)
+    devices = Devices(machine, num_parallel=4)
+    running: list[Shard] = []
+    used: set[object] = set()
+    for _ in range(500):
+        count = draw.choice([1, 1, 2, 4])
+        shard = devices.take(Need(count, count if kind == "gpus" else ()))
+        if shard is not None:
+            running.append(shard)
+            assert len(getattr(shard, kind)) == count
+            used |= set(getattr(shard, kind))
+        held = [device for each in running for device in getattr(each, kind)]
+        assert len(held) == len(set(held))
+        if running and draw.random() < 0.6:
+            devices.give_back(running.pop(draw.randrange(len(running))))
+    assert used == set(getattr(machine, kind))
 
 
-def test_no_more_trials_run_than_were_allowed_though_devices_are_free() -> None:
+def test_devices_num_parallel() -> None:
     devices = Devices(GPUS, num_parallel=2)
-    assert devices.take(Need(1, 1)) is not None
-    assert devices.take(Need(1, 1)) is not None
-    assert devices.take(Need(1, 1)) is None
+    shards = [devices.take(Need(1, 1)) for _ in range(3)]
+    assert [shard is None for shard in shards] == [False, False, True]
 
 
-def test_gpus_named_by_number_are_waited_for_and_stay_visible_under_their_numbers() -> None:
+def test_devices_numbered_gpus() -> None:
+    """They are waited for, and stay visible under their numbers."""
     devices = Devices(GPUS, num_parallel=4)
     first = devices.take(Need(1, 1))
     assert first is not None
-    assert first.gpus == ("4",)
     assert devices.take(Need(2, (0, 2))) is None
     devices.give_back(first)
-    named = devices.take(Need(2, (0, 2)))
+    named, other = devices.take(Need(2, (0, 2))), devices.take(Need(2, 2))
     assert named is not None
     assert named.gpus == ("4", "GPU-6")
     assert "CUDA_VISIBLE_DEVICES" not in environ_of(named, {})
-    other = devices.take(Need(2, 2))
     assert other is not None
     assert environ_of(other, {})["CUDA_VISIBLE_DEVICES"] == "5,7"
 
 
-def test_a_cpu_trial_sees_no_gpu_and_has_threads_for_its_cores() -> None:
+def test_environ_of_cpu_trial() -> None:
     shard = Devices(CPU, num_parallel=2).take(Need(1, ()))
     assert shard is not None
-    assert (shard.cores, shard.label) == ((0, 1), "2 cores")
+    assert shard.cores == (0, 1)
     variables = environ_of(shard, {"PYTHONPATH": "here"})
-    assert (variables["CUDA_VISIBLE_DEVICES"], variables["OMP_NUM_THREADS"]) == ("", "2")
-    assert variables["PYTHONPATH"] == "here"
+    expected = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "2", "PYTHONPATH": "here"}
+    assert variables.items() >= expected.items()
     assert environ_of(shard, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
 
 
@@ -220,38 +210,34 @@ def finish_all(ledger: Ledger, *values: float) -> None:
         finish(trial, best)
 
 
-def test_a_ledger_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_ledger_read_again(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "lr=1 seed=0", "lr=2 seed=0", name="rates", command=["lr=1,2"])
-    ledger.trials[1].device = "GPU 3"
-    ledger.write()
     again = Ledger.open(ledger.path, None, ())
     assert (again.name, again.command, again.trials) == (ledger.name, ledger.command, ledger.trials)
     assert again.find(["seed=0", "lr=2"]) is again.trials[1]
     assert again.find(["lr=3", "seed=0"]) is None
-    assert again.next_number == 2
     assert again.add(["lr=3", "seed=0"], "deep/er").number == 2
-    with pytest.raises(ValueError, match="deep/er is already the folder of trial 2"):
+    with pytest.raises(ValueError, match="deep/er"):
         again.add(["lr=4"], "deep/er")
     again.write()
     assert Ledger.open(ledger.path, None, ()).trials[2].folder.path == ledger.path / "deep" / "er"
 
 
 @pytest.mark.parametrize("text", ['{"trials": 3}', "{"])
-def test_a_damaged_ledger_is_skipped_and_refused(tmp_path: Path, text: str) -> None:
-    foreign = tmp_path / "day" / "sweep"
-    foreign.mkdir(parents=True)
-    RunFolder(foreign).claim()
-    (foreign / "sweep.json").write_text(text)
+def test_ledger_damaged(tmp_path: Path, text: str) -> None:
+    """It is skipped by a search for sweeps, and refused by its path."""
+    book(tmp_path / "day" / "sweep")
+    (tmp_path / "day" / "sweep" / "sweep.json").write_text(text)
     assert ledgers.find(tmp_path, None, ["lr=1,2"]) is None
-    with pytest.raises(ConfigError, match="cannot be read"), open_ledger(foreign, None, []):
+    with pytest.raises(ConfigError), open_ledger(tmp_path / "day" / "sweep", None, []):
         pass
 
 
-def test_a_ledger_that_names_a_folder_outside_of_its_sweep_is_refused(tmp_path: Path) -> None:
+def test_ledger_folder_outside(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "lr=1")
     text = (ledger.path / "sweep.json").read_text()
     (ledger.path / "sweep.json").write_text(text.replace('"folder": "0"', '"folder": "../victim"'))
-    with pytest.raises(ConfigError, match="names a folder outside of the sweep"), open_ledger(ledger.path, None, []):
+    with pytest.raises(ConfigError, match="outside of the sweep"), open_ledger(ledger.path, None, []):
         pass
 
 
@@ -280,15 +266,14 @@ def test_a_run_that_waits_for_another_process_can_be_stopped(tmp_path: Path) -> 
     assert not folder.last_checkpoint.exists()
 
 
-def test_the_state_of_a_trial_is_that_of_its_run_folder(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "sweep", "a=0", "a=1", "a=2", "a=3", "a=4")
+def test_trial_states(tmp_path: Path) -> None:
+    expected = ["finished", "failed", "interrupted", "pruned", "queued"]
+    ledger = book(tmp_path / "sweep", *(f"a={number}" for number in range(5)))
     finish(ledger.trials[0], 0.5)
-    ledger.trials[1].folder.write_status(state="failed", host="elsewhere")
-    ledger.trials[2].folder.write_status(state="training", host="elsewhere")
+    for trial, state in zip(ledger.trials[1:4], ("failed", "training", "pruned"), strict=True):
+        trial.folder.write_status(state=state, host="elsewhere")
     os.utime(ledger.trials[2].folder.status_file, (0, 0))  # long ago
-    ledger.trials[3].folder.write_status(state="pruned", host="elsewhere")
-    states = [trial.state for trial in ledger.trials]
-    assert states == ["finished", "failed", "interrupted", "pruned", "queued"]
+    assert [trial.state for trial in ledger.trials] == expected
 
 
 @pytest.mark.parametrize(
@@ -348,43 +333,33 @@ def test_what_a_killed_command_left_of_the_files_of_a_sweep_goes_when_it_goes_on
         assert [path for path in (*left, of_a_job) if path.exists()] == [of_a_job]
 
 
-def test_the_first_line_of_a_sweep_says_whether_it_is_resumed(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "sweep", "a=0", "a=1", "a=2")
-    assert command._first_line(ledger, 0, 3, 2) == f"A sweep of 3 trials, 2 in parallel, in {ledger.path}"
-    ledger.trials[0].folder.write_status(state="stopped", host="elsewhere")
-    expected = f"Resuming {ledger.path}: 0 of 3 trials are done; the others 2 in parallel."
-    assert command._first_line(ledger, 0, 3, 2) == expected
+def test_find_ledger(tmp_path: Path) -> None:
+    """By its name, else by its command in any order."""
+    rates = book(tmp_path / "d1" / "10_rates", name="rates", command=["lr=1,2"]).path
+    book(tmp_path / "d1" / "11_sweep", command=["lr=1,2", "seed=0,1"])
+    newest = book(tmp_path / "d2" / "10_sweep", command=["lr=1,2", "seed=0,1"]).path
+    for name, words, expected in (
+        ("rates", ["lr=9"], rates),
+        (None, ["seed=0,1", "lr=1,2"], newest),
+        (None, ["lr=1,2"], None),
+        ("other", ["lr=1,2"], None),
+    ):
+        assert ledgers.find(tmp_path, name, words) == expected
 
 
-def test_a_sweep_is_found_by_its_name_else_by_its_command_in_any_order(tmp_path: Path) -> None:
-    book(tmp_path / "d1" / "10_rates", name="rates", command=["lr=1,2"])
-    old = book(tmp_path / "d1" / "11_sweep", command=["lr=1,2", "seed=0,1"])
-    new = book(tmp_path / "d2" / "10_sweep", command=["lr=1,2", "seed=0,1"])
-    (tmp_path / "d2" / "11_broken").mkdir()
-    (tmp_path / "d2" / "11_broken" / "sweep.json").write_text("{")
-    assert ledgers.find(tmp_path, "rates", ["lr=9"]) == tmp_path / "d1" / "10_rates"
-    assert ledgers.find(tmp_path, None, ["seed=0,1", "lr=1,2"]) == new.path != old.path
-    assert ledgers.find(tmp_path, None, ["lr=1,2"]) is None
-    assert ledgers.find(tmp_path, "other", ["lr=1,2"]) is None
-
-
-@pytest.mark.parametrize("name", [None, "rates"])
-def test_sweeps_of_the_same_second_get_folders_of_their_own_when_hydra_asks_for_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
-) -> None:
+def test_sweep_folders_of_one_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made when Hydra asks for them, for another hydra.sweep.dir may have been typed."""
     monkeypatch.chdir(tmp_path)
     asked = OmegaConf.create({"dir": "${sweep_folder:}"})
     paths = []
     for number in range(3):
-        sweep.name_folder(name, [f"lr={number}"], Source(), is_trusted=False)
-        assert len(list(tmp_path.glob("outputs/*/*"))) == number  # another hydra.sweep.dir may have been typed
+        sweep.name_folder(None, [f"lr={number}"], Source(), is_trusted=False)
+        assert len(list(tmp_path.glob("outputs/*/*"))) == number
         paths.append(Path(asked.dir))
-        assert Path(asked.dir) == paths[-1]
     assert len(set(paths)) == 3
-    assert all(path.is_dir() for path in paths)
     RunFolder(paths[1]).claim()
-    Ledger.open(paths[1], name, ["lr=9"]).write()
-    sweep.name_folder(name, ["lr=9"], Source(), is_trusted=False)
+    Ledger.open(paths[1], None, ["lr=9"]).write()
+    sweep.name_folder(None, ["lr=9"], Source(), is_trusted=False)
     assert Path(asked.dir) == paths[1]
 
 
@@ -431,11 +406,10 @@ def best_trials(found: Table) -> tuple[int, ...]:
     return tuple(found.best.trials)
 
 
-def test_the_best_comes_first_and_only_what_differs_is_a_column(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "sweep", "w=8 lr=1", "w=8 lr=2", "w=8 lr=3", "w=8 lr=4", command=["w=8", "lr=1,2,3,4"])
+def test_table_order_and_columns(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "w=8 lr=1", "w=8 lr==1+1", "w=8 lr=3", "w=8 lr=4")
     finish(ledger.trials[0], 0.7)
     finish(ledger.trials[1], 0.9, test_accuracy=0.8)
-    ledger.trials[1].device = "GPU 0"
     ledger.trials[2].folder.write_status(state="pruned", host="elsewhere")
     files.write_rows(ledger.trials[2].folder.metrics, [{"epoch": 1, "val/accuracy": 0.95}])
     found = table(ledger, ACCURACY, {})
@@ -444,27 +418,15 @@ def test_the_best_comes_first_and_only_what_differs_is_a_column(tmp_path: Path) 
     assert best_trials(found) == (1,)
     assert [row.trial.number for row in table(ledger, Objective("val/accuracy", False), {}).rows] == [0, 1, 2, 3]
     write(ledger, found)
-    rows = list(csv.DictReader((ledger.path / "table.csv").read_text().splitlines()))
-    assert [(row["trial"], row["lr"], row["state"]) for row in rows[:2]] == [
-        ("1", "2", "finished"),
-        ("0", "1", "finished"),
-    ]
-    assert (rows[0]["val/accuracy"], rows[0]["test/accuracy"], rows[0]["training_s"]) == ("0.9", "0.8", "75.0")
+    first = next(csv.DictReader((ledger.path / "table.csv").read_text().splitlines()))
+    expected = {"trial": "1", "lr": "'=1+1", "state": "finished", "val/accuracy": "0.9", "test/accuracy": "0.8"}
+    assert first.items() >= expected.items()
     kept = json.loads((ledger.path / "table.json").read_text())
     assert (kept["best_trials"], kept["objectives"], len(kept["trials"])) == ([1], {"val/accuracy": "max"}, 4)
-    first = {name: texts[0] for name, texts in found.texts.items()}
-    assert list(first) == ["trial", "lr", "state", "device", "epoch", "val/accuracy", "test/accuracy", "time"]
-    assert list(first.values()) == ["1", "2", "finished", "GPU 0", "3/3", "0.9000", "0.8000", "1:15"]
 
 
-def test_a_setting_that_a_spreadsheet_would_compute_is_a_text_in_the_table(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "sweep", "name==1+1 lr=-1e-3", "name=@b lr=2")
-    write(ledger, table(ledger, ACCURACY, {}))
-    rows = list(csv.DictReader((ledger.path / "table.csv").read_text().splitlines()))
-    assert [(row["name"], row["lr"]) for row in rows] == [("'=1+1", "-1e-3"), ("'@b", "2")]
-
-
-def test_the_best_setting_is_that_of_the_best_mean_and_not_of_the_luckiest_seed(tmp_path: Path) -> None:
+def test_best_setting_by_mean(tmp_path: Path) -> None:
+    """Not that of the luckiest seed, nor one with a failed seed."""
     ledger = book(tmp_path / "sweep", *(f"seed={seed} lr={lr}" for lr in (1, 2, 3) for seed in (0, 1)), "seed=0 lr=4")
     ledger.trials[5].folder.write_status(state="failed", host="elsewhere")
     for number, best in {0: 0.8, 1: 0.99, 2: 0.95, 3: 0.97, 4: 0.98, 6: 0.999}.items():
@@ -473,25 +435,15 @@ def test_the_best_setting_is_that_of_the_best_mean_and_not_of_the_luckiest_seed(
     assert [row.trial.number for row in found.rows] == [2, 3, 0, 1, 6, 4, 5]
     assert best_trials(found) == (2, 3)
     assert best_trials(table(ledger, Objective("val/accuracy", False), {})) == (0, 1)
-    low, high = stats.ttest_1samp([0.8, 0.99], 0).confidence_interval(0.95)
     group = found.groups[1]
     assert group[:5] == ({"lr": "1"}, (0, 1), 2, "seeds", 2)
-    assert low < 0 < 1 < high - 0.1
     assert group[5:9] == pytest.approx((0.895, np.std([0.8, 0.99], ddof=1), 0, 1))
     tested = group.tests["test/accuracy"]
     assert list(tested.values()) == pytest.approx([2, 0.795, group.deviation, 0, 1])
-    write(ledger, found)
-    lines = [" | ".join(line) for line in zip(*found.setting_texts.values(), strict=True)]
-    heads = ["lr", "n", "val/accuracy", "95 % interval", "test/accuracy", "deviation of val/accuracy"]
-    assert list(found.setting_texts) == heads
-    assert lines[0] == "2 | 2 seeds | 0.9600 | 0.8329 to 1.0000 | 0.8600 (0.7329 to 0.9871) | 0.0141"
-    assert lines[3] == "3 | 1 seed, 1 missing | 0.9800 | - | 0.8800 | -"  # and of lr=4 there is no other one
-    assert list(found.texts)[:4] == ["trial", "seed", "lr", "state"]
-    kept = json.loads((ledger.path / "table.json").read_text())
-    assert (kept["best_trials"], kept["groups"][0]["trials"], len(kept["groups"])) == ([2, 3], [2, 3], 4)
+    assert found.setting_texts["val/accuracy"] == ["0.9600", "0.8950", "0.9990", "0.9800"]
 
 
-def test_a_seed_that_was_trained_twice_counts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_seed_trained_twice(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "lr=1", "lr=2", *(f"lr={lr} seed={seed}" for lr in (1, 2) for seed in (0, 1)))
     finish_all(ledger, 0.8, 0.7, 0.8, 0.9, 0.7, 0.6)
     for trial in ledger.trials:
@@ -499,125 +451,101 @@ def test_a_seed_that_was_trained_twice_counts_once(tmp_path: Path, capsys: pytes
     found = table(ledger, ACCURACY, {})
     assert found.columns["seed"] == ["0", "0", "1", "0", "0", "1"]
     assert found.groups[0][1:9] == ((0, 2, 3), 3, "seeds", *spread_of(0.8, 0.9, are_folds=False))
-    assert found.groups[0].repetitions == "2 seeds"
-    show_table(found, ledger.path, has_files=False)
-    assert capsys.readouterr().out.endswith(f"More than chance? lockstep compare {ledger.path}\n")
 
 
-def test_of_equal_means_the_first_in_the_command_is_the_best(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "sweep", *(f"lr={lr} seed={seed}" for lr in (1, 2) for seed in (0, 1)))
-    finish_all(ledger, 0.75, 0.75, 0.5, 1.0)
-    assert best_trials(table(ledger, ACCURACY, {})) == (0, 1)  # and not the luckiest seed
+@pytest.mark.parametrize(
+    ("settings", "values", "losses", "expected"),
+    [
+        ("lr=1|lr=2|lr=3|lr=4", (0.9, 0.9, 0.9, 0.9), (0.3, 0.2, None, 0.2), (1,)),
+        ("lr=1 seed=0|lr=1 seed=1|lr=2 seed=0|lr=2 seed=1", (0.75, 0.75, 0.5, 1.0), (1, 2, 1, 1), (2, 3)),
+        ("lr=1 seed=0|lr=1 seed=1|lr=2 seed=0|lr=2 seed=1", (0.75, 0.75, 0.5, 1.0), (None,) * 4, (0, 1)),
+    ],
+    ids=["lower loss", "lower mean of losses", "first in the command"],
+)
+def test_best_setting_equal_values(
+    tmp_path: Path,
+    settings: str,
+    values: Sequence[float],
+    losses: Sequence[float | None],
+    expected: tuple[int, ...],
+) -> None:
+    ledger = book(tmp_path / "sweep", *settings.split("|"))
+    for trial, value, loss in zip(ledger.trials, values, losses, strict=True):
+        finish(trial, value, loss=loss)
+    assert best_trials(table(ledger, ACCURACY, {})) == expected
 
 
-def test_of_equal_values_the_lower_loss_comes_first(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "once", *(f"lr={lr}" for lr in (1, 2, 3, 4)))
-    for trial, loss in zip(ledger.trials, (0.3, 0.2, None, 0.2), strict=True):
-        finish(trial, 0.9, loss=loss)
-    found = table(ledger, ACCURACY, {})
-    assert [row.trial.number for row in found.rows] == [1, 3, 0, 2]
-    assert best_trials(found) == (1,)
-    ledger = book(tmp_path / "seeds", *(f"lr={lr} seed={seed}" for lr in (1, 2) for seed in (0, 1)))
-    for trial, (best, loss) in zip(ledger.trials, ((0.75, 1), (0.75, 2), (0.5, 1), (1.0, 1)), strict=True):
-        finish(trial, best, loss=loss)
-    found = table(ledger, ACCURACY, {})
-    assert best_trials(found) == (2, 3)
-
-
-def test_settings_that_ran_once_are_said_to_differ_perhaps_by_chance(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "sweep", "lr=1 seed=0", "lr=2 seed=0")
-    for trial in ledger.trials:
-        finish(trial, 0.5)
-    line = "Each setting ran once: a difference may be chance. seed=0,1,2 repeats each."
-    assert table(ledger, ACCURACY, {}).notes == [line]
-    assert table(ledger, ACCURACY, {}, is_search=True).notes == []
-
-
-def test_the_folds_of_a_setting_are_its_repetitions_and_their_seeds_are_averaged(tmp_path: Path) -> None:
+def test_folds_are_repetitions(tmp_path: Path) -> None:
     settings = [f"data.fold={fold} lr={lr} data.folds=3" for fold in range(3) for lr in (1, 2)]
     ledger = book(tmp_path / "sweep", *settings)
     finish_all(ledger, 0.7, 0.9, 0.8, 0.8, 0.99, 0.85)
     ledger.trials[5].folder.write_status(state="training", host="elsewhere")
-    found = table(ledger, ACCURACY, {5: "training"})
-    assert best_trials(found) == (0, 2, 4)  # lr=2 has not all of its folds
-    finish(ledger.trials[5], 0.85, test_accuracy=0.7)
-    finish(ledger.trials[3], 0.8, test_accuracy=0.8)
-    found = table(ledger, ACCURACY, {})
-    assert [row.trial.number for row in found.rows] == [1, 3, 5, 0, 2, 4]
-    assert found.best is not None
-    assert (found.best.trials, found.best.repetitions) == ((1, 3, 5), "3 folds")
-    assert found.best[5:9] == pytest.approx(spread_of(0.9, 0.8, 0.85, are_folds=True)[1:])
-    assert found.best.tests == {}  # two are tested
+    assert best_trials(table(ledger, ACCURACY, {5: "training"})) == (0, 2, 4)  # lr=2 has not all of its folds
+    for number, value, test in ((5, 0.85, 0.7), (3, 0.8, 0.8)):
+        finish(ledger.trials[number], value, test_accuracy=test)
+    best = table(ledger, ACCURACY, {}).best
+    assert best is not None
+    assert (best.trials, best.tests) == ((1, 3, 5), {})  # two are tested
+    assert best[5:9] == pytest.approx(spread_of(0.9, 0.8, 0.85, are_folds=True)[1:])
     finish(ledger.trials[1], 0.9, test_accuracy=0.75)
-    found = table(ledger, ACCURACY, {})
-    assert found.groups[0].tests["test/accuracy"] == spread_of(0.75, 0.8, 0.7, are_folds=True)._asdict()
-    ledger = book(tmp_path / "seeds", *(f"data.fold={fold} seed={seed}" for fold in range(2) for seed in range(3)))
+    (group, _) = table(ledger, ACCURACY, {}).groups
+    assert group.tests["test/accuracy"] == spread_of(0.75, 0.8, 0.7, are_folds=True)._asdict()
+
+
+def test_folds_of_seeds_are_averaged(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", *(f"data.fold={fold} seed={seed}" for fold in range(2) for seed in range(3)))
     finish_all(ledger, 0.7, 0.8, 0.9, 0.5, 0.6, 0.7)
     (group,) = table(ledger, ACCURACY, {}).groups
     assert group[3:9] == pytest.approx(("folds", *spread_of(0.8, 0.6, are_folds=True)))
-    assert group.repetitions == "2 folds of 3 seeds"
 
 
-def test_folds_say_over_how_many_groups_they_are(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "sweep", *(f"data.fold={fold} seed={seed}" for fold in range(2) for seed in range(2)))
-    first, failed, *others = ledger.trials
-    finish(first, 0.9, groups={"test": 1100})
-    failed.folder.write_status(state="failed", host="elsewhere")
-    for trial in others:
-        finish(trial, 0.9, groups={"test": 134})
+@pytest.mark.parametrize(
+    ("key", "groups", "repetitions"),
+    [
+        ("data.fold", ({"test": 1100}, {"test": 134}), "2 folds, 1,234 groups"),
+        ("data.fold", ({"test": 1100}, "by another hand"), "2 folds, 1,100 groups"),
+        ("seed", ({"test": 3}, {"test": 3}), "2 seeds"),
+    ],
+)
+def test_num_groups_of_folds(tmp_path: Path, key: str, groups: Sequence[object], repetitions: str) -> None:
+    ledger = book(tmp_path / "sweep", *(f"{key}={number}" for number in range(2)))
+    for trial, of_trial in zip(ledger.trials, groups, strict=True):
+        finish(trial, 0.9, groups=of_trial)
+    assert table(ledger, ACCURACY, {}).groups[0].repetitions == repetitions
+
+
+def test_join_folds(tmp_path: Path) -> None:
+    """Once all folds of a setting are tested, and not where the images changed between them."""
+    ledger = folds_of(tmp_path / "sweep", "lr=1", "lr=2")
+    ledger.trials[3].folder.forget_end()
     found = table(ledger, ACCURACY, {})
-    assert found.groups[0].repetitions == "2 folds, 1,234 groups, 1 missing"
-    write(ledger, found)
-    assert json.loads((ledger.path / "table.json").read_text())["groups"][0]["num_groups"] == 1234
-    assert found.setting_texts["n"] == ["2 folds, 1,234 groups, 1 missing"]
-    finish(failed, 0.9, groups={"test": 1100})
-    assert table(ledger, ACCURACY, {}).groups[0].repetitions == "2 folds of 2 seeds, 1,234 groups"
-    for trial in others:
-        finish(trial, 0.9, groups="by another hand")
-    assert table(ledger, ACCURACY, {}).groups[0].num_groups == 1100
-    ledger = book(tmp_path / "seeds", *(f"seed={seed}" for seed in range(2)))
-    for trial in ledger.trials:
-        finish(trial, 0.9, groups={"test": 3})
-    assert table(ledger, ACCURACY, {}).groups[0].repetitions == "2 seeds"
-
-
-def test_predictions_of_all_folds_are_joined_once_all_are_tested(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "sweep", "data.fold=1 lr=1", "data.fold=0 lr=1", "data.fold=0 lr=2", "data.fold=1 lr=2")
-    for trial in ledger.trials:
-        config_file.save(config_of("data.folds=2", f"data.fold={trial.settings['data.fold']}"), trial.folder.config)
-        tested, others = ("c", "ab") if trial.settings["data.fold"] == "0" else ("ab", "c")
-        parts = {"train": others, "val": "", "test": tested}
-        record = {split: {"names": list(names)} for split, names in parts.items()}
-        trial.folder.images.write_bytes(gzip.compress(json.dumps(record).encode()))
-    for trial in ledger.trials[:3]:
-        rows = f"c,{trial.settings['lr']},0\r\n" if trial.settings["data.fold"] == "0" else "a,1,1\r\nb,0,1\r\n"
-        trial.folder.fold_rows.write_text(f"file,truth,fold\r\n{rows}", newline="")
-        finish(trial, 0.9, test_accuracy=0.8)
-    found = table(ledger, ACCURACY, {})
-    assert out_of_fold.join(ledger, found) == [f"Out-of-fold predictions: {ledger.path}/out_of_fold_1.csv"]
-    joined = (ledger.path / "out_of_fold_1.csv").read_bytes()
-    assert joined == b"file,truth,fold\r\nc,1,0\r\na,1,1\r\nb,0,1\r\n"
-    assert not (ledger.path / "out_of_fold_2.csv").exists()
-    of_trials = [tables.of_folds(trial.folder) for trial in ledger.trials]
-    assert of_trials == [ledger.path / "out_of_fold_1.csv"] * 2 + [None] * 2
-    (ledger.path / "out_of_fold_1.csv").unlink()
+    out_of_fold.join(ledger, found)
+    joined = ledger.path / "out_of_fold_1.csv"
+    assert joined.read_bytes() == b"file,truth,prediction\r\n1,a,old\r\n0,a,old\r\n"
+    assert not (ledger.path / "out_of_fold_3.csv").exists()
+    assert [tables.of_folds(trial.folder) for trial in ledger.trials] == [joined] * 2 + [None] * 2
+    joined.unlink()
     finish(ledger.trials[0], 0.9)  # trained on since its rows were written
     assert out_of_fold.join(ledger, table(ledger, ACCURACY, {})) == []
-    record = {"train": {"names": []}, "val": {"names": []}, "test": {"names": ["a"]}}
-    ledger.trials[0].folder.images.write_bytes(gzip.compress(json.dumps(record).encode()))
+    write_images(ledger.trials[0], train="", test="a")
     (line,) = out_of_fold.join(ledger, found)
-    assert line.startswith("out_of_fold_1.csv is not written: the images changed between the folds")
-    assert not (ledger.path / "out_of_fold_1.csv").exists()
+    assert "the images changed between the folds" in line
+    assert not joined.exists()
+
+
+def write_images(trial: Trial, train: str, test: str) -> None:
+    """The record of the images of a trial, a letter each."""
+    record = {split: {"names": list(names)} for split, names in (("train", train), ("val", ""), ("test", test))}
+    trial.folder.images.write_bytes(gzip.compress(json.dumps(record).encode()))
 
 
 def folds_of(path: Path, *settings: str) -> Ledger:
     """A sweep over two folds of some settings, which are all tested."""
-    ledger = book(path, *(f"data.fold={fold} {each}" for each in settings for fold in range(2)))
+    ledger = book(path, *(f"data.fold={fold} {each}" for each in settings for fold in (1, 0)))
     for trial in ledger.trials:
         fold = trial.settings["data.fold"]
         config_file.save(config_of("data.folds=2", f"data.fold={fold}"), trial.folder.config)
-        record = {split: {"names": list(names)} for split, names in (("train", "ab"), ("val", ""), ("test", "c"))}
-        trial.folder.images.write_bytes(gzip.compress(json.dumps(record).encode()))
+        write_images(trial, train="ab", test="c")
         finish_fold(trial, "old")
     return ledger
 
@@ -629,16 +557,17 @@ def finish_fold(trial: Trial, prediction: str, accuracy: float = 0.8) -> None:
 
 
 def test_labels_of_best_setting(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "seeds", "seed=0", "seed=1")
-    for trial in ledger.trials:
-        config_file.save(config_of(), trial.folder.config)
-    error = r"has no predictions of all folds: finish a classification over data.folds"
-    with pytest.raises(ValueError, match=error):
-        out_of_fold.of_best(ledger.path)
     ledger = folds_of(tmp_path / "sweep", "lr=1", "lr=2")
     for trial in ledger.trials[2:]:
         finish_fold(trial, "new", accuracy=0.9)
-    assert out_of_fold.of_best(ledger.path) == [trial.folder for trial in ledger.trials[2:]]
+    assert out_of_fold.of_best(ledger.path) == [ledger.trials[number].folder for number in (3, 2)]
+
+
+def test_labels_without_folds(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "seeds", "seed=0")
+    config_file.save(config_of(), ledger.trials[0].folder.config)
+    with pytest.raises(ValueError, match=r"data\.folds"):
+        out_of_fold.of_best(ledger.path)
 
 
 def test_labels_of_resumed_fold(tmp_path: Path) -> None:
@@ -647,7 +576,7 @@ def test_labels_of_resumed_fold(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no predictions of all folds"):
         out_of_fold.of_best(ledger.path)
     finish_fold(ledger.trials[0], "new")
-    assert out_of_fold.of_best(ledger.path) == [trial.folder for trial in ledger.trials]
+    assert out_of_fold.of_best(ledger.path) == [ledger.trials[number].folder for number in (1, 0)]
 
 
 @pytest.mark.parametrize(("code", "is_running", "expected"), [(0, False, "new"), (75, False, "old"), (0, True, "old")])
@@ -658,7 +587,7 @@ def test_fold_resumed_alone_joined_again(tmp_path: Path, code: int, is_running: 
     with RunFolder(ledger.path).lock() if is_running else contextlib.nullcontext():
         out_of_fold.refresh(config_of("data.folds=2", "data.fold=0"), ledger.trials[0].folder, code)
     rows = list(csv.DictReader((ledger.path / "out_of_fold.csv").read_text().splitlines()))
-    assert [row["prediction"] for row in rows] == [expected, "old"]
+    assert [row["prediction"] for row in rows] == ["old", expected]
 
 
 def test_damaged_sweep_of_resumed_fold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -673,36 +602,22 @@ def test_a_search_does_not_choose_a_fold() -> None:
         separate_space(["optimizer.lr=interval(0.1,1)", "data.fold=0,1"], lambda group: ())
 
 
-def test_settings_that_differ_in_a_hidden_value_are_not_averaged(tmp_path: Path) -> None:
+def test_settings_with_hidden_value(tmp_path: Path) -> None:
+    """They differ, though both are shown as ***."""
     ledger = book(tmp_path / "sweep", *(f"model.token={name} seed={seed}" for name in "ab" for seed in (0, 1)))
-    for trial in ledger.trials:
-        finish(trial, 0.9 if trial.number < 2 else 0.5)
+    finish_all(ledger, 0.9, 0.9, 0.5, 0.5)
     groups = table(ledger, ACCURACY, {}).groups
-    assert [(group.settings, group.n, group.mean) for group in groups] == [
-        ({"model.token": "***"}, 2, 0.9),
-        ({"model.token": "***"}, 2, 0.5),
+    assert [(group.settings, group.mean) for group in groups] == [
+        ({"model.token": "***"}, 0.9),
+        ({"model.token": "***"}, 0.5),
     ]
 
 
-def test_a_failure_is_told_with_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ledger = book(tmp_path / "sweep", "lr=1", "lr=2")
-    finish(ledger.trials[0], 0.5)
-    ledger.trials[1].folder.write_status(state="failed", reason="RuntimeError: out of luck", host="elsewhere")
-    found = table(ledger, ACCURACY, {})
-    show_table(found, ledger.path)
-    printed = capsys.readouterr().out.removesuffix(f"Full table: {ledger.path}/table.csv, table.json\n")
-    assert printed.rstrip().endswith("Trial 1 failed: RuntimeError: out of luck")
-
-
-def test_a_metric_is_that_of_the_best_epoch(tmp_path: Path) -> None:
-    tmp_path.joinpath("run").mkdir()
-    folder = RunFolder(tmp_path / "run")
-    files.write_rows(
-        folder.metrics,
-        [{"epoch": n, "val/accuracy": v, "val/loss": w} for n, v, w in ((1, 0.5, 3), (2, 0.8, 2), (3, 0.6, 1))],
-    )
-    loss = Objective("val/loss", False)
-    assert (ACCURACY.value_in(folder), loss.value_in(folder)) == (0.8, 1)
+def test_objective_of_best_epoch(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    epochs = ((1, 0.5, 3), (2, 0.8, 2), (3, 0.6, 1))
+    files.write_rows(folder.metrics, [{"epoch": n, "val/accuracy": v, "val/loss": w} for n, v, w in epochs])
+    assert (ACCURACY.value_in(folder), Objective("val/loss", False).value_in(folder)) == (0.8, 1)
     folder.write_summary({"best": 0.81, "monitor": "val/accuracy"})
     assert ACCURACY.value_in(folder) == 0.81
 
@@ -712,12 +627,3 @@ def test_what_is_monitored_is_what_the_best_checkpoint_is_chosen_by() -> None:
     loss = config_of("callbacks.checkpoint.monitor=val/loss", "callbacks.checkpoint.mode=min")
     assert monitored_objective(loss) == Objective("val/loss", False)
     assert monitored_objective(config_of("callbacks.checkpoint=null")) == ACCURACY
-
-
-def test_numbers_are_shown_as_short_as_they_can_be(tmp_path: Path) -> None:
-    values = ("0.010716295704927558", "3.0770534432116507e+25", "adamw", "12345678901", 0.91234, None)
-    shown = [text(value) for value in values]
-    assert shown == ["0.01072", "3.077e+25", "adamw", "12345678901", "0.9123", "-"]
-    trials = book(tmp_path / "sweep", "w=8 lr=1", "w=8 lr=2").trials
-    assert description(trials[1], trials) == "lr=2"
-    assert description(trials[1], trials[1:]) == "w=8 lr=2"
