@@ -4,6 +4,7 @@ import signal
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest

@@ -71,28 +71,23 @@ def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> Iterator[dict[st
     """Jobs in the middle of their training, each cut in its own way; begun together, for most of it is waiting."""
     partition = ("PartitionName=grace", "Nodes=n1", "PriorityTier=1", "PreemptMode=REQUEUE", "GraceTime=60")
     slurm.run("scontrol", "create", *partition)
-    runs = {
-        "preempted": shell.submit(*TINY, SLOW % 4, on_node("n1"), "name=preempted"),
-        "grace": shell.submit(
-            *TINY, SLOW % 4, on_node("n1"), "cluster.partition=grace", "trainer.devices=2", "name=grace"
-        ),
-        "cancelled": shell.submit(*TINY, SLOW % 4, on_node("n2"), "name=cancelled"),
-        "inside": shell.submit(*TINY, SLOW % 4, on_node("n2"), container(shell.cwd), "name=inside"),
-        "wider": shell.submit(*TINY, SLOW % 4, on_node("n2"), "name=wider"),
-        "often": shell.submit(*TINY, SLOW % 4, on_node("n2"), "cluster.max_requeues=0", "name=often"),
+    overrides: dict[str, tuple[str, ...]] = {
+        "preempted": (on_node("n1"),),
+        "grace": (on_node("n1"), "cluster.partition=grace", "trainer.devices=2"),
+        "cancelled": (on_node("n2"),),
+        "inside": (on_node("n2"), container(shell.cwd)),
+        "wider": (on_node("n2"),),
+        "often": (on_node("n2"), "cluster.max_requeues=0"),
     }
+    runs = {name: shell.submit(*TINY, SLOW % 4, *words, f"name={name}") for name, words in overrides.items()}
     for run in runs.values():
         run.wait_for_step(1)
     shell.jobs("cancel", "999", code=EXIT_CONFIG)
-    assert f"{runs['often'].id} is running" in shell.jobs("requeue", runs["often"].id, code=EXIT_CONFIG).stderr
-    resume = slurm.run(
-        *command(f"resume={runs['often'].folder.path}", "--trust", *CLUSTER), cwd=shell.cwd, code=EXIT_CONFIG
-    )
-    assert f"lockstep jobs cancel {runs['often'].id} first" in resume.stderr
+    shell.jobs("requeue", runs["often"].id, code=EXIT_CONFIG)
     with runs["preempted"].watched(), runs["grace"].watched():
         slurm.sbatch("true", "--partition=high", "--nodelist=n1", "--exclusive")
         slurm.run("scancel", "--signal=USR1", runs["often"].id, runs["inside"].id)  # as SLURM warns of the time limit
-        assert "saves a checkpoint first" in shell.jobs("cancel", runs["cancelled"].folder.path).stdout
+        shell.jobs("cancel", runs["cancelled"].folder.path)
         slurm.run("scancel", runs["wider"].id)
         for run in runs.values():
             wait_until(lambda run=run: "requeued" in run.log or "cancelled" in run.log, f"{run.folder.path} is cut")
@@ -117,38 +112,28 @@ def test_a_command_is_executed_by_every_task_or_by_one(shell: Shell, is_head: bo
     assert shell.jobs("wait", job.id).stdout.split("\t")[:2] == [job.id, "completed"]
 
 
-def test_two_nodes_of_two_processes_end_like_one(shell: Shell, alone: RunFolder, figure: Any) -> None:
+def test_two_nodes_of_two_processes(shell: Shell, alone: RunFolder, figure: Any) -> None:
     run = shell.submit(*TINY, "trainer.num_nodes=2", "trainer.devices=2", "name=four")
-    assert f"lockstep jobs wait {run.id}" in run.said
     run.wait()
     assert run.folder.read_summary()["workers"] == 4
     figure(f"2 nodes x 2 processes against 1: {difference(alone, run.folder):.1e}")
     assert difference(alone, run.folder) <= 1e-12
-    logs = sorted(path.name for path in run.folder.job_files.glob("*_log.out"))
-    assert logs == [f"{run.id}_{rank}_log.out" for rank in range(4)]
 
 
 @pytest.mark.full
-def test_an_array_with_one_broken_trial_trains_the_others(shell: Shell, alone: RunFolder, slurm: Slurm) -> None:
+def test_array_with_broken_trial(shell: Shell, alone: RunFolder, slurm: Slurm) -> None:
     trees = [[*TINY, f"seed={seed}"] for seed in (0, 1, 2)]
     trees[1].append("data.image_size=2000000000")  # more than memory can be addressed, found by the job alone
     runs = submit_array(shell, "sweep", trees)
-    folders = [run.folder for run in runs]
     array = runs[0].id.partition("_")[0]
-    assert [run.id for run in runs] == [f"{array}_{number}" for number in range(3)]
-    assert {run.folder.read_job()["code"] for run in runs} == {str(shell.cwd / "outputs" / "sweep" / "code" / "1")}
     done = shell.jobs("wait", array, code=EXIT_FAILED)
     states = dict(line.split("\t")[:2] for line in done.stdout.splitlines())
     assert states == {f"{array}_0": "completed", f"{array}_1": "failed", f"{array}_2": "completed"}
-    assert difference(alone, folders[0]) == 0
-    assert folders[0].read_summary()["test_accuracy"] is None
+    assert difference(alone, runs[0].folder) == 0
+    assert runs[0].folder.read_summary()["test_accuracy"] is None
     assert slurm.show(runs[1].id)["Restarts"] == "0"
-    assert folders[1].read_status()["state"] == "failed"
     results = json.loads(shell.jobs("result", array, code=EXIT_FAILED).stdout)
     assert [result and result["epochs"] for result in results] == [EPOCHS, None, EPOCHS]
-    # in an order of their own, by folder
-    listed = shell.jobs("list", "outputs/sweep").stdout.splitlines()
-    assert [line.split()[:2] for line in listed[1:]] == [[job, state] for job, state in sorted(states.items())]
 
 
 @pytest.mark.full
@@ -165,44 +150,34 @@ def test_the_last_task_of_an_array_is_requeued_without_the_others(shell: Shell, 
 
 
 @pytest.mark.full
-def test_a_submitted_job_is_shown_from_another_shell_and_runs_the_code_of_its_submission(
-    slurm: Slurm, shell: Shell, tmp_path: Path
-) -> None:
+def test_pending_job_runs_submitted_code(slurm: Slurm, shell: Shell, tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     for name in ("src", "conf", "train.py"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, project / name)
     slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
-    environ = {"PYTHONPATH": str(project / "src")}
     try:
-        overrides = [*CLUSTER, *TINY, "trainer.max_epochs=1", on_node("n1"), "name=edited"]
-        words = [sys.executable, project / "train.py", *overrides]
-        slurm.run(*words, cwd=shell.cwd, environ=environ)
+        words = [*CLUSTER, *TINY, "trainer.max_epochs=1", on_node("n1"), "name=edited"]
+        environ = {"PYTHONPATH": str(project / "src")}
+        slurm.run(sys.executable, project / "train.py", *words, cwd=shell.cwd, environ=environ)
         run = Submitted(shell, RunFolder((shell.cwd / "outputs" / "latest").resolve()), "")
         (project / "src" / "lockstep" / "training.py").write_text("raise SystemExit('edited')\n")
-        listed = shell.jobs("list").stdout.splitlines()
-        assert listed[-1].split()[:2] == [run.id, "pending"]
-        assert "reason ReqNodeNotAvail" in " ".join(shell.jobs("show", run.id).stdout.split())
+        assert "ReqNodeNotAvail" in shell.jobs("show", run.id).stdout
         assert run.folder.read_status()["state"] == "not started"
     finally:
         slurm.run("scontrol", "update", "NodeName=n1", "State=RESUME", code=None)
-    assert shell.jobs("wait", run.id).returncode == 0
-    assert "Lockstep: ResNet18 on synthetic" in run.log
-    assert "Finished 1 epoch" in run.log
-    assert f"job {run.id} is finished" in shell.jobs("requeue", run.id, code=EXIT_CONFIG).stderr
+    shell.jobs("wait", run.id)
+    shell.jobs("requeue", run.id, code=EXIT_CONFIG)
     assert json.loads(shell.jobs("result", run.folder.path).stdout) == run.folder.read_summary()
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["preempted", "grace"])
-def test_a_job_is_waited_for_over_requeues(cut: dict[str, Submitted], name: str) -> None:
+def test_wait_over_requeues(cut: dict[str, Submitted], name: str) -> None:
     (process,) = cut[name].watching
     waited, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, waited + said
-    texts = ("Lockstep: ResNet18", "the job is requeued", ", resumed", f"Finished {EPOCHS} epochs")
-    parts = [cut[name].log.index(text) for text in texts]
-    assert parts == sorted(parts)
     assert waited.split("\t")[:2] == [cut[name].id, "completed"]
 
 
@@ -224,16 +199,13 @@ def test_a_job_that_slurm_has_cut_is_requeued_and_ends_exactly(
 
 
 @pytest.mark.full
-def test_a_cancelled_job_saves_and_resumes_when_it_is_requeued(
-    cut: dict[str, Submitted], shell: Shell, alone: RunFolder
-) -> None:
+def test_cancelled_job_requeued(cut: dict[str, Submitted], shell: Shell, alone: RunFolder) -> None:
     run = cut["cancelled"]
     run.wait(state="CANCELLED")
-    assert run.folder.read_status()["reason"] == "cancelled"
     assert run.folder.last_checkpoint.exists()
     assert shell.jobs("wait", run.id, code=EXIT_STOPPED).stdout.split("\t")[1] == "cancelled"
     first = run.id
-    assert f"Job {first} resumes as job " in shell.jobs("requeue", first).stdout
+    shell.jobs("requeue", first)
     assert run.folder.read_job()["earlier"] == [first]
     run.wait()
     assert run.log.count(", resumed") == 1, run.log
@@ -241,38 +213,27 @@ def test_a_cancelled_job_saves_and_resumes_when_it_is_requeued(
 
 
 @pytest.mark.full
-def test_a_job_that_was_requeued_too_often_stays_stopped(
-    cut: dict[str, Submitted], shell: Shell, slurm: Slurm, alone: RunFolder
-) -> None:
+def test_job_requeued_too_often(cut: dict[str, Submitted], shell: Shell, slurm: Slurm, alone: RunFolder) -> None:
+    """It stays stopped until a person requeues it, which counts from 0."""
     run = cut["often"]
     run.wait(state="FAILED")
     assert slurm.show(run.id)["ExitCode"] == f"{EXIT_STOPPED}:0"
-    status = run.folder.read_status()
-    assert status["state"] == "stopped"
-    assert "cluster.max_requeues=0" in status["reason"]
-    assert "lockstep jobs requeue" in status["reason"]
-    first = run.id
-    said = shell.jobs("requeue", run.id).stdout
-    assert run.folder.read_job()["earlier"] == [first]
-    assert f"resumes as job {run.id}" in said  # which counts from 0
+    assert "cluster.max_requeues=0" in run.folder.read_status()["reason"]
+    shell.jobs("requeue", run.id)
     run.wait()
     assert difference(alone, run.folder) == 0
 
 
 @pytest.mark.full
-def test_a_stopped_run_resumes_exactly_as_a_job_of_more_nodes(
+def test_resume_on_more_nodes(
     cut: dict[str, Submitted], shell: Shell, slurm: Slurm, alone: RunFolder, figure: Any
 ) -> None:
     run = cut["wider"]
     run.wait(state="CANCELLED")
-    first = run.id
     words = command(f"resume={run.folder.path}", "--trust", *CLUSTER, "trainer.num_nodes=2", "trainer.devices=1")
-    said = slurm.run(*words, cwd=shell.cwd).stdout
-    assert f"lockstep jobs wait {run.id}" in said
-    assert run.folder.read_job()["earlier"] == [first]
+    slurm.run(*words, cwd=shell.cwd)
     run.wait()
     assert slurm.show(run.id)["NodeList"] == "n[1-2]"
-    assert run.folder.read_summary()["workers"] == 2
     assert ", resumed" in run.log
     figure(f"from 1 node to 2 in the middle: {difference(alone, run.folder):.1e}")
     assert difference(alone, run.folder) <= 1e-12
@@ -290,29 +251,25 @@ def test_missing_gpus_are_an_error_even_in_a_container(shell: Shell, slurm: Slur
 
 
 @pytest.mark.full
-def test_what_sbatch_refuses_leaves_nothing(shell: Shell, slurm: Slurm) -> None:
+def test_sbatch_refuses(shell: Shell, slurm: Slurm) -> None:
     before = sorted(shell.cwd.glob("outputs/*/*"))
     done = slurm.run(*command(*CLUSTER, *TINY, "cluster.partition=none"), cwd=shell.cwd, code=EXIT_CONFIG)
-    assert "sbatch refused the job: " in done.stderr
     assert "invalid partition" in done.stderr
     assert sorted(shell.cwd.glob("outputs/*/*")) == before
 
 
 @pytest.mark.full
-def test_a_dry_run_prints_the_script_and_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
+def test_dry_run(slurm: Slurm, tmp_path: Path) -> None:
     overrides = ["trainer.num_nodes=2", "trainer.devices=3", "cluster.setup=[module load x]", "dry_run=true"]
     options = ['cluster.sbatch=[--exclusive,"--reservation=class"]', "cluster.account=who", "cluster.qos=low"]
     done = slurm.run(*command(*CLUSTER, *TINY, *overrides, *options), cwd=tmp_path)
     assert list(tmp_path.iterdir()) == []
     lines = done.stdout.splitlines()
-    for line in ("nodes=2", "ntasks-per-node=3", "time=5", "cpus-per-task=1", "mem=1024M", "signal=USR1@120"):
+    of_settings = ("nodes=2", "ntasks-per-node=3", "time=5", "cpus-per-task=1", "mem=1024M", "signal=USR1@120")
+    for line in (*of_settings, "exclusive", "reservation=class", "account=who", "qos=low", "requeue"):
         assert f"#SBATCH --{line}" in lines
-    for line in ("exclusive", "reservation=class", "account=who", "qos=low", "requeue", "open-mode=append"):
-        assert f"#SBATCH --{line}" in lines
-    assert not [line for line in lines if "gpus" in line or "wckey" in line]
+    assert "gpus" not in done.stdout
     assert "module load x" in lines
-    queued = slurm.run("squeue", "--noheader", "--format=%j").stdout.split()
-    assert compose.compose_config(TINY).name not in queued
 
 
 @pytest.mark.full

@@ -36,35 +36,30 @@ def states_of(cwd: Path) -> list[str]:
     return [trial["state"] for trial in sorted(trials, key=lambda trial: trial["trial"])]
 
 
-def test_a_sweep_is_an_array_whose_broken_trial_is_submitted_again_and_no_other(slurm: Slurm, tmp_path: Path) -> None:
+def test_sweep_as_array(slurm: Slurm, tmp_path: Path) -> None:
+    """The same command submits the broken trial again, and no other."""
     script = slurm.run(*command(*SWEEP, *SLURM, "launcher.parallel=2", "dry_run=true"), cwd=tmp_path).stdout
     assert "#SBATCH --array=0-2%2" in script
     assert not (tmp_path / "outputs").exists()
     slurm.run("scontrol", "update", "NodeName=n1,n2", "State=DRAIN", "Reason=test")  # no trial ends meanwhile
-    done = slurm.run(*command(*SWEEP, *SLURM), cwd=tmp_path)
+    slurm.run(*command(*SWEEP, *SLURM), cwd=tmp_path)
     tree = tree_of(tmp_path)
-    assert "Submitted 3 trials as job" in done.stdout
-    records = [RunFolder(tree / str(number)).read_job() for number in range(3)]
-    array = str(records[0]["id"]).partition("_")[0]
-    assert [record["id"] for record in records] == [f"{array}_{number}" for number in range(3)]
+    trials = [RunFolder(tree / str(number)) for number in range(3)]
+    array = job_of(trials[0]).partition("_")[0]
+    assert [job_of(trial) for trial in trials] == [f"{array}_{number}" for number in range(3)]
+    slurm.run(*command(*SWEEP, *SLURM), cwd=tmp_path)
     assert states_of(tmp_path) == ["submitted"] * 3
-    again = slurm.run(*command(*SWEEP, *SLURM), cwd=tmp_path)
-    assert "Nothing to submit" in again.stdout
     slurm.run("scontrol", "update", "NodeName=n1,n2", "State=RESUME")
-    slurm.run(sys.executable, "-m", "lockstep.cli.main", "jobs", "wait", tree, cwd=tmp_path, code=EXIT_FAILED)
-    before = {path: path.stat().st_mtime_ns for path in (tree / "0").rglob("*")}
-    more = slurm.run(*command(*SWEEP, *SLURM), cwd=tmp_path)
-    assert "Submitted 1 trial as job" in more.stdout
+    wait = (sys.executable, "-m", "lockstep.cli.main", "jobs", "wait", tree)
+    slurm.run(*wait, cwd=tmp_path, code=EXIT_FAILED)
+    slurm.run(*command(*SWEEP, *SLURM), cwd=tmp_path)
     assert states_of(tmp_path) == ["finished", "submitted", "finished"]
-    codes = [Path(RunFolder(tree / str(number)).read_job()["code"]) for number in range(3)]
-    assert codes == [tree / "code" / number for number in ("1", "2", "1")]  # the last one is of now
-    slurm.run(sys.executable, "-m", "lockstep.cli.main", "jobs", "wait", tree, cwd=tmp_path, code=EXIT_FAILED)
-    assert {path: path.stat().st_mtime_ns for path in (tree / "0").rglob("*")} == before
-    results = slurm.run(sys.executable, "-m", "lockstep.cli.main", "jobs", "result", tree / "0", cwd=tmp_path)
-    assert json.loads(results.stdout)["test_accuracy"] is None
+    codes = [Path(trial.read_job()["code"]) for trial in trials]
+    assert codes == [tree / "code" / number for number in ("1", "2", "1")]  # that of the second job is of now
+    slurm.run(*wait, cwd=tmp_path, code=EXIT_FAILED)
+    assert trials[0].read_summary()["test_accuracy"] is None
     # the rest goes on here, and what is done meets the test set; with a failed seed the setting is not the best
-    here = slurm.run(*command(*SWEEP, "sweep.test=all"), cwd=tmp_path, code=1)
-    assert "2 of 3 trials are done" in here.stdout
+    slurm.run(*command(*SWEEP, "sweep.test=all"), cwd=tmp_path, code=1)
     table = read_json(tree / "table.json")
     tested = [trial["trial"] for trial in table["trials"] if trial["test/accuracy"] is not None]
     assert (tested, table["best_trials"]) == ([0, 2], [])
@@ -73,12 +68,12 @@ def test_a_sweep_is_an_array_whose_broken_trial_is_submitted_again_and_no_other(
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ([*SLURM, "search=random", "optimizer.lr=interval(0.01,0.1)"], "needs the number of its jobs at a time"),
-        (["cluster=slurm", "cluster.time_min=1,2"], "all jobs of a sweep share it: give one"),
-        ([*SLURM, "trainer.num_nodes=1,2"], "of one array need the same cluster.*, devices, num_nodes and strategy"),
+        ([*SLURM, "search=random", "optimizer.lr=interval(0.01,0.1)"], "number of its jobs"),
+        (["cluster=slurm", "cluster.time_min=1,2"], "all jobs of a sweep share it"),
+        ([*SLURM, "trainer.num_nodes=1,2"], "num_nodes"),
     ],
 )
-def test_what_no_cluster_takes_is_refused(slurm: Slurm, tmp_path: Path, overrides: list[str], words: str) -> None:
+def test_sweep_errors(slurm: Slurm, tmp_path: Path, overrides: list[str], words: str) -> None:
     done = slurm.run(*command("-m", *TINY, *overrides), cwd=tmp_path, code=2)
     assert words in done.stderr
     assert not list(tmp_path.glob("outputs/*/*/*/job.json"))
@@ -121,9 +116,8 @@ def told(tree: Path) -> Counter[tuple[int, str]]:
     return Counter((trial.user_attrs["trial"], trial.state.name) for trial in study.trials)
 
 
-def test_a_search_whose_command_is_killed_adopts_its_jobs_and_has_no_trial_too_many(
-    slurm: Slurm, tmp_path: Path
-) -> None:
+def test_search_killed_and_resumed(slurm: Slurm, tmp_path: Path) -> None:
+    """Its jobs are adopted, and there is no trial too many."""
     search = ["search.num_trials=8", "launcher.parallel=3", "trainer.max_epochs=3"]
     search += ["search.pruner._target_=tests.support.sweeps.PrunesOne", "+search.pruner.number=2"]
     search += ["~search.pruner.n_startup_trials", "~search.pruner.n_warmup_steps"]
@@ -133,28 +127,23 @@ def test_a_search_whose_command_is_killed_adopts_its_jobs_and_has_no_trial_too_m
         trials = [RunFolder(tree / str(number)) for number in range(8)]
         wait_until(lambda: trials[0].read_status().get("step", 0) > 0, "its first step")
         os.kill(trials[0].read_status()["pid"], signal.SIGKILL)
-        wait_until(lambda: "Trial 0 failed" in printed(tmp_path), "its end")
         wait_until(lambda: "Trial 2 pruned" in printed(tmp_path), f"the pruned one: {printed(tmp_path)}")
         wait_until(lambda: all(job_of(trial) for trial in trials[3:5]), "the next jobs")
         killed.send_signal(signal.SIGKILL)
     before = {trial.path: job_of(trial) for trial in trials}
-    assert "ended by SIGKILL" in trials[0].failure.read_text()
     with searching(slurm, tmp_path, *search) as again:
         assert again.wait(PATIENCE_S) == 0, printed(tmp_path)
-    assert "All trials are done. Test the best setting" in printed(tmp_path)
-    assert sorted(path.name for path in tree.iterdir() if path.name.isdecimal()) == [*"01234567"]
     ends = {(number, "PRUNED" if number == 2 else "COMPLETE"): 1 for number in range(8)}
     assert told(tree) == Counter(ends | {(0, "FAIL"): 1})
     # each trained in one job, the killed one in two
     assert [len(trial.read_job()["earlier"]) for trial in trials] == [1, *[0] * 7]
     assert all(job_of(trial) == before[trial.path] for trial in trials[1:] if before[trial.path])
-    assert {trial["state"] for trial in read_json(tree / "table.json")["trials"]} == {"finished", "pruned"}
     codes = {Path(trial.read_job()["code"]) for trial in trials}
     assert codes == {tree / "code" / "1", tree / "code" / "2"}  # one copy for each command
 
 
-def test_the_jobs_of_a_search_outlive_ctrl_c_and_are_stopped_together(slurm: Slurm, tmp_path: Path) -> None:
-    # two jobs run, one on each node, and one waits
+def test_search_interrupted_and_stopped(slurm: Slurm, tmp_path: Path) -> None:
+    """Its jobs outlive Ctrl-C, and are stopped together: two run, one on each node, and one waits."""
     search = ["search.num_trials=3", "launcher.parallel=3", "trainer.max_epochs=30", "cluster.memory_gib=9"]
     tool = [sys.executable, "-m", "lockstep.cli.main"]
     with searching(slurm, tmp_path, *search) as left:
@@ -164,8 +153,6 @@ def test_the_jobs_of_a_search_outlive_ctrl_c_and_are_stopped_together(slurm: Slu
         wait_until(lambda: all(trial.read_status().get("step") for trial in trials[:2]), "the first steps")
         left.send_signal(signal.SIGINT)
         assert left.wait(PATIENCE_S) == EXIT_STOPPED
-    assert "3 jobs of the search continue. Resume the command" in printed(tmp_path)
-    assert f"lockstep stop {tree.relative_to(tmp_path)}" in printed(tmp_path)
     shown = json.loads(slurm.run(*tool, "status", tree, "--json", cwd=tmp_path).stdout)
     assert sorted(trial["state"] for trial in shown["trials"]) == ["queued", "training", "training"]
     slurm.run(*tool, "stop", tree, cwd=tmp_path)  # without the command
@@ -175,7 +162,5 @@ def test_the_jobs_of_a_search_outlive_ctrl_c_and_are_stopped_together(slurm: Slu
     with searching(slurm, tmp_path, *search) as again:
         wait_until(lambda: all(job_of(trial) not in jobs for trial in trials), "new jobs")
         slurm.run(*tool, "stop", tree, cwd=tmp_path)
-        code = again.wait(PATIENCE_S)
-    assert code in (0, EXIT_STOPPED), printed(tmp_path)
+        assert again.wait(PATIENCE_S) in (0, EXIT_STOPPED), printed(tmp_path)
     assert not any(slurm.state(job_of(trial)) in ("PENDING", "RUNNING") for trial in trials)
-    assert sum(told(tree).values()) == 3

@@ -104,21 +104,13 @@ def test_p_is_adjusted_by_holm() -> None:
     assert [each.p for each in adjusted] == pytest.approx([0.09, 0.04, 0.09, 0.9])
 
 
-def test_a_difference_is_a_sentence() -> None:
-    ours = Difference(-0.004, -0.007, -0.001, (5,), "paired t test", 0.021)
-    assert words(ours, "B", "seeds", is_max=True) == (
-        "B is 0.0040 worse than A (0.0010 to 0.0070, 5 seeds, paired t test, p = 0.021): unlikely to be chance."
+@pytest.mark.parametrize(("is_max", "word"), [(True, "worse"), (False, "better"), (None, "lower")])
+def test_words(is_max: bool | None, word: str) -> None:
+    difference = Difference(-0.004, -0.007, -0.001, (5,), "paired t test", 0.021)
+    expected = (
+        f"B is 0.0040 {word} than A (0.0010 to 0.0070, 5 seeds, paired t test, p = 0.021): unlikely to be chance."
     )
-    assert words(ours, "B", "seeds", is_max=False).startswith("B is 0.0040 better than A (0.0010 to 0.0070")
-    assert words(ours, "B", "seeds", is_max=None).startswith("B is 0.0040 lower than A (0.0010 to 0.0070")
-    other = Difference(0.01, -0.02, 0.04, (1200, 4), "Welch's t test", 0.43)
-    assert words(other, "C", "seeds", is_max=True) == (
-        "C is 0.0100 better than A (-0.0200 to 0.0400, 1,200 and 4 seeds, Welch's t test, p = 0.43): may be chance."
-    )
-    assert words(other, "C", "seeds", is_max=False).startswith("C is 0.0100 worse than A (-0.0200 to 0.0400")
-    assert words(other, "C", "seeds", is_max=None).startswith("C is 0.0100 higher than A (-0.0200 to 0.0400")
-    equal = paired_test([0.1, 0.2, -0.3], are_folds=False)  # up to rounding
-    assert words(equal, "B", "seeds", is_max=True).startswith("B is equal to A (-0.")
+    assert words(difference, "B", "seeds", is_max=is_max) == expected
 
 
 def test_without_variation_p_is_that_of_ranks() -> None:

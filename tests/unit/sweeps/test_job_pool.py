@@ -144,7 +144,7 @@ def test_a_search_waits_for_a_slurm_that_does_not_answer_and_says_so_once(
     assert (pool.collect_ended(), pool.trials) == ([], ledger.trials)
 
 
-def test_a_search_ends_when_slurm_takes_no_more_jobs_and_adopts_those_it_has(cluster: Cluster, tmp_path: Path) -> None:
+def test_start_refused_by_slurm(cluster: Cluster, tmp_path: Path) -> None:
     one, two = (ledger := book(tmp_path / "sweep", 2)).trials
     pool = pool_of(ledger)
     assert pool.start(one, "train")
@@ -152,10 +152,6 @@ def test_a_search_ends_when_slurm_takes_no_more_jobs_and_adopts_those_it_has(clu
     with pytest.raises(ConfigError, match="QOSMaxSubmit"):
         pool.start(two, "train")
     assert pool.trials == [one]
-    cluster.error = ""
-    again = pool_of(Ledger.open(ledger.path, None, ()))
-    assert [again.start(trial, "train") for trial in ledger.trials] == [True, True]
-    assert [trial.device for trial in ledger.trials] == ["job 10", "job 11"]
 
 
 def test_a_stop_cancels_what_has_not_begun_which_would_remove_the_request_and_lets_the_others_save(
@@ -178,38 +174,37 @@ def test_a_stop_cancels_what_has_not_begun_which_would_remove_the_request_and_le
 
 
 # a hangup is ignored under nohup
+class Search(Grid):
+    """Finds trial 0 poor, and gets a signal when it is asked about trial 1."""
+
+    def __init__(self, trials: Sequence[Trial], number: int = 0) -> None:
+        super().__init__(trials)
+        self.number = number
+        self.ends: list[tuple[int, str]] = []
+
+    def is_poor(self, trial: Trial) -> bool:
+        if trial.number:
+            signal.raise_signal(self.number)
+        return not trial.number and not trial.folder.stop_flag.exists()
+
+    def record_result(self, trial: Trial, state: str) -> None:
+        self.ends.append((trial.number, state))
+
+
+# a hangup is ignored under nohup
 @pytest.mark.parametrize("number", sorted({signal.SIGINT, signal.SIGTERM, signal.SIGHUP}.intersection(STOP_SIGNALS)))
-def test_a_signal_ends_the_command_and_no_job_and_a_pruned_trial_is_told_by_its_run(
-    cluster: Cluster, tmp_path: Path, number: int
-) -> None:
+def test_signal_leaves_jobs(cluster: Cluster, tmp_path: Path, number: int) -> None:
+    """A signal ends the command and no job; a pruned trial is found ended by the next command."""
     ledger = book(tmp_path / "sweep", 2)
+    pruned, failed = ledger.trials
     pool = pool_of(ledger)
-
-    class Search(Grid):
-        def __init__(self, trials: Sequence[Trial]) -> None:
-            super().__init__(trials)
-            self.ends: list[tuple[int, str]] = []
-
-        def is_poor(self, trial: Trial) -> bool:
-            if trial.number:
-                signal.raise_signal(number)
-                return False
-            return not trial.folder.stop_flag.exists()
-
-        def record_result(self, trial: Trial, state: str) -> None:
-            self.ends.append((trial.number, state))
-
     view = View(partial(table, ledger, ACCURACY), 2, is_silent=True)
-    course = Course(ledger, Search(ledger.trials), pool, view, 2, "train")
-    assert course.run() == EXIT_STOPPED
-    assert ledger.trials[0].folder.stop_reason() == PRUNED
+    assert Course(ledger, Search(ledger.trials, number), pool, view, 2, "train").run() == EXIT_STOPPED
+    assert (pruned.folder.stop_reason(), failed.folder.stop_reason()) == (PRUNED, "")
     assert (cluster.cancelled, pool.trials) == ([], ledger.trials)
-    assert not ledger.trials[1].folder.stop_flag.exists()
-    # the next command finds the pruned one ended
-    ledger.trials[0].folder.update_status(state="pruned", host="elsewhere", exit_code=EXIT_STOPPED)
+    pruned.folder.update_status(state="pruned", host="elsewhere", exit_code=EXIT_STOPPED)
+    failed.folder.update_status(state="failed", host="elsewhere", exit_code=EXIT_FAILED)
     cluster.states = dict.fromkeys(cluster.states, Scheduled("failed"))
-    ledger.trials[1].folder.update_status(state="failed", host="elsewhere", exit_code=EXIT_FAILED)
     source = Search([])
-    course = Course(ledger, source, pool, view, 2, "train")
-    assert course.run() == EXIT_FAILED
+    assert Course(ledger, source, pool, view, 2, "train").run() == EXIT_FAILED
     assert sorted(source.ends) == [(0, "pruned"), (1, "failed")]
