@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -186,18 +187,16 @@ def test_script_container(tools: Path, tmp_path: Path) -> None:
     assert sys.executable not in line
 
 
-def test_sbatch_receives_no_variables_of_an_outer_job_and_none_that_override_the_configuration(
-    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_of_sbatch(tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of an outer job, and none that override the configuration."""
     tool(tools, "sbatch", f"env | grep -E '^(SBATCH|SLURM|RANK)' | sort > {tmp_path}/seen; {ANSWERS}")
-    for name in ("TIMELIMIT", "PARTITION", "ACCOUNT", "RESERVATION", "EXPORT", "WAIT"):
-        monkeypatch.setenv(f"SBATCH_{name}", "mine")
-    for name in ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_CONF", "RANK"):
+    outer = ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_CONF", "RANK")
+    names = ("TIMELIMIT", "PARTITION", "ACCOUNT", "RESERVATION", "EXPORT", "WAIT")
+    for name in (*outer, *(f"SBATCH_{name}" for name in names)):
         monkeypatch.setenv(name, "0")
     config = config_of("cluster.partition=gpu", "cluster.sbatch=['--reservation=class']")
     submission.start(config, [], tmp_path / "run")
-    assert (tmp_path / "seen").read_text() == "SBATCH_ACCOUNT=mine\nSLURM_CONF=0\n"
-    assert os.environ["SLURM_NTASKS"] == "0"
+    assert (tmp_path / "seen").read_text() == "SBATCH_ACCOUNT=0\nSLURM_CONF=0\n"
 
 
 # -- folders of a submission -------------------------------------------------------------------------------------------
@@ -206,34 +205,29 @@ def test_sbatch_receives_no_variables_of_an_outer_job_and_none_that_override_the
 ANSWERS = "echo Submitted batch job 17"
 
 
-def test_a_folder_that_is_not_empty_is_refused_and_keeps_its_files(tools: Path, tmp_path: Path) -> None:
-    chosen = tmp_path / "project"
-    (chosen / "code").mkdir(parents=True)
-    (chosen / "code" / "own.py").write_text("own\n")
-    with pytest.raises(ConfigError, match=r"hydra\.run\.dir=.*project is not empty: choose a new folder"):
-        submission.start(config_of(), [], chosen)
-    assert [path.name for path in chosen.rglob("*")] == ["code", "own.py"]
+def test_folder_not_empty(tools: Path, tmp_path: Path) -> None:
+    (tmp_path / "project" / "code").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"hydra\.run\.dir=.*project"):
+        submission.start(config_of(), [], tmp_path / "project")
+    assert [path.name for path in (tmp_path / "project").rglob("*")] == ["code"]
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-def test_a_run_folder_changes_only_once_sbatch_has_accepted(tools: Path, tmp_path: Path, is_refused: bool) -> None:
+def test_folder_until_sbatch_accepts(tools: Path, tmp_path: Path, is_refused: bool) -> None:
+    """A run folder changes only once sbatch has accepted."""
     folder = RunFolder(tmp_path / "run")
     submitted(folder, "16", cancelled=True)
     folder.write_status(state="finished", exit_code=0)
-    folder.write_summary({"epochs": 2})
     before = {path: path.read_bytes() for path in folder.path.iterdir()}
-    config = config_of()
     tool(tools, "sbatch", f"cat {folder.job_file} > {tmp_path}/seen; {'exit 1' if is_refused else ANSWERS}")
     with contextlib.suppress(ConfigError):
-        submission.submit_all([folder], [config], base=folder, name="it")
+        submission.submit_all([folder], [config_of()], base=folder, name="it")
     assert (tmp_path / "seen").read_bytes() == before[folder.job_file]
     if is_refused:
         assert {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file()} == before
-        assert list(folder.code.iterdir()) == []
     else:
-        record = folder.read_job()
-        assert (record["id"], record["earlier"], record["cancelled"]) == ("17", ["16"], False)
-        assert (folder.read_status()["exit_code"], folder.read_summary()) == (None, {})
+        assert folder.read_job().items() >= {"id": "17", "earlier": ["16"], "cancelled": False}.items()
+        assert folder.read_status()["exit_code"] is None
 
 
 def sweep(path: Path, *overrides: str) -> tuple[Ledger, list[tuple[Trial, Config]]]:
@@ -341,9 +335,7 @@ def test_the_group_of_a_shared_project_cannot_write_the_code_of_a_job(tmp_path: 
     assert (target / "train.py").stat().st_mode & 0o777 == 0o755
 
 
-def test_what_a_submission_keeps_of_secrets_is_private(
-    tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_secrets_of_submission(tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tool(tools, "sbatch", ANSWERS)
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
@@ -351,9 +343,8 @@ def test_what_a_submission_keeps_of_secrets_is_private(
     submission.submit_all([folder], [config], base=folder, name="it")
     shutil.rmtree(folder.code)  # these tests are in it
     assert keepers(folder.path) == {"config.yaml", "job.json", "17_submission.sh"}
-    assert commands.run_jobs_command(["show", str(folder.path)]) == 0
-    out = capsys.readouterr().out
-    assert "hunter" not in out
+    commands.run_jobs_command(["show", str(folder.path)])
+    assert "hunter" not in capsys.readouterr().out
 
 
 def test_code_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -489,7 +480,8 @@ def test_command_stopped_with_other_task(
         ({"signal": None}, False, 0, EXIT_STOPPED, "why"),  # the stop flag, or trainer.max_time_s
     ],
 )
-def test_only_a_run_that_slurm_stopped_is_requeued(
+def test_requeue_of_stopped_job(
+    no_signals: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     status: dict[str, Any],
@@ -499,7 +491,6 @@ def test_only_a_run_that_slurm_stopped_is_requeued(
     reason: str,
 ) -> None:
     monkeypatch.setattr(job, "_do", lambda *_, **__: submitted(folder, cancelled=is_cancelled) and EXIT_STOPPED)
-    monkeypatch.setattr(job, "take_signals", lambda: None)
     monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
     folder = RunFolder(tmp_path / "run")
     submitted(folder)
@@ -513,11 +504,16 @@ def test_only_a_run_that_slurm_stopped_is_requeued(
 @pytest.mark.parametrize(
     ("is_cancelled", "restarts", "reason"), [(True, 0, "cancelled"), (False, 4, "requeued 4 times")]
 )
-def test_a_job_that_was_cancelled_or_requeued_too_often_trains_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool, restarts: int, reason: str
+def test_job_trains_nothing(
+    no_signals: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_cancelled: bool,
+    restarts: int,
+    reason: str,
 ) -> None:
+    """It was cancelled, or requeued too often."""
     monkeypatch.setattr(job, "_do", lambda *_, **__: pytest.fail("it trains"))
-    monkeypatch.setattr(job, "take_signals", lambda: None)
     monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
     folder = RunFolder(tmp_path / "run")
     submitted(folder, cancelled=is_cancelled)
@@ -525,10 +521,14 @@ def test_a_job_that_was_cancelled_or_requeued_too_often_trains_nothing(
     assert reason in folder.read_status()["reason"]
 
 
-def test_a_job_warned_while_another_process_has_the_run_is_requeued_and_leaves_that_status(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the signals of the tests as they are."""
     monkeypatch.setattr(job, "take_signals", lambda: None)
+
+
+def test_job_warned_while_locked(no_signals: None, tmp_path: Path) -> None:
+    """It is requeued, and leaves the status of the process that has the run."""
     folder = write_run(tmp_path / "run", SMALL)
     submitted(folder)
     folder.write_status(state="training", host="elsewhere")
@@ -574,17 +574,16 @@ def test_the_script_of_a_job_requeues_it_by_the_exit_code_of_srun_alone(
     assert (tmp_path / "asked").read_text() == f"requeue {asks}\n"
 
 
-def test_a_finished_run_is_left_as_it_is_once_an_older_process_lets_go(tmp_path: Path) -> None:
+def test_finished_while_waiting(tmp_path: Path) -> None:
+    """A run that an older process finishes is left as it is."""
     folder = write_run(tmp_path / "run", SMALL)
-    codes: list[int] = []
-    work = threading.Thread(target=lambda: codes.append(prepared_run.train_prepared(folder, has_test=True)))
-    with folder.lock():
-        work.start()
-        time.sleep(3 * prepared_run.LOCKED_EVERY_S)
-        assert codes == []
-        folder.write_summary({"epochs": 2})
-    work.join(PATIENCE_S)
-    assert codes == [0]
+    with ThreadPoolExecutor(1) as pool:
+        with folder.lock():
+            code = pool.submit(prepared_run.train_prepared, folder, has_test=True)
+            time.sleep(3 * prepared_run.LOCKED_EVERY_S)
+            assert not code.done()
+            folder.write_summary({"epochs": 2})
+        assert code.result(PATIENCE_S) == 0
     assert not folder.last_checkpoint.exists()
 
 
@@ -733,19 +732,19 @@ def test_cancel_pending_and_ended(four: Path, tools: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["requeue"], ["cancel"], ["wait"]])
-def test_a_job_that_may_wait_is_left_alone_without_slurm(
-    four: Path, tools: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+@pytest.mark.parametrize("name", ["20", "23"])  # the second one was stopped, perhaps to be requeued
+def test_job_of_unknown_state(
+    four: Path, tools: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], name: str
 ) -> None:
+    """A job that may wait is left alone without SLURM, and an ended one needs none."""
     (tools / "squeue").unlink()
     monkeypatch.setenv("PATH", str(tools))
+    with pytest.raises(ValueError, match=rf"the state of job {name} is unknown"):
+        commands.run_jobs_command([*words, name])
     stopped = RunFolder(four / "outputs/day/old")
-    for name in ("20", "23"):  # the second one was stopped, perhaps to be requeued
-        with pytest.raises(ValueError, match=rf"the state of job {name} is unknown: squeue is not on this machine"):
-            commands.run_jobs_command([*words, name])
     with pytest.raises(ConfigError, match="the state of job 23 is unknown"):
         submission.refuse_live(stopped)
-    assert len(list((four / "outputs/day").iterdir())) == 4
-    stopped.update_status(exit_code=EXIT_STOPPED)  # has ended, and needs no SLURM
+    stopped.update_status(exit_code=EXIT_STOPPED)
     assert commands.run_jobs_command(["wait", "23"]) == EXIT_STOPPED
     submission.refuse_live(stopped)
 
