@@ -1,13 +1,11 @@
 """Commands and jobs on the SLURM of the tests."""
 
-import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.runs.folder import RunFolder
-from tests.support.harness import SMALL, command, difference, wait_until
+from tests.support.harness import SMALL, command, wait_until
 from tests.support.slurm import Slurm
 
 EPOCHS = 20  # 100 steps
@@ -47,7 +45,6 @@ class Submitted:
         self.slurm = shell.slurm
         self.folder = folder
         self.said = said
-        self.watching: list[subprocess.Popen[str]] = []
 
     @property
     def id(self) -> str:
@@ -65,22 +62,3 @@ class Submitted:
         """Wait for the end of the job."""
         found = self.slurm.wait(self.id)
         assert found == state, f"{found}: {self.folder.read_status()}\n{self.log}"
-
-    @contextlib.contextmanager
-    def watched(self) -> "Iterator[Submitted]":
-        """Start `lockstep jobs wait`, whose process is in `watching`."""
-        words = [sys.executable, "-m", "lockstep.cli.main", "jobs", "wait", self.id]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        with subprocess.Popen(words, cwd=self.shell.cwd, env=self.slurm.environ, **pipes) as process:
-            self.watching.append(process)
-            try:
-                yield self
-            finally:
-                process.kill()
-
-    def assert_went_on(self, alone: RunFolder, *, exactness: float = 0) -> None:
-        """Wait for the end; SLURM requeued the job once, and it ended like `alone`."""
-        self.wait()
-        assert int(self.slurm.show(self.id)["Restarts"]) == 1
-        assert self.log.count(", resumed") == 1, self.log
-        assert difference(alone, self.folder) <= exactness

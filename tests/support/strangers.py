@@ -25,15 +25,16 @@ class Runs:
         return os.system, (TOUCH,)
 
 
-def typed(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """`lockstep ...` in a folder."""
-    return commands.run([sys.executable, "-m", "lockstep", *words], cwd)
+def typed(cwd: Path, *words: str | Path, code: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `lockstep ...` in a folder, which must exit with `code`; None: with any."""
+    done = commands.run([sys.executable, "-m", "lockstep", *words], cwd)
+    assert code in (None, done.returncode), f"{words}: {done.stdout}{done.stderr}"
+    return done
 
 
 def train(cwd: Path, name: str, *words: str) -> RunFolder:
     """Train a run of this user in a new folder of this name."""
-    done = typed(cwd, "train", *SMALL, f"hydra.run.dir={name}", *words)
-    assert done.returncode == 0, done.stderr
+    typed(cwd, "train", *SMALL, f"hydra.run.dir={name}", *words, code=0)
     return RunFolder(cwd / name)
 
 

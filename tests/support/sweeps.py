@@ -34,11 +34,15 @@ def variables(**more: str | None) -> dict[str, str]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def run(cwd: Path, *overrides: str, **more: str | None) -> subprocess.CompletedProcess[str]:
+def run(cwd: Path, *overrides: str, code: int | None = None, **more: str | None) -> subprocess.CompletedProcess[str]:
+    """Run a sweep, which must exit with `code`; None: with any."""
     words, environ_ = command("-m", *overrides), variables(**more)
-    if not more:
-        return commands.run(words, cwd, environ_)
-    return subprocess.run(words, cwd=cwd, env=environ_, capture_output=True, text=True, timeout=PATIENCE_S)
+    if more:
+        done = subprocess.run(words, cwd=cwd, env=environ_, capture_output=True, text=True, timeout=PATIENCE_S)
+    else:
+        done = commands.run(words, cwd, environ_)
+    assert code in (None, done.returncode), done.stdout + done.stderr
+    return done
 
 
 @contextmanager

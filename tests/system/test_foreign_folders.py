@@ -180,8 +180,7 @@ def test_job_trusted_if_typed(
         (tools / name).write_text("#!/bin/sh\necho Submitted batch job 17\n")
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    done = typed(work, "eval", "theirs", *trust, "cluster=slurm", "cluster.time_min=5", "trainer.devices=1")
-    assert done.returncode == 0, done.stderr
+    typed(work, "eval", "theirs", *trust, "cluster=slurm", "cluster.time_min=5", "trainer.devices=1", code=0)
     (job,) = work.glob("outputs/*/*/job.json")
     assert ("--trust" in read_json(job)["command"]) == bool(trust)
 
@@ -243,8 +242,7 @@ def test_no_run_is_made_in_outputs_that_others_can_write(work: Path, words: tupl
 
 def swept(cwd: Path, *words: str) -> Path:
     """Begin a search with one trial. Returns its folder."""
-    done = typed(cwd, "train", *SWEEP, "search.num_trials=1", *words)
-    assert done.returncode == 0, done.stderr
+    typed(cwd, "train", *SWEEP, "search.num_trials=1", *words, code=0)
     (sweep,) = [path.parent for path in cwd.glob("outputs/*/*/sweep.json")]
     return sweep
 
@@ -332,17 +330,11 @@ def test_process_of_job_not_ended(theirs: RunFolder, work: Path, words: tuple[st
     refused(done)
 
 
-@pytest.mark.parametrize(
-    ("state", "words"), [("training", ("stop", "theirs")), ("stopped", ("jobs", "requeue", "theirs"))]
-)
-def test_stop_and_requeue(theirs: RunFolder, work: Path, state: str, words: tuple[str, ...]) -> None:
-    with fake_job(theirs, 1):
-        pass
-    if words[0] == "stop":
-        theirs.job_file.unlink()
-    theirs.update_status(state=state, host="elsewhere", exit_code=None if state == "training" else 1)
+def test_stop(theirs: RunFolder, work: Path) -> None:
+    theirs.summary.unlink()
+    theirs.update_status(state="training", host="elsewhere")
     before = digest(work)
-    done = typed(work, *words)
+    done = typed(work, "stop", "theirs")
     assert not changes(before, digest(work)), done.stderr
     refused(done)
 
@@ -421,8 +413,7 @@ def test_a_copy_of_a_run_is_looked_at_and_used_and_not_changed(
         ("compare", "theirs", str(good.path)),
         ("jobs", "list", "--folder", "."),
     ):
-        done = typed(work, *words)
-        assert done.returncode == 0, f"{words}: {done.stderr}"
+        typed(work, *words, code=0)
         assert not changes(before, digest(theirs.path)), words
     assert {"rows.csv", "drawn", "test.csv", "photos.csv", "net.pt2"} <= {path.name for path in work.iterdir()}
     monkeypatch.chdir(work)
@@ -436,8 +427,7 @@ def test_a_copy_of_a_run_is_looked_at_and_used_and_not_changed(
 def test_a_trusted_resume_makes_a_copy_ones_own(theirs: RunFolder, work: Path) -> None:
     refused(typed(work, "train", "resume=theirs", LONGER), *STRANGE)
     for words, epochs in (((LONGER, "--trust"), 3), ((LONGER_STILL,), 4)):
-        done = typed(work, "train", "resume=theirs", *words)
-        assert done.returncode == 0, done.stderr
+        typed(work, "train", "resume=theirs", *words, code=0)
         assert theirs.read_summary()["epochs"] == epochs
 
 
@@ -450,5 +440,4 @@ def test_prepared_runs_are_own(work: Path) -> None:
     assert typed(work, *words).returncode == 0
     (trial,) = work.glob("outputs/*/*/1/config.yaml")
     for path in (job.path, trial.parent):
-        done = typed(work, "train", f"resume={path.relative_to(work)}", LONGER)
-        assert done.returncode == 0, done.stderr
+        typed(work, "train", f"resume={path.relative_to(work)}", LONGER, code=0)

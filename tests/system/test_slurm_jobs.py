@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from lockstep.config.checks import validation
 from lockstep.config.composing import compose
 from lockstep.launch import runner, worker
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
-from tests.support.harness import PATIENCE_S, ROOT, command, difference, wait_until, write_run
+from tests.support.harness import ROOT, command, difference, wait_until, write_run
 from tests.support.slurm import Slurm
 from tests.support.slurm_jobs import CLUSTER, EPOCHS, SLOW, TINY, Shell, Submitted, on_node
 
@@ -67,7 +67,7 @@ def time_limited(request: pytest.FixtureRequest, shell: Shell) -> Submitted | No
 
 
 @pytest.fixture(scope="module")
-def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> Iterator[dict[str, Submitted]]:
+def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> dict[str, Submitted]:
     """Jobs in the middle of their training, each cut in its own way; begun together, for most of it is waiting."""
     partition = ("PartitionName=grace", "Nodes=n1", "PriorityTier=1", "PreemptMode=REQUEUE", "GraceTime=60")
     slurm.run("scontrol", "create", *partition)
@@ -76,40 +76,36 @@ def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> Iterator[dict[st
         "grace": (on_node("n1"), "cluster.partition=grace", "trainer.devices=2"),
         "cancelled": (on_node("n2"),),
         "inside": (on_node("n2"), container(shell.cwd)),
-        "wider": (on_node("n2"),),
-        "often": (on_node("n2"), "cluster.max_requeues=0"),
     }
     runs = {name: shell.submit(*TINY, SLOW % 4, *words, f"name={name}") for name, words in overrides.items()}
     for run in runs.values():
         run.wait_for_step(1)
     shell.jobs("cancel", "999", code=EXIT_CONFIG)
-    shell.jobs("requeue", runs["often"].id, code=EXIT_CONFIG)
-    with runs["preempted"].watched(), runs["grace"].watched():
-        slurm.sbatch("true", "--partition=high", "--nodelist=n1", "--exclusive")
-        slurm.run("scancel", "--signal=USR1", runs["often"].id, runs["inside"].id)  # as SLURM warns of the time limit
-        shell.jobs("cancel", runs["cancelled"].folder.path)
-        slurm.run("scancel", runs["wider"].id)
-        for run in runs.values():
-            wait_until(lambda run=run: "requeued" in run.log or "cancelled" in run.log, f"{run.folder.path} is cut")
-        yield runs
+    shell.jobs("requeue", runs["cancelled"].id, code=EXIT_CONFIG)
+    slurm.sbatch("true", "--partition=high", "--nodelist=n1", "--exclusive")
+    slurm.run("scancel", "--signal=USR1", runs["inside"].id)  # as SLURM warns of the time limit
+    shell.jobs("cancel", runs["cancelled"].folder.path)
+    for run in runs.values():
+        wait_until(lambda run=run: "requeued" in run.log or "cancelled" in run.log, f"{run.folder.path} is cut")
+    return runs
 
 
 @pytest.mark.parametrize(("is_head", "num_lines"), [(False, 4), (True, 1)])
-def test_a_command_is_executed_by_every_task_or_by_one(shell: Shell, is_head: bool, num_lines: int) -> None:
+def test_command_by_every_task_or_one(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, is_head: bool, num_lines: int
+) -> None:
     workers = ("trainer.num_nodes=2", "trainer.devices=2", "strategy=cpu")
     config = validation.check_config(compose.compose_config([*CLUSTER, *workers]))
     folder = RunFolder(shell.cwd / "outputs" / f"command{num_lines}")
     folder.path.mkdir(parents=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_CONF", shell.slurm.environ["SLURM_CONF"])
-        patch.chdir(shell.cwd)
-        submission.submit_command(folder, ["jobs", "list", str(folder.path)], config, name="list", is_head=is_head)
+    monkeypatch.setenv("SLURM_CONF", shell.slurm.environ["SLURM_CONF"])
+    monkeypatch.chdir(shell.cwd)
+    submission.submit_command(folder, ["jobs", "list", str(folder.path)], config, name="list", is_head=is_head)
     job = Submitted(shell, folder, "")
     job.wait()
     logs = "".join(path.read_text() for path in folder.job_files.glob(f"{job.id}_*_log.out"))
     assert logs.count("running") == num_lines, logs
     assert folder.read_status()["state"] == "finished"
-    assert shell.jobs("wait", job.id).stdout.split("\t")[:2] == [job.id, "completed"]
 
 
 def test_two_nodes_of_two_processes(shell: Shell, alone: RunFolder, figure: Any) -> None:
@@ -137,19 +133,6 @@ def test_array_with_broken_trial(shell: Shell, alone: RunFolder, slurm: Slurm) -
 
 
 @pytest.mark.full
-def test_the_last_task_of_an_array_is_requeued_without_the_others(shell: Shell, alone: RunFolder, slurm: Slurm) -> None:
-    runs = submit_array(shell, "tasks", [[*TINY, SLOW % 1, f"seed={seed}"] for seed in (1, 0)])
-    for run in runs:
-        run.wait_for_step(1)
-    slurm.run("scancel", "--signal=USR1", runs[1].id)
-    runs[1].assert_went_on(alone)
-    other = slurm.show(runs[0].id)
-    assert (other["JobState"] in ("RUNNING", "COMPLETED"), other["Restarts"]) == (True, "0")
-    slurm.run("scancel", runs[0].id)
-    slurm.wait(runs[0].id)
-
-
-@pytest.mark.full
 def test_pending_job_runs_submitted_code(slurm: Slurm, shell: Shell, tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
@@ -173,15 +156,6 @@ def test_pending_job_runs_submitted_code(slurm: Slurm, shell: Shell, tmp_path: P
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["preempted", "grace"])
-def test_wait_over_requeues(cut: dict[str, Submitted], name: str) -> None:
-    (process,) = cut[name].watching
-    waited, said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, waited + said
-    assert waited.split("\t")[:2] == [cut[name].id, "completed"]
-
-
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "reason", "exactness"),
     [
@@ -190,12 +164,16 @@ def test_wait_over_requeues(cut: dict[str, Submitted], name: str) -> None:
         ("inside", "time limit: the job is requeued", 0),
     ],
 )
-def test_a_job_that_slurm_has_cut_is_requeued_and_ends_exactly(
-    cut: dict[str, Submitted], alone: RunFolder, name: str, reason: str, exactness: float
+def test_requeued_job(
+    cut: dict[str, Submitted], shell: Shell, alone: RunFolder, name: str, reason: str, exactness: float
 ) -> None:
-    assert reason in cut[name].log
-    cut[name].assert_went_on(alone, exactness=exactness)
-    assert "submitit" not in cut[name].log  # its warnings
+    """It is waited for over the requeue, and ends exactly."""
+    run = cut[name]
+    assert shell.jobs("wait", run.id).stdout.split("\t")[:2] == [run.id, "completed"]
+    assert int(run.slurm.show(run.id)["Restarts"]) == 1
+    assert reason in run.log
+    assert run.log.count(", resumed") == 1, run.log
+    assert difference(alone, run.folder) <= exactness
 
 
 @pytest.mark.full
@@ -210,33 +188,6 @@ def test_cancelled_job_requeued(cut: dict[str, Submitted], shell: Shell, alone: 
     run.wait()
     assert run.log.count(", resumed") == 1, run.log
     assert difference(alone, run.folder) == 0
-
-
-@pytest.mark.full
-def test_job_requeued_too_often(cut: dict[str, Submitted], shell: Shell, slurm: Slurm, alone: RunFolder) -> None:
-    """It stays stopped until a person requeues it, which counts from 0."""
-    run = cut["often"]
-    run.wait(state="FAILED")
-    assert slurm.show(run.id)["ExitCode"] == f"{EXIT_STOPPED}:0"
-    assert "cluster.max_requeues=0" in run.folder.read_status()["reason"]
-    shell.jobs("requeue", run.id)
-    run.wait()
-    assert difference(alone, run.folder) == 0
-
-
-@pytest.mark.full
-def test_resume_on_more_nodes(
-    cut: dict[str, Submitted], shell: Shell, slurm: Slurm, alone: RunFolder, figure: Any
-) -> None:
-    run = cut["wider"]
-    run.wait(state="CANCELLED")
-    words = command(f"resume={run.folder.path}", "--trust", *CLUSTER, "trainer.num_nodes=2", "trainer.devices=1")
-    slurm.run(*words, cwd=shell.cwd)
-    run.wait()
-    assert slurm.show(run.id)["NodeList"] == "n[1-2]"
-    assert ", resumed" in run.log
-    figure(f"from 1 node to 2 in the middle: {difference(alone, run.folder):.1e}")
-    assert difference(alone, run.folder) <= 1e-12
 
 
 @pytest.mark.full

@@ -158,9 +158,3 @@ def test_search_interrupted_and_stopped(slurm: Slurm, tmp_path: Path) -> None:
     slurm.run(*tool, "stop", tree, cwd=tmp_path)  # without the command
     assert [slurm.wait(job_of(trial)) for trial in trials] == ["FAILED", "FAILED", "CANCELLED"]
     assert [trial.read_status()["state"] for trial in trials] == ["stopped", "stopped", "not started"]
-    jobs = [job_of(trial) for trial in trials]
-    with searching(slurm, tmp_path, *search) as again:
-        wait_until(lambda: all(job_of(trial) not in jobs for trial in trials), "new jobs")
-        slurm.run(*tool, "stop", tree, cwd=tmp_path)
-        assert again.wait(PATIENCE_S) in (0, EXIT_STOPPED), printed(tmp_path)
-    assert not any(slurm.state(job_of(trial)) in ("PENDING", "RUNNING") for trial in trials)

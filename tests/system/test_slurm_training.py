@@ -89,30 +89,25 @@ print(os.environ["SLURM_PROCID"], os.environ["CUDA_VISIBLE_DEVICES"], found)
 
 
 @pytest.mark.parametrize(
-    ("options", "seen", "gpus"),
+    ("options", "visible", "num_local", "gpus"),
     [
-        (["--gpus-per-task=1"], ["0", "1"], "(0, 0)"),
-        (["--gpus-per-node=2", "--gpu-bind=single:1"], ["0", "1"], "(0, 0)"),
-        (["--gpus-per-node=2"], ["0,1", "0,1"], "(0, 1)"),
+        (["--ntasks=4", "--gpus-per-task=1"], ["0", "1", "0", "1"], [2] * 4, ["(0, 0)"] * 4),
+        (["--ntasks=4", "--gpus-per-node=2", "--gpu-bind=single:1"], ["0", "1", "0", "1"], [2] * 4, ["(0, 0)"] * 4),
+        (["--ntasks=4", "--gpus-per-node=2"], ["0,1"] * 4, [2] * 4, ["(0, 1)"] * 4),
+        (["--ntasks=3", "--gpus-per-task=1"], ["0", "1", "0"], [2, 2, 1], ["(0, 0)", "(0, 0)", "(0,)"]),
     ],
-    ids=["per task", "bound", "shared"],
+    ids=["per task", "bound", "shared", "unequal nodes"],
 )
-def test_each_task_sees_its_own_gpus_or_those_of_all(
-    slurm: Slurm, options: list[str], seen: list[str], gpus: str, tmp_path: Path
+def test_gpus_of_tasks(
+    slurm: Slurm, tmp_path: Path, options: list[str], visible: list[str], num_local: list[int], gpus: list[str]
 ) -> None:
-    task = [sys.executable, "-c", FINDS]
-    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", *options, *task, cwd=tmp_path)
-    workers = f"Workers(world_size=4, num_local=2, num_nodes=2, gpus={gpus})"
-    expected = [f"{rank} {visible} {workers}" for rank, visible in enumerate([*seen, *seen])]
+    per_node = [] if "--ntasks=3" in options else ["--ntasks-per-node=2"]
+    done = slurm.run("srun", "--nodes=2", *per_node, *options, sys.executable, "-c", FINDS, cwd=tmp_path)
+    expected = [
+        f"{rank} {shown} Workers(world_size={len(visible)}, num_local={local}, num_nodes=2, gpus={of_node})"
+        for rank, (shown, local, of_node) in enumerate(zip(visible, num_local, gpus, strict=True))
+    ]
     assert sorted(done.stdout.splitlines()) == expected
-
-
-def test_tasks_see_the_gpus_of_unequal_nodes(slurm: Slurm, tmp_path: Path) -> None:
-    task = [sys.executable, "-c", FINDS]
-    done = slurm.run("srun", "--nodes=2", "--ntasks=3", "--gpus-per-task=1", *task, cwd=tmp_path)
-    workers = "Workers(world_size=3, num_local={}, num_nodes=2, gpus={})"
-    two, one = workers.format(2, "(0, 0)"), workers.format(1, "(0,)")
-    assert sorted(done.stdout.splitlines()) == [f"0 0 {two}", f"1 1 {two}", f"2 0 {one}"]
 
 
 HOLDER = """

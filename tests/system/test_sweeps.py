@@ -27,8 +27,7 @@ pytestmark = [pytest.mark.full, pytest.mark.processes]
 def test_eight_trials_on_two_cores(tmp_path: Path) -> None:
     """They never share a core, and equal those that run alone; the best setting is tested."""
     texts = [*TINY, "optimizer.lr=0.01,0.1", "seed=0,1,2,3", "launcher.parallel=2", SEES % "0"]
-    done = run(tmp_path, *texts, OMP_NUM_THREADS=None)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(tmp_path, *texts, OMP_NUM_THREADS=None, code=0)
     folders = trials_of(tmp_path)
     facts = [seen(folder) for folder in folders]
     assert [each["threads"] for each in facts] == [len(each["cores"]) for each in facts]
@@ -62,8 +61,7 @@ def test_trials_on_four_gpus(tmp_path: Path) -> None:
     """Trials with one and two workers see GPUs of their own, and all are used."""
     path = f"{ROOT / 'tests' / 'support' / 'faked_gpus'}:{ROOT}"
     texts = [*TINY, "strategy=auto", "trainer.devices=2,1", "seed=0,1,2", SEES % "2", "sweep.test=none"]
-    done = run(tmp_path, *texts, PYTHONPATH=path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(tmp_path, *texts, PYTHONPATH=path, code=0)
     folders = trials_of(tmp_path)
     facts = [{**seen(folder), "seen": seen(folder)["gpus"].split(",")} for folder in folders]
     assert [len(each["seen"]) for each in facts] == [2, 2, 2, 1, 1, 1]
@@ -80,8 +78,7 @@ def test_the_best_trial_may_be_of_an_earlier_command_and_all_are_tested_on_deman
         (["optimizer.lr=0.0000001", "sweep.test=all"], [0, 1]),
     ):
         more = ("model.dropout=0", "trainer.max_epochs=5", "sweep.name=two", "launcher.parallel=1", *texts)
-        done = run(tmp_path, *TINY, *more)
-        assert done.returncode == 0, done.stdout + done.stderr
+        run(tmp_path, *TINY, *more, code=0)
         trials = table_of(tmp_path)["trials"]
         assert sorted(trial["trial"] for trial in trials if trial.get("test/accuracy") is not None) == tested
         trials_of(tmp_path)[0].update_status(state="training")  # as if it had been killed after its summary
@@ -89,8 +86,7 @@ def test_the_best_trial_may_be_of_an_earlier_command_and_all_are_tested_on_deman
 
 
 def test_one_trial_at_a_time(tmp_path: Path) -> None:
-    done = run(tmp_path, *TINY, "seed=0,1", "launcher.parallel=1", "sweep.test=none", SEES % "2")
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(tmp_path, *TINY, "seed=0,1", "launcher.parallel=1", "sweep.test=none", SEES % "2", code=0)
     one, other = (seen(folder) for folder in trials_of(tmp_path))
     assert one["cores"] == other["cores"] == sorted(os.sched_getaffinity(0))
     assert not overlap(one, other)
@@ -98,8 +94,7 @@ def test_one_trial_at_a_time(tmp_path: Path) -> None:
 
 def test_changed_or_locked_sweep(tmp_path: Path) -> None:
     words = (*TINY, "seed=0", "sweep.name=one", "launcher.parallel=1")
-    done = run(tmp_path, *words)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(tmp_path, *words, code=0)
     with RunFolder(tree_of(tmp_path)).lock():
         done = run(tmp_path, *words)
     assert (done.returncode, "another process" in done.stderr) == (2, True)
@@ -134,7 +129,6 @@ def test_sweep_errors(text: str, error: str) -> None:
     ],
 )
 def test_refused_sweep_trains_nothing(tmp_path: Path, text: str, error: str) -> None:
-    done = run(tmp_path, *TINY, *text.split())
-    assert done.returncode == 2, done.stdout + done.stderr
+    done = run(tmp_path, *TINY, *text.split(), code=2)
     assert error in done.stderr
     assert not list(tmp_path.glob("outputs/*/*/*/status.json"))

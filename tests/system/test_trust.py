@@ -84,24 +84,23 @@ def test_what_a_run_names_is_refused_by_a_line(
     refused(tmp_path, words, what)
 
 
-def test_a_variable_that_is_typed_again_or_of_the_project_is_used_and_any_of_a_trusted_run(
-    theirs: RunFolder, tmp_path: Path
-) -> None:
-    more: list[tuple[str, ...]] = [("--trust",), ("strategy.variables.OWN_X=2",), ()]
-    for number, words in enumerate(more):
-        if not words:
-            (tmp_path / "conf").mkdir()
-            (tmp_path / "conf" / "config.yaml").write_text(
-                (ROOT / "conf" / "config.yaml").read_text() + "strategy:\n  variables:\n    OWN_X: '1'\n"
-            )
-        edit(theirs, strategy=VARIABLES)
-        done = typed(tmp_path, "train", "resume=theirs", f"trainer.max_epochs={number + 3}", *words)
-        assert done.returncode == 0, done.stderr
-        value = config_file.load(theirs.config).strategy.variables["OWN_X"]
-        assert str(value) == ("2" if number == 1 else "1")
-    done = typed(tmp_path, "train", "--trust", *SMALL)
-    assert done.returncode == EXIT_CONFIG
-    assert "--trust is for a run or a sweep that is resumed" in done.stderr
+@pytest.mark.parametrize(
+    ("words", "has_own", "value"),
+    [(["--trust"], False, "1"), (["strategy.variables.OWN_X=2"], False, "2"), ([], True, "1")],
+    ids=["trusted", "typed again", "of the project"],
+)
+def test_variables(theirs: RunFolder, tmp_path: Path, words: list[str], has_own: bool, value: str) -> None:
+    if has_own:
+        (tmp_path / "conf").mkdir()
+        text = (ROOT / "conf" / "config.yaml").read_text() + "strategy:\n  variables:\n    OWN_X: '1'\n"
+        (tmp_path / "conf" / "config.yaml").write_text(text)
+    edit(theirs, strategy=VARIABLES)
+    typed(tmp_path, *RESUME, *words, code=0)
+    assert str(config_file.load(theirs.config).strategy.variables["OWN_X"]) == value
+
+
+def test_trust_without_run(tmp_path: Path) -> None:
+    assert "--trust" in typed(tmp_path, "train", "--trust", *SMALL, code=EXIT_CONFIG).stderr
 
 
 def test_a_job_of_somebody_else_is_not_requeued(theirs: RunFolder, tmp_path: Path) -> None:
@@ -113,8 +112,7 @@ def test_a_job_of_somebody_else_is_not_requeued(theirs: RunFolder, tmp_path: Pat
     (theirs.path / "summary.json").unlink()
     theirs.note(inode=0)  # a copy
     refused(tmp_path, ("jobs", "requeue", "theirs"), "theirs was not made here")
-    done = typed(tmp_path, "jobs", "requeue", "theirs", "--trust")
-    assert done.returncode == 0, done.stderr
+    typed(tmp_path, "jobs", "requeue", "theirs", "--trust", code=0)
     wait_until(lambda: (tmp_path / "ran").exists(), "the job has begun")
     wait_until(lambda: not theirs.has_job_here(), "the end of the job")
 
@@ -125,8 +123,11 @@ def test_a_command_inside_of_a_run_takes_nothing_there_for_a_project(theirs: Run
     refused(theirs.path, ("train", "resume=.", "trainer.max_epochs=3"), "inside the run")
 
 
-def test_from_python_a_run_is_trusted_by_name(
-    theirs: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("call", "argument"), [(lockstep.train, ["resume=theirs", "trainer.max_epochs=3"]), (lockstep.load, "theirs")]
+)
+def test_trust_in_python(
+    theirs: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., object], argument: Any
 ) -> None:
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "trusted_images.py").write_text("from lockstep.data import synthetic\n")
@@ -134,10 +135,6 @@ def test_from_python_a_run_is_trusted_by_name(
     data = yaml.safe_load(theirs.config.read_text())["data"]
     edit(theirs, data={**data, "_target_": "trusted_images.synthetic"})
     monkeypatch.chdir(tmp_path)
-    resume = ["resume=theirs", "trainer.max_epochs=3"]
-    wanted: list[Callable[..., object]] = [lambda **more: lockstep.train(resume, **more)]
-    wanted.append(lambda **more: lockstep.load("theirs", **more))
-    for call in wanted:
-        with pytest.raises(lockstep.ConfigError, match=r"trusted_images\.synthetic of theirs is of neither"):
-            call()
-        call(trust=True)
+    with pytest.raises(lockstep.ConfigError, match="trusted_images"):
+        call(argument)
+    call(argument, trust=True)

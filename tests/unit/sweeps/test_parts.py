@@ -41,7 +41,7 @@ from lockstep.sweeps.pool import Pool, Running, environ_of
 from lockstep.sweeps.results import Objective, monitored_objective
 from lockstep.sweeps.table import Table, table, write
 from lockstep.sweeps.views import View
-from lockstep.system.signals import STOP_SIGNALS
+from lockstep.system.signals import block_signals, restore_signals
 from tests.support.harness import PATIENCE_S, SMALL, environ, write_run
 
 CPU = Machine((), (0, 1, 2, 3))
@@ -249,20 +249,16 @@ def test_what_somebody_else_trains_is_not_started(tmp_path: Path) -> None:
         command._live_jobs(ledger, is_submitted=False)
 
 
-def test_a_run_that_waits_for_another_process_can_be_stopped(tmp_path: Path) -> None:
+def test_waiting_run_stopped(tmp_path: Path) -> None:
+    """A run that waits for another process gets the signals that a sweep and a job block at its start."""
     folder = write_run(tmp_path / "run", SMALL)
     words = [sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "--task", "train"]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # as a sweep and a job start it
-    with folder.lock():
-        try:
-            process = subprocess.Popen(words, env=environ(), stdout=subprocess.PIPE, text=True)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    started = partial(subprocess.Popen, words, env=environ(), stdout=subprocess.PIPE, text=True)
+    with folder.lock(), restore_signals(), block_signals(), started() as process:
         assert process.stdout is not None
         assert "waiting for it to end" in process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == EXIT_STOPPED
-        process.stdout.close()
     assert not folder.last_checkpoint.exists()
 
 
@@ -323,16 +319,6 @@ def test_a_sweep_whose_best_trial_cannot_be_tested_says_why_and_does_not_end_wel
     assert (code, reason in capsys.readouterr().err) == (1 if reason else 0, True)
 
 
-def test_what_a_killed_command_left_of_the_files_of_a_sweep_goes_when_it_goes_on(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "sweep", "a=0")
-    left = [ledger.path / ".sweep.json.1.0a1b2c3d", ledger.path / ".table.csv.1.0a1b2c3d"]
-    of_a_job = ledger.trials[0].folder.path / ".last.ckpt.1.0a1b2c3d"  # perhaps on another machine, where it is written
-    for path in (*left, of_a_job):
-        path.touch()
-    with open_ledger(ledger.path, None, ()):
-        assert [path for path in (*left, of_a_job) if path.exists()] == [of_a_job]
-
-
 def test_find_ledger(tmp_path: Path) -> None:
     """By its name, else by its command in any order."""
     rates = book(tmp_path / "d1" / "10_rates", name="rates", command=["lr=1,2"]).path
@@ -347,20 +333,17 @@ def test_find_ledger(tmp_path: Path) -> None:
         assert ledgers.find(tmp_path, name, words) == expected
 
 
-def test_sweep_folders_of_one_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are made when Hydra asks for them, for another hydra.sweep.dir may have been typed."""
+def test_sweep_folder_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made when Hydra asks for it, for another hydra.sweep.dir may have been typed."""
     monkeypatch.chdir(tmp_path)
     asked = OmegaConf.create({"dir": "${sweep_folder:}"})
-    paths = []
-    for number in range(3):
-        sweep.name_folder(None, [f"lr={number}"], Source(), is_trusted=False)
-        assert len(list(tmp_path.glob("outputs/*/*"))) == number
-        paths.append(Path(asked.dir))
-    assert len(set(paths)) == 3
-    RunFolder(paths[1]).claim()
-    Ledger.open(paths[1], None, ["lr=9"]).write()
+    sweep.name_folder(None, ["lr=1"], Source(), is_trusted=False)
+    assert list(tmp_path.glob("outputs/*/*")) == []
+    path = Path(asked.dir)
+    RunFolder(path).claim()
+    Ledger.open(path, None, ["lr=9"]).write()
     sweep.name_folder(None, ["lr=9"], Source(), is_trusted=False)
-    assert Path(asked.dir) == paths[1]
+    assert Path(asked.dir) == path
 
 
 def test_how_and_where_a_sweep_runs_makes_no_other_sweep_and_no_other_trial() -> None:
