@@ -1,9 +1,11 @@
 """Runs as jobs of a real SLURM: submitted, cancelled, requeued, with the same bits as without SLURM."""
 
 import json
+import os
 import shutil
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from lockstep.config.composing import compose
 from lockstep.launch import runner, worker
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from tests.support.harness import ROOT, command, difference, wait_until, write_run
-from tests.support.slurm import Slurm
+from tests.support.slurm import Slurm, started
 from tests.support.slurm_jobs import CLUSTER, EPOCHS, SLOW, TINY, Shell, Submitted, on_node
 
 pytestmark = pytest.mark.processes
@@ -249,3 +251,33 @@ def test_a_job_at_its_time_limit_requeues_itself_and_ends_exactly(time_limited: 
     assert int(time_limited.slurm.show(time_limited.id)["Restarts"]) >= 1
     assert "time limit: the job is requeued" in time_limited.log
     assert difference(alone, time_limited.folder) == 0
+
+
+# -- jobs that SLURM has forgotten ---------------
+
+
+@pytest.fixture(scope="module")
+def forgetful() -> Iterator[Slurm]:
+    with started(has_accounting=True) as running:
+        yield running
+
+
+@pytest.mark.full
+def test_the_states_of_forgotten_jobs_come_from_the_database(forgetful: Slurm, tmp_path: Path) -> None:
+    shell = Shell(forgetful, tmp_path)
+    begun = [
+        shell.submit(*TINY, "trainer.max_epochs=1", "name=through"),
+        shell.submit(*TINY, SLOW % 60, "name=killed"),
+        shell.submit(*TINY, 'cluster.sbatch=["--begin=now+1hour"]', "name=never"),
+    ]
+    through, killed, never = begun
+    forgetful.run("scancel", never.id)
+    wait_until(lambda: killed.folder.read_status().get("state") == "training", "training", lambda: killed.log)
+    os.kill(killed.folder.read_status()["pid"], signal.SIGKILL)  # as where memory is out
+    wait_until(lambda: not forgetful.run("squeue", "--noheader", "--states=all").stdout, "no job any more")
+    lines = shell.jobs("list").stdout.splitlines()
+    states = dict(line.split()[:2] for line in lines[1:])
+    assert states == {through.id: "completed", killed.id: "failed", never.id: "cancelled"}
+    codes = [shell.jobs("wait", run.id, code=None).returncode for run in begun]
+    assert codes[0] == 0
+    assert all(codes[1:])
