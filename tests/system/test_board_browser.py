@@ -255,16 +255,6 @@ def test_sweep_row_opens_trials(root: Path, site: str, page: Any) -> None:
     expect(grid).to_be_visible()
 
 
-def test_trials_sorted_and_filtered(root: Path, site: str, page: Any) -> None:
-    values = {"0.05": 0.9, "0.1": 0.95, "5e-3": 0.8, "1": 0.1}
-    write_trials(root / "sweep", {(f"optimizer.lr={lr}",): value for lr, value in values.items()})
-    grid = opened(page, site, "sweep")
-    grid.get_by_role("button", name="lr", exact=True).click()
-    expect_column(grid, "lr", ["5e-3", "0.05", "0.1", "1"])
-    page.get_by_label("Filter runs").fill("lr=0.1 finished")
-    expect_column(grid, "lr", ["0.1"])
-
-
 def test_settings_open_their_trials(root: Path, site: str, page: Any) -> None:
     values = {"0.05": (0.90, 0.91, 0.92), "0.1": (0.93, 0.94, 0.95)}
     write_trials(
@@ -336,32 +326,6 @@ def test_notes_and_control_off(root: Path, site: str, page: Any) -> None:
         expect(stop_button(page, "live")).to_be_disabled()
         expect(page.locator(".note")).to_have_text(re.compile("--training_control on"))
         expect(page.get_by_role("textbox", name="Note")).to_be_disabled()
-
-
-def test_comparison_lines(root: Path, site: str, page: Any) -> None:
-    """A line keeps its color, and that of a live run grows."""
-    folders = write_small(root / "sweep")
-    page.goto(site)
-    compared = page.get_by_role("region", name="Comparison")
-    page.get_by_label("Compare sweep", exact=True).check()  # all of its trials
-    compared.get_by_role("button", name="Runs").click()
-    accuracy = compared.locator("figure").last
-    expect(accuracy.locator("path")).to_have_count(3)
-    colors = accuracy.locator("path").evaluate_all(STROKES)
-    assert len(set(colors)) == 3
-    compared.get_by_role("button", name=re.compile("Remove .*optimizer.lr=0.1")).click()
-    expect(accuracy.locator("path")).to_have_count(2)
-    assert accuracy.locator("path").evaluate_all(STROKES) == [colors[0], colors[2]]
-    write_rows(folders[2], 9)
-    folders[2].update_status(epoch=9)
-    expect(accuracy.get_by_role("img")).to_have_attribute("aria-label", re.compile("at epoch 9$"))
-    compared.get_by_role("combobox").last.select_option("train/loss")
-    expect(accuracy.get_by_role("img")).to_have_attribute("aria-label", re.compile("^train/loss: .* at epoch 9$"))
-    compared.get_by_role("button", name="Clear").click()
-    expect(compared).to_be_hidden()
-
-
-STROKES = "paths => paths.map((path) => getComputedStyle(path).stroke)"
 
 
 def test_comparison_mean_and_band(root: Path, site: str, page: Any) -> None:
@@ -436,19 +400,6 @@ def test_silent_server(root: Path, site: str, page: Any) -> None:
 
 def stop_button(page: Any, name: str) -> Any:
     return row(page, name).locator("button.stop")
-
-
-def test_stop_needs_two_presses(root: Path, site: str, page: Any) -> None:
-    """A double click or a late press is one press."""
-    folder = write_run(root / "run")
-    page.goto(site)
-    button = stop_button(page, "run")
-    button.dblclick()
-    expect(button).to_have_text("Stop now?")
-    page.wait_for_timeout(4100)
-    button.click()  # the first press again
-    expect(button).to_have_text("Stop now?")
-    assert not folder.stop_flag.exists()
 
 
 def test_hostile_text(root: Path, site: str, page: Any) -> None:

@@ -12,21 +12,24 @@ import pickle
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import lockstep
+from lockstep.cluster.record import Record
 from lockstep.config.overrides import plan
 from lockstep.config.saved import config_file
 from lockstep.runs.files import read_json, write_json
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from lockstep.sweeps.search import JOURNAL
 from tests.support import boards, job_records, users
-from tests.support.harness import SMALL, wait_until
+from tests.support.harness import ROOT, SMALL, environ, wait_until
 from tests.support.image_files import write_image
 from tests.support.strangers import TOUCH, Runs, changes, copied, digest, edit, train, typed
 from tests.support.users import FIRST, SECOND
@@ -441,3 +444,199 @@ def test_prepared_runs_are_own(work: Path) -> None:
     (trial,) = work.glob("outputs/*/*/1/config.yaml")
     for path in (job.path, trial.parent):
         typed(work, "train", f"resume={path.relative_to(work)}", LONGER, code=0)
+
+
+# -- a run folder is data: no command runs the code that it names ------------------------------------------------------
+
+
+RESUME = ("train", "resume=theirs", "trainer.max_epochs=3")
+EVAL = ("eval", "theirs")
+PREDICT = ("predict", "theirs", "test", "--output", "out.csv")
+CALL = {"command": TOUCH}
+VARIABLES = {"variables": {"OWN_X": "1"}}
+OPENS = {"_target_": "logging.FileHandler", "filename": "ran"}  # what Hydra itself does not refuse
+LAMBDA = {"_target_": "lightning.pytorch.callbacks.LambdaCallback"}
+CHAIN = "lightning.pytorch.callbacks.model_checkpoint.logging.FileHandler"
+
+
+@pytest.fixture
+def mine(theirs: RunFolder) -> RunFolder:
+    """A run with another project's code. It was made here: that of a stranger is not resumed whatever it names."""
+    theirs.claim()
+    return theirs
+
+
+def runs_nothing(cwd: Path, words: tuple[str, ...], what: str) -> None:
+    """The command is refused with a line that names `what` and --trust, and has run nothing."""
+    done = typed(cwd, *words)
+    assert not (cwd / "ran").exists(), done.stderr
+    refused(done, what, "--trust")
+
+
+def test_modules_of_the_folders_that_a_run_records_are_not_found(mine: RunFolder, work: Path) -> None:
+    (work / "modules").mkdir()
+    for module in ("PIL", "torchmetrics"):
+        (work / "modules" / f"{module}.py").write_text("import os\nos.system('touch ran')\nraise SystemExit(3)\n")
+    mine.note(project={"modules": [str(work / "modules")], "started_in": []})
+    for more in ((), ("--trust",)):
+        new = [sys.executable, "-m", "lockstep", *PREDICT, *more]  # a fork has imported these before
+        done = subprocess.run(new, cwd=work, env=environ(), capture_output=True, text=True)
+        assert not (work / "ran").exists()
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "sections", "what"),
+    [
+        (EVAL, {"data": {"_target_": "os.system", **CALL}}, "data._target_=os.system"),
+        (RESUME, {"callbacks": {"x": OPENS}}, "callbacks.x._target_=logging.FileHandler"),
+        (RESUME, {"callbacks": {"x": {**OPENS, "_target_": CHAIN}}}, f"callbacks.x._target_={CHAIN}"),
+        (RESUME, {"callbacks": {"x": {**LAMBDA, "on_fit_start": [OPENS]}}}, "callbacks.x.on_fit_start.0._target_="),
+        (RESUME, {"strategy": VARIABLES}, "strategy.variables.OWN_X of theirs is of neither the command line"),
+        ((*RESUME, "strategy={interface:lo}"), {"strategy": VARIABLES}, "strategy.variables.OWN_X"),
+        (EVAL, {"strategy": {"variables": {"LD_PRELOAD": "x.so"}}}, "strategy.variables.LD_PRELOAD"),
+    ],
+)
+def test_what_a_run_names_is_refused_by_a_line(
+    mine: RunFolder, work: Path, words: tuple[str, ...], sections: dict[str, Any], what: str
+) -> None:
+    edit(mine, **sections)
+    runs_nothing(work, words, what)
+
+
+@pytest.mark.parametrize(
+    ("words", "has_own", "value"),
+    [(["--trust"], False, "1"), (["strategy.variables.OWN_X=2"], False, "2"), ([], True, "1")],
+    ids=["trusted", "typed again", "of the project"],
+)
+def test_variables(mine: RunFolder, work: Path, words: list[str], has_own: bool, value: str) -> None:
+    if has_own:
+        (work / "conf").mkdir()
+        text = (ROOT / "conf" / "config.yaml").read_text() + "strategy:\n  variables:\n    OWN_X: '1'\n"
+        (work / "conf" / "config.yaml").write_text(text)
+    edit(mine, strategy=VARIABLES)
+    typed(work, *RESUME, *words, code=0)
+    assert str(config_file.load(mine.config).strategy.variables["OWN_X"]) == value
+
+
+def test_trust_without_run(work: Path) -> None:
+    assert "--trust" in typed(work, "train", "--trust", *SMALL, code=EXIT_CONFIG).stderr
+
+
+def test_a_job_of_somebody_else_is_not_requeued(mine: RunFolder, work: Path) -> None:
+    (mine.code / "1").mkdir(parents=True)
+    cluster = {**config_file.load(mine.config).cluster.model_dump(), "name": "local", "setup": [TOUCH]}
+    places = {"log": str(mine.path / "log"), "code": str(mine.code / "1"), "cwd": str(work)}
+    Record(**job_records.fields(cluster=cluster, cancelled=True, **places)).save(mine)
+    mine.update_status(state="stopped", exit_code=75)
+    (mine.path / "summary.json").unlink()
+    mine.note(inode=0)  # a copy
+    runs_nothing(work, ("jobs", "requeue", "theirs"), "theirs was not made here")
+    typed(work, "jobs", "requeue", "theirs", "--trust", code=0)
+    wait_until(lambda: (work / "ran").exists(), "the job has begun")
+    wait_until(lambda: not mine.has_job_here(), "the end of the job")
+
+
+def test_a_command_inside_of_a_run_takes_nothing_there_for_a_project(mine: RunFolder) -> None:
+    (mine.path / "PIL.py").write_text("import os\nos.system('touch ran')\n")
+    runs_nothing(mine.path, ("predict", ".", "test", "--output", "/tmp/out.csv"), "inside the run")
+    runs_nothing(mine.path, ("train", "resume=.", "trainer.max_epochs=3"), "inside the run")
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"), [(lockstep.train, ["resume=theirs", "trainer.max_epochs=3"]), (lockstep.load, "theirs")]
+)
+def test_trust_in_python(
+    mine: RunFolder, work: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., object], argument: Any
+) -> None:
+    (work / "modules").mkdir()
+    (work / "modules" / "trusted_images.py").write_text("from lockstep.data import synthetic\n")
+    mine.note(project={"modules": [str(work / "modules")], "started_in": []})
+    data = yaml.safe_load(mine.config.read_text())["data"]
+    edit(mine, data={**data, "_target_": "trusted_images.synthetic"})
+    monkeypatch.chdir(work)
+    with pytest.raises(lockstep.ConfigError, match="trusted_images"):
+        call(argument)
+    call(argument, trust=True)
+
+
+# -- two users of one machine share outputs ----------------------------------------------------------------------------
+
+
+BEGIN = """
+import socket, sys
+from datetime import datetime
+from pathlib import Path
+from lockstep.runs.folder import RunFolder
+from lockstep.runs.naming import create_path, link_latest
+root = Path("outputs").resolve()
+folder = RunFolder(create_path(root, "first", datetime.now()))
+folder.config.touch()
+link_latest(root, folder.path)
+with folder.lock():
+    folder.write_status(state="training", host=socket.gethostname())
+    print(folder.path, flush=True)
+    sys.stdin.read()
+"""
+READ = """
+import fcntl, sys
+try:
+    file = open(sys.argv[1], "rb")
+    fcntl.flock(file, fcntl.LOCK_SH)
+except OSError as error:
+    print(error, file=sys.stderr)
+print("begun", flush=True)
+sys.stdin.read()
+"""
+LOCK = """
+import sys
+from pathlib import Path
+from lockstep.runs.folder import RunFolder
+with RunFolder(Path(sys.argv[1])).lock():
+    pass
+"""
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    with users.shared_folder() as path:
+        yield path
+
+
+@pytest.fixture
+def of_first(shared: Path) -> Iterator[str]:
+    """A run that the first user trains."""
+    with users.popen(FIRST, shared, "-c", BEGIN) as first:
+        assert first.stdout is not None
+        yield first.stdout.readline().strip()
+        first.kill()
+
+
+@NEEDS_ROOT
+def test_train_next_to_another_user(shared: Path, of_first: str) -> None:
+    done = users.run(SECOND, shared, "-m", "lockstep", "train", *SMALL, "trainer.max_epochs=1")
+    assert done.returncode == 0, done.stderr
+    assert (shared / "outputs" / "latest").resolve() == Path(of_first)
+    (run,) = [run for run in shared.glob("outputs/*/*") if run.stat().st_uid == SECOND]
+    assert RunFolder(run).read_summary()["epochs"] == 1
+
+
+@NEEDS_ROOT
+def test_status_and_stop_of_another_user(shared: Path, of_first: str) -> None:
+    seen = users.run(SECOND, shared, "-m", "lockstep", "status", of_first)
+    assert "training" in seen.stdout, seen.stderr
+    refused(users.run(SECOND, shared, "-m", "lockstep", "stop", of_first), f"belongs to user {FIRST}")
+
+
+@NEEDS_ROOT
+def test_a_reader_of_a_run_does_not_block_its_resume(shared: Path) -> None:
+    with users.popen(FIRST, shared, "-c", BEGIN) as first:
+        assert first.stdout is not None
+        path = first.stdout.readline().strip()
+        first.kill()
+    with users.popen(SECOND, shared, "-c", READ, f"{path}/.lock") as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "begun\n"
+        done = users.run(FIRST, shared, "-c", LOCK, path)
+        reader.kill()
+    assert done.returncode == 0, done.stderr

@@ -137,12 +137,18 @@ def script_of(folder: Path, *overrides: str) -> list[str]:
     return slurm.script(executor, 1).splitlines()
 
 
-def test_script_options_once(tools: Path, tmp_path: Path) -> None:
+def test_script_options(tools: Path, tmp_path: Path) -> None:
+    """Each is there once."""
     words = (f"cluster.{key}=x" for key in ("partition", "account", "qos", "constraint"))
-    lines = script_of(tmp_path, "cluster.memory_gib=1", "cluster.cpus_per_worker=1", *words)
-    options = [line.removeprefix("#SBATCH --").partition("=")[0] for line in lines if "#SBATCH" in line]
-    assert set(options) <= set(KEYS)
-    assert len(options) == len(set(options))
+    sizes = ("cluster.memory_gib=1", "cluster.cpus_per_worker=2", "trainer.num_nodes=2", "trainer.devices=3")
+    lines = script_of(tmp_path, *words, *sizes, "cluster.sbatch=[--exclusive]", "cluster.setup=[module load x]")
+    options = [line.removeprefix("#SBATCH --") for line in lines if "#SBATCH" in line]
+    expected = {"nodes=2", "ntasks-per-node=3", "time=60", "cpus-per-task=2", "mem=3072M", "signal=USR1@120"}
+    assert expected | {"account=x", "qos=x", "partition=x", "constraint=x", "exclusive", "requeue"} <= set(options)
+    keys = [option.partition("=")[0] for option in options]
+    assert set(keys) <= {*KEYS, "exclusive"}
+    assert len(keys) == len(set(keys))
+    assert "module load x" in lines
 
 
 @pytest.mark.parametrize(
@@ -834,37 +840,22 @@ def test_a_dry_run_in_the_background_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # as it should be
-def test_background_commands(tmp_path: Path) -> None:
-    """They have a state, a result and an exit code, and one is stopped."""
+def test_background_command_cancelled(tmp_path: Path) -> None:
+    """One that ends by itself: tests/system/test_json.py."""
     config = validation.check_config(composed_once(["cluster=local"]))
-
-    def start(name: str, *words: str) -> RunFolder:
-        folder = RunFolder(tmp_path / "outputs" / name)
-        folder.path.mkdir(parents=True)
-        submission.submit_command(folder, words, config, name=name)
-        return folder
-
-    def found(folder: RunFolder) -> jobs.Job:
-        (job,) = jobs.jobs_of([folder])
-        return job
-
-    def end_of(folder: RunFolder) -> tuple[str, int | None]:
-        wait_until(lambda: not found(folder).is_live, f"the end of {folder.path}")
-        return found(folder).state, found(folder).exit_code
-
-    words = [*TINY, SLOW, "trainer.devices=1", f"hydra.run.dir={tmp_path}/run"]
+    folder, trained = RunFolder(tmp_path / "outputs" / "train"), RunFolder(tmp_path / "run")
+    folder.path.mkdir(parents=True)
+    words = ["train", *TINY, SLOW, "trainer.devices=1", f"hydra.run.dir={trained.path}"]
     with contextlib.chdir(ROOT):
-        good = start("good", "runs", str(tmp_path))
-        train = start("train", "train", *words)
-    assert end_of(good) == ("completed", 0)
-    assert good.job_config.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(ValueError, match="finished"):
-        commands._requeue([found(good)], argparse.Namespace(trust=False))
-    trained = RunFolder(tmp_path / "run")
+        submission.submit_command(folder, words, config, name="train")
+    assert folder.job_config.stat().st_mode & 0o777 == 0o600
     wait_until(lambda: trained.read_status().get("step", 0) >= 1, "the first step")
-    assert commands._cancel([found(train)], argparse.Namespace()) == 0
-    assert end_of(train) == ("cancelled", EXIT_STOPPED)
+    (folder.path / "results.json").write_text('{"verdict": "half"}')
+    (running,) = jobs.jobs_of([folder])
+    assert (running.state, running.result) == ("running", None)
+    assert commands._cancel([running], argparse.Namespace()) == 0
+    wait_until(lambda: not jobs.jobs_of([folder])[0].is_live, "the end")
+    (ended,) = jobs.jobs_of([folder])
+    assert (ended.state, ended.exit_code) == ("cancelled", EXIT_STOPPED)
     assert trained.read_status()["state"] == "stopped"
-    assert discovery.scan(tmp_path / "outputs") == {}  # these folders are no runs
-    (good.path / "table.json").write_text('{"best": 3}')
-    assert found(good).result == {"best": 3}
+    assert discovery.scan(tmp_path / "outputs") == {}  # the folder of a command is no run

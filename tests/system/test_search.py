@@ -125,13 +125,6 @@ def test_study_finds_best(tmp_path: Path) -> None:
     assert abs(fake.study.best_params["optimizer.lr"] - 0.3) < 0.05  # 30 draws of TPE with seed 0 on a parabola
 
 
-def test_study_nsgaii(tmp_path: Path) -> None:
-    sampler = ["search.sampler._target_=optuna.samplers.NSGAIISampler", "+search.sampler.population_size=3"]
-    fake = Fake(tmp_path / "s", search_of("search.num_trials=9", *sampler))
-    assert len(fake.run()) == 9
-    assert fake.study.best_value == max(rate(trial.settings) for trial in fake.ledger.trials)
-
-
 def test_study_resumed(tmp_path: Path) -> None:
     """The trial that was interrupted comes first, and draws are others."""
     first = Fake(tmp_path / "s", search_of("search.num_trials=8"))

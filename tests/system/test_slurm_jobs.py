@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ import pytest
 from lockstep.cluster import submission
 from lockstep.config.checks import validation
 from lockstep.config.composing import compose
-from lockstep.launch import runner, worker
-from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
-from tests.support.harness import ROOT, command, difference, wait_until, write_run
+from lockstep.launch import worker
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
+from tests.support.harness import ROOT, difference, wait_until, write_run
 from tests.support.slurm import Slurm, started
-from tests.support.slurm_jobs import CLUSTER, EPOCHS, SLOW, TINY, Shell, Submitted, on_node
+from tests.support.slurm_jobs import CLUSTER, SLOW, TINY, Shell, Submitted, on_node
 
 pytestmark = pytest.mark.processes
 
@@ -30,21 +30,6 @@ def container(folder: Path) -> str:
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     return f"cluster.container='env PATH={folder}/inside'"
-
-
-def submit_array(shell: Shell, name: str, trees: Sequence[Sequence[str]]) -> list[Submitted]:
-    """A run for each list of overrides, as one array of jobs."""
-    configs = [validation.check_config(compose.compose_config([*CLUSTER, *tree])) for tree in trees]
-    base = shell.cwd / "outputs" / name
-    folders = [RunFolder(base / str(number)) for number in range(len(configs))]
-    for folder, config in zip(folders, configs, strict=True):
-        folder.path.mkdir(parents=True)
-        runner.save(folder, config, [])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_CONF", shell.slurm.environ["SLURM_CONF"])
-        patch.chdir(shell.cwd)
-        submission.submit_all(folders, configs, base=RunFolder(base), name=name, task="train-without-test")
-    return [Submitted(shell, folder, "") for folder in folders]
 
 
 @pytest.fixture(scope="module")
@@ -119,22 +104,6 @@ def test_two_nodes_of_two_processes(shell: Shell, alone: RunFolder, figure: Any)
 
 
 @pytest.mark.full
-def test_array_with_broken_trial(shell: Shell, alone: RunFolder, slurm: Slurm) -> None:
-    trees = [[*TINY, f"seed={seed}"] for seed in (0, 1, 2)]
-    trees[1].append("data.image_size=2000000000")  # more than memory can be addressed, found by the job alone
-    runs = submit_array(shell, "sweep", trees)
-    array = runs[0].id.partition("_")[0]
-    done = shell.jobs("wait", array, code=EXIT_FAILED)
-    states = dict(line.split("\t")[:2] for line in done.stdout.splitlines())
-    assert states == {f"{array}_0": "completed", f"{array}_1": "failed", f"{array}_2": "completed"}
-    assert difference(alone, runs[0].folder) == 0
-    assert runs[0].folder.read_summary()["test_accuracy"] is None
-    assert slurm.show(runs[1].id)["Restarts"] == "0"
-    results = json.loads(shell.jobs("result", array, code=EXIT_FAILED).stdout)
-    assert [result and result["epochs"] for result in results] == [EPOCHS, None, EPOCHS]
-
-
-@pytest.mark.full
 def test_pending_job_runs_submitted_code(slurm: Slurm, shell: Shell, tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
@@ -201,28 +170,6 @@ def test_missing_gpus_are_an_error_even_in_a_container(shell: Shell, slurm: Slur
     assert slurm.show(run.id)["TresPerNode"] == "gres:gpu:1"  # which are files here
     assert slurm.show(run.id)["ExitCode"] == f"{EXIT_CONFIG}:0"
     assert "cluster.gpus_per_node=1, but SLURM shows 0 GPUs" in run.log
-
-
-@pytest.mark.full
-def test_sbatch_refuses(shell: Shell, slurm: Slurm) -> None:
-    before = sorted(shell.cwd.glob("outputs/*/*"))
-    done = slurm.run(*command(*CLUSTER, *TINY, "cluster.partition=none"), cwd=shell.cwd, code=EXIT_CONFIG)
-    assert "invalid partition" in done.stderr
-    assert sorted(shell.cwd.glob("outputs/*/*")) == before
-
-
-@pytest.mark.full
-def test_dry_run(slurm: Slurm, tmp_path: Path) -> None:
-    overrides = ["trainer.num_nodes=2", "trainer.devices=3", "cluster.setup=[module load x]", "dry_run=true"]
-    options = ['cluster.sbatch=[--exclusive,"--reservation=class"]', "cluster.account=who", "cluster.qos=low"]
-    done = slurm.run(*command(*CLUSTER, *TINY, *overrides, *options), cwd=tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    lines = done.stdout.splitlines()
-    of_settings = ("nodes=2", "ntasks-per-node=3", "time=5", "cpus-per-task=1", "mem=1024M", "signal=USR1@120")
-    for line in (*of_settings, "exclusive", "reservation=class", "account=who", "qos=low", "requeue"):
-        assert f"#SBATCH --{line}" in lines
-    assert "gpus" not in done.stdout
-    assert "module load x" in lines
 
 
 @pytest.mark.full
