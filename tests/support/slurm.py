@@ -4,7 +4,6 @@ import contextlib
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -62,17 +61,14 @@ class Slurm:
         """PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT, ..."""
         return self.show(job)["JobState"]
 
-    def wait(self, job: str, *states: str) -> str:
-        """Wait until a job is in one of `states`, by default: has ended. Returns the state."""
-        deadline = time.monotonic() + harness.PATIENCE_S
-        while True:
-            shown = self.show(job)
-            state = shown["JobState"]
-            if state in states or not (states or state in ACTIVE):
-                return state
-            missed = time.monotonic() > deadline or (states and state not in ACTIVE)
-            assert not missed, f"job {job} is {state}, not {states or 'ended'}: {shown}\n{self.logs()}"
-            time.sleep(0.1)
+    def wait(self, job: str) -> str:
+        """Wait until a job has ended. Returns its state."""
+
+        def has_ended() -> bool:
+            return self.state(job) not in ACTIVE
+
+        harness.wait_until(has_ended, f"the end of job {job}", self.logs)
+        return self.state(job)
 
     def node_state(self, node: str) -> str:
         """idle, mixed, allocated, completing, down, ..., with a sign behind it when the node does not answer."""

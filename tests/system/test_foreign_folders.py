@@ -223,15 +223,6 @@ def test_train_day_folder_of_another_user() -> None:
             assert (path.stat().st_uid, path.stat().st_mode & 0o022) == (FIRST, 0)
 
 
-@NEEDS_ROOT
-def test_train_outputs_of_another_user() -> None:
-    with users.shared_folder() as shared:
-        os.chown(shared / "outputs", SECOND, SECOND)
-        done = users.run(FIRST, shared, "-m", "lockstep", "train", *SMALL, "trainer.max_epochs=1")
-        refused(done, "outputs")
-        assert not files_in(shared / "outputs")
-
-
 @pytest.mark.parametrize("words", [(), ("-m", "seed=0,1", "sweep.name=s"), ("cluster=local",)])
 def test_no_run_is_made_in_outputs_that_others_can_write(work: Path, words: tuple[str, ...]) -> None:
     (work / "outputs").mkdir()

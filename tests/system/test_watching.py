@@ -20,7 +20,6 @@ from lockstep.monitoring.status import show_status
 from lockstep.runs.discovery import Watched
 from lockstep.runs.files import write_rows
 from lockstep.runs.folder import RunFolder
-from tests.support.screens import seen
 
 HOST = socket.gethostname()
 NOW = 1.7e9  # 2023-11-14
@@ -104,14 +103,6 @@ def test_status_of_latest(tmp_path: Path, lockstep: Any) -> None:
     }
     assert lockstep("status").rows.items() >= expected.items()
     assert json.loads(lockstep("status", "--json").out)["path"] == str(folder.path)
-
-
-@pytest.mark.full
-def test_a_terminal_shows_colors(tmp_path: Path) -> None:
-    run(tmp_path / "it", state="training", host="node07")
-    lines, text = seen(100, "status", "it")
-    assert "progress       40.0 %" in lines
-    assert "\x1b[36m" in text  # cyan: live
 
 
 @pytest.mark.parametrize(
