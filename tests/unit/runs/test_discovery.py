@@ -74,18 +74,16 @@ def test_id_of_copy(tmp_path: Path) -> None:
     assert "secret" not in key
 
 
-def test_links_hidden_folders_and_files_of_other_tools_are_no_runs(tmp_path: Path) -> None:
-    outside = run(tmp_path / "outside")
-    root = tmp_path / "root"
-    run(root / "real")
-    run(root / ".hidden")
-    (root / "latest").symlink_to("real")
-    (root / "link").symlink_to(outside.path)
-    (root / "loop").symlink_to(root)
+def test_scan_no_runs(tmp_path: Path) -> None:
+    """Links, hidden folders and files of other tools are no runs."""
+    outside, root = run(tmp_path / "outside"), tmp_path / "root"
+    for name in ("real", ".hidden", "wandb/one"):
+        run(root / name)
+    for name, target in (("latest", Path("real")), ("link", outside.path), ("loop", root)):
+        (root / name).symlink_to(target)
     (root / "folder" / "config.yaml").mkdir(parents=True)
     (root / "real" / "wandb" / "run-1" / "files").mkdir(parents=True)
     (root / "real" / "wandb" / "run-1" / "files" / "config.yaml").touch()
-    run(root / "wandb" / "one")
     assert sorted(each.name for each in scan(root).values()) == ["real", "wandb/one"]
 
 

@@ -127,17 +127,17 @@ def test_writers_at_the_same_time_leave_one_whole_text(tmp_path: Path) -> None:
     assert names(tmp_path) == {"file"}
 
 
-def test_temporary_files_of_killed_writers_are_removed_and_nothing_else(folder: RunFolder) -> None:
+def test_remove_leftovers(folder: RunFolder) -> None:
+    """Temporary files of killed writers are removed, and nothing else."""
     for path in (folder.last_checkpoint, folder.pictures / "test_mistakes.png", folder.status_file):
         path.parent.mkdir(exist_ok=True)
         with begun_by_another_process(WRITE, path) as process:
             process.kill()
             process.wait()
+    assert len(list(folder.path.rglob(".*"))) == 3
     others = {".lock", ".job", ".notes.12", ".last.ckpt.1.0a1b2c3d.txt", "last.ckpt.1.0a1b2c3d"}
     for name in others:
         (folder.path / name).touch()
-    left = [path for path in folder.path.rglob(".*") if path.name not in others]
-    assert len(left) == 3
     folder.remove_leftovers()
     assert names(folder.path) == {*others, "checkpoints", "pictures"}
     assert names(folder.checkpoints) == names(folder.pictures) == set()
@@ -247,19 +247,18 @@ def test_a_new_column_keeps_the_rows_before_it(folder: RunFolder) -> None:
     assert (folder.path / "metrics.csv").read_text() == "epoch,val/loss\n1,\n2,0.5\n3,\n"
 
 
-def test_the_end_of_a_run_is_restored_without_writing_unless_a_newer_state_is_saved(folder: RunFolder) -> None:
-    folder.checkpoints.mkdir()
-    folder.last_checkpoint.touch()
-    folder.pictures.mkdir()
-    for path in (folder.summary, folder.fold_rows, folder.confusion("test")):
+def test_keep_end_restored(folder: RunFolder) -> None:
+    """The end of a run is restored without writing, unless a newer state is saved."""
+    for path in (folder.checkpoints, folder.pictures):
+        path.mkdir()
+    ends = (folder.summary, folder.fold_rows, folder.confusion("test"))
+    for path in (folder.last_checkpoint, *ends):
         path.write_text("{}")
-    inodes = {path: path.stat().st_ino for path in folder.ended if path.exists()}
+    inodes = [path.stat().st_ino for path in ends]
     with folder.keep_end(ValueError):
         folder.forget_end()
         assert not any(path.exists() for path in folder.ended)
-        folder.record_failure("a new one")
-    assert {path: path.stat().st_ino for path in folder.ended if path != folder.failure} == inodes
-    assert folder.failure_cause() == "a new one"
+    assert [path.stat().st_ino for path in ends] == inodes
     with folder.keep_end(ValueError):
         os.utime(folder.last_checkpoint, ns=(5, 5))
     assert not any(path.exists() for path in folder.ended)

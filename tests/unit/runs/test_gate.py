@@ -1,5 +1,6 @@
 """Folders that this user did not make here, or that contain more than files and folders."""
 
+import contextlib
 import grp
 import os
 import shutil
@@ -21,7 +22,8 @@ def run(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def test_a_moved_folder_is_ones_own_and_a_copy_is_a_strangers(run: RunFolder) -> None:
+def test_moved_and_copied_folder(run: RunFolder) -> None:
+    """A moved folder is one's own, and a copy is a stranger's."""
     moved, copy = RunFolder(run.path.with_name("moved")), RunFolder(run.path.with_name("copy"))
     run.path.rename(moved.path)
     gate.need_own(moved, "")
@@ -50,14 +52,14 @@ PLANTED: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("what", PLANTED)
-def test_an_entry_that_no_run_contains_is_named(run: RunFolder, what: str) -> None:
+def test_planted_entry(run: RunFolder, what: str) -> None:
+    """It is named; what is one's own is only read."""
     gate.need_plain(run.path)
     PLANTED[what](run.checkpoints / "odd.ckpt")
-    for check in (lambda: gate.need_own(run, ""), lambda: gate.need_own(run, "", is_trusted=True)):
-        with pytest.raises(PermissionError, match=what) as caught:
-            check()
-    assert str(caught.value.filename).startswith(str(run.checkpoints))
-    gate.need_readable(run)  # what is one's own is only read
+    for is_trusted in (False, True):
+        with pytest.raises(PermissionError, match=what):
+            gate.need_own(run, "", is_trusted=is_trusted)
+    gate.need_readable(run)
     run.note(inode=0)
     with pytest.raises(PermissionError, match=what):
         gate.need_readable(run)
@@ -78,26 +80,23 @@ def test_links_that_libraries_make_are_accepted_and_a_link_in_place_of_their_fol
         gate.need_own(run, "")
 
 
-@pytest.mark.parametrize("which", ["itself", "parent"])
+@pytest.mark.parametrize("name", ["outputs", "outputs/run"])
 @pytest.mark.parametrize(
     ("mode", "cwd_mode", "is_refused"),
     [(0o755, 0o755, False), (0o777, 0o755, True), (0o1777, 0o755, False), (0o777, 0o777, False)],
 )
-def test_a_folder_that_others_can_write_holds_no_new_run_unless_the_project_is_theirs_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, cwd_mode: int, is_refused: bool, which: str
+def test_open_new_writable_by_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, cwd_mode: int, is_refused: bool, name: str
 ) -> None:
-    outputs, project = tmp_path / "outputs", tmp_path / "project"
-    for path, its in ((outputs, mode), (project, cwd_mode)):
-        path.mkdir()
-        path.chmod(its)
-    monkeypatch.chdir(project)
-    new = outputs if which == "itself" else outputs / "run"
-    if not is_refused:
-        assert gate.open_new(new).path.is_dir()
-        return
-    with pytest.raises(PermissionError, match=f"chmod go-w {outputs}"):
-        gate.open_new(new)
-    assert list(outputs.iterdir()) == []
+    """It is refused, unless the project is theirs, too."""
+    for folder, its in (("outputs", mode), ("project", cwd_mode)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder).chmod(its)
+    monkeypatch.chdir(tmp_path / "project")
+    error = pytest.raises(PermissionError, match="chmod go-w") if is_refused else contextlib.nullcontext()
+    with error:
+        gate.open_new(tmp_path / name)
+    assert (tmp_path / "outputs" / "run").exists() == (name == "outputs/run" and not is_refused)
 
 
 def test_open_new_private_group(tmp_path: Path) -> None:
