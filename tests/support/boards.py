@@ -3,7 +3,6 @@
 import itertools
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -179,19 +178,6 @@ def running(cwd: Path, *arguments: str) -> Iterator[Board]:
     finally:
         started.process.kill()
         started.process.wait()
-
-
-@contextmanager
-def without_rights() -> Iterator[None]:
-    """Drop the rights of root inside."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def told(answer: Any) -> Any:

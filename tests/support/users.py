@@ -68,3 +68,16 @@ def shared_folder() -> Iterator[Path]:
         outputs.mkdir()
         outputs.chmod(0o1777)
         yield Path(path)
+
+
+@contextmanager
+def without_rights() -> Iterator[None]:
+    """Drop the rights of root inside."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)

@@ -26,7 +26,6 @@ from werkzeug.test import Client
 from lockstep.board import command, guard, plugin
 from lockstep.runs.files import read_json, write_json
 from lockstep.runs.folder import SWEEP, RunFolder
-from lockstep.sweeps import results
 from lockstep.sweeps.search import JOURNAL
 from tests.support.boards import (
     BASE,
@@ -38,7 +37,6 @@ from tests.support.boards import (
     running,
     save_checkpoint,
     told,
-    without_rights,
     write_rows,
     write_run,
     write_search,
@@ -47,6 +45,7 @@ from tests.support.boards import (
 from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until
 from tests.support.strangers import digest
 from tests.support.trainings import children_of
+from tests.support.users import without_rights
 
 
 def why_off(client: Client, base_url: str = LOCAL) -> str:
@@ -315,18 +314,6 @@ def test_sweep(tmp_path: Path) -> None:
     changed = {trial["trial"]: trial for trial in told(client.get(address, base_url=LOCAL))["trials"]}
     assert changed[0]["values"]["test/accuracy"] == 0.7
     assert (changed[3]["note"], changed[3]["tags"], changed[1]["state"]) == ("odd", ["keep"], "failed")
-
-
-def test_sweep_unchanged_trial_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders = write_trials(tmp_path / "sweep", {("seed=0",): 0.8, ("seed=1",): 0.9})
-    client = board(tmp_path)
-    client.get(f"{BASE}/sweep?name=sweep", base_url=LOCAL)
-    read: list[RunFolder] = []
-    original = results.read_rows
-    monkeypatch.setattr(results, "read_rows", lambda folder: read.append(folder) or original(folder))
-    folders[1].update_status(best=0.95)
-    client.get(f"{BASE}/sweep?name=sweep", base_url=LOCAL)
-    assert {folder.path for folder in read} == {folders[1].path}
 
 
 @pytest.mark.parametrize(

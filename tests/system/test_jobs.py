@@ -1,6 +1,5 @@
 """Jobs without SLURM: errors of a submission, the copy of the code, the tools of SLURM, the background."""
 
-import argparse
 import contextlib
 import json
 import os
@@ -833,27 +832,3 @@ def test_a_dry_run_in_the_background_leaves_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("module load x\nexport PYTHONPATH=")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.full
-@pytest.mark.processes
-@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # as it should be
-def test_background_command_cancelled(tmp_path: Path) -> None:
-    """One that ends by itself: tests/system/test_json.py."""
-    config = validation.check_config(composed_once(["cluster=local"]))
-    folder, trained = RunFolder(tmp_path / "outputs" / "train"), RunFolder(tmp_path / "run")
-    folder.path.mkdir(parents=True)
-    words = ["train", *TINY, SLOW, "trainer.devices=1", f"hydra.run.dir={trained.path}"]
-    with contextlib.chdir(ROOT):
-        submission.submit_command(folder, words, config, name="train")
-    assert folder.job_config.stat().st_mode & 0o777 == 0o600
-    wait_until(lambda: trained.read_status().get("step", 0) >= 1, "the first step")
-    (folder.path / "results.json").write_text('{"verdict": "half"}')
-    (running,) = jobs.jobs_of([folder])
-    assert (running.state, running.result) == ("running", None)
-    assert commands._cancel([running], argparse.Namespace()) == 0
-    wait_until(lambda: not jobs.jobs_of([folder])[0].is_live, "the end")
-    (ended,) = jobs.jobs_of([folder])
-    assert (ended.state, ended.exit_code) == ("cancelled", EXIT_STOPPED)
-    assert trained.read_status()["state"] == "stopped"
-    assert discovery.scan(tmp_path / "outputs") == {}  # the folder of a command is no run

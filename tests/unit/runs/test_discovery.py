@@ -22,8 +22,8 @@ from lockstep.runs.discovery import (
     scan,
 )
 from lockstep.runs.folder import RunFolder
-from tests.support.boards import without_rights
 from tests.support.harness import PATIENCE_S
+from tests.support.users import without_rights
 
 FULL = {
     "state": "finished", "reason": "", "name": "digits_resnet18", "host": "another machine", "pid": 7, "workers": 2,
