@@ -1,4 +1,4 @@
-"""`lockstep benchmark`: numbers against those by hand, the report's files, and real runs in real processes."""
+"""`lockstep benchmark`: numbers against those by hand, the files of the report, real runs here and on a real SLURM."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`srun python train.py` on a real SLURM of two nodes: the same numbers, parallel steps, and refused commands."""
+"""`srun python train.py` on a real SLURM of two nodes: the same numbers, parallel steps, data, refused commands."""
 
 import shlex
 import signal

@@ -1,4 +1,4 @@
-"""Sweeps in real processes: parallel trials on separate devices, their table, and refused sweeps."""
+"""Sweeps in real processes: parallel trials on separate devices, their table, refusals, and every way to end."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""`lockstep status`, `runs` and `compare`: their output."""
+"""`lockstep status`, `runs` and `compare`: their output, whose numbers are those of one epoch."""
 
 import json
 import os

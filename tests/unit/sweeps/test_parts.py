@@ -1,4 +1,4 @@
-"""The parts of sweeps: assigned devices, the ledger, and the table of the trials."""
+"""The parts of sweeps: assigned devices, the ledger, the table of the trials, and the jobs of a search."""
 
 import contextlib
 import csv
