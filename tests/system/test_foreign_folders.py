@@ -39,7 +39,6 @@ SECRET = "hunter1"
 LONGER = "trainer.max_epochs=3"
 LONGER_STILL = "trainer.max_epochs=4"
 STRANGE = ("was not made here", "--trust")
-NOT_MINE = "was not made here|belongs to"
 NEEDS_ROOT = pytest.mark.skipif(bool(users.refusal()), reason=users.refusal() or "-")
 SWEEP = (
     *("-m", *SMALL, "trainer.max_epochs=1", "search=random", "search.sampler._target_=optuna.samplers.CmaEsSampler"),
