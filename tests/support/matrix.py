@@ -8,13 +8,12 @@ import timm
 import torch
 
 from lockstep.runs.folder import RunFolder
-from tests.support.exact import train
+from tests.support.exact import trained
 from tests.support.harness import (
     ACCUMULATE_AUGMENT,
     PHOTOGRAPH_AUGMENT,
     SMALL,
     own_network,
-    write_run,
 )
 from tests.support.image_files import write_folder, write_listed
 from tests.support.recipes import (
@@ -41,22 +40,32 @@ from tests.support.recipes import (
 
 
 class Split(NamedTuple):
-    """Workers, their loads (null: equal ones), and more overrides."""
+    """Workers, their loads (null: equal ones), more overrides, and the threads of each worker.
+
+    With `stop_after` one process begins, and is interrupted in the step after this one; the workers resume.
+    """
 
     num_workers: int
     loads: str = "null"
     more: tuple[str, ...] = ()
+    num_threads: int = 1
+    stop_after: int = 0
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        return (f"trainer.devices={self.num_workers}", f"trainer.loads={self.loads}", *self.more)
+        num_workers = 1 if self.stop_after else self.num_workers
+        return (f"trainer.devices={num_workers}", f"trainer.loads={self.loads}", *self.more)
 
     def __str__(self) -> str:
         loads = "even" if self.loads == "null" else self.loads.strip("[]").replace(",", "-")
-        return " ".join([str(self.num_workers), loads, *(text.rpartition(".")[2] for text in self.more)])
+        facts = [text.rpartition(".")[2] for text in self.more]
+        facts += [f"{self.num_threads} threads"] * (self.num_threads > 1)
+        facts += [f"resumed in step {self.stop_after + 2}"] * (self.stop_after > 0)
+        return " ".join([str(self.num_workers), loads, *facts])
 
 
 ALONE = Split(1)
+RESUMED = Split(3, stop_after=1)  # inside the first epoch
 UNEVEN = (Split(2, "[3,1]"), Split(3, "[2,0,1]"))
 EMPTY = (Split(2, "[1,0]"), Split(3, "[2,0,1]"))  # one of the workers has no samples
 ALL = (Split(2), Split(2, "[3,1]"), Split(3), Split(3, "[2,0,1]"))
@@ -73,6 +82,7 @@ class Row(NamedTuple):
     overrides: Sequence[str]
     splits: Sequence[Split] = UNEVEN
     alone: Split = ALONE
+    bound: float = 1e-12  # of the difference
 
 
 # -- what is trained ---------------------------------------------------------------------------------------------------
@@ -94,7 +104,7 @@ ROWS = {
     "one more, averaged weights": Row(
         (*own_network("NormalizesSingleValues"), "data.train_size=65", "callbacks=ema"), ALL
     ),
-    "micro-batches, every augmentation": Row((*SMALL, *ACCUMULATE_AUGMENT), ALL),
+    "micro-batches, every augmentation": Row((*SMALL, *ACCUMULATE_AUGMENT), (*ALL, RESUMED)),
     "augmentations of photographs": Row((*SMALL, *PHOTOGRAPH_AUGMENT, "augment.mixup=0.4")),
     "full width": Row(
         (*SMALL, "model.width=64", "data.train_size=20", "data.image_size=8", "trainer.max_epochs=1"), (Split(2),)
@@ -109,16 +119,17 @@ ROWS = {
     },
     # -- optimizers, schedules, groups of parameters, initial weights
     "AdamW": Row((*SMALL, "optimizer=adamw")),
-    **{name: Row(overrides, EMPTY) for name, overrides in OPTIMIZATION.items()},
+    # resumed before and after a change of the second epoch
+    **{name: Row(overrides, (*EMPTY, RESUMED, Split(2, stop_after=5))) for name, overrides in OPTIMIZATION.items()},
     "weights of another run": Row((*INITIAL, f"init_from={FILES}/source", "seed=5"), (Split(2, "[3,1]"), Split(3))),
     "weights of other classes": Row(
-        (*INITIAL, f"init_from={FILES}/source", "data.num_classes=3", "data.channels=3", "seed=5"), EMPTY
+        (*INITIAL, f"init_from={FILES}/source", "data.num_classes=3", "data.channels=3", "seed=5"), (*EMPTY, RESUMED)
     ),
     "a pretrained network of which the head is trained": Row(
         of_library("timm test_resnet", f"model.pretrained={FILES}/weights.pth", "model.head_only=each_epoch"), EMPTY
     ),
     "features that are computed once": Row(
-        of_library("timm test_resnet", f"model.pretrained={FILES}/weights.pth", *FEATURES), EMPTY
+        of_library("timm test_resnet", f"model.pretrained={FILES}/weights.pth", *FEATURES), (*EMPTY, RESUMED)
     ),
     # -- networks: batch norm with activation, stochastic depth and dropout, squeeze and excitation, attention
     "own network": Row(own_network("Plain")),
@@ -160,12 +171,14 @@ ROWS = {
         )
     ),
     # an epoch repeats images, each time with other draws
-    "balanced classes": Row((*UNEQUAL, "data.balance=1", "augment.rotation=20", "augment.mixup=0.4"), ALL),
-    "balanced Dataset": Row((*TURNED, "data.balance=0.7"), (Split(2, "[3,1]", ("data.num_workers=2",)), Split(3))),
+    "balanced classes": Row((*UNEQUAL, "data.balance=1", "augment.rotation=20", "augment.mixup=0.4"), (*ALL, RESUMED)),
+    "balanced Dataset": Row(
+        (*TURNED, "data.balance=0.7"), (Split(2, "[3,1]", ("data.num_workers=2",)), Split(3), RESUMED)
+    ),
     "balanced folder, random crops": Row(
         (*CROPPED, f"data.root={FILES}/unequal", "data.balance=1", "data.cache=null"), EMPTY
     ),
-    "balanced class weights": Row((*UNEQUAL, "task.class_weights=balanced", "augment.cutmix=1")),
+    "balanced class weights": Row((*UNEQUAL, "task.class_weights=balanced", "augment.cutmix=1"), (*UNEVEN, RESUMED)),
     "own loss": Row((*SMALL, "task.label_smoothing=0", "task.loss={_target_:torch.nn.MultiMarginLoss,reduction:none}")),
     "several labels": Row(_labelled("labels", "task=multilabel", "augment.cutmix=1")),
     "numbers, another loss": Row(_labelled("number", "task=regression", "task.loss._target_=torch.nn.HuberLoss")),
@@ -207,6 +220,34 @@ ROWS = {
         Split(1, more=(f"data.file={FILES}/listed/list.csv", "data.cache=null")),
     ),
 }
+# with virtual shards the bits of one worker, in precisions in which people train; in float64 even the sums of losses,
+# which are always of float64, are rounded
+BITS = (Split(1, num_threads=2), Split(2, "[3,1]"), Split(3, "[2,0,1]", num_threads=2), RESUMED)
+VIRTUAL = (
+    ("micro-batches, every augmentation", "bfloat16"),
+    ("micro-batches, every augmentation", "float64"),
+    ("one more, averaged weights", "float32"),
+    ("partly used network", "float32"),
+    ("tied layers", "bfloat16"),
+    ("augmentations of photographs", "float32"),
+    ("AdamW", "float32"),
+    ("plateau", "float32"),
+    ("parameter groups", "float32"),
+    ("features that are computed once", "float32"),
+    ("class weights, own metric", "bfloat16"),
+    ("balanced classes", "float32"),
+    ("numbers, another loss", "float64"),
+    ("Dataset", "float32"),
+    ("folder, random crops", "float32"),
+    ("timm test_efficientnet", "float32"),
+    ("timm test_vit", "bfloat16"),
+)
+for name, precision in VIRTUAL:
+    shards = ("trainer.virtual_shards=4", f"trainer.precision={precision}")
+    splits = BITS[:-1] if name.startswith("timm ") else BITS  # which have too few steps for an interruption
+    ROWS[f"{name}, virtual shards in {precision}"] = Row(
+        (*ROWS[name].overrides, *ROWS[name].alone.more, *shards), splits, bound=0
+    )
 
 
 def write_weights(file: Path) -> None:
@@ -225,6 +266,5 @@ def write_sources(files: Path) -> RunFolder:
         image.unlink()
     write_listed(files / "listed", count=70)
     write_weights(files / "weights.pth")
-    source = write_run(files / "source", INITIAL)
-    assert train(source) == 0
+    source = trained(files / "source", INITIAL)
     return source

@@ -1,4 +1,4 @@
-"""Virtual shards in the threads of one process; several processes are in tests/integration/test_same_bits.py."""
+"""Virtual shards in the threads of one process; several processes are in tests/integration/test_exactness.py."""
 
 import pytest
 import torch
