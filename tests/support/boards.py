@@ -19,9 +19,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import create_trial
-from tensorboard import default, program
+from tensorboard import program
 from tensorboard.backend import application
-from tensorboard.backend.event_processing.data_ingester import LocalDataIngester
 from tensorboard.plugins.core import core_plugin
 from werkzeug.serving import make_server
 from werkzeug.test import Client
@@ -115,15 +114,6 @@ def board(root: Path | str, *flags: str, control: str | None = "--training_contr
     found = program.TensorBoard(plugins=[core_plugin.CorePluginLoader(), TrainingLoader()])
     found.configure(("", f"--logdir={root}", *flags))
     return Client(application.TensorBoardWSGIApp(found.flags, found.plugin_loaders))
-
-
-def full_board(root: Path) -> Client:
-    """TensorBoard without the tab in this process, which has read all event files."""
-    found = program.TensorBoard(plugins=[loader for loader in default.get_plugins() if loader is not TrainingLoader])
-    found.configure(("", f"--logdir={root}", "--reload_interval=0", "--reload_task=blocking"))
-    ingester = LocalDataIngester(found.flags)
-    ingester.start()
-    return Client(application.TensorBoardWSGIApp(found.flags, found.plugin_loaders, ingester.data_provider))
 
 
 @contextmanager

@@ -18,7 +18,6 @@ import numpy
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_original_cwd
-from lightning.pytorch.callbacks import Callback
 
 from lockstep.callbacks import console
 from lockstep.models.classifier import Classifier
@@ -56,10 +55,8 @@ class Sees(L.Callback):
         self._write(trainer)
 
     def _write(self, trainer: L.Trainer) -> None:
-        if trainer.is_global_zero:
-            write_atomically(
-                Path(trainer.default_root_dir, "seen.json"), json.dumps(self._facts)
-            )  # tests look any time
+        if trainer.is_global_zero:  # tests look any time
+            write_atomically(Path(trainer.default_root_dir, "seen.json"), json.dumps(self._facts))
 
 
 def _begin_of_process() -> float:
@@ -97,6 +94,7 @@ class NotesProcess(L.Callback):
             "parent": os.getppid(),
             "has_started_cuda": torch.cuda.is_initialized(),
             "threads": torch.get_num_threads(),
+            "hydra": [get_original_cwd(), HydraConfig.get().overrides.task[-1]],
             "input": sys.stdin.read() + os.read(0, 1).decode(),
             "cwd": os.getcwd(),
             "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
@@ -104,17 +102,6 @@ class NotesProcess(L.Callback):
             "log": os.readlink("/proc/self/fd/1"),
         }
         Path(self._folder, f"process-{trainer.global_rank}.json").write_text(json.dumps(facts))
-
-
-class AsksHydra(L.Callback):
-    """Writes what a custom callback gets from Hydra about the job."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        facts = {"cwd": get_original_cwd(), "overrides": list(HydraConfig.get().overrides.task)}
-        Path(self._folder, f"hydra-{trainer.global_rank}.json").write_text(json.dumps(facts))
 
 
 class Breaks(L.Callback):
@@ -129,24 +116,6 @@ class Breaks(L.Callback):
         is_this = f"\nseed: {self._seed}\n" in Path(trainer.default_root_dir, "config.yaml").read_text()
         if is_this and trainer.current_epoch == self._epoch and not Path("mended").exists():
             raise RuntimeError(self._word)
-
-
-class Terminated(Callback):
-    """SIGTERM to one rank before its first step, or before its test."""
-
-    def __init__(self, rank: int, *, in_test: bool) -> None:
-        self._rank = rank
-        self._in_test = in_test
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._send(trainer, is_now=not self._in_test)
-
-    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._send(trainer, is_now=self._in_test)
-
-    def _send(self, trainer: L.Trainer, *, is_now: bool) -> None:
-        if is_now and trainer.global_rank == self._rank:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Dies(L.Callback):
@@ -189,21 +158,26 @@ sys.meta_path.insert(0, Dies())
 """
 
 
-class Killed(L.Callback):
-    """Kills its process in the first call of `hook` after `step`; `flushes` saves all loggers before."""
+class SendsSignal(L.Callback):
+    """Sends a signal to the process of a rank, once, in the first call of `hook` after `step`.
 
-    def __init__(self, *, hook: str, step: int, flushes: bool) -> None:
+    `flushes` saves all loggers before.
+    """
+
+    def __init__(self, *, hook: str, step: int, rank: int = 0, number: str = "SIGKILL", flushes: bool = False) -> None:
         self._step = step
+        self._rank = rank
+        self._number = signal.Signals[number]
         self._flushes = flushes
-        setattr(self, hook, self._end)
+        setattr(self, hook, self._send)
 
-    def _end(self, trainer: L.Trainer, *more: Any) -> None:
-        once = Path(trainer.default_root_dir, "killed")
-        if trainer.global_step == self._step and not once.exists():
+    def _send(self, trainer: L.Trainer, *more: Any) -> None:
+        once = Path(trainer.default_root_dir, "signalled")
+        if trainer.global_rank == self._rank and trainer.global_step == self._step and not once.exists():
             once.touch()
             for logger in trainer.loggers if self._flushes else ():
                 logger.save()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self._number)
 
 
 class HoldsCheckpoints(L.Callback):
@@ -216,7 +190,7 @@ class HoldsCheckpoints(L.Callback):
         save = torch.save
 
         def held(checkpoint: Any, file: Any) -> None:
-            if checkpoint["global_step"] == self._step and not Path(trainer.default_root_dir, "killed").exists():
+            if checkpoint["global_step"] == self._step and not Path(trainer.default_root_dir, "signalled").exists():
                 file.write(b"half a checkpoint")
                 file.flush()
                 threading.Event().wait()

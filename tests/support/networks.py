@@ -187,50 +187,49 @@ class NormalizesSingleValues(nn.Module):
         return self.fc(self.norm(self.conv(x).mean((2, 3), keepdim=True)).flatten(1))
 
 
-class FailsOnRank1(Plain):
-    """Raises in the third forward pass of a training, on rank 1; the one before it is the trial of two samples."""
+def rank() -> int:
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
-    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
-        super().__init__(in_channels, num_classes, hidden)
-        self.num_calls = 0
+
+class Counted(Plain):
+    """Counts its forward passes in training; the first one is the trial of two samples."""
+
+    num_calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.num_calls += self.training
-        if self.num_calls == 4 and torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
-            raise ZeroDivisionError("the network of rank 1 is broken")
         return super().forward(x)
 
 
-class BecomesNan(Plain):
-    """Gives NaN in training from its 30th forward pass on; the one before the first is the trial of two samples."""
-
-    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
-        super().__init__(in_channels, num_classes, hidden)
-        self.num_calls = 0
+class FailsOnRank1(Counted):
+    """Raises in the third forward pass of a training, on rank 1."""
 
     def forward(self, x: Tensor) -> Tensor:
-        self.num_calls += self.training
+        outputs = super().forward(x)
+        if self.num_calls == 4 and rank() == 1:
+            raise ZeroDivisionError("the network of rank 1 is broken")
+        return outputs
+
+
+class BecomesNan(Counted):
+    """Gives NaN in training from its 30th forward pass on."""
+
+    def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * (float("nan") if self.num_calls >= 31 else 1.0)
 
 
-class NanOnRank1(Plain):
-    """Gives NaN on rank 1, in the third forward pass of a training, behind that of the trial, and from there on."""
-
-    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
-        super().__init__(in_channels, num_classes, hidden)
-        self.num_calls = 0
+class NanOnRank1(Counted):
+    """Gives NaN on rank 1 from the third forward pass of a training on."""
 
     def forward(self, x: Tensor) -> Tensor:
-        self.num_calls += self.training
-        is_bad = self.num_calls >= 4 and torch.distributed.get_rank() == 1
-        return super().forward(x) * (float("nan") if is_bad else 1.0)
+        return super().forward(x) * (float("nan") if self.num_calls >= 4 and rank() == 1 else 1.0)
 
 
 class WaitsOnRank1(Plain):
     """Waits for the device in its forward pass, on rank 1."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
+        if self.training and rank() == 1:
             x.sum().item()
         return super().forward(x)
 
@@ -241,50 +240,16 @@ class OutOfMemoryAfterACapture(Plain):
     is_captured = False
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.is_captured and torch.distributed.get_rank() == 1:
+        if self.is_captured and rank() == 1:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         self.is_captured = torch.cuda.is_current_stream_capturing()
         return super().forward(x)
 
 
-class OutOfMemory(Plain):
-    """Refused by an allocator in the third forward pass of a training, on the last rank: of the CPU, or as of a GPU."""
-
-    def __init__(self, in_channels: int, num_classes: int, hidden: int, of_gpu: bool) -> None:
-        super().__init__(in_channels, num_classes, hidden)
-        self.of_gpu = of_gpu
-        self.num_calls = 0
+class Debugged(Counted):
+    """Calls the debugger before its second pass of a training."""
 
     def forward(self, x: Tensor) -> Tensor:
-        self.num_calls += self.training
-        rank, world_size = 0, 1
-        if torch.distributed.is_initialized():
-            rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        if self.num_calls == 4 and rank == world_size - 1:
-            if self.of_gpu:
-                raise torch.OutOfMemoryError(
-                    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which "
-                    "1.19 GiB is free. Including non-PyTorch memory, this process has 138.60 GiB memory in use."
-                )
-            torch.empty(2**52, dtype=torch.uint8)  # more than any address can reach
-        return super().forward(x)
-
-
-class Debugged(Plain):
-    """Calls the debugger in its second pass of a training, behind that of the trial."""
-
-    num_calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.num_calls += self.training
-        if self.num_calls == 3:
+        if self.training and self.num_calls == 2:
             breakpoint()
         return super().forward(x)
-
-
-class OfOtherShapes(Plain):
-    """Has a last layer for twice as many values as it gets."""
-
-    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
-        super().__init__(in_channels, num_classes, hidden)
-        self.fc = nn.Linear(2 * hidden, num_classes)

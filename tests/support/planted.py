@@ -99,18 +99,6 @@ class AveragesBatches(Metric):
         return self.total / self.num_batches
 
 
-class Undefined(Metric):
-    """NaN, whatever was predicted."""
-
-    higher_is_better = True
-
-    def update(self, predictions: Tensor, targets: Tensor) -> None:
-        pass
-
-    def compute(self) -> Tensor:
-        return torch.tensor(torch.nan)
-
-
 class DrawsByItself(Dataset[Any]):
     """Grey images with noise from one generator for all samples, in the order of reading."""
 

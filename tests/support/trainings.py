@@ -1,6 +1,5 @@
 """Trainings that tests send signals to."""
 
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ class Training:
         with open(self.log, "ab") as log:
             pipes: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT}
             self.process: subprocess.Popen[Any] | Command = (
-                _ignoring_hangups(command(*overrides), cwd, pipes)
+                subprocess.Popen(["nohup", *command(*overrides)], cwd=cwd, env=environ(), **pipes)
                 if ignores_hangups
                 else Command(command(*overrides), cwd, **pipes)
             )
@@ -55,15 +54,6 @@ def training(cwd: Path, *overrides: str, ignores_hangups: bool = False) -> Itera
     finally:
         started.process.kill()
         started.process.wait()
-
-
-def _ignoring_hangups(words: list[str], cwd: Path, pipes: dict[str, Any]) -> subprocess.Popen[Any]:
-    """A process that starts as under nohup."""
-
-    def ignore() -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    return subprocess.Popen(words, cwd=cwd, env=environ(), preexec_fn=ignore, **pipes)
 
 
 def children_of(pid: int) -> list[int]:
