@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from lockstep.distributed.partition import Shard
-from lockstep.distributed.rng import ExactDropout
 from lockstep.models.layout import CompiledNetwork
 from tests.support.compiler import needs_compiler
+from tests.support.exact import trained
 from tests.support.harness import difference, own_network, train_all, write_run
 from tests.support.modules import classifier
 from tests.support.networks import Plain
@@ -25,7 +25,7 @@ OWN = [
 
 @needs_compiler
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own imports
-def test_one_graph_for_training_and_one_for_evaluation_whatever_the_batches() -> None:
+def test_graphs_of_ragged_batches() -> None:
     from torch._dynamo.utils import counters
 
     module = classifier(nn.Sequential(nn.Flatten(), nn.Linear(9, 4)), compiler=CompiledNetwork)
@@ -43,44 +43,29 @@ def test_one_graph_for_training_and_one_for_evaluation_whatever_the_batches() ->
 
 @needs_compiler
 @pytest.mark.filterwarnings("ignore")
-def test_a_dropout_is_not_compiled_anew_for_every_share() -> None:
-    from torch._dynamo.utils import counters
-
-    module = classifier(Plain(in_channels=1, num_classes=4, hidden=4), compiler=CompiledNetwork)
-    counters.clear()
-    num_graphs = []
-    for micro_step in range(3):
-        for dropout in module.modules():
-            if isinstance(dropout, ExactDropout):
-                dropout.shard = Shard(epoch=0, step=micro_step, micro_step=micro_step, size=4, lo=0, hi=4, group_size=4)
-        module(torch.ones(4, 1, 3, 3, dtype=torch.uint8))
-        num_graphs.append(counters["stats"]["unique_graphs"])
-    assert num_graphs == [2, 2, 2], "one before the dropout and one behind it"
-
-
-@needs_compiler
-@pytest.mark.filterwarnings("ignore")
-def test_a_dropout_that_drops_nothing_breaks_no_graph() -> None:
+@pytest.mark.parametrize(
+    ("rate", "num_graphs"),
+    [pytest.param(0.3, 2, id="before and behind the dropout"), pytest.param(0.0, 1, id="nothing is dropped")],
+)
+def test_graphs_of_dropout(rate: float, num_graphs: int) -> None:
     from torch._dynamo.utils import counters
 
     net = Plain(in_channels=1, num_classes=4, hidden=4)
-    net.dropout.p = 0.0
+    net.dropout.p = rate
     module = classifier(net, compiler=CompiledNetwork)
     torch.compiler.reset()  # the code of another network of this class is called again
     counters.clear()
     for micro_step in range(3):
-        (dropout,) = module.dropouts
-        dropout.shard = Shard(epoch=0, step=micro_step, micro_step=micro_step, size=4, lo=0, hi=4, group_size=4)
+        for dropout in module.dropouts:
+            dropout.shard = Shard(epoch=0, step=micro_step, micro_step=micro_step, size=4, lo=0, hi=4, group_size=4)
         module(torch.ones(4, 1, 3, 3, dtype=torch.uint8))
-    assert counters["stats"]["unique_graphs"] == 1
-    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == num_graphs
 
 
 @needs_compiler
 @pytest.mark.processes
-def test_compiled_or_not_on_one_worker_or_two_the_weights_are_the_same(tmp_path: Path, figure: Any) -> None:
-    eager = write_run(tmp_path / "eager", OWN)
-    train_all([eager], 1)
+def test_compiled_any_workers(tmp_path: Path, figure: Any) -> None:
+    eager = trained(tmp_path / "eager", OWN)
     for num_workers, loads in ((1, [1]), (2, [3, 1])):
         where = [f"trainer.devices={num_workers}", f"trainer.loads={loads}".replace(" ", "")]
         compiled = write_run(tmp_path / f"{num_workers}", [*OWN, "compile=true", *where])

@@ -1,7 +1,5 @@
 """No network is trained in a layout that oneDNN cannot compute on this CPU, and all others keep the fast one."""
 
-import math
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +12,10 @@ from lockstep.config import build
 from lockstep.config.checks import validation
 from lockstep.config.composing import compose
 from lockstep.config.composing.compose import groups
-from lockstep.config.saved import config_file
 from lockstep.models.layout import AVX2_NUMBERS, AVX512_NUMBERS, faulty_convolution
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support.compiler import needs_compiler
+from tests.support.exact import cut_after, train, trained
 from tests.support.harness import (
     PATIENCE_S,
     ROOT,
@@ -62,7 +60,7 @@ def network(option: str, *changes: str) -> nn.Module:
     ],
     ids=str,
 )
-def test_a_narrow_strided_projection_is_found_wherever_it_is(layer: nn.Module) -> None:
+def test_faulty_convolution_found(layer: nn.Module) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.ReLU(), layer))
     assert faulty_convolution(net, "float32", AVX2_NUMBERS) == "1.1"
     assert faulty_convolution(net, "bfloat16", AVX2_NUMBERS) is None
@@ -82,12 +80,12 @@ def test_a_narrow_strided_projection_is_found_wherever_it_is(layer: nn.Module) -
     ],
     ids=str,
 )
-def test_other_layers_are_not(layer: nn.Module) -> None:
+def test_faulty_convolution_none(layer: nn.Module) -> None:
     assert faulty_convolution(layer, "float32", AVX2_NUMBERS) is None
 
 
 @pytest.mark.parametrize("option", MODELS)
-def test_networks_keep_channels_last_that_have_all_channels_that_are_written(option: str) -> None:
+def test_faulty_convolution_by_width(option: str) -> None:
     for num_written in (AVX2_NUMBERS, AVX512_NUMBERS):
         as_many, narrow = (network(option, f"model.width={width}") for width in (num_written, num_written - 1))
         assert faulty_convolution(as_many, "float32", num_written) is None
@@ -100,25 +98,21 @@ def run(cwd: Path, arguments: list[str], **variables: str) -> subprocess.Complet
     )
 
 
-def test_a_view_that_fails_in_channels_last_is_refused_with_the_key_that_trains_it(tmp_path: Path) -> None:
+def test_view_in_channels_last_refused(tmp_path: Path) -> None:
     words = [*own_network("Views"), "trainer.devices=2", "trainer.max_epochs=1"]
     folder = write_run(tmp_path / "refused", words)
     train_all([folder], 2, EXIT_CONFIG)
-    (line,) = folder.failure.read_text().splitlines()
-    assert "view size is not compatible" in line
-    assert "(x.flatten(1)), or set trainer.memory_format=contiguous, in tests/support/networks.py:" in line
+    assert "trainer.memory_format=contiguous, in tests/support/networks.py:" in folder.failure.read_text()
     train_all([write_run(tmp_path / "trained", [*words, "trainer.memory_format=contiguous"])], 2)
 
 
-def test_the_header_has_the_layout_and_an_unsafe_one_is_rejected_except_for_evaluation(tmp_path: Path) -> None:
+def test_unsafe_layout_refused(tmp_path: Path) -> None:
     settings = (*FLOAT32, "data.train_size=16")
     fine = run(tmp_path, command(*settings, "hydra.run.dir=run"), **WITHOUT_AVX512)
     assert fine.returncode == 0, fine.stderr
-    assert re.search(r"layout\s+contiguous \(memory order; .* for layer2\.0\.downsample\.0\)", fine.stdout), fine.stdout
     forced = run(tmp_path, command(*settings, "trainer.memory_format=channels_last"), **WITHOUT_AVX512)
     assert forced.returncode == EXIT_CONFIG, forced.stderr
     assert "the gradient of layer2.0.downsample.0 on this CPU" in forced.stderr
-    assert ": use auto" in forced.stderr
     saved = tmp_path / "run" / "config.yaml"
     saved.write_text(saved.read_text().replace("memory_format: auto", "memory_format: channels_last"))
     tool = [sys.executable, "-m", "lockstep.cli.main", "eval", "run"]
@@ -131,7 +125,7 @@ def test_the_header_has_the_layout_and_an_unsafe_one_is_rejected_except_for_eval
 
 @pytest.mark.xfail(strict=False, reason="oneDNN 3.13, in torch 2.15: docs/hardware.md. Once it passes, drop the rule.")
 @pytest.mark.parametrize(("variables", "words"), [(WITHOUT_AVX512, ("4", "28")), ({}, ("8", "56"))])
-def test_onednn_computes_the_right_gradient(tmp_path: Path, variables: dict[str, str], words: tuple[str, str]) -> None:
+def test_onednn_gradient(tmp_path: Path, variables: dict[str, str], words: tuple[str, str]) -> None:
     capabilities = torch.cpu.get_capabilities()
     if not capabilities.get("avx2") or (not variables and not capabilities.get("avx512_f")):
         pytest.skip("only CPUs with AVX2, or AVX512, have the kernel")
@@ -165,7 +159,7 @@ print(((gradient("contiguous", True) - expected).abs().max() / expected.abs().ma
 
 
 @needs_compiler
-def test_the_compiler_keeps_the_layout(tmp_path: Path) -> None:
+def test_compiler_keeps_layout(tmp_path: Path) -> None:
     compiled = run(ROOT, [sys.executable, "-c", COMPILED], **WITHOUT_AVX512)
     assert compiled.returncode == 0, compiled.stderr
     assert float(compiled.stdout) < 1e-4
@@ -175,13 +169,10 @@ def test_the_compiler_keeps_the_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", INSTRUCTIONS)
-def test_narrow_and_wide_networks_train_in_float32_with_any_instructions(
-    name: str, tmp_path: Path, float64: dict[int, RunFolder]
-) -> None:
+def test_float32_any_instructions(name: str, tmp_path: Path, float64: dict[int, RunFolder]) -> None:
     folders = {width: write_run(tmp_path / str(width), [*FLOAT32, f"model.width={width}"]) for width in float64}
     train_all(list(folders.values()), 1, **INSTRUCTIONS[name])
     for width, folder in folders.items():
-        assert all(math.isfinite(float(row["train/loss"])) for row in folder.read_metrics())
         expected = state(float64[width])
         # 1e-6 by rounding, 4e-4 where a value rounds to the other side of a ReLU; wrong gradients: 0.02 and more
         worst = max((value.double() - expected[key]).abs().max().item() for key, value in state(folder).items())
@@ -197,13 +188,13 @@ def float64(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RunFolder]:
     return folders
 
 
-def test_a_run_resumes_in_another_layout(tmp_path: Path) -> None:
-    recipe = [*SMALL, "scheduler=constant"]
-    alone = write_run(tmp_path / "alone", [*recipe, "trainer.memory_format=contiguous"])
-    first = write_run(tmp_path / "first", [*recipe, "trainer.memory_format=channels_last", "trainer.max_epochs=1"])
-    train_all([alone, first], 1)
-    config = validation.check_config(compose.compose_config([*recipe, "trainer.memory_format=contiguous"]))
-    config_file.save(config, first.config)
-    train_all([first], 1)
-    assert difference(alone, first) < 1e-12
-    assert {value.is_contiguous() for value in state(first).values()} == {True}
+def test_resume_other_layout(tmp_path: Path) -> None:
+    recipe = [*SMALL, "trainer.memory_format=channels_last"]
+    alone, resumed = trained(tmp_path / "alone", recipe), write_run(tmp_path / "resumed", recipe)
+    cut_after(resumed, 2)
+    resumed.config.write_text(
+        resumed.config.read_text().replace("memory_format: channels_last", "memory_format: contiguous")
+    )
+    assert train(resumed) == 0
+    assert difference(alone, resumed) < 1e-12
+    assert all(value.is_contiguous() for value in state(resumed).values())

@@ -1,6 +1,5 @@
 """How the processes of a job meet, and over which network; on a real SLURM: test_slurm_training.py."""
 
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,18 +13,15 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from lockstep.assembly import process_group
-from lockstep.cli import main
-from lockstep.config import overrides
 from lockstep.config.checks import workers
 from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError
-from lockstep.config.saved import config_file
-from lockstep.launch import parent, worker
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World, first_node, outer_world, step_port
-from tests.support.commands import run as run_command
+from tests.support.commands import lockstep
 from tests.support.composed import config_of, errors_of
-from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
+from tests.support.exact import trained
+from tests.support.harness import PATIENCE_S, ROOT, SMALL, environ, write_run
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
 STEP |= {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "2", "SLURM_STEP_NODELIST": "n[2-3]", "SLURM_NTASKS": "8"}
@@ -47,7 +43,7 @@ print(gather_objects((rank, [os.environ.get(name) for name in ("GLOO_SOCKET_IFNA
 # -- where they meet ---------------------------------------------------------------------------------------------------
 
 
-def test_the_variables_of_srun_and_torchrun_are_read() -> None:
+def test_outer_world() -> None:
     world = World("srun", 3, 1, 1, 4, 2, "7-0-2", ("n2", 15000 + 32 * 7 + 2))
     assert outer_world(STEP) == world
     torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
@@ -74,19 +70,19 @@ def test_the_variables_of_srun_and_torchrun_are_read() -> None:
         ("a-1.b,c[1-2]", "a-1.b"),
     ],
 )
-def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
+def test_first_node(nodes: str, first: str) -> None:
     assert first_node(nodes) == first
 
 
 @given(st.integers(1, 10**8), st.integers(0, 10**5), st.integers(1, 14_999))
-def test_steps_of_a_job_and_of_the_next_one_have_ports_of_their_own(job: int, step: int, later: int) -> None:
+def test_step_port(job: int, step: int, later: int) -> None:
     assert 15000 <= step_port(job, step) < 30000
     assert step_port(job, step) != step_port(job, step + later)
     assert step_port(job, step % 32) != step_port(job + 1, later % 32)
 
 
 @pytest.mark.full
-def test_ranks_meet_at_the_address_that_rank_0_writes_into_the_folder(tmp_path: Path) -> None:
+def test_rendezvous_file(tmp_path: Path) -> None:
     texts = (*SMALL, "strategy.interface=lo", "+strategy.variables.X=2")
     folder = write_run(tmp_path / "run", texts)
     processes = [
@@ -100,13 +96,13 @@ def test_ranks_meet_at_the_address_that_rank_0_writes_into_the_folder(tmp_path: 
     assert not list(folder.path.glob("rendezvous-*"))
 
 
-def test_a_missing_address_is_an_error(tmp_path: Path) -> None:
+def test_missing_address_refused(tmp_path: Path) -> None:
     path = RunFolder(tmp_path).rendezvous("7-0-2")
-    with pytest.raises(TimeoutError, match=rf"{path} does not exist after 0 s .* its disk is not shared by all nodes"):
+    with pytest.raises(TimeoutError, match=str(path)):
         process_group._read_address(path, timedelta(seconds=0.2))
 
 
-def test_a_meeting_that_fails_leaves_no_address_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_join_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **settings: object) -> None:
         assert list(tmp_path.glob("rendezvous-7-0-2"))
         raise RuntimeError("nobody came")
@@ -119,7 +115,7 @@ def test_a_meeting_that_fails_leaves_no_address_behind(tmp_path: Path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-def test_workers_without_a_gpu_among_others_are_refused_on_all_ranks() -> None:
+def test_mixed_devices_refused() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def join(rank: int) -> None:
@@ -131,71 +127,47 @@ def test_workers_without_a_gpu_among_others_are_refused_on_all_ranks() -> None:
         found = [future.exception(PATIENCE_S) for future in [pool.submit(join, rank) for rank in range(3)]]
     assert all(isinstance(error, ConfigError) for error in found)
     (text,) = {str(error) for error in found}
-    assert text.startswith(f"1 of 3 workers have no GPU, on {socket.gethostname()}: start workers only where there are")
+    assert text.startswith("1 of 3 workers have no GPU")
 
 
 # -- over which network ------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_network_is_a_config_error_before_anything_starts(tmp_path: Path) -> None:
-    task = command(*SMALL, "trainer.devices=2", "strategy.interface=ib0")
-    done = run_command(task, tmp_path)
-    assert done.returncode == 2
-    assert "config error: strategy.interface=ib0 is not on " in done.stderr
-    assert not (tmp_path / "outputs").exists()
+@pytest.mark.processes
+def test_evaluation_without_interface(tmp_path: Path) -> None:
+    """On another machine than that of the training."""
+    folder = trained(tmp_path / "run", [*SMALL, "trainer.max_epochs=1", "strategy.interface=ib0"])
+    done = lockstep(tmp_path, "eval", folder.path)
+    assert done.returncode == 0, done.stderr
 
 
-def test_an_evaluation_elsewhere_needs_no_network_of_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs: list[worker.Job] = []
-
-    def run(job: worker.Job, num_workers: int, *, is_parallel: bool) -> int:
-        jobs.append(job)
-        return 0
-
-    monkeypatch.setattr(parent, "run_workers", run)
-    folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", "strategy.interface=ib0"])
-    folder.checkpoints.mkdir()
-    torch.save({}, folder.best_checkpoint)
-    monkeypatch.setattr(sys, "argv", ["lockstep", "eval", str(folder.path)])
-    assert main._command() == 0
-    assert jobs[0].options["config"]["strategy"]["interface"] is None
-
-
-def test_the_error_lists_the_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interface_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
-    monkeypatch.setattr("socket.gethostname", lambda: "n1")
-    error = "strategy.interface=eth is not on n1, which has lo, eth0: use one of these, or null"
     (found,) = workers.interface_errors(config_of("strategy.interface=eth"))
-    assert str(found) == error
+    assert "lo, eth0" in str(found)
     assert workers.interface_errors(config_of("strategy.interface=eth0")) == []
     assert workers.interface_errors(config_of()) == []
     # a job is submitted from a machine that may have other networks
     assert resolve_workers(config_of("strategy.interface=eth")).errors == ()
 
 
-def test_variables_have_names_in_capitals_and_plain_values() -> None:
+def test_variables_taken() -> None:
     taken = config_of("+strategy.variables={NCCL_DEBUG:INFO,NCCL_P2P_DISABLE:1}").strategy.variables
     assert taken == {"NCCL_DEBUG": "INFO", "NCCL_P2P_DISABLE": 1}
-    for wrong in ("{nccl_debug:INFO}", "{A:[1]}", "{A:true}", "{A:0.5}", "{2A:b}"):
-        (error,) = errors_of(f"+strategy.variables={wrong}")
-        assert error.endswith(" must be {NAME:value,...}, names in capitals")
 
 
-def test_a_variable_without_its_plus_is_reported_with_it() -> None:
-    typed = "strategy.variables={NCCL_DEBUG:INFO}"
-    assert errors_of(typed) == [f"{typed}: Key 'NCCL_DEBUG' is not in struct: write +{typed} to add it"]
-    (error,) = errors_of("strategy.variables.NCCL_DEBUG=INFO")
-    assert error.endswith("add it with +strategy.variables.NCCL_DEBUG=INFO")
-
-
-def test_machines_may_reach_each_other_by_other_networks_and_a_resume_too() -> None:
-    texts = ("strategy.interface=ib0", "+strategy.variables.NCCL_DEBUG=INFO")
-    changed = config_of(*texts)
-    assert config_file.fingerprint(changed) == config_file.fingerprint(config_of())
-    assert config_file.fingerprint(config_of("strategy.bucket_size_mib=1")) != config_file.fingerprint(changed)
-    (config,) = overrides.check(["strategy.interface=null"], saved=changed).configs
-    assert config.strategy.interface is None
-    (config,) = overrides.check(texts, saved=config_of()).configs
-    assert config.strategy == changed.strategy
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ("+strategy.variables={nccl_debug:INFO}", "must be {NAME:value,...}"),
+        ("+strategy.variables={A:[1]}", "must be {NAME:value,...}"),
+        ("+strategy.variables={A:true}", "must be {NAME:value,...}"),
+        ("+strategy.variables={A:0.5}", "must be {NAME:value,...}"),
+        ("+strategy.variables={2A:b}", "must be {NAME:value,...}"),
+        ("strategy.variables={NCCL_DEBUG:INFO}", "write +strategy.variables={NCCL_DEBUG:INFO}"),
+        ("strategy.variables.NCCL_DEBUG=INFO", "+strategy.variables.NCCL_DEBUG=INFO"),
+    ],
+)
+def test_wrong_variables_refused(value: str, error: str) -> None:
+    (found,) = errors_of(value)
+    assert error in found
