@@ -49,7 +49,7 @@ def fit_by_ranks(outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> dic
 
 @pytest.mark.parametrize("factor", [0.02, 1.0, 30.0])
 @pytest.mark.parametrize("num_classes", [2, 10])
-def test_the_slope_of_classes_is_that_of_scikit_learn(num_classes: int, factor: float) -> None:
+def test_classes_as_scikit_learn(num_classes: int, factor: float) -> None:
     outputs, classes = drawn_classes(num_classes=num_classes, factor=factor)
     model: Any = LogisticRegression()  # whose decisions are the outputs; of two classes it has one, and takes -x and x
     model.coef_ = np.eye(num_classes) if num_classes > 2 else np.array([[-0.5, 0.5]])
@@ -62,7 +62,7 @@ def test_the_slope_of_classes_is_that_of_scikit_learn(num_classes: int, factor: 
     assert (found["offset"].tolist(), found["num_images"], found["note"]) == ([0.0], 600, "")
 
 
-def test_slope_and_offset_of_each_label_are_those_of_a_logistic_regression() -> None:
+def test_labels_as_scikit_learn() -> None:
     outputs, labels = drawn_labels()
     found = fit(outputs, labels)
     for number, (slope, offset) in enumerate(zip(found["slope"].tolist(), found["offset"].tolist(), strict=True)):
@@ -78,7 +78,7 @@ def test_slope_and_offset_of_each_label_are_those_of_a_logistic_regression() -> 
 
 @pytest.mark.parametrize("drawn", [drawn_classes, drawn_labels])
 @pytest.mark.parametrize("shares", [[0.5, 0.5], [0.1, 0.0, 0.9], [0.0, 0.0, 0.3, 0.7]])
-def test_any_shares_of_the_ranks_fit_the_same(drawn: Any, shares: Sequence[float]) -> None:
+def test_any_ranks(drawn: Any, shares: Sequence[float]) -> None:
     outputs, targets = drawn()
     counts = [round(share * len(outputs)) for share in shares]
     alone, found = fit(outputs, targets), fit_by_ranks(outputs, targets, counts)
@@ -87,7 +87,7 @@ def test_any_shares_of_the_ranks_fit_the_same(drawn: Any, shares: Sequence[float
     assert (found["num_images"], found["note"]) == (alone["num_images"], alone["note"])
 
 
-def test_classes_without_an_optimum_stay_as_they_are_and_the_note_says_why() -> None:
+def test_classes_without_optimum() -> None:
     outputs, classes = drawn_classes()
     wrong = outputs.clone()
     wrong[7, 2] = float("inf")
@@ -105,11 +105,10 @@ def test_classes_without_an_optimum_stay_as_they_are_and_the_note_says_why() -> 
     ):
         found = fit(given, expected)
         assert (found["slope"].tolist(), found["offset"].tolist(), found["note"]) == ([1.0], [0.0], note)
-        assert found["num_images"] == len(given)
     assert fit(outputs[:100], classes[:100])["note"] == ""
 
 
-def test_a_label_without_an_optimum_stays_as_it_is_and_is_named() -> None:
+def test_label_without_optimum() -> None:
     outputs, labels = drawn_labels()
     fitted = fit(outputs, labels)
 
@@ -139,14 +138,7 @@ def test_a_label_without_an_optimum_stays_as_it_is_and_is_named() -> None:
         assert changed(given, expected) == (1.0, 0.0, f"cat: {note}")
 
 
-def test_several_labels_that_are_left_out_are_listed_by_their_reasons() -> None:
-    outputs, labels = drawn_labels()
-    found = fit(-outputs, labels)
-    assert found["note"] == "bird, cat, dog: no better than chance on the validation images"
-    assert (found["slope"].tolist(), found["offset"].tolist()) == ([1.0] * 3, [0.0] * 3)
-
-
-def test_a_label_that_is_almost_separated_is_fitted_or_left() -> None:
+def test_label_almost_separated() -> None:
     """With an outlier, too: its optimum is far from the others' scale."""
     for outlier in (0.0, -1e4):
         values = torch.linspace(-3, 3, 400)
@@ -161,11 +153,3 @@ def test_a_label_that_is_almost_separated_is_fitted_or_left() -> None:
         residuals = logits.sigmoid() - ones
         assert residuals.sum().abs() < 1e-6  # the gradient at an optimum
         assert (residuals * values).sum().abs() < 1e-5 * max(1.0, -outlier)
-
-
-def test_a_calibration_changes_no_class() -> None:
-    outputs, classes = drawn_classes()
-    found = fit(outputs, classes)
-    calibrated = calibration.Calibration(found)(outputs)
-    assert torch.equal(calibrated.softmax(1).argmax(1), outputs.softmax(1).argmax(1))
-    assert found["slope"] > 0

@@ -1,9 +1,7 @@
 """The solved head of a frozen network against scikit-learn, and on any number of ranks."""
 
 import functools
-from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import lightning as L
 import numpy as np
@@ -83,7 +81,7 @@ def cross_entropy(weight: Tensor, bias: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("l2", L2)
 @pytest.mark.parametrize("class_weights", [None, [3.0, *[1.0] * 8, 0.5]])
-def test_a_head_is_the_logistic_regression_of_scikit_learn(l2: float, class_weights: list[float] | None) -> None:
+def test_head_classes(l2: float, class_weights: list[float] | None) -> None:
     classes = digits()[1]
     weight, bias = fitted(modules.classification(0.0, class_weights), classes[:NUM_TRAIN], 10, l2)
     features, scaler = standardized()
@@ -107,7 +105,7 @@ def test_a_head_is_the_logistic_regression_of_scikit_learn(l2: float, class_weig
 
 
 @pytest.mark.parametrize("l2", L2)
-def test_a_head_of_labels_is_a_logistic_regression_for_each(l2: float) -> None:
+def test_head_labels(l2: float) -> None:
     classes = digits()[1][:NUM_TRAIN]
     labels = torch.stack([classes % 2, classes > 4, classes % 3 == 0], 1).long()
     task = Multilabel(loss=functools.partial(F.binary_cross_entropy_with_logits, reduction="none"))
@@ -122,7 +120,7 @@ def test_a_head_of_labels_is_a_logistic_regression_for_each(l2: float) -> None:
 
 
 @pytest.mark.parametrize("l2", L2)
-def test_a_head_of_a_number_is_the_ridge_regression(l2: float) -> None:
+def test_head_number(l2: float) -> None:
     targets = 1000 + digits()[1][:NUM_TRAIN].double()
     task = Regression(loss=functools.partial(F.mse_loss, reduction="none"))
     weight, bias = fitted(task, targets, 1, l2)
@@ -132,7 +130,7 @@ def test_a_head_of_a_number_is_the_ridge_regression(l2: float) -> None:
     torch.testing.assert_close((digits()[0] @ weight.T + bias).squeeze(1), torch.tensor(expected), rtol=0, atol=1e-6)
 
 
-def test_a_smoothed_loss_is_solved_to_a_gradient_of_zero() -> None:
+def test_head_label_smoothing() -> None:
     task = modules.classification(0.1)
     classes = digits()[1][:NUM_TRAIN]
     weight, bias = (part.requires_grad_() for part in fitted(task, classes, 10, 1e-3))
@@ -151,7 +149,7 @@ def solve_on_a_rank(loads: tuple[int, ...], l2: float) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("loads", [(1, 1), (2, 0, 1)])
-def test_any_number_of_ranks_solves_the_same_head(ranks: Ranks, loads: tuple[int, ...]) -> None:
+def test_head_any_ranks(ranks: Ranks, loads: tuple[int, ...]) -> None:
     for l2 in L2:
         task = modules.classification(0.0, [3.0, *[1.0] * 8, 0.5])
         weight, bias = fitted(task, digits()[1][:NUM_TRAIN], 10, l2)
@@ -163,14 +161,11 @@ def test_any_number_of_ranks_solves_the_same_head(ranks: Ranks, loads: tuple[int
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_features_that_are_not_finite_end_the_solver(bad: float) -> None:
+def test_head_features_not_finite(bad: float) -> None:
     batch = batch_of(digits()[1][:NUM_TRAIN])
     batch.inputs[3, 5] = bad
     head, task = nn.Linear(64, 10).double(), modules.classification()
-    losses = Mock(wraps=task.losses)
-    task.losses = losses
     assert not fit_head(head, task, batch, newton()(head.parameters()), 1.0)[1]
-    assert losses.call_count < 10
 
 
 # -- a training --------------------------------------------------------------------------------------------------------
@@ -214,15 +209,15 @@ class Rows(L.Callback):
         self.losses.append(cross_entropy(weight, bias).item())
 
 
-def train(max_epochs: int = MAX_EPOCHS, path: Path | None = None, **changes: Any) -> tuple[L.Trainer, Classifier, Rows]:
+def train(**changes: Any) -> tuple[L.Trainer, Rows]:
     module, rows = probe(**changes), Rows()
-    trainer = modules.bare_trainer(max_epochs=max_epochs, precision="64-true", callbacks=[rows], log_every_n_steps=1)
-    trainer.fit(module, loader("train"), loader("val"), ckpt_path=path, weights_only=True)
-    return trainer, module, rows
+    trainer = modules.bare_trainer(max_epochs=MAX_EPOCHS, precision="64-true", callbacks=[rows], log_every_n_steps=1)
+    trainer.fit(module, loader("train"), loader("val"))
+    return trainer, rows
 
 
-def test_an_epoch_is_a_step_and_has_the_counts_of_its_solved_head() -> None:
-    trainer, _, rows = train()
+def test_epoch_is_step() -> None:
+    trainer, rows = train()
     assert trainer.global_step == MAX_EPOCHS
     assert [row["l2"] for row in rows.metrics] == pytest.approx([10, 1, 0.1, 0.01])
     assert [row["train/loss"] for row in rows.metrics] == pytest.approx(rows.losses, rel=1e-12)
@@ -230,19 +225,11 @@ def test_an_epoch_is_a_step_and_has_the_counts_of_its_solved_head() -> None:
     assert rows.losses[1] == pytest.approx(cross_entropy(weight, bias).item(), rel=1e-9)
 
 
-def test_a_resumed_training_has_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    trainer, *_ = train(2)
-    trainer.save_checkpoint(tmp_path / "last.ckpt")
-    resumed, whole = train(path=tmp_path / "last.ckpt")[1], train()[1]
-    for name, value in whole.state_dict().items():
-        assert torch.equal(resumed.state_dict()[name], value), name
-
-
-def test_a_head_that_has_not_converged_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_not_converged_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     train(max_iterations=3)
     assert capsys.readouterr().err.count("The head has not converged") == 1
 
 
-def test_a_head_without_a_bias_takes_no_features() -> None:
+def test_head_without_bias_refused() -> None:
     with pytest.raises(ValueError, match="needs a linear last layer with a bias"):
         take_features(nn.Sequential(nn.Identity(), nn.Linear(64, 10, bias=False)), ("1",))

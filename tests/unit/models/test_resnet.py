@@ -24,7 +24,7 @@ def small(**changes: Any) -> ResNet18:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_it_is_torchvisions_resnet18_with_the_same_names_and_the_same_output(training: bool) -> None:
+def test_as_torchvision(training: bool) -> None:
     torch.manual_seed(0)
     ours, theirs = ResNet18(**IMAGENET).double(), resnet18(weights=None).double()
     shapes = {name: tensor.shape for name, tensor in theirs.state_dict().items()}
@@ -36,21 +36,20 @@ def test_it_is_torchvisions_resnet18_with_the_same_names_and_the_same_output(tra
     torch.testing.assert_close(ours(images), theirs(images), rtol=1e-10, atol=1e-10)
 
 
-def test_a_grey_image_of_eight_channels_has_the_same_convolution_in_channels_last() -> None:
+def test_widen_channels() -> None:
     """What the stem computes on a GPU in 16 bits; an empty shard, too."""
     layer = nn.Conv2d(1, 4, 3, stride=2, padding=1).double()
     images = torch.randn(3, 1, 5, 6, dtype=torch.float64)
     for x in (images, images[:0]):
         y = F.conv2d(_widen_channels(x), _widen_channels(layer.weight), layer.bias, layer.stride, layer.padding)
         torch.testing.assert_close(y, layer(x), rtol=1e-12, atol=1e-12)
-    assert y.shape == (0, 4, 3, 3)
     assert _widen_channels(images).is_contiguous(memory_format=torch.channels_last)
     assert not _widen_channels(images).is_contiguous()
 
 
 @pytest.mark.parametrize("stem", ["small", "imagenet"])
 @pytest.mark.parametrize("shortcut_norm", [False, True])
-def test_an_empty_batch_gives_no_logits_and_zero_gradients(stem: str, shortcut_norm: bool) -> None:
+def test_empty_batch(stem: str, shortcut_norm: bool) -> None:
     model = small(stem=stem, shortcut_norm=shortcut_norm, dropout=0.5)
     images = torch.empty(0, 1, 28, 28, requires_grad=True)
     logits = model(images)
@@ -61,20 +60,7 @@ def test_an_empty_batch_gives_no_logits_and_zero_gradients(stem: str, shortcut_n
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
 
 
-@pytest.mark.parametrize("stem", ["small", "imagenet"])
-@pytest.mark.parametrize("side", [8, 9, 28, 33])
-def test_small_images_of_any_side_work(stem: str, side: int) -> None:
-    assert small(stem=stem)(torch.randn(3, 1, side, side + 1)).shape == (3, 10)
-
-
-def test_the_d2l_variant_has_plain_convolutions_with_bias_on_its_shortcuts() -> None:
-    model = small()
-    shortcuts = [block.downsample for block in model.modules() if isinstance(block, Block) and block.downsample]
-    assert [[type(layer) for layer in shortcut] for shortcut in shortcuts] == [[nn.Conv2d]] * 3
-    assert all(layer.bias is not None for layer in model.modules() if isinstance(layer, nn.Conv2d))
-
-
-def test_kaiming_starts_every_block_as_its_shortcut() -> None:
+def test_init_kaiming_residual() -> None:
     model = small(bias=False)
     model.eval()
     x = torch.randn(2, 4, 8, 8)
@@ -83,7 +69,7 @@ def test_kaiming_starts_every_block_as_its_shortcut() -> None:
     assert not any(b.bn2.weight.any() for b in model.modules() if isinstance(b, Block))
 
 
-def test_dropout_acts_before_the_linear_layer_and_only_in_training() -> None:
+def test_dropout() -> None:
     images = torch.randn(4, 1, 8, 8)
     dropped = small(dropout=1.0)
     torch.testing.assert_close(dropped(images), dropped.fc.bias.expand(4, 10))
@@ -92,7 +78,7 @@ def test_dropout_acts_before_the_linear_layer_and_only_in_training() -> None:
 
 
 @pytest.mark.parametrize("init", ["kaiming", "normal", "torch"])
-def test_weights_are_drawn_by_fan_out_with_a_standard_deviation_of_one_hundredth_or_as_torch_does(init: str) -> None:
+def test_init_deviation(init: str) -> None:
     for layer in small(width=32, init=init).modules():
         if isinstance(layer, nn.Conv2d):
             size = layer.kernel_size[0] ** 2

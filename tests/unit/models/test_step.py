@@ -30,13 +30,11 @@ NUM_SAMPLES = 22  # in micro-batches of 4 six, the last of two samples; in pairs
 HOOKS = ["on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step"]
 
 
-def fitted(
-    callback: L.Callback, *, clip_norm: float | None = None, net: nn.Module | None = None
-) -> tuple[L.Trainer, Classifier]:
+def fitted(callback: L.Callback, *, clip_norm: float | None = None) -> tuple[L.Trainer, Classifier]:
     """One epoch of three optimizer steps, each of two micro-batches."""
     torch.manual_seed(0)
     module = classifier(
-        net or nn.Sequential(nn.Flatten(), nn.Linear(9, 4)),
+        nn.Sequential(nn.Flatten(), nn.Linear(9, 4)),
         optimizer=functools.partial(torch.optim.SGD, lr=0.1, fused=True),
         total_steps=3,
         accumulate_grad_batches=2,
@@ -52,26 +50,20 @@ def fitted(
 
 
 class Listener(L.Callback):
-    """Records its calls, the gradient norm of each step, and that of the sum of its losses."""
+    """Records the gradient norm of each step, and that of the sum of its losses."""
 
     def __init__(self) -> None:
-        self.calls: list[str] = []
         self.norms: list[float] = []
         self.measured: list[float] = []
         self.expected: list[float] = []
         self._gradients: list[Tensor] = []
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
-        self.calls.append("on_before_backward")
         self._gradients.append(
             torch.cat([g.flatten() for g in grad(loss, [*pl_module.parameters()], retain_graph=True)])
         )
 
-    def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.calls.append("on_after_backward")
-
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        self.calls.append("on_before_optimizer_step")
         gradients = [p.grad.norm() for p in pl_module.parameters() if p.grad is not None]
         self.norms.append(torch.stack(gradients).norm().item())
         assert isinstance(pl_module, Classifier)
@@ -80,24 +72,22 @@ class Listener(L.Callback):
         self.expected.append(torch.stack(self._gradients).sum(0).norm().item())
         self._gradients.clear()
 
-    def on_before_zero_grad(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        self.calls.append("on_before_zero_grad")
 
-
-def test_callbacks_are_called_in_lightnings_order_and_optimizer_steps_count_as_global_steps() -> None:
-    listener = Listener()
-    trainer, _ = fitted(listener)
+def test_order_of_hooks() -> None:
+    callback, calls = L.Callback(), list[str]()
+    for hook in HOOKS:
+        setattr(callback, hook, lambda *_, hook=hook: calls.append(hook))
+    trainer, _ = fitted(callback)
     assert trainer.global_step == trainer.lr_scheduler_configs[0].scheduler.last_epoch == 3
-    assert listener.calls == [*HOOKS[:3], *HOOKS[1:]] * 3
+    assert calls == [*HOOKS[:3], *HOOKS[1:]] * 3
 
 
 @pytest.mark.parametrize("clip_norm", [None, 1e-3])
-def test_the_gradient_of_a_step_is_that_of_its_micro_batches_and_clipped_after_it_is_measured(
+def test_gradient_of_micro_batches(
     clip_norm: float | None,
 ) -> None:
     listener = Listener()
     fitted(listener, clip_norm=clip_norm)
-    assert len(set(listener.measured)) == 3
     assert listener.measured == pytest.approx(listener.expected, rel=1e-5)
     assert listener.norms == pytest.approx([clip_norm] * 3 if clip_norm else listener.measured, rel=1e-3)
 
@@ -112,37 +102,11 @@ def guarded_weights(is_deferred: bool) -> tuple[nn.Parameter, torch.optim.Optimi
     return weight, optimizer, guard
 
 
-class CountsCopies(L.Callback):
-    """Counts the tensors that are copied between the backward passes and the end of each step."""
-
-    def __init__(self) -> None:
-        self.copies: list[int] = []
-        self._profiles: list[profile] = []
-
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        self._profiles.append(profile())
-        self._profiles[-1].start()
-
-    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        for one in self._profiles:
-            one.stop()
-            self.copies.append(sum(event.name == "aten::clone" for event in one.events() or ()))
-        self._profiles.clear()
-
-
-def test_an_update_in_channels_last_copies_no_gradient() -> None:
-    counts = CountsCopies()
-    net = nn.Sequential(nn.Conv2d(1, 4096, 3, padding=1), nn.Conv2d(4096, 4, 3), nn.Flatten())
-    _, module = fitted(counts, net=net)
-    assert next(module.net.parameters()).is_contiguous(memory_format=torch.channels_last)
-    assert counts.copies == [0, 0, 0]
-
-
 @pytest.mark.parametrize("optimizer", [functools.partial(torch.optim.SGD, momentum=0.9), torch.optim.AdamW])
 @pytest.mark.parametrize("is_last", [False, True])
-def test_an_update_in_the_order_of_memory_has_the_bits_of_torchs(
-    optimizer: Callable[..., torch.optim.Optimizer], is_last: bool
-) -> None:
+def test_step_in_memory_order(optimizer: Callable[..., torch.optim.Optimizer], is_last: bool) -> None:
+    copies: list[int] = []  # of each step, ours first
+
     def updated(step: Callable[[torch.optim.Optimizer], object]) -> list[Tensor]:
         torch.manual_seed(0)
         layers = nn.Sequential(nn.Conv2d(3, 70, 3), nn.Conv2d(70, 211, 3), nn.Conv2d(211, 9, 1), nn.Linear(5, 3))
@@ -151,24 +115,27 @@ def test_an_update_in_the_order_of_memory_has_the_bits_of_torchs(
         for _ in range(3):
             for parameter in layers.parameters():
                 parameter.grad = torch.randn_like(parameter)
-            step(made)
+            with profile() as profiled:
+                step(made)
+            copies.append(sum(event.name == "aten::clone" for event in profiled.events() or ()))
         states = [value for parameter in layers.parameters() for value in made.state[parameter].values()]
         return [*layers.parameters(), *states]
 
     for ours, torchs in zip(updated(internals.step_in_memory_order), updated(lambda made: made.step()), strict=True):
         assert torch.equal(ours, torchs)
         assert ours.stride() == torchs.stride()
+    assert copies[:3] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_a_bad_loss_is_reported_immediately_with_its_step_and_samples(bad: float) -> None:
+def test_guard_immediate(bad: float) -> None:
     _, _, guard = guarded_weights(is_deferred=False)
     guard.check(torch.tensor(1.0), batch_of(0, 2), 7)
     with pytest.raises(NonFiniteLoss, match=r"(?s)optimizer step 7 \(epoch 2, micro-batch 4\) on rank 0.*\[0, 1\]"):
         guard.check(torch.tensor(bad), batch_of(0, 3), 7)
 
 
-def test_on_the_device_the_update_is_skipped_and_the_host_reports_it_before_a_checkpoint() -> None:
+def test_guard_deferred() -> None:
     weight, optimizer, guard = guarded_weights(is_deferred=True)
     for step, loss in enumerate([1.0, float("nan"), 1.0], start=1):
         guard.check(torch.tensor(loss), batch_of(0, 2 * step), step)
@@ -181,7 +148,7 @@ def test_on_the_device_the_update_is_skipped_and_the_host_reports_it_before_a_ch
         guard.wait()
 
 
-def test_a_checkpoint_waits_for_the_answers_of_all_steps() -> None:
+def test_guard_before_checkpoint() -> None:
     _, module = fitted(L.Callback())
     _, _, module._guard = guarded_weights(is_deferred=True)
     module._guard.check(torch.tensor(float("nan")), batch_of(0, 0), 1)
@@ -190,7 +157,7 @@ def test_a_checkpoint_waits_for_the_answers_of_all_steps() -> None:
         module.on_save_checkpoint({})
 
 
-def test_values_of_a_step_are_used_in_order_once_its_loss_is_known_to_be_good() -> None:
+def test_guard_deferred_values() -> None:
     used: list[tuple[int, list[float]]] = []
 
     def guarded(guard: LossGuard, step: int, loss: float) -> None:
@@ -198,10 +165,6 @@ def test_values_of_a_step_are_used_in_order_once_its_loss_is_known_to_be_good() 
         guard.protect(step)
         guard.defer(step, torch.tensor([loss, 0.5]), lambda values: used.append((step, values)))
 
-    _, _, immediate = guarded_weights(is_deferred=False)
-    guarded(immediate, 1, 1.0)
-    assert used == [(1, [1.0, 0.5])]
-    used.clear()
     _, _, guard = guarded_weights(is_deferred=True)
     for step in range(1, MOST_PENDING + 3):
         assert used == [(done, [done, 0.5]) for done in range(1, step - MOST_PENDING)]
@@ -226,24 +189,21 @@ def _skip_together() -> tuple[list[float], list[int], str]:
             guard.protect(step)
         except (NonFiniteLoss, FailedElsewhere) as error:
             raised.append(step)
-            text = f"{type(error).__name__}: {error}"
+            text = type(error).__name__
         weight.grad = torch.ones(3)
         optimizer.step()
     return weight.tolist(), raised, text
 
 
 @pytest.mark.processes
-def test_all_ranks_skip_the_step_that_is_bad_on_one_and_exit_after_the_same_step(ranks: Ranks) -> None:
+def test_guard_all_ranks(ranks: Ranks) -> None:
     results = ranks.run(3, _skip_together)
     assert [weights for weights, _, _ in results] == [[1.0 - MOST_PENDING] * 3] * 3, "all steps but the first"
     assert [raised for _, raised, _ in results] == [[MOST_PENDING + 1]] * 3
-    texts = [text for _, _, text in results]
-    assert texts[0] == texts[2] == "FailedElsewhere: The loss is not finite in optimizer step 1 on rank 1."
-    assert "NonFiniteLoss: The loss is not finite in optimizer step 1 (epoch 2, micro-batch 1) on rank 1" in texts[1]
-    assert "[10, 11]" in texts[1]
+    assert [error for _, _, error in results] == ["FailedElsewhere", "NonFiniteLoss", "FailedElsewhere"]
 
 
-def test_pixels_are_not_kept_until_the_host_has_read_the_answer() -> None:
+def test_guard_frees_pixels() -> None:
     _, _, guard = guarded_weights(is_deferred=True)
     batch = batch_of(0, 0)._replace(inputs=torch.zeros(2, 1, 8, 8))
     pixels = weakref.ref(batch.inputs)

@@ -1,7 +1,7 @@
 """What is taken from a file of weights, by which names, and how it is reported."""
 
 import argparse
-import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -31,44 +31,39 @@ def has_all(net: nn.Module, state: dict[str, Tensor]) -> bool:
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
+# the average of torchvision's script counts its updates in addition; a module around a network has a loss
+BESIDE = {"n_averaged": torch.tensor(3), "loss.weight": torch.ones(4)}
+
+
 @pytest.mark.parametrize("suffix", [".pth", ".pt", ".bin", ".pth.tar", ".safetensors"])
 @pytest.mark.parametrize(
-    "prefix",
+    ("prefix", "others"),
     [
-        *("", "module.", "_orig_mod.", "model.", "module._orig_mod.", "_orig_mod.module.", "model.model.module."),
-        *("backbone.", "encoder.", "net.", "student.net."),
+        *((name, {}) for name in ("", "module.", "_orig_mod.", "model.", "module._orig_mod.", "_orig_mod.module.")),
+        *((name, {}) for name in ("model.model.module.", "backbone.", "encoder.", "net.", "student.net.")),
+        ("module.", BESIDE),
     ],
 )
-def test_prefixes_of_wrappers_are_removed_in_any_nesting(tmp_path: Path, prefix: str, suffix: str) -> None:
+def test_prefixes_removed(tmp_path: Path, prefix: str, others: dict[str, Tensor], suffix: str) -> None:
+    """Wrappers in any nesting; what has no prefix where most names have one is left out."""
     state = network(7).state_dict()
-    there, path = {f"{prefix}{name}": value for name, value in state.items()}, tmp_path / f"weights{suffix}"
-    (save_file if suffix == ".safetensors" else torch.save)(there, path)
+    saved, path = {f"{prefix}{name}": value for name, value in state.items()}, tmp_path / f"weights{suffix}"
+    (save_file if suffix == ".safetensors" else torch.save)(saved | others, path)
     net = network()
-    said = f"{len(state)} of {len(state)} tensors taken"
-    assert load(path, net) == (f"{said}; names without {prefix}" if prefix else said)
+    load(path, net)
     assert has_all(net, state)
 
 
-def test_a_prefix_of_most_names_leaves_the_others_out(tmp_path: Path) -> None:
-    """The average of torchvision's script counts its updates in addition; a module around a network has a loss."""
-    state = network(7).state_dict()
-    there = {"n_averaged": torch.tensor(3), "loss.weight": torch.ones(4)}
-    torch.save(there | {f"module.{name}": value for name, value in state.items()}, tmp_path / "weights.pth")
-    net = network()
-    assert "names without module." in load(tmp_path / "weights.pth", net)
-    assert has_all(net, state)
-
-
-def test_a_backbone_beside_other_layers_is_taken(tmp_path: Path) -> None:
+def test_backbone_beside_other_layers(tmp_path: Path) -> None:
     state = {name: value for name, value in network(7).state_dict().items() if not name.startswith("fc")}
     there = {f"backbone.{name}": value for name, value in state.items()} | {"head.0.weight": torch.ones(4, 4)}
     save_file(there, tmp_path / "weights.safetensors")
     net = network()
-    assert "names without backbone." in load(tmp_path / "weights.safetensors", net)
+    load(tmp_path / "weights.safetensors", net)
     assert all(torch.equal(net.state_dict()[name], value) for name, value in state.items())
 
 
-def test_a_prefix_of_few_names_is_a_part_of_them(tmp_path: Path) -> None:
+def test_prefix_of_few_names_kept(tmp_path: Path) -> None:
     state = {f"module.{name}" if name.startswith("fc") else name: v for name, v in network().state_dict().items()}
     torch.save(state, tmp_path / "weights.pth")
     with pytest.raises(ValueError, match=r"the weights are of another network: module\.fc\.weight is not expected"):
@@ -84,7 +79,7 @@ def test_a_prefix_of_few_names_is_a_part_of_them(tmp_path: Path) -> None:
         (["model"], "model"),
     ],
 )
-def test_the_average_of_a_checkpoint_comes_first(tmp_path: Path, keys: list[str], taken: str) -> None:
+def test_average_first(tmp_path: Path, keys: list[str], taken: str) -> None:
     states = {key: network(seed).state_dict() for seed, key in enumerate(keys, 5)}
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1).state_dict()
     script = {"args": argparse.Namespace(lr=0.1, resume=argparse.Namespace()), "optimizer": optimizer, "epoch": 3}
@@ -94,7 +89,7 @@ def test_the_average_of_a_checkpoint_comes_first(tmp_path: Path, keys: list[str]
     assert has_all(net, states[taken])
 
 
-def test_other_names_are_another_network(tmp_path: Path) -> None:
+def test_other_network_refused(tmp_path: Path) -> None:
     state = network(7).state_dict()
     torch.save({f"_{name.replace('.', '_0.')}": value for name, value in state.items()}, tmp_path / "weights.pth")
     net = network()
@@ -104,7 +99,7 @@ def test_other_names_are_another_network(tmp_path: Path) -> None:
     assert has_all(net, before)
 
 
-def test_a_head_of_other_classes_is_new_and_other_channels_are_adapted(tmp_path: Path) -> None:
+def test_other_classes_and_channels(tmp_path: Path) -> None:
     state = network(7, num_classes=9).state_dict()
     torch.save({"model": state}, tmp_path / "weights.pth")
     net = network(in_channels=1)
@@ -119,52 +114,43 @@ def test_a_head_of_other_classes_is_new_and_other_channels_are_adapted(tmp_path:
 
 # -- bad files ---------------------------------------------------------------------------------------------------------
 
-DAMAGED = "it is damaged, or no file of torch or safetensors"
 
-
-def saved_bytes(path: Path) -> bytearray:
+def write_damaged(path: Path) -> None:
+    """Write a file with one wrong bit in a weight."""
     torch.save(network().state_dict(), path)
-    return bytearray(path.read_bytes())
+    content = bytearray(path.read_bytes())
+    content[content.index(network().state_dict()["fc.weight"].numpy().tobytes())] ^= 1
+    path.write_bytes(content)
 
 
-def write_bad_file(path: Path, what: str) -> None:
-    if what == "a tensor":
-        torch.save(torch.zeros(3), path)
-    elif what == "a network":
-        torch.save(nn.Linear(2, 2), path)
-    elif what == "plain values":
-        torch.save({"state_dict": {"epoch": 3}}, path)
-    elif what == "a run":
-        torch.save({"state_dict": network().state_dict(), "image_format": {}}, path)
-    elif what == "arrays":
-        np.savez(path.with_suffix(".npz"), weight=np.zeros(3))
-        path.with_suffix(".npz").rename(path)
-    elif what == "cut":
-        path.write_bytes(saved_bytes(path)[:-100])
-    elif what == "a wrong byte":
-        content = saved_bytes(path)
-        content[content.index(network().state_dict()["fc.weight"].numpy().tobytes())] ^= 1
-        path.write_bytes(content)
-    else:
-        path.write_text(what)
+BAD_FILES: dict[str, Callable[[Path], object]] = {
+    "no bytes": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_text("hello world"),
+    "a wrong bit": write_damaged,
+    "arrays": lambda path: np.savez(path, weight=np.zeros(3)),
+    "a tensor": lambda path: torch.save(torch.zeros(3), path),
+    "a network": lambda path: torch.save(nn.Linear(2, 2), path),
+    "plain values": lambda path: torch.save({"state_dict": {"epoch": 3}}, path),
+    "a run": lambda path: torch.save({"state_dict": network().state_dict(), "image_format": {}}, path),
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "what", "error"),
+    ("name", "content", "error"),
     [
-        ("w.pth", "", DAMAGED),
-        ("w.pth", "hello world", DAMAGED),
-        ("w.safetensors", "hello world", DAMAGED),
-        ("w.npz", "arrays", DAMAGED),
-        ("w.pth", "cut", DAMAGED),
-        ("w.pth", "a wrong byte", DAMAGED),
-        ("w.pth", "a tensor", "it has no tensors with names: save the state_dict of the network"),
-        ("w.pth", "plain values", "it has no tensors with names: save the state_dict of the network"),
-        ("w.pth", "a network", "it has a torch.nn.modules.linear.Linear, which could run code: save its tensors alone"),
-        ("w.pth", "a run", "it is the checkpoint of a run: use init_from in place of model.pretrained"),
+        ("w.pth", "no bytes", "it is damaged"),
+        ("w.pth", "text", "it is damaged"),
+        ("w.safetensors", "text", "it is damaged"),
+        ("w.pth", "a wrong bit", "it is damaged"),
+        ("w.npz", "arrays", "it is damaged"),
+        ("w.pth", "a tensor", "it has no tensors with names"),
+        ("w.pth", "plain values", "it has no tensors with names"),
+        ("w.pth", "a network", "which could run code"),
+        ("w.pth", "a run", "it is the checkpoint of a run: use init_from"),
     ],
 )
-def test_a_file_without_weights_is_one_line(tmp_path: Path, name: str, what: str, error: str) -> None:
-    write_bad_file(tmp_path / name, what)
-    with pytest.raises(ValueError, match=rf"^{re.escape(error)}(: \w+)?$"):
+def test_bad_files_refused(tmp_path: Path, name: str, content: str, error: str) -> None:
+    BAD_FILES[content](tmp_path / name)
+    with pytest.raises(ValueError, match=error) as caught:
         load(tmp_path / name, network())
+    assert "\n" not in str(caught.value)

@@ -85,71 +85,45 @@ def taken(session: Any, module: L.LightningModule, images: ImageFormat) -> dict[
     return {name: value for name, value in module.state_dict().items() if not torch.equal(value, before[name])}
 
 
-def test_the_same_classes_get_every_tensor_and_no_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_same_classes(tmp_path: Path) -> None:
     session, state = source(tmp_path)
     found = taken(session, made(RGB), RGB)
     assert found.keys() == state.keys()
     assert all(torch.equal(value, state[name]) for name, value in found.items())
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
-    ("classes", "num_channels", "mean", "texts"),
+    ("classes", "num_channels", "mean"),
     [
-        ("xy", 3, [0.1, 0.2, 0.6], ["new: fc.weight, fc.bias, task.factor (4 classes, here 2)"]),
-        (
-            "abdc",
-            3,
-            [0.1, 0.2, 0.6],
-            ["new: fc.weight, fc.bias, task.factor (4 classes, other names or another order)"],
-        ),
-        ("abcd", 1, [0.3], ["adapted: conv.weight, mean, std (3 channels, here 1)"]),
-        ("abcdefg", 4, [0.1, 0.2, 0.6, 0.1], ["new: ", "adapted: "]),
+        pytest.param("xy", 3, [0.1, 0.2, 0.6], id="fewer classes"),
+        pytest.param("abdc", 3, [0.1, 0.2, 0.6], id="other order"),
+        pytest.param("abcd", 1, [0.3], id="one channel"),
+        pytest.param("abcdefg", 4, [0.1, 0.2, 0.6, 0.1], id="more classes and channels"),
     ],
 )
-def test_a_head_of_other_classes_is_new_and_a_convolution_of_other_channels_adapted(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    classes: str,
-    num_channels: int,
-    mean: list[float],
-    texts: list[str],
-) -> None:
+def test_other_classes_and_channels(tmp_path: Path, classes: str, num_channels: int, mean: list[float]) -> None:
+    """The head of other classes is new, the convolution of other channels is adapted."""
     session, state = source(tmp_path)
     images = formatted(classes, num_channels)
     module = made(images)
     found = taken(session, module, images)
-    is_kept = classes == "abcd"
-    own = {"net.fc.weight", "net.fc.bias", "task.factor"}
-    assert state.keys() - found.keys() == (set() if is_kept else own)
+    own = {"net.fc.weight", "net.fc.bias", "task.factor"} if classes != "abcd" else set[str]()
+    assert state.keys() - found.keys() == own
     torch.testing.assert_close(found["net.conv.weight"], adapt_channels(state["net.conv.weight"], num_channels))
     fixed = found.keys() - {"net.conv.weight", "mean", "std"}
     assert all(torch.equal(found[name], state[name]) for name in fixed)
     assert module.image_format.mean == pytest.approx([value + 1 / 255 for value in mean])
     assert found["mean"].flatten().tolist() == pytest.approx([255 * value + 1 for value in mean])
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"{FROM}: {len(found)} of {len(state)} tensors taken; ")
-    assert all(text in line for text in texts)
 
 
-def test_other_classes_without_a_head_to_replace_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_classes_without_head(tmp_path: Path) -> None:
     session, state = source(tmp_path, kind=NoHead, hidden=5)
     images = formatted("wxyz", 3)
     found = taken(session, made(images, NoHead, 5), images)
     assert state.keys() - found.keys() == {"task.factor"}
-    assert "of other classes, but no layer has 4 outputs, so all of it is taken" in capsys.readouterr().out
 
 
-def test_only_rank_0_prints_and_nothing_if_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    session, _ = source(tmp_path)
-    images = formatted("xy", 3)
-    for rank, is_silent in ((1, False), (0, True)):
-        session.rank, session.config.silent = rank, is_silent
-        assert taken(session, made(images), images)
-    assert capsys.readouterr().out == ""
-
-
-def test_a_network_may_name_several_heads(tmp_path: Path) -> None:
+def test_several_heads(tmp_path: Path) -> None:
     session, state = source(tmp_path, kind=TwoHeads)
     images = formatted("xyz", 3)
     found = taken(session, made(images, TwoHeads), images)
@@ -161,21 +135,19 @@ def test_a_network_may_name_several_heads(tmp_path: Path) -> None:
     ("there", "here", "hidden", "classes", "error"),
     [
         # norm.num_batches_tracked fits: no reason to take it
-        (Plain, Plain, 5, "xy", "conv.weight is [4, 3, 3, 3], expected [5, 3, 3, 3] (and 5 more)"),
-        (Plain, Plain, 5, "abcd", "conv.weight is [4, 3, 3, 3], expected [5, 3, 3, 3] (and 5 more)"),
-        (Plain, Deeper, 4, "xy", "more.weight is missing, expected [4, 4] (and 1 more)"),
-        (Deeper, Plain, 4, "abcd", "more.weight is not expected (and 1 more)"),
+        (Plain, Plain, 5, "xy", "conv.weight"),
+        (Plain, Plain, 5, "abcd", "conv.weight"),
+        (Plain, Deeper, 4, "xy", "more.weight is missing"),
+        (Deeper, Plain, 4, "abcd", "more.weight is not expected"),
     ],
 )
-def test_another_network_is_refused_even_if_some_layers_fit(
+def test_other_network_refused(
     tmp_path: Path, there: type[Plain], here: type[Plain], hidden: int, classes: str, error: str
 ) -> None:
     session, _ = source(tmp_path, kind=there)
     images = formatted(classes, 3)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=f"{FROM}: the weights are of another network: {error}"):
         initial_weights.load(session, made(images, here, hidden), images)
-    (text,) = str(caught.value).splitlines()
-    assert text.startswith(f"{FROM}: the weights are of another network: {error}: choose model=")
 
 
 class Own(L.LightningModule):
@@ -187,25 +159,22 @@ class Own(L.LightningModule):
         self.projection = nn.Linear(4, 7)
 
 
-def test_custom_modules_follow_the_same_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_custom_module_other_classes(tmp_path: Path) -> None:
     session = saved(tmp_path, Own(4), image_format=RGB._asdict())
     module, images = Own(2), formatted("xy", 3)
     found = taken(session, module, images)
     assert module.state_dict().keys() - found.keys() == {"net.fc.weight", "net.fc.bias"}
-    assert "new: fc.weight, fc.bias (4 classes, here 2)" in capsys.readouterr().out
 
 
-def test_the_network_of_a_custom_module_is_trained_on_with_a_new_head(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    session = saved(tmp_path, Own(4))  # of unknown classes
+def test_network_of_custom_module(tmp_path: Path) -> None:
+    """Its classes are unknown, so that the head is new."""
+    session = saved(tmp_path, Own(4))
     found = taken(session, made(RGB), RGB)
     assert {"net.conv.weight", "net.norm.bias"} <= found.keys()
     assert not {"net.fc.weight", "mean", "projection.weight"} & found.keys()
-    assert "new: mean, std, fc.weight, fc.bias, task.factor (unknown classes, here 4)" in capsys.readouterr().out
 
 
-def test_a_file_of_another_program_is_refused_with_the_setting_for_it(tmp_path: Path) -> None:
+def test_file_of_other_program_refused(tmp_path: Path) -> None:
     session, _ = source(tmp_path)
     of_timm = {"state_dict": {"conv1.weight": torch.zeros(1)}, "epoch": 1}
     for content in ({"model": {}}, [1], {"state_dict": {}, "hyper_parameters": Path}, of_timm):
