@@ -1,6 +1,5 @@
 import copy
 import errno
-import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
@@ -43,26 +42,7 @@ def names(path: Path) -> set[str]:
     return {file.name for file in path.iterdir()}
 
 
-def test_a_checkpoint_comes_back_as_it_was_and_its_folder_is_made(tmp_path: Path) -> None:
-    io = AtomicCheckpointIO(Later(), ())
-    io.save_checkpoint(state_after(1), tmp_path / "checkpoints" / "last.ckpt")
-    read = io.load_checkpoint(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
-    assert torch.equal(read["state_dict"]["weight"], torch.ones(3))
-    assert (read["global_step"], read["loops"]) == (1, {"fit_loop": {"batches": 1}})
-
-
-def test_two_files_of_one_state_do_not_share_damage_or_later_states(tmp_path: Path) -> None:
-    io = AtomicCheckpointIO(Later(), ())
-    for name in ("best.ckpt", "last.ckpt"):
-        io.save_checkpoint(state_after(1), tmp_path / name)
-    io.save_checkpoint(state_after(2), tmp_path / "last.ckpt")
-    assert (step_in(tmp_path / "best.ckpt"), step_in(tmp_path / "last.ckpt")) == (1, 2)
-    os.truncate(tmp_path / "last.ckpt", 100)
-    assert step_in(tmp_path / "best.ckpt") == 1
-    assert names(tmp_path) == {"best.ckpt", "last.ckpt"}
-
-
-def test_a_crash_while_writing_keeps_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_keeps_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     io = AtomicCheckpointIO(Later(), ())
     io.save_checkpoint(state_after(1), tmp_path / "last.ckpt")
 
@@ -75,9 +55,9 @@ def test_a_crash_while_writing_keeps_the_old_checkpoint(tmp_path: Path, monkeypa
         with pytest.raises(OSError, match="No space left"):
             io.save_checkpoint(state_after(3), tmp_path / "last.ckpt")
     assert names(tmp_path) == {"last.ckpt"}
-    assert step_in(tmp_path / "last.ckpt") == 1
-    io.save_checkpoint(state_after(3), tmp_path / "last.ckpt")
-    assert step_in(tmp_path / "last.ckpt") == 3
+    read = io.load_checkpoint(tmp_path / "last.ckpt", weights_only=True)
+    assert torch.equal(read["state_dict"]["weight"], torch.ones(3))
+    assert (read["global_step"], read["loops"]) == (1, {"fit_loop": {"batches": 1}})
 
 
 # -- behind the training -----------------------------------------------------------------------------------------------
@@ -90,9 +70,7 @@ def behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AtomicCheckpointI
     return AtomicCheckpointIO(Later(), (tmp_path / "best.ckpt", tmp_path / "last.ckpt"))
 
 
-def test_the_files_of_a_state_are_written_before_the_next_state_is_saved(
-    tmp_path: Path, behind: AtomicCheckpointIO
-) -> None:
+def test_written_before_next_state(tmp_path: Path, behind: AtomicCheckpointIO) -> None:
     for step in (1, 2):
         for name in ("best.ckpt", "last.ckpt"):
             behind.save_checkpoint(state_after(step), tmp_path / name)
@@ -102,24 +80,10 @@ def test_the_files_of_a_state_are_written_before_the_next_state_is_saved(
     assert step_in(tmp_path / "other.ckpt") == 2, "its reader may not wait"
     behind.teardown()
     assert (step_in(tmp_path / "best.ckpt"), step_in(tmp_path / "last.ckpt")) == (2, 2)
-    behind.teardown()
-
-
-def test_a_file_holds_the_state_at_which_it_was_saved(tmp_path: Path, behind: AtomicCheckpointIO) -> None:
-    state = state_after(1)
-    behind.save_checkpoint(state, tmp_path / "last.ckpt")
-    state["state_dict"]["weight"].zero_()
-    state["loops"]["fit_loop"]["batches"] = 0
-    behind.teardown()
-    read = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    assert torch.equal(read["state_dict"]["weight"], torch.ones(3))
-    assert read["loops"] == {"fit_loop": {"batches": 1}}
 
 
 @pytest.mark.parametrize("is_end", [True, False])
-def test_an_error_behind_the_training_is_raised_in_it_with_the_words_of_a_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_end: bool
-) -> None:
+def test_error_in_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_end: bool) -> None:
     monkeypatch.setattr(checkpoint_io, "_snapshot", copy.deepcopy)
 
     def broken(checkpoint: Any, file: Any) -> None:
@@ -137,8 +101,5 @@ def test_an_error_behind_the_training_is_raised_in_it_with_the_words_of_a_disk(
         except ValueError:
             with pytest.raises(RuntimeError, match="unexpected pos") as caught:
                 behind.teardown() if is_end else behind.save_checkpoint(state_after(2), tmp_path / "last.ckpt")
-    text = refusals.explain_error(caught.value, tmp_path, "rank 0 of 1")
-    assert text is not None
-    assert "the disk is full" in text
-    assert "last.ckpt cannot be written" in text
+    assert "last.ckpt cannot be written" in str(refusals.explain_error(caught.value, tmp_path, "rank 0 of 1"))
     assert names(tmp_path) == set()

@@ -1,8 +1,8 @@
 """What a person reads when memory did not suffice."""
 
-from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 
 from lockstep.assembly.refusals import LESS_MEMORY, explain_error
@@ -13,52 +13,31 @@ SAID = (
 )
 
 
-def raised(function: Callable[[], object]) -> BaseException:
-    try:
-        function()
-    except Exception as error:
-        return error
-    raise AssertionError("nothing was raised")
-
-
-def step() -> None:
-    raise torch.OutOfMemoryError(SAID)
-
-
 def text(error: BaseException) -> str | None:
     return explain_error(error, Path("run"), "rank 1 of 2")
 
 
-def test_what_was_asked_for_and_what_needs_less_is_told() -> None:
+def following(cause: Exception, *, is_answered: bool = False) -> Exception:
+    """An error that was raised from another one, or in place of it (from None)."""
+    error = ValueError("the graph cannot be compiled")
+    error.__cause__ = None if is_answered else cause
+    error.__context__ = cause
+    return error
+
+
+def test_out_of_memory() -> None:
     asked = "Tried to allocate 512.00 MiB. GPU 1 has a total capacity of 79.10 GiB of which 120.50 MiB is free"
-    assert text(raised(step)) == f"rank 1 of 2 ran out of memory ({asked}). {LESS_MEMORY}"
+    assert text(torch.OutOfMemoryError(SAID)) == f"rank 1 of 2 ran out of memory ({asked}). {LESS_MEMORY}"
     assert text(MemoryError()) == f"rank 1 of 2 ran out of memory. {LESS_MEMORY}"
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**52, dtype=torch.uint8)
+    assert "tried to allocate 4503599627370496 bytes" in str(text(caught.value))
 
 
-def test_the_refusal_of_an_allocator_is_found_below_what_followed_from_it() -> None:
-    def follows() -> None:
-        try:
-            step()
-        except RuntimeError as error:
-            raise ValueError("the graph cannot be compiled") from error
-
-    def answered() -> None:
-        try:
-            step()
-        except RuntimeError:
-            raise ValueError("something else") from None
-
-    assert "ran out of memory (Tried to" in (text(raised(follows)) or "")
-    assert text(raised(answered)) is None
-    assert text(RuntimeError("the shapes differ")) is None
-    real = raised(lambda: torch.empty(2**52, dtype=torch.uint8))
-    assert "tried to allocate 4503599627370496 bytes" in (text(real) or "")
-
-
-def test_an_error_that_is_its_own_cause_ends_the_search() -> None:
-    error = ValueError("x")
-
-    def fail() -> None:
-        raise error from error
-
-    assert text(raised(fail)) is None
+def test_cause_found() -> None:
+    refused = torch.OutOfMemoryError(SAID)
+    assert "ran out of memory (Tried to" in str(text(following(refused)))
+    assert text(following(refused, is_answered=True)) is None
+    own = ValueError("x")
+    own.__cause__ = own
+    assert text(own) is None
