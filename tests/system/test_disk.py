@@ -49,16 +49,14 @@ def mounted(place: Path, size: str, words: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_reported_with_the_file_and_the_free_space(tmp_path: Path, number: int) -> None:
+def test_explain_full_disk(tmp_path: Path, number: int) -> None:
     error = OSError(number, os.strerror(number), str(tmp_path / "run" / "status.json"))
     follows = RuntimeError("[enforce fail at inline_container.cc:671] . unexpected pos 704 vs 598")
     follows.__context__ = error
     text = refusals.explain_error(follows, tmp_path / "run", "rank 0 of 1")
     assert text is not None
-    assert str(tmp_path / "run" / "status.json") in text
     assert "the disk is full" in text
-    assert f"{tmp_path} has " in text
-    assert "\n" not in text
+    assert str(tmp_path / "run" / "status.json") in text
 
 
 @pytest.mark.parametrize(
@@ -72,26 +70,14 @@ def test_a_full_disk_is_reported_with_the_file_and_the_free_space(tmp_path: Path
     ],
     ids=repr,
 )
-def test_an_error_that_is_of_no_disk_is_left_as_it_is(tmp_path: Path, error: Exception) -> None:
+def test_explain_other_errors(tmp_path: Path, error: Exception) -> None:
     assert refusals.explain_error(error, tmp_path, "rank 0 of 1") is None
     for number in (errno.ENOENT, errno.EEXIST):  # such as os.mkdir of a user's callback, which meets its folder again
         of_code = OSError(number, "no", str(tmp_path / "mine"))
         assert refusals.explain_error(of_code, tmp_path, "rank 0 of 1") is None
 
 
-@pytest.mark.full
-def test_torchs_errors_of_shared_memory_are_recognized(tmp_path: Path) -> None:
-    script = (
-        "import torch; torch.multiprocessing.set_sharing_strategy('file_system'); torch.ones(2**20).share_memory_()"
-    )
-    done = run(tmp_path, [sys.executable, "-c", script], preexec_fn=limited)
-    assert done.returncode == 1
-    text = refusals.explain_error(RuntimeError(done.stderr), tmp_path, "rank 0 of 1")
-    assert text is not None, done.stderr
-    assert "shared memory" in text
-
-
-def test_a_place_where_nothing_can_be_made_is_found_by_trying(tmp_path: Path) -> None:
+def test_write_obstacle(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert refusals.write_obstacle(tmp_path / "a" / "b") is None
     assert "is not a folder" in str(refusals.write_obstacle(tmp_path / "file" / "a"))
@@ -102,40 +88,27 @@ def test_a_place_where_nothing_can_be_made_is_found_by_trying(tmp_path: Path) ->
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
+def assert_error(done: "subprocess.CompletedProcess[str]", code: int, *parts: str) -> None:
+    """A command has failed with one line about its reason, which has these parts, and one about its end."""
+    assert done.returncode == code, done.stdout + done.stderr
+    line, _ = done.stderr.splitlines()
+    for part in parts:
+        assert part in line
+
+
 @pytest.mark.full
 @pytest.mark.processes
-def test_a_run_on_a_full_disk_says_so_with_its_sizes(tmp_path: Path) -> None:
+def test_full_disk(tmp_path: Path) -> None:
     outputs = tmp_path / "outputs"
     outputs.mkdir()
     done = run(tmp_path, mounted(outputs, "160k", command(*TINY)))
-    assert done.returncode == EXIT_FAILED, done.stdout + done.stderr
-    line, end = done.stderr.splitlines()
-    assert line.startswith("the disk is full: outputs/")
-    assert "has 0.0 MiB free" in line or "has 0.1 MiB free" in line
-    assert end.startswith("The run failed: ")
+    assert_error(done, EXIT_FAILED, "the disk is full: outputs/")
 
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_a_finished_run_stays_finished_if_more_epochs_find_no_room(tmp_path: Path) -> None:
-    assert run(tmp_path, command(*TINY, WATCHED[0])).returncode == 0
-    folder = latest(tmp_path)
-    ended = {path: path.read_bytes() for path in folder.ended if path.exists()}
-    assert {folder.summary, folder.confusion("test")} <= ended.keys()
-    more = command(f"resume={folder.path}", "trainer.max_epochs=2")
-    done = run(tmp_path, more, preexec_fn=limited)
-    assert done.returncode == EXIT_FAILED, done.stdout + done.stderr
-    assert "cannot be written: File too large. Fix that, then resume" in done.stderr
-    assert {path: path.read_bytes() for path in folder.ended if path.exists() and path != folder.failure} == ended
-    assert run(tmp_path, more).returncode == 0
-    assert folder.read_summary()["epochs"] == 2
-    assert not folder.failure.exists()
-    assert not list(folder.path.glob(".*.json.*"))
-
-
-@pytest.mark.full
-@pytest.mark.processes
-def test_a_full_disk_refuses_to_resume_in_one_line(tmp_path: Path) -> None:
+def test_full_disk_refuses_resume(tmp_path: Path) -> None:
+    """The finished run stays as it is."""
     (tmp_path / "outputs").mkdir()
     script = f"""
 "$@" hydra.run.dir=outputs/r {" ".join(TINY)} >&2 || exit 9
@@ -146,51 +119,41 @@ echo $? $(cmp before outputs/r/summary.json)
 """
     done = run(tmp_path, mounted(tmp_path / "outputs", "2m", ["sh", "-c", script, "-", *command()]))
     assert done.stdout == "2\n", done.stderr
-    line, end = (tmp_path / "errors").read_text().splitlines()
-    assert line.startswith("config error: outputs/r/")
-    assert "cannot be written (No space left on device)" in line
-    assert "hydra.run.dir" not in line
-    assert end.startswith("1 error; nothing was started")
+    assert "cannot be written (No space left on device)" in (tmp_path / "errors").read_text()
 
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_a_run_whose_folder_is_removed_ends_with_one_line(tmp_path: Path) -> None:
+def test_checkpoint_too_large(tmp_path: Path) -> None:
+    """A finished run whose further epochs find no room stays finished."""
+    assert run(tmp_path, command(*TINY, WATCHED[0])).returncode == 0
+    folder = latest(tmp_path)
+    ended = {path: path.read_bytes() for path in folder.ended if path.exists()}
+    more = command(f"resume={folder.path}", "trainer.max_epochs=2")
+    done = run(tmp_path, more, preexec_fn=limited)
+    assert done.returncode == EXIT_FAILED, done.stdout + done.stderr
+    assert {path: path.read_bytes() for path in folder.ended if path.exists() and path != folder.failure} == ended
+    assert run(tmp_path, more).returncode == 0
+    assert not folder.failure.exists()
+
+
+@pytest.mark.full
+@pytest.mark.processes
+def test_run_folder_removed(tmp_path: Path) -> None:
     removes = "+callbacks.removes={_target_:tests.support.callbacks.Removes,step:2}"
     done = run(tmp_path, command(*TINY, removes, "trainer.devices=2"))
-    assert done.returncode == EXIT_FAILED, done.stdout + done.stderr
-    line, end = done.stderr.splitlines()
-    assert line.startswith("the run folder outputs/")
-    assert "is gone" in line
-    assert end.startswith("The run failed: ")
+    assert_error(done, EXIT_FAILED, "the run folder outputs/", "is gone")
 
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_decoding_processes_without_shared_memory_end_the_run_with_one_line(tmp_path: Path) -> None:
+def test_no_shared_memory(tmp_path: Path) -> None:
     images = write_folder(tmp_path / "images", count=40)
     streamed = ["data=image_folder", f"data.root={images}", "data.memory=stream", "data.cache=null"]
     small = [setting for setting in TINY if not setting.startswith(("data", "augment"))]
     words = command(*small, *streamed, "data.image_size=64", "data.num_workers=1")
     done = run(tmp_path, mounted(Path("/dev/shm"), "64k", words))
-    assert done.returncode == EXIT_FAILED, done.stdout + done.stderr
-    line, end = done.stderr.splitlines()
-    assert line.startswith("not enough shared memory")
-    assert end.startswith("The run failed: ")
-
-
-@pytest.mark.full
-@pytest.mark.processes
-@pytest.mark.parametrize("more", [[], ["hydra.run.dir=/proc/lockstep"], ["-m", "seed=0,1"]])
-def test_where_no_run_folder_can_be_made_a_command_exits_with_code_2(tmp_path: Path, more: list[str]) -> None:
-    (tmp_path / "outputs").touch()
-    done = run(tmp_path, command(*more, *TINY))
-    assert done.returncode == EXIT_CONFIG, done.stdout + done.stderr
-    line, end = done.stderr.splitlines()
-    assert line.startswith("config error: ")
-    assert ("/proc" if len(more) == 1 else "outputs is not a folder") in line
-    assert end.startswith("1 error; nothing was started")
-    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
+    assert_error(done, EXIT_FAILED, "not enough shared memory")
 
 
 @pytest.mark.full
@@ -198,28 +161,26 @@ def test_where_no_run_folder_can_be_made_a_command_exits_with_code_2(tmp_path: P
 @pytest.mark.parametrize(
     ("more", "error"),
     [
-        (["name=it", "hydra.run.dir=file/${name}"], "hydra.run.dir=file/it: file is not a folder"),
-        (["-m", "seed=0,1", "++hydra.sweep.dir=file/x"], "hydra.sweep.dir=file/x: file is not a folder"),
-        (["hydra.run.dir=file/${hydra.nothing}"], "hydra.run.dir: Interpolation key 'hydra.nothing' not found"),
+        ([], "outputs is not a folder"),
+        (["-m", "seed=0,1"], "outputs is not a folder"),
+        (["hydra.run.dir=/proc/lockstep"], "/proc"),
+        (["name=it", "hydra.run.dir=outputs/${name}"], "hydra.run.dir=outputs/it"),
+        (["-m", "seed=0,1", "++hydra.sweep.dir=outputs/x"], "hydra.sweep.dir=outputs/x"),
+        (["hydra.run.dir=outputs/${hydra.nothing}"], "hydra.run.dir: Interpolation key 'hydra.nothing' not found"),
     ],
 )
-def test_a_chosen_folder_is_checked_as_hydra_will_read_it(tmp_path: Path, more: list[str], error: str) -> None:
-    (tmp_path / "file").touch()
-    done = run(tmp_path, command(*more, *TINY))
-    assert done.returncode == EXIT_CONFIG, done.stdout + done.stderr
-    line, end = done.stderr.splitlines()
-    assert line.startswith(f"config error: {error}")
-    assert end.startswith("1 error; nothing was started")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+def test_no_run_folder_possible(tmp_path: Path, more: list[str], error: str) -> None:
+    (tmp_path / "outputs").touch()
+    assert_error(run(tmp_path, command(*more, *TINY)), EXIT_CONFIG, "config error: ", error)
+    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
 
 
 @pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.parametrize("words", WITHOUT_FOLDER)
-def test_a_current_folder_that_is_gone_is_one_line(tmp_path: Path, words: list[str]) -> None:
+def test_current_folder_removed(tmp_path: Path, words: list[str]) -> None:
     there = tmp_path / "there"
     there.mkdir()
     done = run(there, ["bash", "-c", 'rmdir "$PWD" && exec "$@"', "-", *words])
     assert done.returncode == EXIT_CONFIG, done.stdout + done.stderr
     assert "the current folder was removed" in done.stderr
-    assert len(done.stderr.splitlines()) <= 2

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.full, pytest.mark.processes]
 STOPPED = Outcome(75, "stopped", "signal SIGTERM", 8, 0.5, is_continued=False, num_left=0, has_traceback=False)
 
 
-def test_each_broken_promise_is_reported() -> None:
+def test_broken_promises() -> None:
     case = Case("TERM", "parent", "step", 2)
     assert broken(case, STOPPED) == []
     assert broken(case, STOPPED._replace(exit_code=1, num_left=1)) == [
@@ -31,6 +31,6 @@ def test_each_broken_promise_is_reported() -> None:
     ],
     ids=lambda case: "-".join(map(str, case)).replace(" ", "-"),
 )
-def test_a_signal_ends_a_run_as_promised(tmp_path: Path, case: Case) -> None:
+def test_signal(tmp_path: Path, case: Case) -> None:
     outcome = run(case, tmp_path)
     assert broken(case, outcome) == [], (tmp_path / "terminal.log").read_text()

@@ -28,30 +28,24 @@ def shell(cwd: Path, line: str, **variables: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize(("num_workers", "redirection"), [(2, "2>&1 | head -1"), (1, "> /dev/full 2>&1")])
-def test_a_run_finishes_whatever_becomes_of_its_output(tmp_path: Path, redirection: str, num_workers: int) -> None:
+def test_output_closed_or_full(tmp_path: Path, redirection: str, num_workers: int) -> None:
     train = shlex.join(command(*SMALL, f"trainer.devices={num_workers}"))
     done = shell(tmp_path, f"{train} {redirection}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert latest(tmp_path).read_status()["state"] == "finished"
-    assert latest(tmp_path).read_summary()["epochs"] == 2
-    assert b"Traceback" not in done.stdout + done.stderr
 
 
-def test_a_terminal_of_few_letters_gets_those_it_has(tmp_path: Path) -> None:
+def test_ascii_terminal(tmp_path: Path) -> None:
     variables = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     train = shlex.join(command(*SMALL, "trainer.devices=2"))
     done = shell(tmp_path, train, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
-    text = (done.stdout + done.stderr).decode("ascii")
-    assert "Finished 2 epochs" in text
-    commands = [line.split(maxsplit=1)[1] for line in text.splitlines() if "  lockstep " in line]
-    assert commands == ["lockstep board", "lockstep eval latest", "lockstep predict latest FOLDER"]  # to be copied
+    assert "lockstep eval latest" in (done.stdout + done.stderr).decode("ascii")
     listed = shell(tmp_path, f"{TOOL} status && {TOOL} runs", **variables)
-    assert listed.returncode == 0, listed.stderr
-    assert "finished" in listed.stdout.decode("ascii")
+    assert "finished" in listed.stdout.decode("ascii"), listed.stderr
 
 
-def test_a_run_whose_terminal_is_closed_stops_in_good_order(tmp_path: Path) -> None:
+def test_terminal_closed(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         command(*SMALL, "trainer.max_epochs=500"),
@@ -79,9 +73,7 @@ def test_a_run_whose_terminal_is_closed_stops_in_good_order(tmp_path: Path) -> N
         (2, "", EXIT_FAILED, "breakpoint() needs a run of one worker: set trainer.devices=1"),
     ],
 )
-def test_breakpoint_opens_the_debugger_of_the_only_worker(
-    tmp_path: Path, num_workers: int, keys: str, code: int, end: str
-) -> None:
+def test_breakpoint(tmp_path: Path, num_workers: int, keys: str, code: int, end: str) -> None:
     words = ("train", *own_network("Debugged"), f"trainer.devices={num_workers}", f"hydra.run.dir={tmp_path / 'run'}")
     with on_terminal(80, *words, PYTHONPATH=str(ROOT)) as on:
         if keys:
@@ -91,7 +83,6 @@ def test_breakpoint_opens_the_debugger_of_the_only_worker(
             on.type(keys)
         assert on.end() == code, on.text
     assert end in on.text, on.text
-    assert "Traceback" not in on.text
 
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x1b[35;7m\x9b35m"
@@ -104,7 +95,7 @@ EVIL = "\x1b]0;title\x07\x1b[2J\x1b[35;7m\x9b35m"
         ("data check data=image_folder data.root='{root}' data.image_size=8 data.cache=null", "leaks"),
     ],
 )
-def test_a_name_does_not_command_the_terminal(tmp_path: Path, words: str, shown: str) -> None:
+def test_escape_sequences_in_names(tmp_path: Path, words: str, shown: str) -> None:
     root = tmp_path / f"flo{EVIL}wers"
     for name in ("a", "b"):
         for number in range(10):
