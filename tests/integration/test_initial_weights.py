@@ -77,7 +77,7 @@ def test_wrong_settings_leave_no_run(source: RunFolder, tmp_path: Path, more: tu
         (folder / "notes.txt").touch()
     (tmp_path / "outputs/latest").symlink_to("2026-11-20/before")
     texts = [text.format(source=source.path) for text in (*more, error)]
-    done = commands.run(command(*texts[:-1], *INITIAL), tmp_path)
+    done = commands.run(command(*INITIAL, *texts[:-1]), tmp_path)
     assert done.returncode == EXIT_CONFIG
     assert texts[-1] in done.stderr
     files = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if not path.is_dir()]
