@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from lockstep.config.schema.configuration import CALLED, Config, fields
 from lockstep.system import hardware, processes
 from lockstep.system.trees import leaves
 from tests.support.composed import composed_once, config_of
-from tests.support.harness import ROOT, command, environ
+from tests.support.harness import ROOT, environ
 
 GROUPS = groups(compose.CONF)
 LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_JOB_ID", "SLURM_PROCID")
@@ -43,34 +44,17 @@ def conf(tmp_path: Path) -> Path:
     return shutil.copytree(compose.CONF, tmp_path / "conf")
 
 
+def assert_starts(found: list[str], starts: list[str]) -> None:
+    """Assert one error for each start, in this order."""
+    assert [error[: len(start)] for error, start in zip(found, starts, strict=True)] == starts
+
+
 def errors(*texts: str, is_multirun: bool = False, **places: Any) -> list[str]:
     try:
         overrides.check(texts, Source(**places), is_multirun=is_multirun)
     except ConfigError as error:
         return str(error).splitlines()
     return []
-
-
-@pytest.mark.parametrize(
-    ("key", "more"),
-    [
-        ("trainer.devices", ("strategy=cpu",)),
-        ("data.train_size", ("data=synthetic",)),
-        ("search.num_trials", ("search=random",)),
-    ],
-)
-def test_a_number_above_the_largest_one_is_an_error(key: str, more: tuple[str, ...]) -> None:
-    (error,) = (error for error in errors(*more, f"{key}=99999999999999999999") if error.startswith(key))
-    assert error == f"{key}=99999999999999999999 is too large: 2,147,483,647 at most"
-
-
-def test_a_day_that_does_not_exist_is_an_error() -> None:
-    (error,) = errors("data=image_folder", "data.root=x", "data.test_after=2026-06-31")
-    assert error == "data.test_after=2026-06-31 must be YYYY-MM-DD or null, as image_folder has it"
-
-
-def test_a_seed_may_be_any_whole_number() -> None:
-    assert errors("seed=99999999999999999999", "data=synthetic", "data.seed=20261122134500") == []
 
 
 # -- what passes -------------------------------------------------------------------------------------------------------
@@ -102,93 +86,82 @@ def test_every_experiment_goes_with_every_debug_preset() -> None:
     assert errors(*pairs, "data.root=here", is_multirun=True) == []
 
 
-def test_a_network_of_the_user_passes_with_the_parameters_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "lockstep_users.py").write_text(
-        "class Net:\n    def __init__(self, *, in_channels, num_classes, depth: int): ...\n"
-        "class Grey:\n    def __init__(self, *, num_classes): ...\n"
-    )
-    (tmp_path / "conf" / "model").mkdir(parents=True)
-    (tmp_path / "conf" / "model" / "net.yaml").write_text("_target_: lockstep_users.Net\ndepth: 3\n")
-    (tmp_path / "conf" / "model" / "grey.yaml").write_text("_target_: lockstep_users.Grey\n")
-    added = tmp_path / "conf"
-    assert errors("model=net", "model.depth=4", added=added) == []
-    assert errors("model=net", "model.depth=deep", added=added) == ["model.depth=deep must be int, as Net has it"]
-    assert errors("model=net", "model.dept=4", added=added) == [
-        "model.dept is not a setting: did you mean model.depth?"
-    ]
-    assert errors("model=net", "~model.depth", added=added) == [
-        "model.depth is missing: Net needs it, add +model.depth=..."
-    ]
-    assert errors("model=net", "+model.num_classes=4", added=added) == [
-        "model.num_classes is set by the training itself: remove it"
-    ]
-    assert errors("model=grey", added=added) == [
-        "model._target_=lockstep_users.Grey does not take in_channels from the training"
-    ]
+MODULE = """
+class Net:
+    def __init__(self, *, in_channels, num_classes, depth: int): ...
+class Greedy:
+    def __init__(self, in_channels, num_classes, *, bias=True, **more): ...
+class Grey:
+    def __init__(self, *, num_classes): ...
+def sgd(params, lr, **more): ...
+def images(**more): ...
+"""
+EXPERIMENT = "# @package _global_\nmodel:\n  _target_: lockstep_custom.Greedy\n"
+FILES = {
+    "model/net": "_target_: lockstep_custom.Net\ndepth: 3\n",
+    "model/grey": "_target_: lockstep_custom.Grey\n",
+    "model/greedy": "_target_: lockstep_custom.Greedy\nwidth: 64\nstem: small\n",
+    "model/bare": "width: 64\n",
+    "experiment/changed": EXPERIMENT,
+    "experiment/wider": f"{EXPERIMENT}  width: 32\n",
+}
+GREEDY = "model._target_=lockstep_custom.Greedy"
+SGD = "optimizer._target_=lockstep_custom.sgd"
+OF_EVERY_SOURCE = {"memory": "auto", "num_workers": "auto", "copy_to": None, "folds": None}
+OF_EVERY_SOURCE |= {"balance": 0.0, "near_duplicates": 0.1, "fold": 0, "shared_groups": "refuse"}
 
 
 @pytest.fixture
-def greedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of configurations, with a network and an optimizer that take any keyword."""
+def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of configurations with custom targets, of which some take any keyword."""
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "lockstep_greedy.py").write_text(
-        "class Net:\n    def __init__(self, in_channels, num_classes, *, bias=True, **more): ...\n"
-        "def sgd(params, lr, **more): ...\n"
-        "def images(**more): ...\n"
-    )
-    for folder in ("model", "experiment"):
-        (tmp_path / "conf" / folder).mkdir(parents=True)
-    (tmp_path / "conf" / "model" / "greedy.yaml").write_text("_target_: lockstep_greedy.Net\nwidth: 64\nstem: small\n")
-    experiment = "# @package _global_\nmodel:\n  _target_: lockstep_greedy.Net\n"
-    (tmp_path / "conf" / "experiment" / "changed.yaml").write_text(experiment)
-    (tmp_path / "conf" / "experiment" / "wider.yaml").write_text(f"{experiment}  width: 32\n")
-    (tmp_path / "conf" / "model" / "bare.yaml").write_text("width: 64\n")
+    (tmp_path / "lockstep_custom.py").write_text(MODULE)
+    for name, text in FILES.items():
+        path = tmp_path / "conf" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     return tmp_path / "conf"
 
 
-def section_of(group: str, *texts: str, added: Path) -> dict[str, Any]:
-    (config,) = overrides.check(texts, Source(added=added)).configs
-    return {key: value for key, value in config_file.to_tree(config)[group].items() if not key.startswith("_")}
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["model=net", "model.depth=4"], []),
+        (["model=net", "model.depth=deep"], ["model.depth=deep must be int"]),
+        (["model=net", "model.dept=4"], ["model.dept is not a setting: did you mean model.depth?"]),
+        (["model=net", "~model.depth"], ["model.depth is missing"]),
+        (["model=net", "+model.num_classes=4"], ["model.num_classes is set by the training"]),
+        (["model=grey"], ["model._target_=lockstep_custom.Grey does not take in_channels"]),
+        ([SGD], ["optimizer.lr is missing"]),
+    ],
+)
+def test_custom_target_parameters(custom: Path, texts: list[str], expected: list[str]) -> None:
+    assert_starts(errors(*texts, added=custom), expected)
 
 
-@pytest.mark.parametrize("text", ["model._target_=lockstep_greedy.Net", "experiment=changed"])
-def test_a_custom_target_starts_from_an_empty_section(greedy: Path, text: str) -> None:
-    assert section_of("model", text, added=greedy) == {}
-    typed = ("model.width=64", "+model.depth=3")  # Hydra composes with the option, which has a width
-    assert section_of("model", text, *typed, added=greedy) == {"width": 64, "depth": 3}
-    assert section_of("model", text, "model=resnet18_d2l", "~model.width", added=greedy) == {}
-
-
-def test_an_experiment_writes_keys_of_its_own_target(greedy: Path) -> None:
-    assert section_of("model", "experiment=wider", added=greedy) == {"width": 32}
-    assert section_of("model", "experiment=wider", "model.width=16", added=greedy) == {"width": 16}
-
-
-def test_a_custom_optimizer_has_no_key_of_another_one(greedy: Path) -> None:
-    assert section_of("optimizer", "optimizer._target_=lockstep_greedy.sgd", "optimizer.lr=1", added=greedy) == {
-        "lr": 1
-    }
-    assert errors("optimizer._target_=lockstep_greedy.sgd", added=greedy) == [
-        "optimizer.lr is missing: sgd needs it, add +optimizer.lr=..."
-    ]
-
-
-def test_a_custom_source_has_the_keys_of_every_source(greedy: Path) -> None:
-    expected = {"memory": "auto", "num_workers": "auto", "copy_to": None, "x": 1}
-    expected |= {"balance": 0.0, "near_duplicates": 0.1, "folds": None, "fold": 0, "shared_groups": "refuse"}
-    assert section_of("data", "data._target_=lockstep_greedy.images", "+data.x=1", added=greedy) == expected
-
-
-def test_a_target_in_a_file_of_its_own_has_the_keys_it_has_there(greedy: Path) -> None:
-    assert section_of("model", "model=greedy", added=greedy) == {"width": 64, "stem": "small"}
-    assert section_of("model", "model=bare", "+model._target_=lockstep_greedy.Net", added=greedy) == {}
-
-
-def test_values_that_only_hydra_knows_are_left_to_the_job() -> None:
-    assert errors("name=${hydra:job.num}", "callbacks.pictures.num_images=${hydra:job.num}") == []
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ([GREEDY], {}),
+        (["experiment=changed"], {}),
+        # Hydra composes with the option, which has a width
+        ([GREEDY, "model.width=64", "+model.depth=3"], {"width": 64, "depth": 3}),
+        (["experiment=changed", "model.width=64", "+model.depth=3"], {"width": 64, "depth": 3}),
+        ([GREEDY, "model=resnet18_d2l", "~model.width"], {}),
+        (["experiment=changed", "model=resnet18_d2l", "~model.width"], {}),
+        (["experiment=wider"], {"width": 32}),
+        (["experiment=wider", "model.width=16"], {"width": 16}),
+        (["model=greedy"], {"width": 64, "stem": "small"}),
+        (["model=bare", f"+{GREEDY}"], {}),
+        (["optimizer.lr=1", SGD], {"lr": 1}),
+        (["+data.x=1", "data._target_=lockstep_custom.images"], {**OF_EVERY_SOURCE, "x": 1}),
+    ],
+)
+def test_custom_target_keys(custom: Path, texts: list[str], expected: dict[str, Any]) -> None:
+    (config,) = overrides.check(texts, Source(added=custom)).configs
+    group = {SGD: "optimizer", "data._target_=lockstep_custom.images": "data"}.get(texts[-1], "model")
+    section = config_file.to_tree(config)[group]
+    assert {key: value for key, value in section.items() if not key.startswith("_")} == expected
 
 
 @pytest.mark.parametrize(
@@ -311,144 +284,6 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("text", ERRORS)
-def test_an_error_names_its_key_and_a_fix(text: str) -> None:
-    found = errors(text)
-    assert len(found) == 1
-    assert "\n" not in found[0]
-    for part in ERRORS[text]:
-        assert part in found[0]
-
-
-@pytest.mark.parametrize("task", ["multilabel", "regression"])
-def test_a_probe_has_any_task(task: str) -> None:
-    assert errors("experiment=probe", "data.root=here", f"task={task}") == []
-
-
-@pytest.mark.parametrize("head_only", ["false", "each_epoch"])
-def test_dropout_is_refused_of_a_frozen_network_alone(head_only: str) -> None:
-    network = ("model=torchvision", "model.name=efficientnet_b0", "model.dropout=0.1", f"model.head_only={head_only}")
-    problem = "model.dropout=0.1 has no effect below the last layer with model.head_only: remove one of them"
-    assert errors(*network) == ([] if head_only == "false" else [problem])
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        (
-            "model.head_only=false",
-            "optimizer=newton solves the last layer of a frozen network: set model.head_only=true",
-        ),
-        ("model.head_only=each_epoch", "set model.head_only=true"),
-        ("+parameters={head: {pattern: null, lr_factor: 2}}", "parameters"),
-        ("scheduler=cosine", "scheduler"),
-        ("callbacks=ema", "callbacks=ema"),
-        ("trainer.accumulate_grad_batches=2", "trainer.accumulate_grad_batches=2"),
-        ("trainer.gradient_clip_norm=1", "trainer.gradient_clip_norm=1.0"),
-        ("trainer.graph=true", "trainer.graph=true"),
-        ("trainer.virtual_shards=2", "trainer.virtual_shards=2"),
-        ("module._target_=tests.support.own_modules.Plain", "module"),
-    ],
-)
-def test_what_a_solved_head_has_no_use_for_is_refused(text: str, name: str) -> None:
-    found = errors("experiment=probe", "data.root=here", text)
-    assert [line for line in found if name in line and "optimizer=newton" in line], found
-
-
-def test_dropout_and_stochastic_depth_are_refused_only_where_the_head_alone_is_trained() -> None:
-    words = "model=timm", "model.name=test_resnet", "model.dropout=0.3", "model.drop_path=0.1"
-    assert errors(*words) == errors(*words, "model.head_only=false") == []
-    found = errors(*words, "model.head_only=each_epoch")
-    assert [line.partition(" has no effect")[0] for line in found] == ["model.dropout=0.3", "model.drop_path=0.1"]
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["data.image_size=[160,224]", "data.crop_percent=0.9", "data.interpolation=bicubic"], []),
-        (["data.image_size=224", "data.fit=letterbox", "data.crop_percent=1"], []),
-        (["data.fit=letterbox", "data.crop_percent=0.9"], ["data.fit=letterbox keeps the whole image"]),
-        (["data.image_size=null", "data.fit=letterbox"], ["data.image_size=null keeps images as they are"]),
-        (["data.image_size=null", "data.crop_percent=0.9"], ["data.image_size=null keeps images as they are"]),
-        (["augment.random_resized_crop.scale=[0.08,1.0]"], []),
-        (["augment.random_resized_crop.scale=[1.0,0.5]"], ["must be [low, high], 0 < low <= high <= 1 or null"]),
-        (["augment.random_resized_crop.ratio=[1]"], ["must be [low, high], 0 < low <= high"]),
-        (["augment.random_resized_crop.scale=[0.5,1]", "data.memory=device"], ["crops in host memory: use data.mem"]),
-        (["data.kept=true"], ["data.kept is not a setting"]),
-        (["+data.kept=true"], ["data.kept is set by the training itself: remove it"]),
-        (["+data.kept={}"], ["data.kept is set by the training itself: remove it"]),
-        (["data.image_size=[224]"], ["data.image_size=[224] must be int >= 8 or [height, width] or null"]),
-        (["data.crop_percent=0"], ["data.crop_percent=0 must be auto or 0 < float <= 1"]),
-    ],
-)
-def test_the_view_of_an_image_is_checked(words: list[str], expected: list[str]) -> None:
-    found = errors("data=image_folder", "data.root=images", *words)
-    assert len(found) == len(expected)
-    assert all(text in error for text, error in zip(expected, found, strict=True))
-
-
-def test_a_dataset_is_cropped_by_its_own_transforms() -> None:
-    texts = ("data=dataset", "data.train={_target_:torch.utils.data.TensorDataset}")
-    (error,) = errors(*texts, "augment.random_resized_crop.scale=[0.5,1]")
-    assert "random_resized_crop.scale is not for data=dataset" in error
-    assert errors(*texts) == []
-
-
-def test_a_parameter_of_the_class_can_be_added_with_plus() -> None:
-    assert errors("+optimizer.dampening=0.1", "optimizer.nesterov=false", "+callbacks.timer.interval=epoch") == []
-
-
-def schedule(name: str, *more: str) -> list[str]:
-    return errors("scheduler=constant", f"scheduler._target_=torch.optim.lr_scheduler.{name}", *more)
-
-
-def test_a_schedule_of_torchs_gets_what_it_asks_for_and_no_more() -> None:
-    assert schedule("CosineAnnealingWarmRestarts", "+scheduler.T_0=3", "+scheduler._interval_=epoch") == []
-    assert schedule("OneCycleLR", "+scheduler.max_lr=0.1") == []
-    assert schedule("ReduceLROnPlateau", "+scheduler.patience=3") == []
-    assert schedule("StepLR") == ["scheduler.step_size is missing: StepLR needs it, add +scheduler.step_size=..."]
-    (error,) = schedule("OneCycleLR", "+scheduler.max_lr=0.1", "+scheduler.total_steps=9")
-    assert error == "scheduler.total_steps is set by the training itself: remove it"
-    (error,) = schedule("ReduceLROnPlateau", "+scheduler.mode=min")
-    assert error == "scheduler.mode is set by the training itself: remove it"
-    (error,) = schedule("StepLR", "+scheduler.step_size=3", "+scheduler._interval_=batch")
-    assert error == "scheduler._interval_=batch must be step|epoch"
-
-
-def test_an_unknown_network_of_a_library_is_reported_with_near_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    (error,) = errors("model=torchvision", "model.name=resnet19")
-    assert error.startswith("model.name=resnet19 is not a network of torchvision: did you mean resnet18 or ")
-    (error,) = errors("model=timm", "model.name=resnet19.a1_in1k")
-    assert error.startswith("model.name=resnet19.a1_in1k is not a network of timm: did you mean ")
-    (error,) = errors("model=timm", "model.name=resnet18", "model.pretrained=1")
-    assert error == "model.pretrained=1 must be true|false or a path, as timm has it"
-    monkeypatch.setattr(signatures, "is_there", lambda package: package != "timm")
-    (error,) = errors("model=timm", "model.name=resnet18")
-    assert error.endswith("needs the package timm: install it with: pip install timm")
-
-
-def test_a_logger_whose_package_is_not_installed_is_reported_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert errors("logger=wandb") == errors("logger=[wandb,tensorboard]") == []
-    assert errors("logger=wandb", "logger.wandb.projct=x") == [
-        "logger.wandb.projct is not a setting: did you mean logger.wandb.project?"
-    ]
-    monkeypatch.setattr(signatures, "is_there", lambda package: package != "wandb")
-    hint = "needs the package wandb: install it with: pip install wandb"
-    assert errors("logger=wandb") == [f"logger.wandb {hint}"]
-    lightnings = "+logger.mine={_target_:lightning.pytorch.loggers.WandbLogger}"
-    assert errors(lightnings) == [f"logger.mine {hint}"]
-    assert errors("logger=wandb", lightnings) == [f"logger.wandb {hint}", f"logger.mine {hint}"]
-    assert errors("logger=tensorboard") == []
-
-
-@pytest.mark.parametrize("name", ["LBFGS", "RMSprop"])
-def test_an_optimizer_that_computes_the_loss_again_is_refused(name: str) -> None:
-    removed = [f"~optimizer.{key}" for key in ("momentum", "nesterov", "weight_decay", "fused")]
-    found = errors(f"optimizer._target_=torch.optim.{name}", *removed)
-    expected = f"optimizer._target_=torch.optim.{name} computes the loss several times a step: choose another"
-    assert [error.startswith(expected) for error in found] == ([True] if name == "LBFGS" else [])
-
-
 def callback(kind: str, more: str = "") -> str:
     return f"+callbacks.x={{_target_: lightning.pytorch.callbacks.{kind}{more}}}"
 
@@ -465,43 +300,156 @@ WORKING = {
 }
 
 
-def test_of_lightnings_callbacks_it_is_known_which_work() -> None:
-    (error,) = errors(callback("TQDMProgressBar"))
-    assert error.endswith(
-        "TQDMProgressBar does not work in Lockstep's training: " + callback_rules.INSTEAD["TQDMProgressBar"]
-    )
-    assert sorted({*WORKING, *callback_rules.INSTEAD, "Timer"}) == sorted(lightning.pytorch.callbacks.__all__)
+LIGHTNINGS = "+logger.mine={_target_:lightning.pytorch.loggers.WandbLogger}"
+IMAGES = ("data=image_folder", "data.root=images")
+DATASET = ("data=dataset", "data.train={_target_:torch.utils.data.TensorDataset}")
+HEAD = ("model=torchvision", "model.name=efficientnet_b0", "model.dropout=0.1")
+TIMM = ("model=timm", "model.name=test_resnet", "model.dropout=0.3", "model.drop_path=0.1")
+PROBE = ("experiment=probe", "data.root=here")
+SCHEDULE = ("scheduler=constant",)
+STEPS = "scheduler._target_=torch.optim.lr_scheduler.StepLR"
+CYCLE = "scheduler._target_=torch.optim.lr_scheduler.OneCycleLR"
+PLATEAU = "scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau"
+RESTARTS = "scheduler._target_=torch.optim.lr_scheduler.CosineAnnealingWarmRestarts"
+WITHOUT = [f"~optimizer.{key}" for key in ("momentum", "nesterov")]
+NO_DECAY = ["~optimizer.weight_decay", "~optimizer.fused"]
+SCALED = ["scale_with_workers=true", "optimizer._target_=torch.optim.Adagrad", "~optimizer.lr"]
+AVERAGED = "+callbacks.x={_target_: lockstep.callbacks.AveragedWeights, multi_avg_fn: null}"
+LARGE = 99999999999999999999
+
+# errors of several overrides together
+TOGETHER: list[tuple[Sequence[str], list[str]]] = [
+    (["data=synthetic", f"data.train_size={LARGE}"], ["data.train_size=", "too large: 2,147,483,647"]),
+    ([*IMAGES, "data.test_after=2026-06-31"], ["data.test_after=2026-06-31 must be YYYY-MM-DD"]),
+    ([*HEAD, "model.head_only=each_epoch"], ["model.dropout=0.1 has no effect"]),
+    ([*IMAGES, "data.fit=letterbox", "data.crop_percent=0.9"], ["data.fit=letterbox"]),
+    ([*IMAGES, "data.image_size=null", "data.fit=letterbox"], ["data.image_size=null"]),
+    ([*IMAGES, "data.image_size=null", "data.crop_percent=0.9"], ["data.image_size=null"]),
+    ([*IMAGES, "augment.random_resized_crop.scale=[1.0,0.5]"], ["must be [low, high]"]),
+    ([*IMAGES, "augment.random_resized_crop.ratio=[1]"], ["must be [low, high]"]),
+    ([*IMAGES, "augment.random_resized_crop.scale=[0.5,1]", "data.memory=device"], ["use data.mem"]),
+    ([*IMAGES, "data.kept=true"], ["data.kept is not a setting"]),
+    ([*IMAGES, "+data.kept=true"], ["data.kept is set by the training"]),
+    ([*IMAGES, "+data.kept={}"], ["data.kept is set by the training"]),
+    ([*IMAGES, "data.image_size=[224]"], ["data.image_size=[224] must be int >= 8"]),
+    ([*IMAGES, "data.crop_percent=0"], ["data.crop_percent=0 must be"]),
+    ([*DATASET, "augment.random_resized_crop.scale=[0.5,1]"], ["is not for data=dataset"]),
+    ([*SCHEDULE, STEPS], ["scheduler.step_size is missing"]),
+    ([*SCHEDULE, CYCLE, "+scheduler.max_lr=0.1", "+scheduler.total_steps=9"], ["scheduler.total_steps is set"]),
+    ([*SCHEDULE, PLATEAU, "+scheduler.mode=min"], ["scheduler.mode is set"]),
+    ([*SCHEDULE, STEPS, "+scheduler.step_size=3", "+scheduler._interval_=batch"], ["_interval_=batch must"]),
+    (["model=torchvision", "model.name=resnet19"], ["model.name=resnet19", "did you mean resnet18"]),
+    (["model=timm", "model.name=resnet19.a1_in1k"], ["model.name=resnet19.a1_in1k", "did you mean "]),
+    (["model=timm", "model.name=resnet18", "model.pretrained=1"], ["model.pretrained=1 must be true|false"]),
+    (["logger=wandb", "logger.wandb.projct=x"], ["did you mean logger.wandb.project?"]),
+    (["optimizer._target_=torch.optim.LBFGS", *WITHOUT, *NO_DECAY], ["optimizer._target_=torch.optim.LBFGS"]),
+    ([callback("ModelCheckpoint", ", save_top_k: -1")], ["callbacks.x is a second ", "callbacks.last"]),
+    ([AVERAGED, "callbacks=ema"], ["callbacks.x is a second ", "callbacks.ema"]),
+    ([callback("LearningRateMonitor"), "logger=none"], ["callbacks.x needs a logger"]),
+    ([callback("DeviceStatsMonitor"), "logger=none"], ["callbacks.x needs a logger"]),
+    ([callback("TQDMProgressBar")], ["TQDMProgressBar", callback_rules.INSTEAD["TQDMProgressBar"]]),
+    (["augment.trivial=true", "augment.rand_augment.num_ops=2"], ["augment.trivial=true", "use one"]),
+    ([*SCALED, *WITHOUT], ["scale_with_workers=true", "add +optimizer.lr=..."]),
+]
 
 
-@pytest.mark.parametrize("kind", WORKING)
-def test_a_callback_of_lightnings_that_works_passes(kind: str) -> None:
-    assert errors(callback(kind, WORKING[kind])) == []
+@pytest.mark.parametrize(("texts", "parts"), [*(((text,), ERRORS[text]) for text in ERRORS), *TOGETHER])
+def test_check_one_error(texts: Sequence[str], parts: list[str]) -> None:
+    (error,) = errors(*texts)
+    assert [part for part in parts if part not in error] == []
+
+
+# errors in their order, with the start of each
+SEVERAL = [
+    ([*TIMM, "model.head_only=each_epoch"], ["model.dropout=0.3", "model.drop_path=0.1"]),
+    (
+        ["trainer.accumulate_grad_batches=7", "trainer.devices=[0]"],  # with another setting, and this machine
+        ["trainer.accumulate_grad_batches=7", "trainer.devices=[0]"],
+    ),
+    (
+        ["+callbacks.timer.foo=1", "+optimizer.maximize=2", "+logger.x._target_=nowhere.Logger"],
+        ["optimizer.maximize=2", "callbacks.timer.foo is not", "logger.x._target_=nowhere.Logger"],
+    ),
+    (["+callbacks.timer.foo=1", "+optimizer.maximize=2", "seed=-1"], ["seed=-1"]),
+    ([*PROBE, "model.head_only=each_epoch"], ["optimizer=newton"]),
+]
+
+
+@pytest.mark.parametrize(("texts", "expected"), SEVERAL)
+def test_check_several_errors(texts: list[str], expected: list[str]) -> None:
+    assert_starts(errors(*texts), expected)
+
+
+PASSING = [
+    ["seed=99999999999999999999", "data=synthetic", "data.seed=20261122134500"],
+    ["name=${hydra:job.num}", "callbacks.pictures.num_images=${hydra:job.num}"],  # left to the job
+    [*PROBE, "task=multilabel"],
+    [*PROBE, "task=regression"],
+    [*HEAD, "model.head_only=false"],
+    TIMM,
+    [*TIMM, "model.head_only=false"],
+    [*IMAGES, "data.image_size=[160,224]", "data.crop_percent=0.9", "data.interpolation=bicubic"],
+    [*IMAGES, "data.image_size=224", "data.fit=letterbox", "data.crop_percent=1"],
+    [*IMAGES, "augment.random_resized_crop.scale=[0.08,1.0]"],
+    DATASET,
+    ["+optimizer.dampening=0.1", "optimizer.nesterov=false", "+callbacks.timer.interval=epoch"],
+    [*SCHEDULE, RESTARTS, "+scheduler.T_0=3", "+scheduler._interval_=epoch"],
+    [*SCHEDULE, CYCLE, "+scheduler.max_lr=0.1"],
+    [*SCHEDULE, PLATEAU, "+scheduler.patience=3"],
+    ["logger=[wandb,tensorboard]"],
+    ["logger=none"],
+    ["optimizer._target_=torch.optim.RMSprop", *WITHOUT, *NO_DECAY],
+    *([callback(kind, more)] for kind, more in WORKING.items()),
+]
+
+
+@pytest.mark.parametrize("texts", PASSING)
+def test_check_passes(texts: Sequence[str]) -> None:
+    assert errors(*texts) == []
+
+
+def test_callbacks_of_lightning_known() -> None:
+    known = sorted({*WORKING, *callback_rules.INSTEAD, "Timer"})
+    assert known == sorted(lightning.pytorch.callbacks.__all__)
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"),
+    ("text", "name"),
     [
-        (callback("ModelCheckpoint", ", save_top_k: -1"), "callbacks.last"),
-        ("+callbacks.x={_target_: lockstep.callbacks.AveragedWeights, multi_avg_fn: null}", "callbacks.ema"),
+        ("model.head_only=false", "set model.head_only=true"),
+        ("+parameters={head: {pattern: null, lr_factor: 2}}", "parameters"),
+        ("scheduler=cosine", "scheduler"),
+        ("callbacks=ema", "callbacks=ema"),
+        ("trainer.accumulate_grad_batches=2", "trainer.accumulate_grad_batches=2"),
+        ("trainer.gradient_clip_norm=1", "trainer.gradient_clip_norm=1.0"),
+        ("trainer.graph=true", "trainer.graph=true"),
+        ("trainer.virtual_shards=2", "trainer.virtual_shards=2"),
+        ("module._target_=tests.support.own_modules.Plain", "module"),
     ],
 )
-def test_two_callbacks_whose_states_lightning_cannot_tell_apart_are_refused(text: str, kept: str) -> None:
-    group = kept.removeprefix("callbacks.")
-    (error,) = errors(text, f"callbacks={group if group in ('early_stopping', 'ema') else 'default'}")
-    assert error.startswith("callbacks.x is a second ")
-    assert error.endswith(f"that Lightning cannot distinguish from {kept}: change {kept} instead")
+def test_newton_refuses(text: str, name: str) -> None:
+    found = errors(*PROBE, text)
+    assert [line for line in found if name in line and "optimizer=newton" in line], found
 
 
-@pytest.mark.parametrize("kind", ["LearningRateMonitor", "DeviceStatsMonitor"])
-def test_without_a_logger_nothing_needs_one(kind: str) -> None:
-    assert errors("logger=none") == []
-    monitor = callback(kind, WORKING[kind])
-    assert errors(monitor) == []
-    (error,) = errors(monitor, "logger=none")
-    assert error.startswith("callbacks.x needs a logger")
+@pytest.mark.parametrize(
+    ("package", "texts", "keys"),
+    [
+        ("timm", ["model=timm", "model.name=resnet18"], ["model"]),
+        ("wandb", ["logger=wandb"], ["logger.wandb"]),
+        ("wandb", [LIGHTNINGS], ["logger.mine"]),
+        ("wandb", ["logger=wandb", LIGHTNINGS], ["logger.wandb", "logger.mine"]),
+        ("wandb", ["logger=tensorboard"], []),
+    ],
+)
+def test_missing_package(monkeypatch: pytest.MonkeyPatch, package: str, texts: list[str], keys: list[str]) -> None:
+    monkeypatch.setattr(signatures, "is_there", lambda name: name != package)
+    found = errors(*texts)
+    assert_starts(found, keys)
+    assert [error for error in found if f"pip install {package}" not in error] == []
 
 
-def test_overfitting_switches_every_augmentation_off() -> None:
+def test_overfit_without_augmentation() -> None:
     augment = config_of("debug=overfit", "experiment=cifar10").augment
     assert augment.used == {}
     named = yaml.safe_load((ROOT / "conf" / "debug" / "overfit.yaml").read_text())["augment"]
@@ -509,21 +457,7 @@ def test_overfitting_switches_every_augmentation_off() -> None:
     assert dict(leaves(named, "")).keys() == dict(leaves(augment.model_dump(), "")).keys() - qualifiers
 
 
-def test_two_sets_of_the_same_operations_are_refused() -> None:
-    assert errors("augment.trivial=true", "augment.rand_augment.num_ops=2") == [
-        "augment.trivial=true and augment.rand_augment.num_ops=2 are the same operations: use one"
-    ]
-
-
-def test_scaling_needs_a_learning_rate_to_scale() -> None:
-    texts = ["scale_with_workers=true", "optimizer._target_=torch.optim.Adagrad"]
-    texts += [f"~optimizer.{name}" for name in ("lr", "momentum", "nesterov")]
-    (error,) = errors(*texts)
-    assert error.startswith("scale_with_workers=true multiplies optimizer.lr")
-    assert "add +optimizer.lr=..." in error
-
-
-def test_all_errors_come_in_one_message_and_none_twice() -> None:
+def test_all_errors_once() -> None:
     found = errors(
         "trainer.max_epoch=3",  # unknown
         "seed=-1",  # out of range
@@ -534,69 +468,55 @@ def test_all_errors_come_in_one_message_and_none_twice() -> None:
     )
     keys = ["trainer.max_epoch", "seed", "name", "optimizer.dampening", "data=nope", "'optimizer.lr'"]
     assert len(found) == len(keys)
-    for key in keys:
-        assert sum(key in error for error in found) == 1, key
-    conflicts = errors("trainer.accumulate_grad_batches=7", "trainer.devices=[0]")  # with each other, and this machine
-    assert [error.partition("=")[0] for error in conflicts] == ["trainer.accumulate_grad_batches", "trainer.devices"]
+    assert [key for key in keys if sum(key in error for error in found) != 1] == []
 
 
-def test_all_errors_of_what_is_called_come_in_one_message_where_there_are_no_others() -> None:
-    texts = ["+callbacks.timer.foo=1", "+optimizer.maximize=2", "+logger.x._target_=nowhere.Logger"]
-    expected = ["optimizer.maximize=2 must", "callbacks.timer.foo is not a setting", "logger.x._target_=nowhere.Logger"]
-    for error, start in zip(errors(*texts), expected, strict=True):
-        assert error.startswith(start)
-    assert errors(*texts, "seed=-1") == ["seed=-1 must be int >= 0"]
-
-
-def test_a_wrong_line_in_a_yaml_file_is_found_like_one_on_the_command_line(conf: Path) -> None:
+def test_wrong_lines_of_yaml_files(conf: Path) -> None:
     with (conf / "trainer" / "default.yaml").open("a") as file:
         file.write("max_epoch: 3\n")
     callbacks = conf / "callbacks" / "default.yaml"
     callbacks.write_text(callbacks.read_text().replace("timer:\n", "timer:\n  duraton: 3\n"))
-    found = errors("seed=x", conf=conf)
-    assert sorted(found) == [
-        "seed=x must be int >= 0",
-        "trainer.max_epoch is not a setting: did you mean trainer.max_epochs?",
-    ]
-    assert errors("~trainer.max_epoch", conf=conf) == [
-        "callbacks.timer.duraton is not a setting: did you mean callbacks.timer.duration?"
-    ]
+    assert_starts(sorted(errors("seed=x", conf=conf)), ["seed=x", "trainer.max_epoch is not a setting"])
+    assert_starts(errors("~trainer.max_epoch", conf=conf), ["callbacks.timer.duraton is not a setting"])
 
 
-def test_a_broken_yaml_file_is_named_with_its_line(conf: Path) -> None:
-    (conf / "experiment" / "broken.yaml").write_text("trainer: [\n")
-    (conf / "experiment" / "lost.yaml").write_text("# @package _global_\ndefaults:\n  - override /data: nope\n")
-    (found,) = errors("experiment=broken", conf=conf)
-    assert "broken.yaml" in found
-    assert "line 2" in found
-    (found,) = errors("experiment=lost", conf=conf)
-    assert found.startswith("experiment=lost: ")
-    assert "Could not find 'data/nope' Available options in 'data': cifar10 dataset digits" in found
-    (conf / "config.yaml").write_text("trainer: [\n")
-    (found,) = errors("seed=1", conf=conf)
-    assert "config.yaml" in found
+@pytest.mark.parametrize(
+    ("name", "text", "parts"),
+    [
+        ("experiment/x.yaml", "trainer: [\n", ["x.yaml", "line 2"]),
+        (
+            "experiment/x.yaml",
+            "# @package _global_\ndefaults:\n  - override /data: nope\n",
+            ["experiment=x: ", "data/nope"],
+        ),
+        ("config.yaml", "trainer: [\n", ["config.yaml"]),
+    ],
+)
+def test_broken_yaml_file(conf: Path, name: str, text: str, parts: list[str]) -> None:
+    (conf / name).write_text(text)
+    (found,) = errors("experiment=x" if "experiment" in name else "seed=1", conf=conf)
+    assert [part for part in parts if part not in found] == []
 
 
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 
 
-def test_every_value_of_a_sweep_is_tried() -> None:
-    def swept(*texts: str) -> list[str]:
-        return errors(*texts, is_multirun=True)
-
-    assert swept("optimizer.lr=0.1,0.2", "seed=range(0,3)", "model=glob(resnet18*)") == []
-    wanted = "must be float > 0 or null"
-    assert swept("optimizer.lr=0.1,x,-1") == [f"optimizer.lr=x {wanted}", f"optimizer.lr=-1 {wanted}"]
-    assert swept("optimizer.lr=0.1,0.2", "seed=x") == ["seed=x must be int >= 0"]
-    assert swept("seed=range(-2,3)") == ["seed=-2 must be int >= 0"]
-    assert swept("data.val_fraction=range(0.5,1.2,0.1)", "data.test_fraction=0.01") == [
-        "data.val_fraction=1.1 and data.test_fraction=0.01 leave nothing to train on: use smaller ones"
-    ]
-    needed = ("train", "root", "file")  # of dataset, image_folder and list
-    assert swept("data=glob(*)") == [f"data.{key} has no value: add data.{key}=..." for key in needed]
-    assert swept("data=digits,nope")[0].startswith("data=nope is not an option: choose from")
-    assert swept("data=glob(x*)")[0].startswith("data=glob(x*) matches no option: choose from cifar10")
-    assert "list them, optimizer.lr=0.1,...,1.0" in swept("optimizer.lr=interval(0.1,1)")[0]
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["optimizer.lr=0.1,0.2", "seed=range(0,3)", "model=glob(resnet18*)"], []),
+        (["optimizer.lr=0.1,x,-1"], ["optimizer.lr=x must", "optimizer.lr=-1 must"]),
+        (["optimizer.lr=0.1,0.2", "seed=x"], ["seed=x must"]),
+        (["seed=range(-2,3)"], ["seed=-2 must"]),
+        (["data.val_fraction=range(0.5,1.2,0.1)", "data.test_fraction=0.01"], ["data.val_fraction=1.1 and"]),
+        (["data=glob(*)"], ["data.train has no value", "data.root has no value", "data.file has no value"]),
+        (["data=digits,nope"], ["data=nope is not an option"]),
+        (["data=glob(x*)"], ["data=glob(x*) matches no option"]),
+        (["optimizer.lr=interval(0.1,1)"], ["optimizer.lr=interval(0.1,1)"]),
+    ],
+)
+def test_every_value_of_a_sweep(texts: list[str], expected: list[str]) -> None:
+    assert_starts(errors(*texts, is_multirun=True), expected)
 
 
 def test_of_a_large_sweep_the_first_jobs_are_checked() -> None:
@@ -607,19 +527,6 @@ def test_of_a_large_sweep_the_first_jobs_are_checked() -> None:
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
-
-
-def test_the_command_prints_both_errors_and_exits_with_code_2() -> None:
-    run = subprocess.run(
-        command("optimizer.lrr=1", "seed=-1"), env=environ(), capture_output=True, text=True, cwd=ROOT, check=False
-    )
-    assert run.returncode == 2
-    assert run.stdout == ""
-    assert run.stderr.splitlines() == [
-        "config error: optimizer.lrr is not a setting: did you mean optimizer.lr?",
-        "config error: seed=-1 must be int >= 0",
-        "2 errors; nothing was started. See --help.",
-    ]
 
 
 def test_neither_the_check_nor_the_help_imports_torch() -> None:
@@ -658,53 +565,48 @@ def test_a_resume_takes_what_does_not_change_the_mathematics() -> None:
         assert getattr(config, name) == getattr(saved, name)
 
 
-def test_a_resume_refuses_another_run_with_every_error() -> None:
-    saved = config_of("optimizer.lr=0.1")
-    texts = ["seed=1", "optimizer.lr=0.2", "data=synthetic", "trainer.limit_train_batches=3", "trainer.loads=[1,1]"]
+REFUSED = [
+    (
+        ["optimizer.lr=0.1"],
+        ["seed=1", "optimizer.lr=0.2", "data=synthetic", "trainer.limit_train_batches=3", "trainer.loads=[1,1]"],
+        ["seed=1", "data._target_", "optimizer.lr=0.2", "trainer.limit_train_batches=3", "trainer.loads=[1,1]"],
+    ),
+    ([], ["trainer.gradient_clip_norm=1"], ["trainer.gradient_clip_norm=1"]),
+    ([], ["trainer.precision=float32"], ["trainer.precision=float32"]),
+    ([], ["trainer.check_val_every_n_epoch=2"], ["trainer.check_val_every_n_epoch=2"]),
+    ([], ["callbacks=ema"], ["callbacks.ema._target_=lockstep.callbacks.AveragedWeights"]),
+    (
+        [],
+        ["callbacks.checkpoint.monitor=val/loss", "callbacks.checkpoint.mode=min"],
+        ["callbacks.checkpoint.monitor=val/loss", "callbacks.checkpoint.mode=min"],
+    ),
+    (
+        [],
+        ["+callbacks.last.monitor=val/loss", "+callbacks.last.mode=min"],
+        ["callbacks.last.monitor=val/loss", "callbacks.last.mode=min"],
+    ),
+    (["experiment=cifar10", "debug=fast"], ["experiment=fashion_mnist"], ["augment.cutout=0"]),
+    (
+        ["optimizer=adamw"],
+        ["data.num_worker=1", "optimizer.momentum=0.5", "optimizer.eps=1.0"],
+        ["data.num_worker is not a setting", "optimizer.momentum", "optimizer.eps=1.0"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "texts", "expected"), REFUSED)
+def test_resume_refuses_changes(before: list[str], texts: list[str], expected: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        resumed(saved, "resume=x", *texts)
+        resumed(config_of(*before), "resume=x", *texts)
     found = str(caught.value).splitlines()
-    starts = ["seed=1 ", "data._target_=", "optimizer.lr=0.2 cannot change on resume, this run has 0.1: remove it"]
-    starts += ["trainer.limit_train_batches=3 ", "trainer.loads=[1,1] has 2 entries for 1 worker"]
-    assert len(found) == len(starts)
-    for error, start in zip(found, starts, strict=True):
-        assert error.startswith(start)
+    assert [start for start in expected if not any(error.startswith(start) for error in found)] == []
 
 
-@pytest.mark.parametrize(
-    ("texts", "error"),
-    [
-        (
-            ["trainer.gradient_clip_norm=1"],
-            "trainer.gradient_clip_norm=1 cannot change on resume, this run has null:",
-        ),
-        (["trainer.precision=float32"], "trainer.precision=float32 cannot change on resume, this run has auto:"),
-        (["trainer.check_val_every_n_epoch=2"], "trainer.check_val_every_n_epoch=2 cannot"),
-        (["callbacks=ema"], "callbacks.ema._target_=lockstep.callbacks.AveragedWeights cannot"),
-        (
-            ["callbacks.checkpoint.monitor=val/loss", "callbacks.checkpoint.mode=min"],
-            "callbacks.checkpoint.monitor=val/loss",
-        ),
-        (["+callbacks.last.monitor=val/loss", "+callbacks.last.mode=min"], "callbacks.last.monitor=val/loss cannot"),
-    ],
-)
-def test_a_resume_refuses_what_changes_weights_or_the_choice_of_the_best(texts: list[str], error: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        resumed(config_of(), "resume=x", *texts)
-    assert str(caught.value).startswith(error)
-    assert str(caught.value).endswith("remove it, or start a new run")
-
-
-def test_overrides_of_a_resume_apply_to_the_options_of_the_run() -> None:
+def test_resume_keeps_options() -> None:
     saved = config_of("data=image_folder", "data.root=x", "optimizer=adamw", "scheduler=cosine")
-    config = resumed(saved, "resume=x", "data.num_workers=1", "data.memory=stream", "data.cache=null", "data.root=y")
     changed = {"num_workers": 1, "memory": "stream", "cache": None, "root": "y"}
-    assert config.data.model_dump() == saved.data.model_dump() | changed
-    with pytest.raises(ConfigError) as caught:
-        resumed(saved, "resume=x", "data.num_worker=1", "optimizer.momentum=0.5", "optimizer.eps=1.0")
-    assert str(caught.value).startswith("data.num_worker is not a setting: did you mean data.num_workers?")
-    assert any("optimizer.momentum" in error for error in str(caught.value).splitlines())
-    assert "optimizer.eps=1.0 cannot change on resume, this run has 1e-08" in str(caught.value)
+    typed = ["data.num_workers=1", "data.memory=stream", "data.cache=null", "data.root=y"]
+    assert resumed(saved, "resume=x", *typed).data.model_dump() == saved.data.model_dump() | changed
 
 
 def test_a_resume_resolves_no_text_of_the_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -720,8 +622,6 @@ def test_a_resume_takes_the_whole_command_again() -> None:
     texts = ["experiment=cifar10", "debug=fast", "optimizer.lr=0.3", "seed=0"]
     saved = config_of(*texts)
     assert resumed(saved, *texts, "resume=x") == saved
-    with pytest.raises(ConfigError, match=r"augment\.cutout=0 cannot change on resume, this run has 8"):
-        resumed(saved, "experiment=fashion_mnist", "resume=x")
 
 
 def test_auto_of_a_resume_is_the_view_that_the_run_has() -> None:
