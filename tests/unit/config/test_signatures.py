@@ -35,14 +35,12 @@ UNFIT: list[tuple[Any, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("annotation", "value"), FITTING)
-def test_a_value_that_may_be_meant_fits(annotation: Any, value: Any) -> None:
-    assert fits(annotation, value)
-
-
-@pytest.mark.parametrize(("annotation", "value"), UNFIT)
-def test_a_value_of_another_kind_does_not_fit(annotation: Any, value: Any) -> None:
-    assert not fits(annotation, value)
+@pytest.mark.parametrize(
+    ("annotation", "value", "expected"),
+    [*((*pair, True) for pair in FITTING), *((*pair, False) for pair in UNFIT)],
+)
+def test_fits(annotation: Any, value: Any, expected: bool) -> None:
+    assert fits(annotation, value) == expected
 
 
 @pytest.fixture
@@ -97,30 +95,24 @@ def errors(**section: Any) -> list[str]:
     return list(map(str, signatures.errors([{"callbacks": {"x": section}}])))
 
 
-def test_a_class_of_a_notebook_is_refused_with_the_place_for_it() -> None:
-    (error,) = errors(_target_="__main__.Net")
-    hint = "put it into a file next to the notebook, net.py, and write net.Net"
-    assert error == f"callbacks.x._target_=__main__.Net: '__main__' has no 'Net': {hint}"
-
-
 @pytest.mark.usefixtures("_written")
 @pytest.mark.parametrize(
-    ("name", "what"),
+    ("target", "part"),
     [
-        ("needy", "ModuleNotFoundError: No module named 'not_installed_anywhere'"),
-        ("broken", "ZeroDivisionError: division by zero"),
+        ("__main__.Net", "write net.Net"),  # of a notebook
+        ("written.needy.Net", "/written/needy.py:1 (<module>)"),
+        ("written.broken.Net", "/written/broken.py:1 (<module>)"),
     ],
 )
-def test_whatever_a_module_raises_is_an_error_of_its_target(name: str, what: str) -> None:
-    (error,) = errors(_target_=f"written.{name}.Net")
-    assert error.startswith(f"callbacks.x._target_=written.{name}.Net cannot be imported: {what}, in ")
-    assert f"/written/{name}.py:1 (<module>): " in error
+def test_import_fails(target: str, part: str) -> None:
+    (error,) = errors(_target_=target)
+    assert error.startswith(f"callbacks.x._target_={target}")
+    assert part in error
 
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("_written")
 def test_the_process_that_imports_finds_the_modules_of_this_one() -> None:
     tree = {"callbacks": {"x": {"_target_": "written.Circle", "colour": 3}}}
-    assert list(map(str, processes.call(signatures.errors, [tree]))) == [
-        "callbacks.x.colour=3 must be str or null, as Circle has it: write \"callbacks.x.colour='3'\""
-    ]
+    (error,) = map(str, processes.call(signatures.errors, [tree]))
+    assert error.startswith("callbacks.x.colour=3 must be str or null")

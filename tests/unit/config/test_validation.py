@@ -664,15 +664,6 @@ def test_a_saved_configuration_comes_back_equal(saved: Path) -> None:
     assert check_config(compose_config([])) != config
 
 
-def test_a_trial_of_an_earlier_search_of_several_objectives_is_read(tmp_path: Path) -> None:
-    path, config = tmp_path / "config.yaml", config_of("search=tpe")
-    config_file.save(config, path)
-    tree = yaml.safe_load(path.read_text())
-    tree["search"]["objectives"] = {"val/loss": "min", "training_s": "min"}
-    path.write_text(yaml.safe_dump(tree))
-    assert config_file.load(path) == config
-
-
 def test_a_saved_configuration_that_does_not_fit_is_reported_with_its_path(saved: Path) -> None:
     tree = yaml.safe_load(saved.read_text())
     tree["trainer"]["old_key"] = tree["trainer"].pop("deterministic")
