@@ -37,37 +37,28 @@ def sweep_of(cwd: Path, *words: str) -> Path:
     return file.parent
 
 
-def test_a_run_judges_what_it_was_not_trained_on_and_several_workers_write_the_same_list(tmp_path: Path) -> None:
+def test_labels_of_a_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", (*SMALL, "trainer.max_epochs=1"))
     train_all([run], 1)
-    printed = []
-    for name, count in (("one", "1"), ("two", "2")):
-        words = ("labels", run.path, "--output", f"{name}.csv", "--devices", count, "--strategy", "cpu", "--json")
-        done = lockstep(tmp_path, *words)
-        assert done.returncode == 0, done.stderr
-        printed.append(json.loads(done.stdout))
-    for suffix in ("csv", "png"):
-        assert (tmp_path / f"one.{suffix}").read_bytes() == (tmp_path / f"two.{suffix}").read_bytes()
-    assert {**printed[0], "output": "", "pictures": ""} == {**printed[1], "output": "", "pictures": ""}
+    words = ("labels", run.path, "--output", "one.csv", "--strategy", "cpu")
+    done = lockstep(tmp_path, *words, "--json")
+    assert done.returncode == 0, done.stderr
     rows, record = rows_of(tmp_path / "one.csv"), json.loads(gzip.decompress(run.images.read_bytes()))
     for split in ("train", "val", "test"):
         assert sorted(row["file"] for row in rows if row["split"] == split) == sorted(record[split]["names"])
     judged, others = rows[:54], rows[54:]  # 23 and 31 of 124
     assert {row["split"] for row in judged} == {"val", "test"}
     assert {(row["suggested"], row["score"], row["suspicious"]) for row in others} == {("", "", "0")}
-    count, order = printed[0]["suspicious"], [(row["suspicious"] == "0", float(row["score"])) for row in judged]
+    order = [(row["suspicious"] == "0", float(row["score"])) for row in judged]
     assert order == sorted(order)
-    assert sum(row["suspicious"] == "1" for row in rows) == count == len(printed[0]["labels"])
-    assert printed[0]["images"] == 54
-    with Image.open(tmp_path / "one.png") as picture:
-        assert picture.size[0] > 900
-    again = lockstep(tmp_path, "labels", run.path, "--output", "one.csv")
-    assert again.returncode == 2
-    assert "one.csv exists: remove it, or name another file." in again.stderr
-    said = lockstep(tmp_path, "labels", run.path, "--strategy", "cpu").stdout
-    assert re.search(r"^\d+ of 54 labels are suspicious; \d+\.\d would be if all labels were right\.$", said, re.M)
-    assert "Only the validation and test images are judged" in said
-    assert "A sweep over data.folds=5 data.fold=0,1,2,3,4 judges all." in said
+    facts = json.loads(done.stdout)
+    assert sum(row["suspicious"] == "1" for row in rows) == facts["suspicious"] == len(facts["labels"])
+    assert facts["images"] == 54
+    assert (tmp_path / "one.png").is_file()
+    again = lockstep(tmp_path, *words)
+    assert (again.returncode, "one.csv exists" in again.stderr) == (2, True)
+    shown = lockstep(tmp_path, "labels", run.path, "--strategy", "cpu").stdout
+    assert "data.folds=5 data.fold=0,1,2,3,4 judges all." in shown
 
 
 @pytest.mark.full
@@ -78,8 +69,7 @@ def test_labels_are_of_classes(tmp_path: Path) -> None:
     train_all([run], 1)
     done = lockstep(tmp_path, "labels", run.path)
     assert done.returncode == 2
-    (line,) = [line for line in done.stderr.splitlines() if "config error" in line]
-    assert line.startswith("config error: lockstep labels needs one class for each image, and task._target_=")
+    assert "task._target_=" in done.stderr
     assert not list(tmp_path.glob("labels.*"))
 
 
@@ -133,7 +123,6 @@ def test_the_page_corrects_labels_and_trains_on_them(tmp_path: Path) -> None:
     rows = rows_of(tmp_path / "labels.csv")
     head, *cells = csv.reader((tmp_path / "labels.csv").read_text().splitlines())
     assert {row["file"].replace("'", ""): row["suggested"] for row in rows[:2]} == wrong
-    assert done.stdout.count("tulip, wild") >= 2
     again = shlex.split(done.stdout.splitlines()[-1])  # the command that the page shows
     assert set(again_on_page[2:]) - {"data.root=flowers"} <= {"train", *again}
     for row in cells[:2]:  # as a person edits it
