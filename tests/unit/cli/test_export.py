@@ -33,7 +33,7 @@ def test_default_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing
     (folder.path / name).mkdir()  # which is refused by name
     monkeypatch.setattr(export.signatures, "is_there", lambda package: package != missing)
     arguments = argparse.Namespace(output=None, run=str(folder.path), trust=False, overrides=[])
-    with pytest.raises(ValueError, match=re.escape(f"--output {folder.path / name} is a folder")):
+    with pytest.raises(ValueError, match=re.escape(f"--output {folder.path / name}:")):
         export.run_export(arguments, Path())
 
 
