@@ -1,6 +1,7 @@
 """The commands `lockstep` and `python train.py`: evaluate, predict, watch, stop, and report errors."""
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -22,6 +23,9 @@ from tests.support.harness import ROOT, command
 pytestmark = pytest.mark.processes
 
 
+WRONG = ("train", "--config-dir", str(ROOT / "tests/wrong_files"))
+
+
 def lockstep(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     tool = os.fspath(Path(sys.executable).parent / "lockstep")
     return commands.run([tool, *arguments], cwd)
@@ -34,7 +38,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     overrides = ("model.width=8", "trainer.max_epochs=2", "trainer.devices=2", "strategy=cpu")
     done = commands.run(command(*overrides), cwd)
     assert done.returncode == 0, done.stdout + done.stderr
-    (cwd / "terminal.log").write_text(done.stdout + done.stderr)
+    assert "Warning" not in done.stdout + done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
     return RunFolder((cwd / "outputs" / "latest").resolve())
 
 
@@ -49,30 +54,15 @@ def test_a_run_leaves_all_its_files_and_no_other(trained: RunFolder) -> None:
         "images.json.gz", "summary.json", "checkpoints", "events.out", "validation", "test", "pictures",
     }  # fmt: skip
     assert {path.name for path in trained.checkpoints.iterdir()} == {"best.ckpt", "last.ckpt"}
-    assert trained.read_overrides()[0] == "model.width=8"
     assert [row["epoch"] for row in trained.read_metrics()] == ["1", "2"]
 
 
-def test_the_terminal_shows_one_voice_without_noise(trained: RunFolder) -> None:
-    text = (cwd_of(trained) / "terminal.log").read_text()
-    start, title, *_ = text.splitlines()
-    assert start.startswith("Starting 2 workers for outputs/")
-    assert title == "Lockstep: ResNet18 on digits"
-    assert len(re.findall(r"^ +\d/2 +\d", text, re.MULTILINE)) == 2
-    assert "\x1b" not in text
-    assert "\r" not in text
-    for noise in ("Warning", "warn", "GPU available", "Tip", "`Trainer"):
-        assert noise not in text
-
-
 def test_another_number_of_workers_evaluates_the_same(trained: RunFolder) -> None:
-    cwd = cwd_of(trained)
-    done = lockstep(cwd, "eval", "latest", "--devices", "3", "--checkpoint", "best")
+    done = lockstep(cwd_of(trained), "eval", "latest", "--devices", "3", "--checkpoint", "best", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "359 test images" in done.stdout
-    assert done.stderr == ""
-    accuracy = float(re.search(r"accuracy +([\d.]+)", done.stdout)[1])  # pyright: ignore[reportOptionalSubscript]
-    assert accuracy == pytest.approx(trained.read_summary()["test_accuracy"], abs=5e-7)
+    result = json.loads(done.stdout)
+    assert result["images"] == 359
+    assert result["metrics"]["accuracy"] == pytest.approx(trained.read_summary()["test_accuracy"], abs=5e-7)
 
 
 @pytest.mark.parametrize("precision", ["tf32", pytest.param("float16", marks=pytest.mark.full)])
@@ -86,7 +76,6 @@ def test_a_run_in_a_precision_of_gpus_is_evaluated_without_one(
     assert folder.config.read_text() != text
     done = lockstep(cwd_of(trained), "eval", str(folder.path))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "359 test images" in done.stdout
 
 
 def test_predictions_of_a_split_are_in_order_and_agree_with_the_evaluation(trained: RunFolder) -> None:
@@ -97,7 +86,6 @@ def test_predictions_of_a_split_are_in_order_and_agree_with_the_evaluation(train
     assert [row["file"] for row in rows] == list(truth.names)
     accuracy = accuracy_score(truth.targets, [int(row["class"]) for row in rows])
     assert accuracy == pytest.approx(trained.read_summary()["test_accuracy"], abs=1e-7)
-    assert all(0.1 <= float(row["probability"]) <= 1 for row in rows)
 
 
 def test_predictions_of_a_folder_name_every_file_once(trained: RunFolder, tmp_path: Path) -> None:
@@ -121,52 +109,29 @@ def test_predictions_of_a_folder_name_every_file_once(trained: RunFolder, tmp_pa
         assert row["class"] == by_split[int(row["file"][-6:-4])]["class"]
 
 
-def test_status_shows_the_end_and_stop_refuses_an_ended_run(trained: RunFolder) -> None:
-    status = lockstep(cwd_of(trained), "status", "latest")
-    assert status.returncode == 0
-    assert re.search(r"state +finished", status.stdout)
-    assert re.search(r"val/accuracy +0\.\d", status.stdout)
-    stop = lockstep(cwd_of(trained), "stop", "latest")
-    assert stop.returncode == 2
-    assert "is not running: finished" in stop.stderr
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["stop", "latest"], "is not running: finished"),
+        (["eval", "nowhere"], "nowhere is not a run folder"),
+        (["train", "resume=outputs/latest"], "is finished: set trainer.max_epochs above 2"),
+        ([*WRONG, "experiment=unknown_key"], "config error: trainer.max_epoch"),
+        ([*WRONG, "model=unknown_parameter"], "config error: model.widht"),
+        ([*WRONG, "experiment=rule_between_keys"], "config error: trainer.accumulate_grad_batches"),
+    ],
+)
+def test_command_refused(trained: RunFolder, words: list[str], part: str) -> None:
+    done = lockstep(cwd_of(trained), *words)
+    assert (done.returncode, part in done.stderr) == (2, True), done.stderr
+    assert "Traceback" not in done.stderr
     assert not trained.stop_flag.exists()
 
 
-def test_a_finished_run_is_not_resumed_but_can_train_longer(trained: RunFolder) -> None:
-    cwd = cwd_of(trained)
-    done = commands.run(command("resume=outputs/latest"), cwd)
-    assert done.returncode == 2
-    assert "is finished: set trainer.max_epochs above 2 to train longer" in done.stderr
-
-
-def test_an_unknown_run_is_named_with_those_there_are(trained: RunFolder) -> None:
-    done = lockstep(cwd_of(trained), "eval", "nowhere")
-    assert done.returncode == 2
-    assert "nowhere is not a run folder" in done.stderr
-    assert "outputs/" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("option", "key"),
-    [
-        ("experiment=unknown_key", "trainer.max_epoch"),
-        ("model=unknown_parameter", "model.widht"),
-        ("experiment=rule_between_keys", "trainer.accumulate_grad_batches"),
-    ],
-)
-def test_a_wrong_file_is_refused_by_the_command_too(tmp_path: Path, option: str, key: str) -> None:
-    done = lockstep(tmp_path, "train", "--config-dir", str(ROOT / "tests/wrong_files"), option)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"config error: {key}")
-    assert done.stderr.splitlines()[1:] == ["1 error; nothing was started. See --help."]
-
-
-TRIED = ["status", "stop", "eval", "predict", "export"]  # above, in test_pages.py and test_project.py
+TRIED = ["stop", "eval", "predict", "export"]  # above, in test_pages.py and test_project.py
 COMMANDS: dict[str, list[str]] = {
     "train": ["--cfg", "job"], "new": ["flowers"], "benchmark": ["--help"], "verify": ["--help"],
     "model": ["--depth", "1"], "runs": ["RUNS"], "compare": ["RUN", "RUN"], "jobs": ["list", "--folder", "RUNS"],
-    "board": ["--help"], "data": ["check"], "machine": [], "labels": ["RUN"], "schema": [],
+    "board": ["--help"], "data": ["check"], "machine": [], "status": ["RUN"], "labels": ["RUN"], "schema": [],
     "embed": ["RUN", "test", "--output", "digits.npy"],
 }  # fmt: skip
 
@@ -176,7 +141,6 @@ def test_every_command_works_as_installed_from_any_folder(trained: RunFolder, tm
     paths = {"RUN": str(trained.path), "RUNS": str(cwd_of(trained) / "outputs")}
     done = lockstep(tmp_path, name, *(paths.get(word, word) for word in COMMANDS[name]))
     assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_no_command_is_left_out_of_those_that_are_tried(tmp_path: Path) -> None:
