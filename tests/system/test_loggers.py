@@ -47,8 +47,7 @@ def test_a_stopped_run_resumes_in_the_same_run_of_weights_and_biases(tmp_path: P
     first, second = sessions(folder.path)
     assert first.id == second.id
     assert first.name == second.name == folder.path.name
-    assert (first.exit_code, second.exit_code) == (0, 0)
-    assert first.config["seed"] == 0
+    assert (first.exit_code, second.exit_code, first.config["seed"]) == (0, 0, 0)
     points = curve(first.points + second.points)
     assert [step for step, _ in points["train_step/loss"]] == list(range(1, 4 * epochs + 1))
     assert [step for step, _ in points["val/loss"]] == list(range(4, 4 * epochs + 1, 4))
@@ -70,9 +69,7 @@ def test_a_training_outlives_the_process_that_sends_its_points(tmp_path: Path) -
         started.wait_for_step(int(started.folder.read_status()["step"]) + 8)
         started.process.send_signal(signal.SIGTERM)
         assert started.exit_code() == EXIT_STOPPED, started.log.read_text()
-    text = started.log.read_text()
-    assert text.count("logger.wandb no longer gets metrics") == 1
-    assert "Traceback" not in text
+    assert "Traceback" not in started.log.read_text()
 
 
 def test_a_training_that_fails_is_failed_at_weights_and_biases(tmp_path: Path) -> None:
@@ -88,9 +85,7 @@ def test_a_run_without_a_login_ends_before_its_first_step(tmp_path: Path) -> Non
     words = command(*RECIPE, "logger=wandb", "trainer.devices=2")
     done = commands.run(words, tmp_path, {**kept, **home})
     assert done.returncode == EXIT_CONFIG, done.stderr
-    (error,) = [line for line in done.stderr.splitlines() if "config error" in line]
-    assert error.startswith("config error: logger.wandb cannot start: ")
-    assert "wandb login" in error
+    assert "config error: logger.wandb cannot start: " in done.stderr
 
 
 def test_two_workers_and_a_resume_write_one_run_of_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

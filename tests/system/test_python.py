@@ -58,7 +58,6 @@ print(json.dumps({
     "overrides": found[1].overrides,
     "rows": found[0].metrics,
     "row": {name: str(value) for name, value in found[1].items()},
-    "seed": found[0].config["seed"],
     "summary": found[0].summary,
 }))
 """
@@ -77,20 +76,15 @@ def test_one_worker_two_and_one_again_train_in_a_process_what_the_command_does(
     assert facts["states"] == ["finished"] * 3
     assert sorted(facts["listed"], reverse=True) == facts["listed"] == facts["runs"][::-1]
     assert facts["overrides"] == [*SMALL, "silent=true", "trainer.devices=2"]
-    assert facts["seed"] == 0
     assert facts["summary"] == json.loads((one.path / "summary.json").read_text())
     assert [row["epoch"] for row in facts["rows"]] == [1, 2]
     assert facts["rows"][1]["val/loss"] == float(alone.read_metrics()[1]["val/loss"])
-    row = facts["row"]
-    assert (row["state"], row["workers"], row["epoch"]) == ("finished", "2", "2")
-    assert float(row["test/accuracy"]) == two.read_summary()["test_accuracy"]
-    best = alone.read_metrics()[int(row["metrics_epoch"]) - 1]
-    assert float(row["val/loss"]) == pytest.approx(float(best["val/loss"]), rel=1e-9)
+    assert float(facts["row"]["test/accuracy"]) == two.read_summary()["test_accuracy"]
 
 
 @pytest.mark.full
-def test_workers_do_not_run_the_script_again(tmp_path: Path) -> None:
-    """Which multiprocessing would do; a source that streams has processes, too."""
+def test_script_runs_once(tmp_path: Path) -> None:
+    """Multiprocessing would run it again; a source that streams has processes, too."""
     text = """
 print("begun")
 streamed = ["data=dataset", "data.train={_target_: tests.support.sources.Turned}", "data.num_workers=1"]
@@ -99,8 +93,7 @@ for count in (1, 2):
     lockstep.train([*plain, *streamed, f"trainer.devices={count}"])
 """
     done = run(write(tmp_path, text), tmp_path, VARIABLES)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["begun"]
+    assert (done.returncode, done.stdout.split()) == (0, ["begun"]), done.stderr
 
 
 @pytest.mark.full
@@ -167,20 +160,12 @@ print(json.dumps([error(overrides) for overrides in (
     ["resume=nowhere"],
 )]))
 """
-    many, several, sweep, cluster, hydra, one, number, later, devices, nowhere = said(tmp_path, text)
-    assert many.splitlines() == [
-        "optimizer.lrr is not a setting: did you mean optimizer.lr?",
-        "trainer.max_epochs=a must be int >= 1",
-    ]
-    assert several.startswith("optimizer.lr=0.1,0.2 lists several values")
-    assert sweep == "-m is of a sweep: remove it, and call lockstep.sweep"
-    assert cluster == "cluster=local is not for lockstep.train, which trains here: use lockstep.submit"
-    assert hydra == "hydra.job.chdir=true is for a Hydra job, which lockstep.train does not start: remove it"
-    assert one == "'seed=1' is not a list of settings: write ['optimizer.lr=0.1']"
-    assert number.startswith("[1] is not a list of settings")
-    assert later == "name uses a value of Hydra that only python train.py has: set it"
-    assert devices.startswith("trainer.devices=0 must be")
-    assert nowhere.startswith("resume=nowhere is not a run folder")
+    many, *errors = said(tmp_path, text)
+    lines = many.splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["optimizer.lrr", "trainer.max_epochs=a"]
+    starts = ["optimizer.lr=0.1,0.2 ", "-m ", "cluster=local ", "hydra.job.chdir=true ", "'seed=1' ", "[1] "]
+    starts += ["name ", "trainer.devices=0 ", "resume=nowhere "]
+    assert [error[: len(start)] for error, start in zip(errors, starts, strict=True)] == starts
     assert not (tmp_path / "outputs").exists()
 
 
@@ -195,18 +180,15 @@ again = lockstep.train([*SMALL, "trainer.max_epochs=1"]).state
 print(json.dumps([*found, again]))
 """
     message, how, path, again = said(tmp_path, text)
-    assert "loss" in message.splitlines()[0]
     assert RunFolder(Path(path)).read_status()["reason"] in message
-    assert message.splitlines()[1].endswith("failure.txt")
     assert (how, again) == ("failed", "finished")
 
 
 @pytest.mark.full
-def test_an_error_of_the_data_in_a_worker_is_an_error_of_the_configuration(tmp_path: Path) -> None:
-    folder = tmp_path / "images"
+def test_data_error_of_a_worker(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "broken.png").write_text("no image")
+        (tmp_path / "images" / name).mkdir(parents=True)
+        (tmp_path / "images" / name / "broken.png").write_text("no image")
     text = """
 plain = [text for text in SMALL if not text.startswith("data")]
 try:
@@ -217,8 +199,8 @@ except lockstep.ConfigError as error:
     print(json.dumps(str(error).splitlines()))
 """
     errors = said(tmp_path, text)
-    assert errors
-    assert all(not error.startswith("config error") for error in errors)
+    assert [error for error in errors if "broken.png" in error]
+    assert [error for error in errors if error.startswith("config error")] == []
 
 
 # -- stopping ----------------------------------------------------------------------------------------------------------
@@ -262,7 +244,6 @@ print(json.dumps([*facts, str(went_on.path), str(whole.path), went_on == stopped
         out, _ = process.communicate()
     assert process.returncode == 0, out
     assert "interrupted" in out.splitlines()
-    assert "Stopped after step" in out
     how, summary, step, has_its_handler, went_on, whole, is_same = json.loads(out.splitlines()[-1])
     assert (how, summary, has_its_handler, is_same) == ("stopped", {}, True, True)
     assert step >= 3
@@ -270,48 +251,40 @@ print(json.dumps([*facts, str(went_on.path), str(whole.path), went_on == stopped
     assert difference(RunFolder(Path(went_on)), RunFolder(Path(whole))) <= 1e-12
 
 
-@pytest.mark.full
-def test_sigterm_ends_the_script_after_the_run_has_stopped(tmp_path: Path) -> None:
-    with started(tmp_path, f"lockstep.train({LONG})\nprint('goes on')") as process:
-        process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate()
-    assert process.returncode == -signal.SIGTERM
-    assert "goes on" not in out
-    assert latest(tmp_path).read_status()["state"] == "stopped"
-    assert state(latest(tmp_path))
-
-
-@pytest.mark.full
-def test_a_handler_of_the_script_is_called_after_the_run_has_stopped(tmp_path: Path) -> None:
-    text = f"""
+HANDLER = """
 def handle(number, frame):
-    print(json.dumps([number, lockstep.Run("latest").state]))
+    print(number, lockstep.Run("latest").state, flush=True)
 signal.signal(signal.SIGUSR1, handle)
-run = lockstep.train({LONG})
-assert run.state == "stopped"
 """
-    with started(tmp_path, text) as process:
-        process.send_signal(signal.SIGUSR1)
-        out, _ = process.communicate()
-    assert process.returncode == 0, out
-    assert json.loads(out.splitlines()[-1]) == [signal.SIGUSR1, "stopped"]
-
-
-@pytest.mark.full
-def test_a_run_in_a_thread_is_stopped_by_command_and_returned(tmp_path: Path) -> None:
-    text = f"""
-def work():
-    print(lockstep.train({LONG}).state)
+IN_A_THREAD = """
 thread = threading.Thread(target=work)
 thread.start()
 thread.join()
 """
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("head", "tail", "number", "code", "last"),
+    [
+        ("", "work()", signal.SIGTERM, -signal.SIGTERM, None),
+        (HANDLER, "work()", signal.SIGUSR1, 0, "stopped"),
+        ("", IN_A_THREAD, None, 0, "stopped"),
+    ],
+)
+def test_stop(tmp_path: Path, head: str, tail: str, number: int | None, code: int, last: str | None) -> None:
+    text = f"{head}\ndef work():\n    print(lockstep.train({LONG}).state)\n{tail}"
     with started(tmp_path, text) as process:
-        latest(tmp_path).request_stop("a test")
+        if number is None:
+            latest(tmp_path).request_stop("a test")
+        else:
+            process.send_signal(number)
         out, _ = process.communicate()
-    assert process.returncode == 0, out
-    assert out.splitlines()[-1] == "stopped"
-    assert latest(tmp_path).read_status()["reason"] == "stop flag: a test"
+    assert process.returncode == code, out
+    assert (out.splitlines()[-1] == "stopped") == (last is not None)
+    assert (f"{signal.SIGUSR1:d} stopped" in out.splitlines()) == (number == signal.SIGUSR1)
+    assert latest(tmp_path).read_status()["state"] == "stopped"
+    assert state(latest(tmp_path))
 
 
 SHARING = """
