@@ -63,12 +63,10 @@ NONE_V1 = str(2**63 - 4096)  # what version 1 has in place of "max"
 def machine(path: Path, groups: str, files: dict[str, str]) -> Path:
     """Fake a system whose process is in `groups`, with 64 GiB of which 32 are free, and files below /sys/fs/cgroup."""
     meminfo = f"MemTotal: {64 * 2**20} kB\nMemAvailable: {32 * 2**20} kB\n"
-    for name, text in {"proc/self/cgroup": groups, "proc/meminfo": meminfo}.items():
+    texts = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in {"proc/self/cgroup": groups, "proc/meminfo": meminfo, **texts}.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(text)
-    for name, text in files.items():
-        (path / "sys/fs/cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / "sys/fs/cgroup" / name).write_text(text)
     return path
 
 
@@ -115,10 +113,8 @@ def test_trials_share_as_many_cores_as_a_quota_allows(monkeypatch: pytest.Monkey
     monkeypatch.setattr(hardware, "cores", lambda: list(range(64)))
     monkeypatch.setattr(hardware, "num_cores", lambda: 3)
     cores = command.machine_here().cores
-    assert len(set(cores)) == 3
-    assert list(cores) == sorted(cores)
-    monkeypatch.setattr(hardware, "num_cores", lambda: 64)
-    assert command.machine_here().cores == tuple(range(64))
+    assert list(cores) == sorted({*cores})
+    assert len(cores) == 3
 
 
 def memory(folder: str, limit: int | str, used: int, cached: int) -> dict[str, str]:
@@ -198,7 +194,5 @@ def test_an_allocator_that_the_user_configured_stays_so(
     if variable:
         monkeypatch.setenv(variable, "glibc.malloc.check=0")
     monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=lambda *one: called.append(one)))
-    hardware.keep_freed_memory()
-    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: SimpleNamespace())  # of another system
     hardware.keep_freed_memory()
     assert called == expected

@@ -61,42 +61,15 @@ def test_a_text_is_broken_between_words(showing: Showing) -> None:
     text = "Trial 3 finished after 4:05, val/accuracy 0.9812: optimizer.lr=0.1 in a/folder/with/a/long/name and more"
     file = showing(40)
     say(terminal.terminal(), text)
-    lines = file.getvalue().splitlines()
-    assert words("\n".join(lines)) == words(text)
-    assert all(line.startswith("    ") for line in lines[1:])
-    assert max(map(len, lines)) <= 40
-
-
-def test_the_header_of_a_run_keeps_its_words_and_its_columns(showing: Showing) -> None:
-    file = showing(80)
-    show_table("Lockstep: ResNet18 on digits, resumed", HEADER)
-    lines = file.getvalue().splitlines()
-    assert words(file.getvalue()) == words(" ".join(["Lockstep: ResNet18 on digits, resumed", *map(" ".join, HEADER)]))
-    assert lines[-2] == HEADER[-1][1], "a long command stands alone"
-    assert max(map(len, [*lines[:-2], lines[-1]])) <= 80
-    starts = [f"{name:<8}  " for name, _ in HEADER]
-    assert all(line.startswith((*starts, " " * 10)) for line in lines[2:-2]), "a value continues in its column"
-
-
-@pytest.mark.parametrize(("width", "heads"), [(40, ["trial", "state", "learning rate"]), (None, None)])
-def test_a_table_shows_the_columns_from_the_left_that_fit(
-    showing: Showing, width: int | None, heads: list[str] | None
-) -> None:
-    file = showing(width)
-    every = ["trial", "state", "learning rate", "width", "seed"]
-    print_table(new_table(every, [["0", "finished", "0.1", "3" * 12, "1"]], terminal.terminal()), terminal.terminal())
-    head, row = file.getvalue().splitlines()
-    assert re.split(r"  +", head.strip()) == (heads or every)
-    assert row.split() == ["0", "finished", "0.1", "3" * 12, "1"][: len(heads or every)]
+    assert words(file.getvalue()) == words(text)
+    assert max(map(len, file.getvalue().splitlines())) <= 40
 
 
 def test_a_log_has_whole_lines(showing: Showing) -> None:
     file = showing(None)
     show_table("Lockstep", HEADER)
     say(terminal.terminal(), "word " * 100)
-    lines = file.getvalue().splitlines()
-    assert lines[-1].strip() == ("word " * 100).strip()
-    assert len(lines) == 3 + len(HEADER) + 1
+    assert file.getvalue().splitlines()[-1].strip() == ("word " * 100).strip()
 
 
 def test_a_terminal_without_utf_8_gets_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
