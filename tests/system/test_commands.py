@@ -9,13 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 from sklearn.metrics import accuracy_score
 
 from lockstep.data.sources.builtin import digits
-from lockstep.data.splits import whole
 from lockstep.runs.folder import RunFolder
 from tests.support import commands
 from tests.support.harness import ROOT, command
@@ -86,27 +83,6 @@ def test_predictions_of_a_split_are_in_order_and_agree_with_the_evaluation(train
     assert [row["file"] for row in rows] == list(truth.names)
     accuracy = accuracy_score(truth.targets, [int(row["class"]) for row in rows])
     assert accuracy == pytest.approx(trained.read_summary()["test_accuracy"], abs=1e-7)
-
-
-def test_predictions_of_a_folder_name_every_file_once(trained: RunFolder, tmp_path: Path) -> None:
-    truth = digits(val_fraction=0.1, test_fraction=0.2, split_seed=0).test
-    for number, pixels in enumerate(whole(truth.pixels)[:11]):
-        path = tmp_path / "images" / ("=0", "1")[number % 2] / f"img {number:02d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels[0].numpy().astype(np.uint8)).save(path)
-    odd = os.fsdecode(b"caf\xe9 10.png")  # no UTF-8
-    (tmp_path / "images" / "=0" / "img 10.png").rename(tmp_path / "images" / odd)
-    output = tmp_path / "folder.csv"
-    done = lockstep(cwd_of(trained), "predict", "latest", str(tmp_path / "images"), "--output", str(output))
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = list(csv.DictReader(os.fsdecode(output.read_bytes()).splitlines()))
-    names = sorted([*(f"{('=0', '1')[number % 2]}/img {number:02d}.png" for number in range(10)), odd])
-    # as a text, for a spreadsheet
-    assert [row["file"] for row in rows] == [f"'{name}" if name.startswith("=") else name for name in names]
-    lockstep(cwd_of(trained), "predict", "latest", "test", "--output", str(tmp_path / "test.csv"), "--devices", "1")
-    by_split = list(csv.DictReader((tmp_path / "test.csv").read_text().splitlines()))
-    for row in rows:
-        assert row["class"] == by_split[int(row["file"][-6:-4])]["class"]
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ COMMANDS = {
 
 def typed(name: str, run: RunFolder, photos: Path) -> list[str]:
     places = {"RUN": str(run.path), "PHOTOS": str(photos)}
-    return [places.get(word, word) for word in COMMANDS[name][0]]
+    return [places.get(str(word), str(word)) for word in COMMANDS[name][0]]
 
 
 def written(cwd: Path) -> dict[str, bytes]:

@@ -106,13 +106,6 @@ def test_the_promise_imports_nothing_above_it() -> None:
     assert not outward_imports("promise")
 
 
-def test_one_training_is_read_in_an_afternoon() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    section = text.split("## One training, straight down")[1].split("\n## ")[0]
-    paths = [ROOT / "train.py", *(PACKAGE / name for name in set(re.findall(r"`(\w+/[\w/]+\.py)`", section)))]
-    assert len(paths) <= 20, sorted(paths)
-
-
 def test_every_feature_has_its_function() -> None:
     for feature in features.FEATURES:
         assert ring_of(feature.function.partition(":")[0].removeprefix("lockstep.")) == "features"

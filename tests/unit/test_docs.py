@@ -1,11 +1,15 @@
 """Links, names and generated parts of the pages are right."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from benchmarks import page as results
 from tests.support import architecture
-from tests.support.harness import ROOT
+from tests.support.harness import ROOT, environ
 from tests.support.pages import files
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -56,3 +60,12 @@ def test_the_picture_of_the_architecture_is_current() -> None:
 
 def test_the_page_of_results_is_current() -> None:
     assert results.PAGE.read_text() == results.page(), "python -m benchmarks.page"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("page", ["configuration", "api"])
+def test_a_generated_page_is_current(page: str) -> None:
+    line = [sys.executable, "-m", "tests.support.reference", page]
+    done = subprocess.run(line, cwd=ROOT, env=environ(), capture_output=True, text=True, check=True)
+    command = f"python -m tests.support.reference {page} > docs/{page}.md"
+    assert done.stdout == (ROOT / "docs" / f"{page}.md").read_text(), command

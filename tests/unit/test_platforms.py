@@ -27,16 +27,6 @@ def test_a_form_has_what_github_requires(path: Any) -> None:
     assert {"name", "description", "body"} <= set(form) <= {"name", "description", "labels", "body"}
     fields = [part for part in form["body"] if part["type"] != "markdown"]
     assert len({part["id"] for part in fields}) == len(fields) > 0
-    for part in form["body"]:
-        assert part["type"] in ("markdown", "textarea", "input")
-        assert part["attributes"]["value" if part["type"] == "markdown" else "label"]
-
-
-def test_a_report_of_a_bug_asks_for_what_a_fix_needs() -> None:
-    form = next(path for path in FORMS if path.stem == "bug").read_text()
-    assert all(
-        fact in form for fact in ("`lockstep machine --json`", "label: run.json", "label: failure.txt", "id: workers")
-    )
 
 
 def test_ci_tests_every_python_that_is_allowed_and_the_page_has_them() -> None:
@@ -61,6 +51,4 @@ def test_an_image_gets_the_files_that_its_build_needs_and_no_others() -> None:
 
 
 def test_a_container_has_a_user_without_rights() -> None:
-    users = re.findall(r"^USER (\d+):\d+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
-    assert len(users) == 1
-    assert int(users[0]) >= 1000
+    assert re.findall(r"^USER ([1-9]\d{3}):\d+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)

@@ -1,15 +1,82 @@
-"""The command of a job repeats the options that were typed."""
+"""What `lockstep export` and `lockstep labels` refuse before they read the run; the command of a job."""
 
 import argparse
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lockstep.cli import inference
+from lockstep.cli import export, inference
 from lockstep.cluster import submission
+from lockstep.config.errors import ConfigError
 from lockstep.runs.folder import RunFolder
 from tests.support.composed import config_of
+from tests.support.harness import write_run
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("network.h5", r"--output network\.h5: name a file that ends in \.onnx or \.pt2\."),
+        ("network.onnx", r"--output network\.onnx needs onnxscript: pip install onnxscript, or name a file"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_with_the_fix(
+    monkeypatch: pytest.MonkeyPatch, output: str, reason: str
+) -> None:
+    monkeypatch.setattr(export.signatures, "is_there", lambda package: package != "onnxscript")
+    with pytest.raises(ValueError, match=reason):
+        export.run_export(argparse.Namespace(output=output, run="latest", overrides=[]), Path())
+
+
+@pytest.mark.parametrize(("missing", "name"), [("", "network.onnx"), ("onnx", "network.pt2")])
+def test_default_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str, name: str) -> None:
+    folder = write_run(tmp_path / "run", ["data=synthetic"])
+    (folder.path / name).mkdir()  # which is refused by name
+    monkeypatch.setattr(export.signatures, "is_there", lambda package: package != missing)
+    arguments = argparse.Namespace(output=None, run=str(folder.path), trust=False, overrides=[])
+    with pytest.raises(ValueError, match=re.escape(f"--output {folder.path / name}:")):
+        export.run_export(arguments, Path())
+
+
+@pytest.mark.parametrize(
+    ("is_trusted", "reason"),
+    [(False, "was not made here: .*: name a file with --output"), (True, "has the run finished an epoch")],
+)
+def test_output_of_foreign_folder(tmp_path: Path, is_trusted: bool, reason: str) -> None:
+    folder = write_run(tmp_path / "run", ["data=synthetic"])
+    theirs = shutil.copytree(folder.path, tmp_path / "theirs")
+    arguments = argparse.Namespace(output=None, run=str(theirs), trust=is_trusted, checkpoint="best", overrides=[])
+    with pytest.raises(OSError, match=reason):
+        export.run_export(arguments, Path())
+
+
+@pytest.mark.parametrize("text", ["trainer.precision=float32", "++trainer.precision=bfloat16"])
+def test_precision_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(export.inference, "open_run", lambda *_: pytest.fail("opened"))
+    arguments = argparse.Namespace(output="network.pt2", run="latest", overrides=[text])
+    with pytest.raises(ConfigError, match=rf"^{re.escape(text)} .* float32"):
+        export.run_export(arguments, Path())
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("list.txt", r"--output list\.txt is not named as a CSV file: use labels\.csv\."),
+        ("done.csv", r"--output: done\.csv exists: remove it, or name another file\."),
+        ("drawn.csv", r"--output: drawn\.png exists: remove it, or name another file\."),
+    ],
+)
+def test_no_list_of_a_person_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("done.csv", "drawn.png"):
+        Path(name).touch()
+    with pytest.raises(ValueError, match=reason):
+        inference.infer(argparse.Namespace(command="labels", run="run", output=output, json=False), tmp_path)
 
 
 def test_a_job_keeps_the_promised_error_rate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -99,6 +99,30 @@ def test_keys_have_descriptions_and_no_default() -> None:
     assert '"default":' not in json.dumps(WHOLE)
 
 
+ITEM = ("$defs", "defaults", "items", "anyOf", 1, "properties", "override /model", "anyOf", 0, "enum")
+MODEL = ("$defs", "model", "properties")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (("properties",), {"trainer", "optimizer"}),
+        (("$defs", "trainer", "properties"), {"max_epochs", "max_time_s"}),
+        (("$defs", "trainer", "properties", "precision", "anyOf", 0, "enum"), {"auto", "bfloat16"}),
+        (ITEM, {"resnet18", "timm"}),
+        (MODEL, {"shortcut_norm", "width"}),
+        ((*MODEL, "stem", "anyOf", 0, "enum"), {"small", "imagenet"}),
+        ((*MODEL, "_target_", "anyOf", 2, "enum"), {"lockstep.models.ResNet18", "lockstep.models.timm"}),
+    ],
+)
+def test_completions(path: tuple[str | int, ...], expected: set[str]) -> None:
+    """What an editor offers are the names of properties and the values of enumerations."""
+    node: Any = WHOLE
+    for key in path:
+        node = node[key]
+    assert expected <= {*node}
+
+
 @pytest.fixture
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "call", lambda function, *arguments: function(*arguments))

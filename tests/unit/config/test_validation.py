@@ -10,6 +10,7 @@ from typing import Any
 import lightning.pytorch.callbacks
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from lockstep.config import build, overrides
 from lockstep.config.checks import callback_rules, signatures
@@ -20,6 +21,7 @@ from lockstep.config.composing.sweep_space import MAX_CHECKED
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import CALLED, Config, fields
+from lockstep.config.schema.legal_keys import FOREIGN_NAMES, meant_key
 from lockstep.system import hardware, processes
 from lockstep.system.trees import leaves
 from tests.support.composed import composed_once, config_of
@@ -683,3 +685,36 @@ def test_a_trial_of_a_search_is_evaluated_and_resumed_as_any_run() -> None:
     trial = overrides.plan(["search=tpe", "optimizer.lr=interval(0.01,1)"], is_multirun=True).configs[0]
     (again,) = overrides.plan(["trainer.max_epochs=9"], saved=trial).configs
     assert (again.search, again.trainer.max_epochs) == (trial.search, 9)
+
+
+# -- names of other frameworks -----------------------------------------------------------------------------------------
+
+ALL_GROUPS = groups(*compose.DEFAULT.folders)
+
+
+@pytest.mark.parametrize("line", FOREIGN_NAMES)
+def test_a_line_has_keys_and_groups_of_today(line: str) -> None:
+    words = [word for word in line.split() if "=" in word]
+    config = composed_once([word for word in words if "..." not in word], with_hydra=True)
+    keys = dict(leaves(OmegaConf.to_container(config, resolve=False), ""))
+    assert {word.partition("=")[0] for word in words} <= {*keys, *ALL_GROUPS}
+
+
+@pytest.mark.parametrize(
+    ("line", "name"), [(line, name) for line, names in FOREIGN_NAMES.items() for name in names.split()]
+)
+def test_a_name_is_refused_with_its_line_which_no_near_name_gives(
+    monkeypatch: pytest.MonkeyPatch, line: str, name: str
+) -> None:
+    monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 1)
+    with pytest.raises(ConfigError) as caught:
+        overrides.check([name if "=" in name else f"{name}=3" if "." in name else f"trainer.{name}=3"])
+    assert str(caught.value).endswith((f": write {line}", f": write {line.replace('...', '3')}"))
+    meant = meant_key(compose.plain_tree(composed_once([]))[0], [name], ALL_GROUPS)
+    assert [f"{key}=..." for key in meant] != [line]
+
+
+@pytest.mark.parametrize("text", ["callbacks.early_stopping.monitor=x", "+callbacks.early_stopping.patience=3"])
+def test_missing_section(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"write callbacks=early_stopping$"):
+        overrides.check([text])

@@ -2,10 +2,8 @@
 
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,14 +12,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from lockstep.assembly import networks
-from lockstep.assembly.session import Session
 from lockstep.data.images.dataset_samples import Samples
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.preprocessing import View
 from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.data.splits import Images
-from lockstep.inference import predict
 from lockstep.inference.chunk_threads import compute_chunks
 from lockstep.inference.row_chunks import Chunk
 from lockstep.models.classifier import Classifier, ImageFormat
@@ -161,26 +156,6 @@ def test_an_error_waits_for_no_thread_that_computes(photographs: Images) -> None
         in_order(compute_chunks(CPU, photographs, interrupted(), rows_of, 2))
     assert not ended
     is_released.set()
-
-
-@pytest.mark.parametrize(("device", "expected"), [("cpu", False), ("cuda", True)])
-def test_only_predictions_of_a_gpu_are_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, expected: bool
-) -> None:
-    module, compiled = module_of(Sums()), list[bool]()
-    torch.save({"image_format": module.image_format._asdict(), "state_dict": module.state_dict()}, tmp_path / "c")
-    config: Any = SimpleNamespace(compile=True, calibrate=False)
-    config.model_copy = lambda update: SimpleNamespace(**vars(config) | update)
-
-    def build(here: Session, *_: Any, **__: Any) -> Classifier:
-        compiled.append(here.config.compile)
-        return module
-
-    monkeypatch.setattr(networks, "classifier", build)
-    monkeypatch.setattr(Classifier, "to", lambda self, _: self)
-    rest: Any = {field.name: None for field in fields(Session)}
-    predict.load_network(Session(**rest | {"config": config, "device": torch.device(device)}), tmp_path / "c")
-    assert compiled == [expected]
 
 
 def test_for_a_gpu_the_next_files_are_read_while_the_callers_thread_computes(
