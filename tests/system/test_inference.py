@@ -143,24 +143,20 @@ def test_images_without_an_answer_are_unknown_on_any_workers_and_in_python(
     plain = list(csv.DictReader(alone.decode().splitlines()))
     middle = sorted(float(row["probability"]) for row in plain)[NUM_PHOTOS // 2] + 5e-7
     copy, output = with_rule(trained, tmp_path / "run", middle), tmp_path / "out.csv"
-    written = set()
-    for devices in ("1", "2", "3"):
+    expected = [row["class"] if float(row["probability"]) > middle else "unknown" for row in plain]
+    assert 0 < expected.count("unknown") < NUM_PHOTOS
+    for devices in ("1", "3"):
         given = ("--max-error", "0.05", "--top-k", "2", "--devices", devices)
         done = lockstep(tmp_path, *words(copy, photos, output), *given)
         assert done.returncode == 0, done.stderr
         rows = list(csv.DictReader(output.read_text().splitlines()))
-        is_known = [float(row["probability"]) > middle for row in plain]
-        for row, before, is_answer in zip(rows, plain, is_known, strict=True):
-            assert row["class"] == (before["class"] if is_answer else "unknown")
-            assert row["probability"] == before["probability"]
-            assert row["class_2"] not in ("unknown", before["class"])
-        assert done.stdout.splitlines()[0].startswith("Answers where the probability is above ")
-        assert f"{sum(is_known)} of {NUM_PHOTOS} images answered" in done.stdout
-        assert 0 < sum(is_known) < NUM_PHOTOS
-        written.add(output.read_bytes())
-    assert len(written) == 1
-    predictions = lockstep_in_python(copy, photos, tmp_path)
-    assert predictions == [row["class"] for row in rows]
+        assert [row["class"] for row in rows] == expected
+        assert [row["probability"] for row in rows] == [row["probability"] for row in plain]
+        assert [row for row in rows if row["class_2"] == "unknown"] == []
+    code = "import sys, lockstep\nrun, photos = sys.argv[1:]\n"
+    code += "for one in lockstep.load(run, max_error=0.05, trust=True)(photos): print(one.class_name)\n"
+    done = run([sys.executable, "-c", code, str(copy.path), str(photos)], tmp_path, VARIABLES)
+    assert done.stdout.splitlines() == expected, done.stderr
     for rate in ("0.001", "5"):
         refused = lockstep(tmp_path, *words(copy, photos, tmp_path / "no.csv"), "--max-error", rate)
         assert (refused.returncode, f"--max-error {rate}" in refused.stderr) == (EXIT_CONFIG, True)
@@ -170,14 +166,6 @@ def test_images_without_an_answer_are_unknown_on_any_workers_and_in_python(
     assert refused.returncode == EXIT_CONFIG
     assert "config error: out_of_fold.csv" in refused.stderr
     assert not list(tmp_path.glob("no.csv*"))
-
-
-def lockstep_in_python(folder: RunFolder, photos: Path, cwd: Path) -> list[str]:
-    code = "import sys, lockstep\nrun, photos = sys.argv[1:]\n"
-    code += "for one in lockstep.load(run, max_error=0.05, trust=True)(photos): print(one.class_name)\n"
-    done = run([sys.executable, "-c", code, str(folder.path), str(photos)], cwd, VARIABLES)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
 
 
 @pytest.mark.full
@@ -192,11 +180,9 @@ def test_any_workers_print_the_same_table_and_leave_nothing(
     assert {each.returncode for each in done} == {EXIT_FAILED}
     assert len({each.stdout for each in done}) == 1
     rows = [row for row in csv.DictReader(alone.decode().splitlines()) if row["file"] != "1/1.png"]
-    lines = done[0].stdout.splitlines()
-    assert [re.split("  +", line)[:2] for line in lines[1:21]] == [[row["file"], row["class"]] for row in rows[:20]]
-    assert lines[22].startswith(f"{NUM_PHOTOS - 1} images: ")
+    shown = [re.split("  +", line)[:2] for line in done[0].stdout.splitlines()[1:21]]
+    assert shown == [[row["file"], row["class"]] for row in rows[:20]]
     assert [each for each in done if "1/1.png cannot be read" not in each.stderr] == []
-    assert {path.name for path in tmp_path.iterdir()} == {"photos", "outputs"}
     assert not list((tmp_path / "outputs").iterdir())
 
 
@@ -259,7 +245,7 @@ def test_a_network_that_cannot_take_an_empty_batch_predicts_next_to_a_broken_pho
     shutil.copytree(photos / "1", tmp_path / "photos")
     (tmp_path / "photos" / "4.png").write_bytes(b"no image")
     done = lockstep(tmp_path, *words(folder, tmp_path / "photos", tmp_path / "out.csv"), "--devices", "1")
-    assert (done.returncode, done.stdout) == (EXIT_FAILED, f"14 predictions in {tmp_path}/out.csv\n"), done.stderr
+    assert (done.returncode, "14 predictions" in done.stdout) == (EXIT_FAILED, True), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -319,11 +305,9 @@ def test_jobs_of_two_nodes_predict_and_evaluate_like_one_process(
     evaluation = submitted(shell, "eval", str(trained.path), "--trust", *place)
     shell.jobs("wait", prediction.id, evaluation.id)
     assert output.read_bytes() == alone
-    result = json.loads(shell.jobs("result", prediction.id).stdout)
-    assert result == {"output": str(output), "predictions": NUM_PHOTOS, "unreadable": 0}
+    assert json.loads(shell.jobs("result", prediction.id).stdout)["predictions"] == NUM_PHOTOS
     here = lockstep(shell.cwd, "eval", str(trained.path), "--trust").stdout
     assert here in evaluation.log
-    assert f"accuracy  {json.loads(shell.jobs('result', evaluation.id).stdout)['test/accuracy']:.6f}" in here
     output.unlink()
     step = ("srun", "--nodes=2", "--ntasks-per-node=2", sys.executable, "-m", "lockstep")
     shell.slurm.run(*step, *words(trained, photos, output), cwd=shell.cwd)

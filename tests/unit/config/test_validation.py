@@ -1,5 +1,6 @@
 """The check of a configuration: valid ones, the message of every error, and saved ones."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from omegaconf import OmegaConf
 
 from lockstep.config import build, overrides
 from lockstep.config.checks import callback_rules, signatures
-from lockstep.config.checks.validation import check_config
 from lockstep.config.composing import compose
 from lockstep.config.composing.compose import Source, compose_config, groups
 from lockstep.config.composing.sweep_space import MAX_CHECKED
@@ -177,11 +177,9 @@ def test_the_file_of_an_option_has_exactly_the_parameters_of_its_target(group: s
         group, {"params", "optimizer", "total_steps"}
     )
     of_the_run = {name for name in fields(CALLED[group]) if name not in CALLED[group].passed}
-    own = {*section} - of_the_run
-    if group == "optimizer":
-        assert own <= {*signature.names} - supplied  # the others of torch's are added with +
-    else:
-        assert own == {*signature.names} - supplied - of_the_run
+    own, accepted = {*section} - of_the_run, {*signature.names} - supplied - of_the_run
+    assert own <= accepted
+    assert own == accepted or group == "optimizer"  # the others of torch's are added with +
 
 
 # -- every error, with its key and its hint ----------------------------------------------------------------------------
@@ -556,15 +554,11 @@ def test_a_resume_takes_what_does_not_change_the_mathematics() -> None:
     texts = ["trainer.max_epochs=40", "trainer.devices=2", "strategy=cpu", "callbacks.timer=null", "logger=none"]
     texts += ["+callbacks.last.verbose=true"]
     config = resumed(saved, "resume=x", *texts)
-    assert (config.trainer.max_epochs, config.trainer.devices, config.strategy.name) == (40, 2, "cpu")
-    assert config.callbacks["timer"] is None
-    last = config.callbacks["last"]
-    assert last is not None
-    assert last.arguments()["verbose"] is True
-    assert config.logger == {}
-    assert config.resume is None
-    for name in ("seed", "data", "model", "optimizer", "scheduler", "augment", "global_batch_size"):
-        assert getattr(config, name) == getattr(saved, name)
+    before, after = (dict(leaves(config_file.to_tree(each), "")) for each in (saved, config))
+    changed = {key: value for key, value in after.items() if before.get(key) != value}
+    assert changed.items() >= {"trainer.max_epochs": 40, "trainer.devices": 2, "strategy.name": "cpu"}.items()
+    assert (changed["callbacks.last.verbose"], config.callbacks["timer"], config.logger) == (True, None, {})
+    assert {key.partition(".")[0] for key in changed} == {"trainer", "strategy", "callbacks", "logger"}
 
 
 REFUSED = [
@@ -640,8 +634,7 @@ def test_auto_of_a_resume_is_the_view_that_the_run_has() -> None:
 def test_scaling_multiplies_batch_and_rate_by_the_workers_once() -> None:
     config = config_of("scale_with_workers=true", "strategy=cpu", "trainer.devices=3", "optimizer.lr=0.1")
     scaled = build.settle_config(config)
-    assert scaled.global_batch_size == 3 * config.global_batch_size
-    assert scaled.optimizer.lr == pytest.approx(3 * 0.1)
+    assert (scaled.global_batch_size, scaled.optimizer.lr) == (3 * config.global_batch_size, pytest.approx(0.3))
     assert build.settle_config(scaled) == scaled
     assert build.settle_config(config_of("trainer.devices=3")) == config_of("trainer.devices=3")
 
@@ -663,21 +656,16 @@ def test_a_saved_configuration_comes_back_equal(saved: Path) -> None:
     config = config_of("optimizer=adamw", "name='1e5'", "trainer.loads=[1]")
     assert config_file.load(saved) == config
     assert config_file.fingerprint(config_file.load(saved)) == config_file.fingerprint(config)
-    assert check_config(compose_config([])) != config
 
 
 def test_a_saved_configuration_that_does_not_fit_is_reported_with_its_path(saved: Path) -> None:
     tree = yaml.safe_load(saved.read_text())
     tree["trainer"]["old_key"] = tree["trainer"].pop("deterministic")
-    saved.write_text(yaml.safe_dump(tree))
-    with pytest.raises(ConfigError) as caught:
-        config_file.load(saved)
-    assert all(error.startswith(f"{saved}: ") for error in str(caught.value).splitlines())
-    assert "trainer.deterministic is missing" in str(caught.value)
-    assert "trainer.old_key is not a setting" in str(caught.value)
-    for text, reason in (("- 1\n", "contains no configuration"), ("a: [\n", "cannot be read")):
+    broken = ("- 1\n", "contains no configuration"), ("a: [\n", "cannot be read")
+    wrong = "trainer.deterministic is missing", "trainer.old_key is not a setting"
+    for text, reason in (*((yaml.safe_dump(tree), each) for each in wrong), *broken):
         saved.write_text(text)
-        with pytest.raises(ConfigError, match=reason):
+        with pytest.raises(ConfigError, match=rf"{re.escape(str(saved))}.*{reason}"):
             config_file.load(saved)
 
 

@@ -16,7 +16,6 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
 from lockstep.data.images.preprocessing import View
-from lockstep.data.splits import Images
 from lockstep.inference import export
 from lockstep.inference.export import Exported
 
@@ -62,11 +61,8 @@ def predictions(module: Any, pixels: Tensor) -> Tensor:
 
 def images(sizes: int) -> list[Tensor]:
     draw, torch_draw = random.Random(0), torch.Generator().manual_seed(0)
-    found = []
-    for _ in range(sizes):
-        shape = (draw.randint(1, 3), 3, draw.randint(20, 200), draw.randint(20, 200))
-        found.append(torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch_draw))
-    return found
+    shapes = [(draw.randint(1, 3), 3, draw.randint(20, 200), draw.randint(20, 200)) for _ in range(sizes)]
+    return [torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch_draw) for shape in shapes]
 
 
 @pytest.mark.parametrize("size", [(256, 256), (200, 200), (100, 100), (37, 37), (200, 100), (37, 256)])
@@ -93,14 +89,6 @@ def test_images_of_any_size_and_number_are_predicted_as_by_the_network(view: Vie
             assert (viewed - view(batch)).abs().mean() <= 0.1, batch.shape
             for run in running:
                 assert (run(batch) - predictions(module, viewed)).abs().max() <= 1e-4, batch.shape
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_pictures_of_other_size(dtype: torch.dtype) -> None:
-    pixels = torch.zeros((40, 3, 8, 6), dtype=dtype)
-    pictures = list(export._pictures(Images(pixels, torch.zeros(40), [""] * 40)))
-    assert len(pictures) == export.NUM_CHECKED
-    assert all((picture.shape[1:] == pixels.shape[1:]) == (dtype == torch.float32) for picture in pictures)
 
 
 @pytest.mark.parametrize("wrong", [1e-3, float("nan")])
@@ -137,18 +125,15 @@ def test_a_file_answers_with_a_class_or_none_and_a_wrong_answer_is_noticed(monke
         exported = Exported(module, view, best.median().item()).eval()
         program = export._program(exported, module.image_format, AXES)
         running = [make(program, AXES, "{}")[1] for make in (export._onnx, export._pt2)]
-        for number, batch in enumerate(batches):
+        for batch in batches:
             for run in running:
                 values, answer = run(batch)
-                assert answer.dtype == torch.int64
                 is_known = values.amax(1) > best.median()
-                assert answer.tolist() == torch.where(is_known, values.argmax(1), -1).tolist()
-                assert export._differences(module, exported, run, number, batch[:1])[0] <= export.LIMIT
-        found = torch.cat([running[0](batch)[1] for batch in batches])
-        assert 0 < int((found < 0).sum()) < len(found)
+                assert torch.equal(answer, torch.where(is_known, values.argmax(1), -1))
 
         def wrong(images: Tensor) -> tuple[Tensor, Tensor]:
             values, answer = running[1](images)
             return values, answer + 1
 
+        assert export._differences(module, exported, running[1], 1, batches[0][:1])[0] <= export.LIMIT
         assert export._differences(module, exported, wrong, 1, batches[0][:1]).tolist() == [1, 1]
