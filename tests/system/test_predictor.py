@@ -197,13 +197,13 @@ def test_a_prediction_leaves_the_process_as_it_was(trained: dict[str, RunFolder]
         ("run", {"checkpoint": "newest"}, 'choose "best" or "last"'),
         ("run", {}, r"best\.ckpt does not exist: has the run finished an epoch"),
         ("run", {"checkpoint": "last"}, r'last\.ckpt is damaged.*, or try checkpoint="best"'),
-        ("run", {"device": "gpu"}, "device type at start of device string: gpu"),
-        ("run", {"device": "cuda:1"}, 'device="cuda:1" does not exist: this machine has 1 GPU'),
-        ("run", {"device": "meta"}, 'device="meta" does not exist: this machine has 1 GPU'),
+        ("trained", {"device": "gpu"}, "device type at start of device string: gpu"),
+        ("trained", {"device": "cuda:1"}, 'device="cuda:1" does not exist: this machine has 1 GPU'),
+        ("trained", {"device": "meta"}, 'device="meta" does not exist: this machine has 1 GPU'),
     ],
 )
 def test_load_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], error: str
+    trained: dict[str, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: Any, error: str
 ) -> None:
     folder = write_run(tmp_path / "run", SMALL)
     folder.checkpoints.mkdir()
@@ -211,7 +211,7 @@ def test_load_refused(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("lockstep.system.hardware.num_visible_gpus", lambda: 1)
     with pytest.raises((OSError, ValueError, RuntimeError), match=error):
-        lockstep.load(name, **options)
+        lockstep.load(trained["colour"].path if name == "trained" else name, **options)
 
 
 def test_a_custom_module_is_rejected(tmp_path: Path) -> None:

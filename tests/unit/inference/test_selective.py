@@ -99,7 +99,6 @@ def test_most_images_are_answered_and_equal_confidences_together() -> None:
     is_right = np.arange(200) < 160
     # 93 images pass with an error; of 50 shares from there to all, the next one has 165 images and 5 errors
     assert selective.choose(confidences, is_right, 0.05) == confidences[163]
-    assert binomtest(1, 93, 0.05, "less").pvalue < 0.05 < binomtest(1, 92, 0.05, "less").pvalue
     assert binomtest(3, 163, 0.05, "less").pvalue < 0.05 < binomtest(5, 165, 0.05, "less").pvalue
     assert selective.choose(confidences, np.ones(200, bool), 0.05) == 0
     alike = np.where(np.arange(200) < 180, 1.0, confidences)
@@ -116,8 +115,6 @@ def test_few_images_without_an_error_are_enough_from_59_on(n: int, is_kept: bool
 def test_an_image_at_the_threshold_or_without_a_number_has_no_answer() -> None:
     predictions = torch.tensor([[0.75, 0.25], [0.2499, 0.7501], [math.nan, math.nan]])
     assert selective.answers(predictions, 0.75).tolist() == [-1, 1, -1]
-    near = torch.tensor([[0.75 + 1e-12, 0.25 - 1e-12]], dtype=torch.float64)
-    assert selective.answers(near, 0.75).tolist() == [-1]
     assert selective.answers(predictions, 0.0).tolist() == [0, 1, -1]
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lockstep.training.exactness_check import STATE_FILE, layers, trace_file
+from lockstep.training.exactness_check import STATE_FILE, trace_file
 from lockstep.verify.command import explanations
 from lockstep.verify.comparison import Apart, Compared, compare, first_difference
 
@@ -42,7 +42,7 @@ def explain(result: Compared) -> str:
 def test_nan_metric_named(tmp_path: Path, variance: float) -> None:
     result = compare_with(tmp_path, METRICS | {"train/loss": NAN}, [1.0], [variance])
     assert not result.is_exact
-    assert explain(result).startswith("2 workers: train/loss differs by NaN: ")
+    assert "train/loss differs by NaN: " in explain(result)
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
@@ -58,20 +58,10 @@ def entry(outputs: list[list[float]], gradient: list[float]) -> dict[str, Any]:
 
 
 def test_nan_output_named() -> None:
-    one, other = entry([[NAN, NAN], [1.0, 1.0]], [0.0, 0.0]), entry([[NAN, NAN], [NAN, NAN]], [0.0, 0.0])
+    one, other = entry([[NAN, NAN], [1.0, 1.0]], [NAN, NAN]), entry([[NAN, NAN], [NAN, NAN]], [NAN, NAN])
+    assert first_difference([one], [one], 1e-10) is None
     first = first_difference([one], [other], 1e-10)
     assert first is not None
     assert math.isnan(first.size)
     text = explain(Compared(Apart(NAN, "net.fc.weight"), Apart(0.0, ""), Apart(0.0, ""), first, 0.0))
-    assert text.startswith("2 workers: first difference: layer net.1 (Rank), sample 849, in step 1, by NaN: ")
-
-
-def test_equal_nan_outputs() -> None:
-    entries = [entry([[NAN, NAN], [1.0, 1.0]], [NAN, NAN])]
-    assert first_difference(entries, entries, 1e-10) is None
-
-
-def test_layers_named_with_class() -> None:
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sequential(nn.ReLU()))
-    assert [name for name, _ in layers(net, "net")] == ["layer net.0 (Conv2d)", "layer net.1.0 (ReLU)"]
-    assert [name for name, _ in layers(nn.ReLU(), "net")] == ["layer net (ReLU)"]
+    assert "layer net.1 (Rank), sample 849, in step 1, by NaN: " in text
