@@ -1,6 +1,7 @@
-"""`lockstep eval` and `predict` by workers, under torchrun and srun, and as jobs: the same bytes, also after a kill."""
+"""Inference by workers, under torchrun and srun, and as jobs: the same bytes, also after a kill."""
 
 import csv
+import io
 import itertools
 import json
 import os
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -253,12 +255,31 @@ def test_a_network_that_cannot_take_an_empty_batch_predicts_next_to_a_broken_pho
     [
         ("eval", "hydra.run.dir=mine", "hydra.run.dir=mine is for a training"),
         ("predict", "--output=folder", "--output folder is a folder"),
+        ("embed", "init_from=run", "init_from=run is for a training"),
+        ("embed", "--output=out.csv", "--output out.csv is not named as an array"),
+        ("embed", "--output=taken.npy", "--output taken.npy.csv is a folder"),
     ],
 )
 def test_inference_refused(trained: RunFolder, photos: Path, tmp_path: Path, name: str, more: str, part: str) -> None:
-    (tmp_path / "folder").mkdir()
+    for folder in ("folder", "taken.npy.csv"):
+        (tmp_path / folder).mkdir()
     done = lockstep(tmp_path, *typed(name, trained, photos), more)
     assert (done.returncode, part in done.stderr) == (EXIT_CONFIG, True), done.stderr
+    assert written(tmp_path) == {}
+
+
+def test_embed_unreadable(trained: RunFolder, photos: Path, by_one: OneWorker, tmp_path: Path) -> None:
+    shutil.copytree(photos, tmp_path / "photos")
+    (tmp_path / "photos" / "1" / "4.png").write_bytes(b"no image")
+    words = typed("embed", trained, tmp_path / "photos")
+    assert lockstep(tmp_path, *words, "--strict").returncode == EXIT_CONFIG
+    assert written(tmp_path) == {}
+    assert lockstep(tmp_path, *words).returncode == EXIT_FAILED
+    names = by_one("embed")["out.npy.csv"]
+    assert written(tmp_path)["out.npy.csv"] == names.replace(b"1/4.png\n", b"")
+    place = names.decode().splitlines().index("1/4.png") - 1
+    before = np.load(io.BytesIO(by_one("embed")["out.npy"]))
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), np.delete(before, place, 0))
 
 
 def test_an_evaluation_reads_only_the_images_of_its_split(tmp_path: Path) -> None:
