@@ -50,7 +50,7 @@ def test_other_images_are_evaluated_by_the_names_of_their_classes(
     assert [(row["file"], row["class"], row["probability"]) for row in rows] == [tuple(row.values()) for row in plain]
     assert [row["truth"] for row in rows] == [row["file"].partition("/")[0] for row in rows]
     assert (result["images"], result["split"], len(rows)) == (13, "all", 13)
-    assert result["notes"] == {"data": "not that of the run: all of its images", "no image": "of ant"}
+    assert result["notes"]["no image"] == "of ant"
     assert result["metrics"]["accuracy"] == pytest.approx(sum(row["truth"] == row["class"] for row in rows) / 13)
     pairs = Counter((row["truth"], row["class"]) for row in rows)
     matrix = result["confusion_matrix"]
@@ -142,7 +142,6 @@ def test_rows_and_metrics_of_other_tasks_are_theirs(
     )
     train_all([trained], 2)
     summary, status, names = trained.read_summary(), trained.read_status(), [*metrics, "loss"]
-    assert all(row[f"val/{name}"] for row in trained.read_metrics() for name in names)
     assert {f"test_{name}" for name in names} <= summary.keys()
     assert {f"val/{name}" for name in names} <= status["metrics"].keys()
     assert (summary["monitor"], status["mode"]) == (f"val/{metrics[0]}", mode)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from lockstep.data.images.decoded_image import decode
@@ -33,25 +33,19 @@ def path(tmp_path: Path) -> Path:
     return write_image(tmp_path / "image.png", height=10, width=12)
 
 
+@pytest.mark.parametrize("orientation", [1, 6])  # 6: to be turned by 90 degrees
 @pytest.mark.parametrize("wanted", [COLOUR, GREY], ids=["colour", "grey"])
-def test_a_path_a_pil_image_and_an_array_are_the_pixels_that_training_has_of_the_file(
-    path: Path, wanted: ImageFormat
-) -> None:
-    expected = VIEW(decode(str(path), wanted.image_shape[0], VIEW).pixels).unsqueeze(0)
-    for given in (path, str(path), Image.open(path), np.asarray(Image.open(path))):
+def test_pixels_of_a_file(path: Path, tmp_path: Path, wanted: ImageFormat, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.open(path).save(tmp_path / "turned.png", exif=exif)
+    name = str(tmp_path / "turned.png")
+    expected = VIEW(decode(name, wanted.image_shape[0], VIEW).pixels).unsqueeze(0)
+    image = Image.open(name)
+    for given in (Path(name), name, image, np.asarray(ImageOps.exif_transpose(image))):
         found = inputs_of(given, wanted)
         assert torch.equal(found.images, expected)
-        assert found.is_one
-        assert list(found.files) == [str(path) if isinstance(given, str | Path) else None]
-
-
-def test_a_pil_image_is_turned_upright_as_a_file_is(tmp_path: Path, path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by 90 degrees
-    turned = tmp_path / "turned.png"
-    Image.open(path).save(turned, exif=exif)
-    assert torch.equal(inputs_of(Image.open(turned), COLOUR).images, inputs_of(turned, COLOUR).images)
-    assert not torch.equal(inputs_of(turned, COLOUR).images, inputs_of(path, COLOUR).images)
+        assert (found.is_one, list(found.files)) == (True, [name if isinstance(given, str | Path) else None])
 
 
 def test_a_transparent_image_is_laid_on_the_background_however_it_is_given(tmp_path: Path) -> None:
@@ -82,17 +76,11 @@ def test_tensors_of_the_size_of_the_network_stay_as_they_are_and_others_are_fitt
     assert (inputs_of(images, COLOUR).is_one, inputs_of(images[0], COLOUR).is_one) == (False, True)
     large = torch.randint(0, 256, (3, 12, 20), dtype=torch.uint8)
     assert torch.equal(inputs_of(large, COLOUR).images[0], VIEW(large))
-
-
-def test_bytes_as_fractions_of_255_are_these_bytes() -> None:
-    images = torch.arange(256).to(torch.uint8).repeat(9)[: 16 * 3 * 6 * 8].view(16, 3, 6, 8)
+    floats = 5 * torch.randn(4, 3, 6, 8, dtype=torch.float64)
+    assert torch.equal(inputs_of(floats, FLOATS).images, floats)
+    values = torch.arange(4 * 3 * 6 * 8).view(4, 3, 6, 8).to(torch.uint8)  # all 256
     for dtype in (torch.float16, torch.float32, torch.float64):
-        assert torch.equal(inputs_of(images.to(dtype) / 255, COLOUR).images, images)
-
-
-def test_floats_of_a_network_that_was_trained_on_floats_stay_as_they_are() -> None:
-    images = 5 * torch.randn(4, 3, 6, 8, dtype=torch.float64)
-    assert torch.equal(inputs_of(images, FLOATS).images, images)
+        assert torch.equal(inputs_of(values.to(dtype) / 255, COLOUR).images, values)
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
