@@ -126,6 +126,13 @@ def lockstep(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     return run([sys.executable, "-m", "lockstep", *words], cwd, {**environ(), "PYTHONPATH": str(ROOT)})
 
 
+def output_of(cwd: Path, *words: str | Path) -> str:
+    """Run `lockstep ...` in a folder, which must succeed. Returns what it printed."""
+    done = lockstep(cwd, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def latest(cwd: Path) -> RunFolder:
     """The newest run of the commands in a folder."""
     return RunFolder((cwd / "outputs" / "latest").resolve())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
-from tests.support.commands import lockstep
+from tests.support.commands import lockstep, output_of
 from tests.support.harness import SMALL, train_all, write_run
 from tests.support.image_files import write_image
 
@@ -41,9 +41,8 @@ def test_other_images_are_evaluated_by_the_names_of_their_classes(
 ) -> None:
     folder, trained = project
     evaluate = ["eval", str(trained.path), f"data.root={folder / 'other'}", "--output", "rows.csv"]
-    done = lockstep(tmp_path, *evaluate, "--top-k", "3", "--json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    done = output_of(tmp_path, *evaluate, "--top-k", "3", "--json")
+    result = json.loads(done)
     rows = rows_of(tmp_path / "rows.csv")
     lockstep(tmp_path, "predict", str(trained.path), str(folder / "other"), "--output", "plain.csv")
     plain = rows_of(tmp_path / "plain.csv")
@@ -146,8 +145,7 @@ def test_rows_and_metrics_of_other_tasks_are_theirs(
     assert {f"val/{name}" for name in names} <= status["metrics"].keys()
     assert (summary["monitor"], status["mode"]) == (f"val/{metrics[0]}", mode)
     evaluate = ["eval", str(trained.path), "--trust"]
-    done = lockstep(tmp_path, *evaluate, "--output", "rows.csv", "--devices", "2")
-    assert done.returncode == 0, done.stderr
+    output_of(tmp_path, *evaluate, "--output", "rows.csv", "--devices", "2")
     rows = rows_of(tmp_path / "rows.csv")
     assert list(rows[0]) == ["file", *columns, "loss"]
     loss = sum(float(row["loss"]) for row in rows) / len(rows)

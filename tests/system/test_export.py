@@ -69,8 +69,7 @@ def test_photographs_are_predicted_as_by_the_run_up_to_rounding(trained: dict[st
         run = trained[kind]
         files = {suffix: tmp_path / "new" / f"{kind}.{suffix}" for suffix in ("onnx", "pt2")}
         for path in files.values():
-            done = commands.lockstep(tmp_path, "export", run.path, "--output", path, "--trust")
-            assert done.returncode == 0, done.stderr
+            commands.output_of(tmp_path, "export", run.path, "--output", path, "--trust")
         session = onnxruntime.InferenceSession(files["onnx"])
         facts = json.loads(session.get_modelmeta().custom_metadata_map["lockstep"])
         extra = {"lockstep.json": ""}
@@ -111,8 +110,7 @@ def test_a_file_answers_where_the_run_does(trained: dict[str, RunFolder], tmp_pa
     torch.save(saved | {"calibration": saved["calibration"] | {"val": rows}}, run.best_checkpoint)
     typed = ("export", run.path, "--trust", "--max-error", "0.05", "--output")
     for name in ("out.onnx", "out.pt2"):
-        done = commands.lockstep(tmp_path, *typed, name)
-        assert done.returncode == 0, done.stderr
+        commands.output_of(tmp_path, *typed, name)
     session = onnxruntime.InferenceSession(tmp_path / "out.onnx")
     assert [output.name for output in session.get_outputs()] == ["predictions", "answer"]
     facts = json.loads(session.get_modelmeta().custom_metadata_map["lockstep"])
@@ -132,10 +130,9 @@ def test_a_file_answers_where_the_run_does(trained: dict[str, RunFolder], tmp_pa
 
 @pytest.mark.parametrize("kind", ["labels", "numbers", "floats"])
 def test_every_task_has_its_predictions(trained: dict[str, RunFolder], tmp_path: Path, kind: str) -> None:
-    done = commands.lockstep(
+    commands.output_of(
         tmp_path, "export", trained[kind].path, "--output", "out.onnx", "--trust", "--checkpoint", "last"
     )
-    assert done.returncode == 0, done.stderr
     images = whole(few_digits(is_float=kind == "floats").test.pixels)
     session = onnxruntime.InferenceSession(tmp_path / "out.onnx")
     found = outputs(session, images.numpy())
@@ -173,8 +170,7 @@ def test_what_cannot_be_exported_is_refused_in_a_line_and_leaves_no_file(
 def test_the_server_of_the_page_answers_with_the_probabilities_of_an_image(
     trained: dict[str, RunFolder], tmp_path: Path
 ) -> None:
-    done = commands.lockstep(tmp_path, "export", trained["photos"].path, "--output", "network.onnx", "--trust")
-    assert done.returncode == 0, done.stderr
+    commands.output_of(tmp_path, "export", trained["photos"].path, "--output", "network.onnx", "--trust")
     text = pages.files(ROOT / "docs" / "use.md")["serve.py"]
     with socket.create_server(("localhost", 0)) as free:
         port = free.getsockname()[1]
@@ -205,9 +201,8 @@ def test_the_server_of_the_page_answers_with_the_probabilities_of_an_image(
 
 
 def test_the_layers_of_a_configuration_are_shown_for_its_images(tmp_path: Path) -> None:
-    shown = commands.lockstep(tmp_path, "model", *SMALL, "--depth", "1")
-    assert shown.returncode == 0, shown.stderr
-    rows = [re.split(r"\s*\|\s*", line.strip()) for line in shown.stdout.splitlines()]
+    shown = commands.output_of(tmp_path, "model", *SMALL, "--depth", "1")
+    rows = [re.split(r"\s*\|\s*", line.strip()) for line in shown.splitlines()]
     (row,) = [row for row in rows if "net.conv1" in row]
     assert row[2:] == ["Conv2d", "36", "train", "18.4 K", "[1, 1, 16, 16]", "[1, 4, 16, 16]"]
 

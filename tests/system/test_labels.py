@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.support import pages
-from tests.support.commands import latest, lockstep
+from tests.support.commands import latest, lockstep, output_of
 from tests.support.harness import ROOT, SMALL, train_all, write_run
 from tests.support.image_files import write_listed
 from tests.support.recipes import LISTED, SOURCES
@@ -31,8 +31,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def sweep_of(cwd: Path, *words: str) -> Path:
     """Run a sweep over five folds. Returns its folder."""
-    done = lockstep(cwd, *words)
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of(cwd, *words)
     (file,) = cwd.glob("outputs/*/*/out_of_fold.csv")
     return file.parent
 
@@ -41,8 +40,7 @@ def test_labels_of_a_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", (*SMALL, "trainer.max_epochs=1"))
     train_all([run], 1)
     words = ("labels", run.path, "--output", "one.csv", "--strategy", "cpu")
-    done = lockstep(tmp_path, *words, "--json")
-    assert done.returncode == 0, done.stderr
+    done = output_of(tmp_path, *words, "--json")
     rows, record = rows_of(tmp_path / "one.csv"), json.loads(gzip.decompress(run.images.read_bytes()))
     for split in ("train", "val", "test"):
         assert sorted(row["file"] for row in rows if row["split"] == split) == sorted(record[split]["names"])
@@ -51,7 +49,7 @@ def test_labels_of_a_run(tmp_path: Path) -> None:
     assert {(row["suggested"], row["score"], row["suspicious"]) for row in others} == {("", "", "0")}
     order = [(row["suspicious"] == "0", float(row["score"])) for row in judged]
     assert order == sorted(order)
-    facts = json.loads(done.stdout)
+    facts = json.loads(done)
     assert sum(row["suspicious"] == "1" for row in rows) == facts["suspicious"] == len(facts["labels"])
     assert facts["images"] == 54
     assert (tmp_path / "one.png").is_file()
@@ -82,9 +80,8 @@ def test_four_of_five_wrong_labels_are_in_the_first_twentieth_of_the_list(tmp_pa
     sweep = sweep_of(tmp_path, "train", "-m", *data, *small, "data.folds=5", "data.fold=0,1,2,3,4")
     for checkpoints in sweep.glob("*/checkpoints"):
         shutil.rmtree(checkpoints)  # the predictions are there
-    done = lockstep(tmp_path, "labels", sweep, "--json", "--trust")
-    assert done.returncode == 0, done.stderr
-    facts, rows, wrong = json.loads(done.stdout), rows_of(tmp_path / "labels.csv"), wrong_labels(seed)
+    done = output_of(tmp_path, "labels", sweep, "--json", "--trust")
+    facts, rows, wrong = json.loads(done), rows_of(tmp_path / "labels.csv"), wrong_labels(seed)
     assert (len(rows), facts["images"], {row["split"] for row in rows}) == (1797, 1797, {"train"})
     is_wrong = [int(row["file"].partition("/")[2]) in wrong for row in rows]
     assert sum(is_wrong) == 54
@@ -118,30 +115,26 @@ def test_the_page_corrects_labels_and_trains_on_them(tmp_path: Path) -> None:
     training, judging, again_on_page = lines
     small = ("data.image_size=16", "model.width=4", "trainer.max_epochs=4", "global_batch_size=16", *FAST)
     sweep = sweep_of(tmp_path, "train", *training[2:], *small)
-    done = lockstep(tmp_path, *judging[1:-1], sweep)
-    assert done.returncode == 0, done.stderr
+    done = output_of(tmp_path, *judging[1:-1], sweep)
     rows = rows_of(tmp_path / "labels.csv")
     head, *cells = csv.reader((tmp_path / "labels.csv").read_text().splitlines())
     assert {row["file"].replace("'", ""): row["suggested"] for row in rows[:2]} == wrong
-    again = shlex.split(done.stdout.splitlines()[-1])  # the command that the page shows
+    again = shlex.split(done.splitlines()[-1])  # the command that the page shows
     assert set(again_on_page[2:]) - {"data.root=flowers"} <= {"train", *again}
     for row in cells[:2]:  # as a person edits it
         row[head.index("label")] = row[head.index("suggested")]
     with (tmp_path / "labels.csv").open("w", newline="") as file:
         csv.writer(file).writerows([head, *cells])
-    done = lockstep(tmp_path, "train", *again[2:], *small, "trainer.max_epochs=1")
-    assert done.returncode == 0, done.stderr
+    output_of(tmp_path, "train", *again[2:], *small, "trainer.max_epochs=1")
     record = json.loads(gzip.decompress(latest(tmp_path).images.read_bytes()))
     names = record["class_names"]
     labels = {n: names[t] for part in ("train", "val", "test") for n, t in zip(*record[part].values(), strict=True)}
     assert len(labels) == 120
     assert {name: label for name, label in labels.items() if label != name.partition("/")[0]} == wrong
     # the list of one fold, with all images, keeps its splits
-    done = lockstep(tmp_path, "labels", sweep / "0", "--output", "new/one.csv")
-    assert done.returncode == 0, done.stderr
+    output_of(tmp_path, "labels", sweep / "0", "--output", "new/one.csv")
     again[again.index("data.file=labels.csv")] = "data.file=new/one.csv"
-    done = lockstep(tmp_path, "train", *again[2:], *small, "trainer.max_epochs=1", "data.split_column=split")
-    assert done.returncode == 0, done.stderr
+    output_of(tmp_path, "train", *again[2:], *small, "trainer.max_epochs=1", "data.split_column=split")
     kept, before = (
         json.loads(gzip.decompress((run / "images.json.gz").read_bytes()))
         for run in (latest(tmp_path).path, sweep / "0")

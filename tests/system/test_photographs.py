@@ -104,8 +104,7 @@ def test_a_photograph_is_seen_as_the_weights_saw_theirs_whatever_the_library_bec
     network = lockstep.load("latest")
     for given in (paths, images):  # other ways to give an image: test_predictor.py
         assert (network(given).values.cpu() - expected).abs().max() <= limit
-    done = commands.lockstep(project, "predict", "latest", "photos", "--output", "predictions.csv")
-    assert done.returncode == 0, done.stderr
+    commands.output_of(project, "predict", "latest", "photos", "--output", "predictions.csv")
     with (project / "predictions.csv").open() as file:
         rows = list(csv.DictReader(file))
     found = torch.tensor([float(row["probability"]) for row in rows], dtype=torch.float64)

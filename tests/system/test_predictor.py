@@ -69,8 +69,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def predicted(folder: RunFolder, source: Path | str, output: Path, *more: str) -> list[list[str]]:
     """The rows that `lockstep predict` writes, each after the name of its file."""
     words = ("predict", folder.path, source, "--output", output, "--trust", *more)
-    done = commands.lockstep(output.parent, *words)
-    assert done.returncode == 0, done.stderr
+    commands.output_of(output.parent, *words)
     with open(output, newline="") as file:
         return [row[1:] for row in csv.reader(file)][1:]
 
@@ -102,8 +101,7 @@ def test_features_are_those_that_the_command_writes(
 ) -> None:
     network = lockstep.load(trained[kind].path, trust=True)
     found = network.features(photos)
-    done = commands.lockstep(tmp_path, "embed", trained[kind].path, photos, "--output", "out.npy", "--trust")
-    assert done.returncode == 0, done.stderr
+    commands.output_of(tmp_path, "embed", trained[kind].path, photos, "--output", "out.npy", "--trust")
     written = np.load(tmp_path / "out.npy")
     assert str(written.dtype) == str(found.dtype).removeprefix("torch.")
     assert found.dtype == (torch.float64 if kind == "float64" else torch.float32)
