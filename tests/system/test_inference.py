@@ -20,7 +20,7 @@ import torch
 
 from lockstep.runs import files
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, GRACE_S, RunFolder
-from tests.support.commands import Command, run
+from tests.support.commands import Command, lockstep, output_of, run
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, environ, own_network, train_all, wait_until, write_run
 from tests.support.image_files import write_image
 from tests.support.slurm import Slurm
@@ -32,7 +32,6 @@ NUM_PHOTOS = 45
 OVERRIDES = ("eval_batch_size=1",)
 VARIABLES = {**environ(), "PYTHONPATH": str(ROOT)}
 OneWorker = Callable[[str], dict[str, bytes]]
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2")
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +77,7 @@ def by_one(trained: RunFolder, photos: Path, tmp_path_factory: pytest.TempPathFa
     def run_once(name: str) -> dict[str, bytes]:
         if name not in found:
             cwd = tmp_path_factory.mktemp("one")
-            done = lockstep(cwd, *typed(name, trained, photos), "--devices", "1")
-            assert done.returncode == 0, done.stderr
+            output_of(cwd, *typed(name, trained, photos), "--devices", "1")
             found[name] = written(cwd)
             assert sorted(found[name]) == [*COMMANDS[name][1]]
         return found[name]
@@ -97,7 +95,8 @@ def words(folder: RunFolder, source: Path, output: Path) -> list[str]:
     return ["predict", str(folder.path), str(source), "--output", str(output), "--trust", *OVERRIDES]
 
 
-def lockstep(cwd: Path, *words: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def torchrun(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2")
     return run([sys.executable, *launcher, "-m", "lockstep", *words], cwd, VARIABLES)
 
 
@@ -111,10 +110,7 @@ def test_bytes_on_any_workers(
     trained: RunFolder, photos: Path, by_one: OneWorker, tmp_path: Path, name: str, devices: str
 ) -> None:
     words = typed(name, trained, photos)
-    if devices == "torchrun":
-        done = lockstep(tmp_path, *words, launcher=TORCHRUN)
-    else:
-        done = lockstep(tmp_path, *words, "--devices", devices)
+    done = torchrun(tmp_path, *words) if devices == "torchrun" else lockstep(tmp_path, *words, "--devices", devices)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert written(tmp_path) == by_one(name)
 
@@ -123,8 +119,7 @@ def test_job_forgets_failure(trained: RunFolder, photos: Path, tmp_path: Path) -
     job = RunFolder(tmp_path / "job")
     job.path.mkdir()
     job.failure.write_text("of this job before it was requeued")
-    done = lockstep(tmp_path, *words(trained, photos, tmp_path / "out.csv"), "--job", str(job.path))
-    assert done.returncode == 0, done.stderr
+    output_of(tmp_path, *words(trained, photos, tmp_path / "out.csv"), "--job", str(job.path))
     assert not job.failure.exists()
 
 
@@ -149,8 +144,7 @@ def test_images_without_an_answer_are_unknown_on_any_workers_and_in_python(
     assert 0 < expected.count("unknown") < NUM_PHOTOS
     for devices in ("1", "3"):
         given = ("--max-error", "0.05", "--top-k", "2", "--devices", devices)
-        done = lockstep(tmp_path, *words(copy, photos, output), *given)
-        assert done.returncode == 0, done.stderr
+        output_of(tmp_path, *words(copy, photos, output), *given)
         rows = list(csv.DictReader(output.read_text().splitlines()))
         assert [row["class"] for row in rows] == expected
         assert [row["probability"] for row in rows] == [row["probability"] for row in plain]
@@ -178,7 +172,7 @@ def test_any_workers_print_the_same_table_and_leave_nothing(
     (tmp_path / "photos" / "1" / "1.png").write_bytes(b"no image")
     predict = ["predict", str(trained.path), "photos", "--trust", *OVERRIDES]
     done = [lockstep(tmp_path, *predict, "--devices", str(count)) for count in (1, 2, 3)]
-    done.append(lockstep(tmp_path, *predict, launcher=TORCHRUN))
+    done.append(torchrun(tmp_path, *predict))
     assert {each.returncode for each in done} == {EXIT_FAILED}
     assert len({each.stdout for each in done}) == 1
     rows = [row for row in csv.DictReader(alone.decode().splitlines()) if row["file"] != "1/1.png"]
@@ -214,7 +208,7 @@ def test_bytes_after_a_signal(
     assert not output.exists()
     wait_until(lambda: not any(map(files.is_held, hidden_files(output))), "the workers end, too")
     hold.unlink()
-    assert lockstep(tmp_path, *words, "--devices", "3").returncode == 0
+    output_of(tmp_path, *words, "--devices", "3")
     assert written(tmp_path) == by_one(name)
 
 
@@ -232,8 +226,8 @@ def test_rows_of_an_evaluation(trained: RunFolder, by_one: OneWorker) -> None:
 @pytest.mark.full
 def test_torchrun_evaluates(trained: RunFolder, tmp_path: Path) -> None:
     evaluate = ("eval", str(trained.path), "--trust")
-    assert lockstep(tmp_path, *evaluate, launcher=TORCHRUN).stdout == lockstep(tmp_path, *evaluate).stdout
-    wrong = lockstep(tmp_path, *evaluate, "--devices", "3", launcher=TORCHRUN)
+    assert torchrun(tmp_path, *evaluate).stdout == lockstep(tmp_path, *evaluate).stdout
+    wrong = torchrun(tmp_path, *evaluate, "--devices", "3")
     assert "trainer.devices=3" in wrong.stderr
 
 
@@ -293,11 +287,9 @@ def test_an_evaluation_reads_only_the_images_of_its_split(tmp_path: Path) -> Non
         for path in (tmp_path / "root" / split).rglob("*.png"):
             path.write_bytes(b"broken")
     accept = "changed_data=accept"  # other contents
-    done = lockstep(tmp_path, "eval", str(folder.path), "--devices", "2", accept)
-    assert done.returncode == 0, done.stderr
-    assert f"accuracy  {folder.read_summary()['test_accuracy']:.6f}" in done.stdout
-    done = lockstep(tmp_path, "predict", str(folder.path), "test", "--output", "out.csv", "--devices", "1", accept)
-    assert done.returncode == 0, done.stderr
+    done = output_of(tmp_path, "eval", str(folder.path), "--devices", "2", accept)
+    assert f"accuracy  {folder.read_summary()['test_accuracy']:.6f}" in done
+    output_of(tmp_path, "predict", str(folder.path), "test", "--output", "out.csv", "--devices", "1", accept)
     done = lockstep(tmp_path, "eval", str(folder.path), "--split", "val", accept)
     assert (done.returncode, "cannot be read" in done.stderr) == (EXIT_CONFIG, True), done.stderr
 
