@@ -1,18 +1,25 @@
 """What people type: values that Hydra's grammar refuses, folders, and mistakes with one line each."""
 
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lockstep.assembly import checkpoints
+from lockstep.assembly.staging import once_a_node
 from lockstep.config import overrides
 from lockstep.config.checks import data_presence
+from lockstep.config.checks.validation import check_config
 from lockstep.config.composing import typed_text
-from lockstep.config.composing.compose import parse_override
+from lockstep.config.composing.compose import compose_config, parse_override
 from lockstep.config.errors import ConfigError, mismatch
+from lockstep.config.saved import config_file
 from lockstep.data.sources.lists import read_list
 from lockstep.runs import naming
 from lockstep.system import hardware
+from tests.support.copies import section
+from tests.support.image_files import write_folder
 
 
 def errors(*texts: str, is_multirun: bool = False) -> list[str]:
@@ -147,3 +154,39 @@ def test_column_file_is_path(tmp_path: Path) -> None:
     file.write_text("file,label\na.png,x\nb.png,y\n")
     table = read_list(str(file), None, "path", ["label"], "classes", None, None, None, None)
     assert list(table.names) == ["a.png", "b.png"]
+
+
+def data(*overrides: str) -> Any:
+    return check_config(compose_config(overrides)).data
+
+
+def test_a_variable_is_expanded_where_a_path_is_used_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISK", "/a disk")
+    config = check_config(
+        compose_config(
+            ["data=image_folder", "data.root=$DISK/flowers", "data.cache=$DISK", "data.copy_to=data/$DISK/$DISK.5"]
+        )
+    )
+    found = config.data.resolve_paths()
+    assert (found.root, found.arguments()["cache"]) == ("/a disk/flowers", "/a disk")
+    assert found.copy_to == "data//a disk//a disk.5"
+    assert data("data=list", "data.file='$DISK/x.csv'").resolve_paths().arguments()["file"] == "/a disk/x.csv"
+    assert config_file.to_tree(config)["data"]["root"] == "$DISK/flowers"
+    plain = data("data=cifar10", "data.root='cost $5 or $'")
+    assert plain.resolve_paths() == plain
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_a_variable_that_is_not_set_is_named_with_its_key_and_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str | None
+) -> None:
+    monkeypatch.delenv("DISK", raising=False)
+    if value is not None:
+        monkeypatch.setenv("DISK", value)
+    wanted = section(write_folder(tmp_path / "images", count=4), None, copy_to="$DISK/copies")
+    for use in (
+        lambda: data_presence.check(wanted),
+        lambda: once_a_node(wanted, str, rank=0, local_rank=0, is_silent=True),
+    ):
+        with pytest.raises(ConfigError, match=rf"^data\.copy_to=\$DISK.* on {socket.gethostname()}: .*$"):
+            use()

@@ -1,10 +1,13 @@
 """Confident learning against cleanlab, and the number expected by chance against labels that are known to be right."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from cleanlab.count import compute_confident_joint, get_confident_thresholds
 from cleanlab.filter import find_label_issues
 from cleanlab.rank import get_self_confidence_for_each_label, order_label_issues
+from PIL import Image
 
 from lockstep.inference.confident_learning import (
     Labels,
@@ -16,6 +19,9 @@ from lockstep.inference.confident_learning import (
     suspicious,
     thresholds,
 )
+from lockstep.inference.labels import _draw  # pyright: ignore[reportPrivateUsage]
+from lockstep.inference.tables import read
+from tests.support.sources import few_digits
 
 
 def drawn(
@@ -94,3 +100,53 @@ def test_wrong_labels_are_counted_and_doubt_is_not_taken_for_them(temperature: f
 def test_a_network_that_is_worse_than_chance_does_not_make_most_labels_wrong() -> None:
     labels, probabilities = drawn(0, 400, 2, wrong=0.9)
     assert calibrate(labels, probabilities)[1] <= 0.5
+
+
+# -- the predictions of a sweep: a file in a folder, which may be a stranger's ---------------------------------------
+
+GOOD = "file,truth,prediction,'=a,b,fold\n'-1.png,'=a,b,0.25,0.75,0\n2.png,b,b,0.1,0.9,1\n"
+
+
+def test_cells_that_are_safe_in_a_spreadsheet_are_read_as_they_were(tmp_path: Path) -> None:
+    (tmp_path / "all.csv").write_text(GOOD)
+    lines, classes, labels, probabilities = read([tmp_path / "all.csv", tmp_path / "all.csv"])
+    assert ([line[0] for line in lines], classes) == (["-1.png", "2.png"] * 2, ["=a", "b"])
+    assert (labels.tolist(), probabilities[:, 1].tolist()) == ([0, 1] * 2, [0.75, 0.9] * 2)
+
+
+def test_pictures_are_of_judged_images_that_are_there(tmp_path: Path) -> None:
+    images = few_digits(count=5)
+    names = [str(name) for name in images.train.names]
+    rows = [
+        [names[0], "0", "1", 0.1, 1, "test"],
+        ["gone.png", "0", "1", 0.2, 0, "test"],
+        [names[1], "0", "", "", 0, "train"],
+    ]
+    _draw(rows, images, tmp_path / "labels.png", "title")
+    with Image.open(tmp_path / "labels.png") as sheet:
+        assert sheet.size == (936, 279)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,  # a link
+        "",
+        GOOD.partition("\n")[0] + "\n",
+        GOOD.replace("0.75", "nan"),
+        GOOD.replace("0.75", "1.5"),
+        GOOD.replace("0.75", "much"),
+        GOOD.replace("0.75,", ""),
+        GOOD.replace("2.png,b", "2.png,c"),
+        "file,truth,prediction,a,fold\n1.png,a,a,1.0,0\n",
+        "file\n1.png\n",
+        GOOD.replace("0.75", "0" * 200_000),
+    ],
+)
+def test_read_refuses(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / ("elsewhere.csv" if text is None else "all.csv")
+    path.write_text(GOOD if text is None else text)
+    if text is None:
+        (tmp_path / "all.csv").symlink_to(path)
+    with pytest.raises(ValueError, match=r"all\.csv does not have the probability of each class"):
+        read([tmp_path / "all.csv"])
