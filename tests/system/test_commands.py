@@ -27,8 +27,7 @@ WRONG = ("train", "--config-dir", str(ROOT / "tests/wrong_files"))
 
 
 def lockstep(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    tool = os.fspath(Path(sys.executable).parent / "lockstep")
-    return commands.run([tool, *arguments], cwd)
+    return commands.run([os.fspath(Path(sys.executable).parent / "lockstep"), *arguments], cwd)
 
 
 @pytest.fixture(scope="module")

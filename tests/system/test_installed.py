@@ -127,8 +127,7 @@ GUESSED = (
 def pyright(cwd: Path, *words: str, **variables: str) -> dict[str, Any]:
     line = [sys.executable, "-m", "pyright", "--outputjson", *words]
     pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
-    done = subprocess.run(line, cwd=cwd, env={**environ(), **variables}, **pipes)
-    return json.loads(done.stdout)
+    return json.loads(subprocess.run(line, cwd=cwd, env={**environ(), **variables}, **pipes).stdout)
 
 
 def test_a_strict_project_has_the_mistakes_that_it_marks_and_no_others(installed: Path, tmp_path: Path) -> None:

@@ -70,8 +70,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_command_prints_one_json_value_and_nothing_else(here: Path, words: tuple[str, ...], keys: str) -> None:
-    found = value(lockstep(here, *words, "--json"))
-    assert {*keys.split()} <= found.keys()
+    assert {*keys.split()} <= value(lockstep(here, *words, "--json")).keys()
 
 
 @pytest.mark.processes

@@ -169,17 +169,15 @@ def test_every_way_to_give_an_image_gives_the_same(trained: dict[str, RunFolder]
     for name, given in ways.items():
         assert torch.equal(network(given).values, by_path.values), name
         if name != "mixed":
-            alone = network(given[3])
             # float32: another size of the batch is added up in another order
-            assert torch.allclose(alone.values, by_path[3].values, rtol=0, atol=1e-6)
+            assert torch.allclose(network(given[3]).values, by_path[3].values, rtol=0, atol=1e-6)
 
 
 def test_a_prediction_leaves_the_process_as_it_was(trained: dict[str, RunFolder], photos: Path) -> None:
     with keep_float32():
         torch.set_float32_matmul_precision("medium")
         states = random.getstate(), str(np.random.get_state()), torch.get_rng_state()
-        network = lockstep.load(trained["colour"].path)
-        assert network(photos).values.is_inference() is False
+        assert lockstep.load(trained["colour"].path)(photos).values.is_inference() is False
         assert torch.get_float32_matmul_precision() == "medium"
         assert (random.getstate(), str(np.random.get_state())) == states[:2]
         assert torch.equal(torch.get_rng_state(), states[2])

@@ -32,8 +32,7 @@ def test_a_text_reaches_its_target_as_it_stands(text: str, tmp_path: Path) -> No
     given = {"a": text, "list": [{"key": text}], text: 1}
     wanted = {**given, "nested": {"b": text, "a": [text]}, "supplied": text}
     assert build.build(section(**given, nested=nested), supplied=text) == wanted
-    bound = build.build(section(**given, nested=nested, _partial_=True))
-    assert bound(supplied=text) == wanted
+    assert build.build(section(**given, nested=nested, _partial_=True))(supplied=text) == wanted
     config = check_config(compose_config(["data=synthetic"]))
     cluster = config.cluster.model_copy(update={"constraint": text})
     config_file.save(config.model_copy(update={"cluster": cluster}), tmp_path / "config.yaml")

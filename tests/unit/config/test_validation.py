@@ -522,8 +522,7 @@ def test_every_value_of_a_sweep(texts: list[str], expected: list[str]) -> None:
 def test_of_a_large_sweep_the_first_jobs_are_checked() -> None:
     wide = f"seed={','.join(map(str, range(200)))}"
     assert errors(wide, "global_batch_size=64,0", is_multirun=True) == ["global_batch_size=0 must be int >= 1"]
-    plan = overrides.check([wide], is_multirun=True)
-    assert len(plan.configs) == MAX_CHECKED
+    assert len(overrides.check([wide], is_multirun=True).configs) == MAX_CHECKED
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

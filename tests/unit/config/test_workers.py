@@ -32,8 +32,7 @@ def test_a_run_of_several_machines_is_used_on_one(asked: int | None) -> None:
     tree = to_tree(check_tree(plain_tree(compose_config(["data=synthetic", "strategy=cpu"]))[0]))
     tree["trainer"] |= {"num_nodes": 2, "devices": 3, "loads": [1, 2, 0, 1, 1, 1]}
     here = saved_run.adapt_to_machine(Config.model_validate(tree), devices=asked, strategy=None)
-    config = check_tree(to_tree(here))
-    assert resolve_workers(config).world_size == (asked or 3)
+    assert resolve_workers(check_tree(to_tree(here))).world_size == (asked or 3)
 
 
 @pytest.mark.parametrize(

@@ -119,8 +119,7 @@ def test_a_path_that_is_not_there_and_a_file_that_is_no_image_are_named(tmp_path
     with pytest.raises(ValueError, match=r"text\.png cannot be read \(not an image\)"):
         inputs_of(tmp_path / "text.png", COLOUR)
     write_image(tmp_path / "image.png")
-    found = inputs_of(tmp_path, COLOUR)
-    assert [*found.errors] == [str(tmp_path / "text.png")]
+    assert [*inputs_of(tmp_path, COLOUR).errors] == [str(tmp_path / "text.png")]
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="empty contains no image"):
         inputs_of(tmp_path / "empty", COLOUR)
