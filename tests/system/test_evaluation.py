@@ -41,8 +41,7 @@ def test_other_images_are_evaluated_by_the_names_of_their_classes(
 ) -> None:
     folder, trained = project
     evaluate = ["eval", str(trained.path), f"data.root={folder / 'other'}", "--output", "rows.csv"]
-    done = output_of(tmp_path, *evaluate, "--top-k", "3", "--json")
-    result = json.loads(done)
+    result = json.loads(output_of(tmp_path, *evaluate, "--top-k", "3", "--json"))
     rows = rows_of(tmp_path / "rows.csv")
     lockstep(tmp_path, "predict", str(trained.path), str(folder / "other"), "--output", "plain.csv")
     plain = rows_of(tmp_path / "plain.csv")

@@ -40,7 +40,7 @@ def test_labels_of_a_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", (*SMALL, "trainer.max_epochs=1"))
     train_all([run], 1)
     words = ("labels", run.path, "--output", "one.csv", "--strategy", "cpu")
-    done = output_of(tmp_path, *words, "--json")
+    facts = json.loads(output_of(tmp_path, *words, "--json"))
     rows, record = rows_of(tmp_path / "one.csv"), json.loads(gzip.decompress(run.images.read_bytes()))
     for split in ("train", "val", "test"):
         assert sorted(row["file"] for row in rows if row["split"] == split) == sorted(record[split]["names"])
@@ -49,7 +49,6 @@ def test_labels_of_a_run(tmp_path: Path) -> None:
     assert {(row["suggested"], row["score"], row["suspicious"]) for row in others} == {("", "", "0")}
     order = [(row["suspicious"] == "0", float(row["score"])) for row in judged]
     assert order == sorted(order)
-    facts = json.loads(done)
     assert sum(row["suspicious"] == "1" for row in rows) == facts["suspicious"] == len(facts["labels"])
     assert facts["images"] == 54
     assert (tmp_path / "one.png").is_file()
@@ -80,16 +79,15 @@ def test_four_of_five_wrong_labels_are_in_the_first_twentieth_of_the_list(tmp_pa
     sweep = sweep_of(tmp_path, "train", "-m", *data, *small, "data.folds=5", "data.fold=0,1,2,3,4")
     for checkpoints in sweep.glob("*/checkpoints"):
         shutil.rmtree(checkpoints)  # the predictions are there
-    done = output_of(tmp_path, "labels", sweep, "--json", "--trust")
-    facts, rows, wrong = json.loads(done), rows_of(tmp_path / "labels.csv"), wrong_labels(seed)
+    facts = json.loads(output_of(tmp_path, "labels", sweep, "--json", "--trust"))
+    rows, wrong = rows_of(tmp_path / "labels.csv"), wrong_labels(seed)
     assert (len(rows), facts["images"], {row["split"] for row in rows}) == (1797, 1797, {"train"})
     is_wrong = [int(row["file"].partition("/")[2]) in wrong for row in rows]
     assert sum(is_wrong) == 54
     assert sum(is_wrong[:90]) >= 0.8 * 54
-    suspicious = facts["suspicious"]
-    found = sum(is_wrong[:suspicious])
+    found = sum(is_wrong[: facts["suspicious"]])
     assert found >= 0.5 * 54
-    assert facts["suspicious_by_chance"] == pytest.approx(suspicious - found, abs=8)
+    assert facts["suspicious_by_chance"] == pytest.approx(facts["suspicious"] - found, abs=8)
     assert facts["wrong_fraction"] == pytest.approx(0.03, abs=0.01)
 
 

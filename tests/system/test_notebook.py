@@ -1,7 +1,6 @@
 """`lockstep.train` in a real kernel of Jupyter."""
 
 import os
-import re
 import signal
 import threading
 from pathlib import Path
@@ -23,30 +22,6 @@ def notebook(cwd: Path, monkeypatch: pytest.MonkeyPatch, *cells: str) -> Noteboo
     monkeypatch.delenv("PYTEST_CURRENT_TEST")  # where it is set, a kernel does not show what its children print
     created: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])  # pyright: ignore
     return NotebookClient(created, timeout=PATIENCE_S, resources={"metadata": {"path": str(cwd)}})
-
-
-def printed(client: NotebookClient, cell: int) -> str:
-    """The text a cell shows at its end: of a line that is rewritten in place, the last version."""
-    outputs = client.nb.cells[cell].outputs
-    text = "".join(output["text"] for output in outputs if output["output_type"] == "stream")
-    return re.sub(r"[^\n]*\r(?!\n)", "", text)
-
-
-def test_a_cell_shows_the_epochs_and_the_kernel_stays_without_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = notebook(
-        tmp_path,
-        monkeypatch,
-        "import lockstep, sys",
-        f"run = lockstep.train({[*SMALL, 'trainer.devices=2']})",
-        "print(run.state, 'torch' in sys.modules)",
-        "run = lockstep.train([f'resume={run.path}', 'trainer.max_epochs=3'])\nprint(run['epoch'])",
-    )
-    client.execute()
-    assert re.search(r"1/2(.|\n)*2/2(.|\n)*Finished", printed(client, 1))
-    assert printed(client, 2) == "finished False\n"
-    assert printed(client, 3).splitlines()[-1] == "3"
 
 
 def test_the_stop_button_saves_the_run_and_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ from lockstep.verify import command as verify
 from tests.support.architecture import (
     LAYERS,
     MODULES,
-    PACKAGE,
     imports,
     layer_of,
     outward_imports,
@@ -71,22 +70,6 @@ def test_private_parts_of_other_libraries_are_used_in_one_module() -> None:
             found |= {f"{name}.{part}" for part in names if part.startswith("_") and not part.endswith("__")}
     used = {each for each in found if not each.startswith(("system.internals.", "system.libraries."))}
     assert used == {"system.signals._handle"}  # whose base is ours
-
-
-def test_every_name_of_hydra_is_in_the_table_of_what_its_next_version_changes() -> None:
-    paths = (path for name in (PACKAGE.name, "hydra_plugins") for path in (PACKAGE.parent / name).rglob("*.py"))
-    sources = {path.relative_to(PACKAGE.parent).as_posix(): path for path in paths}
-    names, private = set(), set()
-    for source, path in sources.items():
-        for node in _nodes(path, ast.ImportFrom, ast.Import):
-            module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-            found = {module + alias.name for alias in node.names if re.match(r"hydra(\.|$)", module + alias.name)}
-            names |= found
-            private |= {source for name in found if "._" in name}
-    assert private == {"lockstep/system/internals.py"}
-    section = (ROOT / "docs" / "design.md").read_text().split("### Every name of Hydra")[1].split("\n### ")[0]
-    rows = re.findall(r"^\| (.*?) \| .* \|$", section, re.MULTILINE)
-    assert {name for row in rows for name in re.findall(r"`(hydra[\w.]*)`", row)} == names
 
 
 def _nodes(path: Path, *kinds: type[ast.AST]) -> "Iterator[Any]":

@@ -68,8 +68,8 @@ def test_where_there_is_no_train_py_the_help_names_what_trains_there(
 
 def test_every_group_stands_with_all_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(text_of(capsys).split())
-    for group, options in groups(compose.CONF).items():
-        assert (f" {group} {', '.join(options)} " in text) == (group != help.ELSEWHERE)
+    lines = {group: f" {group} {', '.join(options)} " for group, options in groups(compose.CONF).items()}
+    assert [group for group, line in lines.items() if line not in text] == [help.ELSEWHERE]
 
 
 def test_every_setting_stands_with_its_value_in_conf(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,9 +82,7 @@ def test_every_setting_stands_with_its_value_in_conf(capsys: pytest.CaptureFixtu
         **{name: as_written[name] for name in (*CALLED, "callbacks")},
     }
     keys = {key: value for key, value in trees.leaves(tree, "") if not key.endswith("_partial_")}
-    assert set(shown) == set(keys)
-    for key, value in keys.items():
-        assert shown[key] == errors.literal(value)
+    assert shown == {key: errors.literal(value) for key, value in keys.items()}
 
 
 OF_TORCH = {"optimizer.momentum", "optimizer.nesterov", "optimizer.fused", "optimizer.betas", "optimizer.eps"}

@@ -46,14 +46,12 @@ UNKNOWN = [
 ]
 
 
-@pytest.mark.parametrize("target", KNOWN)
-def test_the_parts_of_a_training_are_known(target: str) -> None:
-    assert trust._is_known(target, RUN)
-
-
-@pytest.mark.parametrize("target", UNKNOWN)
-def test_nothing_that_leads_to_a_command_is_known(target: object) -> None:
-    assert not trust._is_known(target, RUN)
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [*((target, True) for target in KNOWN), *((target, False) for target in UNKNOWN)],
+)
+def test_known_targets(target: object, expected: bool) -> None:
+    assert trust._is_known(target, RUN) == expected
 
 
 def test_a_logger_of_a_service_is_accepted_where_trainings_alone_build_it(
@@ -79,10 +77,9 @@ def test_the_project_is_known_by_what_its_modules_define(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "libraries")])
     project.enter(tmp_path)
-    for target in ("flower_project.Net", "flower_project.network.Net", "flower_project.ReLU", "network.Net"):
-        assert trust._is_known(target, run), target
+    project_names = ("flower_project.Net", "flower_project.network.Net", "flower_project.ReLU", "network.Net")
     imported = ("flower_project.system", "flower_project.network.system", "flower_project.network.os.system")
     others = ("theirs.code.Net", "theirs.run.code.Net", "outputs.code.Net", "installed.Net", "flower_project.Net.mro")
     data = ("photos.helper.Net", "flower_project.data.helper.Net")  # folders without __init__.py
-    for target in (*imported, *others, *data):
-        assert not trust._is_known(target, run), target
+    names = (*project_names, *imported, *others, *data)
+    assert [name for name in names if trust._is_known(name, run)] == [*project_names]

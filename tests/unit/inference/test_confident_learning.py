@@ -36,6 +36,7 @@ def drawn(
     return (truth + moved) % classes, probabilities.round(decimals)
 
 
+ABSENT = drawn(10, 300, 6)
 CASES = {
     **{f"seed {seed}": drawn(seed, 400, 7) for seed in range(4)},
     "two classes": drawn(4, 300, 2),
@@ -43,16 +44,15 @@ CASES = {
     "ties of two classes": drawn(6, 300, 2, decimals=1),
     "many wrong labels": drawn(7, 300, 3, wrong=0.6),
     "few images of many classes": drawn(8, 60, 40),
+    "an absent class": (np.where(ABSENT[0] == 2, 3, ABSENT[0]), ABSENT[1]),
+    "zeros": (np.array([0, 1, 0, 1, 1]), np.array([[0, 1], [0, 1], [0, 1], [1, 0], [0.0, 1]])),
+    "a mean is rounded up": (np.array([0, 0, 0, 1, 1]), np.array([[0.1, 0.9]] * 3 + [[0.05, 0.95]] * 2)),
+    "all equal": (np.array([0, 1, 2, 1]), np.full((4, 3), 1 / 3)),
 }
-absent = drawn(10, 300, 6)
-CASES["an absent class"] = np.where(absent[0] == 2, 3, absent[0]), absent[1]
-CASES["zeros"] = np.array([0, 1, 0, 1, 1]), np.array([[0, 1], [0, 1], [0, 1], [1, 0], [0.0, 1]])
-CASES["a mean is rounded up"] = np.array([0, 0, 0, 1, 1]), np.array([[0.1, 0.9]] * 3 + [[0.05, 0.95]] * 2)
-CASES["all equal"] = np.array([0, 1, 2, 1]), np.full((4, 3), 1 / 3)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_thresholds_confident_joint_and_suspicious_labels_are_those_of_cleanlab(name: str) -> None:
+def test_confident_learning_of_cleanlab(name: str) -> None:
     labels, probabilities = CASES[name]
     count = probabilities.shape[1]
     np.testing.assert_allclose(thresholds(labels, probabilities), get_confident_thresholds(labels, probabilities))
@@ -63,21 +63,14 @@ def test_thresholds_confident_joint_and_suspicious_labels_are_those_of_cleanlab(
     np.testing.assert_array_equal(joint, np.asarray(compute_confident_joint(labels, probabilities, calibrate=False)))
     issues = find_label_issues(labels, probabilities, filter_by="confident_learning", n_jobs=1)
     assert suspicious(labels, probabilities).tolist() == issues.tolist()
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_suspicious_labels_are_first_in_the_order_of_cleanlab(name: str) -> None:
-    labels, probabilities = CASES[name]
     rows, scores = order(labels, probabilities), get_self_confidence_for_each_label(labels, probabilities)
     assert sorted(rows) == list(range(len(labels)))
-    issues = suspicious(labels, probabilities)
     ranked = order_label_issues(issues, labels, probabilities, rank_by="self_confidence")
     first, others = rows[: issues.sum()], rows[issues.sum() :]
     assert scores[first].tolist() == scores[ranked].tolist()
     assert (np.diff(scores[others]) >= 0).all()
     for same in (first, others):  # of equal scores, as in the file
-        ties = np.diff(scores[same]) == 0
-        assert (np.diff(same)[ties] > 0).all()
+        assert (np.diff(same)[np.diff(scores[same]) == 0] > 0).all()
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
