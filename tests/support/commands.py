@@ -8,6 +8,7 @@ tests of those start new processes.
 import contextlib
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -136,6 +137,17 @@ def output_of(cwd: Path, *words: str | Path) -> str:
 def latest(cwd: Path) -> RunFolder:
     """The newest run of the commands in a folder."""
     return RunFolder((cwd / "outputs" / "latest").resolve())
+
+
+def copy_with_rule(run_folder: RunFolder, folder: Path, threshold: float) -> RunFolder:
+    """Copy a run, with validation images of which those up to the threshold are wrong."""
+    shutil.copytree(run_folder.path, folder)
+    path = RunFolder(folder).best_checkpoint
+    saved = torch.load(path, weights_only=True)
+    confidences = torch.cat([torch.ones(150), torch.full((50,), threshold)])
+    rows = {"confidences": confidences, "is_right": torch.arange(200) < 150}
+    torch.save(saved | {"calibration": saved["calibration"] | {"val": rows, "test": rows}}, path)
+    return RunFolder(folder)
 
 
 def _text(descriptor: int) -> str:

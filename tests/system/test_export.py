@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -99,15 +98,11 @@ def test_photographs_are_predicted_as_by_the_run_up_to_rounding(trained: dict[st
 
 
 def test_a_file_answers_where_the_run_does(trained: dict[str, RunFolder], tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
-    shutil.copytree(trained["photos"].path, run.path)
     paths = sorted((trained["photos"].path.parent / "images").rglob("*.png"))
-    network = lockstep.load(run.path, device="cpu", trust=True)
+    network = lockstep.load(trained["photos"].path, device="cpu", trust=True)
     best = sorted(one.probability for one in network(list(map(str, paths))))
     threshold = (best[24] + best[25]) / 2
-    rows = {"confidences": torch.tensor([1.0] * 150 + [threshold] * 50), "is_right": torch.arange(200) < 150}
-    saved = torch.load(run.best_checkpoint, weights_only=True)
-    torch.save(saved | {"calibration": saved["calibration"] | {"val": rows}}, run.best_checkpoint)
+    run = commands.copy_with_rule(trained["photos"], tmp_path / "run", threshold)
     typed = ("export", run.path, "--trust", "--max-error", "0.05", "--output")
     for name in ("out.onnx", "out.pt2"):
         commands.output_of(tmp_path, *typed, name)

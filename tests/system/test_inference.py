@@ -16,11 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from lockstep.runs import files
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, GRACE_S, RunFolder
-from tests.support.commands import Command, lockstep, output_of, run
+from tests.support.commands import Command, copy_with_rule, lockstep, output_of, run
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, environ, own_network, train_all, wait_until, write_run
 from tests.support.image_files import write_image
 from tests.support.slurm import Slurm
@@ -123,23 +122,12 @@ def test_job_forgets_failure(trained: RunFolder, photos: Path, tmp_path: Path) -
     assert not job.failure.exists()
 
 
-def with_rule(trained: RunFolder, folder: Path, threshold: float) -> RunFolder:
-    """Copy a run, with validation images of which those up to the threshold are wrong."""
-    shutil.copytree(trained.path, folder)
-    path = RunFolder(folder).best_checkpoint
-    saved = torch.load(path, weights_only=True)
-    confidences = torch.cat([torch.ones(150), torch.full((50,), threshold)])
-    rows = {"confidences": confidences, "is_right": torch.arange(200) < 150}
-    torch.save(saved | {"calibration": saved["calibration"] | {"val": rows, "test": rows}}, path)
-    return RunFolder(folder)
-
-
 def test_images_without_an_answer_are_unknown_on_any_workers_and_in_python(
     trained: RunFolder, photos: Path, alone: bytes, tmp_path: Path
 ) -> None:
     plain = list(csv.DictReader(alone.decode().splitlines()))
     middle = sorted(float(row["probability"]) for row in plain)[NUM_PHOTOS // 2] + 5e-7
-    copy, output = with_rule(trained, tmp_path / "run", middle), tmp_path / "out.csv"
+    copy, output = copy_with_rule(trained, tmp_path / "run", middle), tmp_path / "out.csv"
     expected = [row["class"] if float(row["probability"]) > middle else "unknown" for row in plain]
     assert 0 < expected.count("unknown") < NUM_PHOTOS
     for devices in ("1", "3"):
