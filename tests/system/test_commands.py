@@ -26,8 +26,11 @@ pytestmark = pytest.mark.processes
 WRONG = ("train", "--config-dir", str(ROOT / "tests/wrong_files"))
 
 
-def lockstep(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return commands.run([os.fspath(Path(sys.executable).parent / "lockstep"), *arguments], cwd)
+def lockstep(cwd: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the installed command, which must exit with `code`."""
+    done = commands.run([os.fspath(Path(sys.executable).parent / "lockstep"), *arguments], cwd)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +61,6 @@ def test_a_run_leaves_all_its_files_and_no_other(trained: RunFolder) -> None:
 
 def test_another_number_of_workers_evaluates_the_same(trained: RunFolder) -> None:
     done = lockstep(cwd_of(trained), "eval", "latest", "--devices", "3", "--checkpoint", "best", "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)
     assert result["images"] == 359
     assert result["metrics"]["accuracy"] == pytest.approx(trained.read_summary()["test_accuracy"], abs=5e-7)
@@ -73,13 +75,11 @@ def test_a_run_in_a_precision_of_gpus_is_evaluated_without_one(
     text = folder.config.read_text()
     folder.config.write_text(text.replace("precision: auto", f"precision: {precision}"))
     assert folder.config.read_text() != text
-    done = lockstep(cwd_of(trained), "eval", str(folder.path))
-    assert done.returncode == 0, done.stdout + done.stderr
+    lockstep(cwd_of(trained), "eval", str(folder.path))
 
 
 def test_predictions_of_a_split_are_in_order_and_agree_with_the_evaluation(trained: RunFolder) -> None:
-    done = lockstep(cwd_of(trained), "predict", "latest", "test", "--output", "out/test.csv", "--devices", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
+    lockstep(cwd_of(trained), "predict", "latest", "test", "--output", "out/test.csv", "--devices", "2")
     rows = list(csv.DictReader((cwd_of(trained) / "out/test.csv").read_text().splitlines()))
     truth = digits(val_fraction=0.1, test_fraction=0.2, split_seed=0).test
     assert [row["file"] for row in rows] == list(truth.names)
@@ -99,8 +99,8 @@ def test_predictions_of_a_split_are_in_order_and_agree_with_the_evaluation(train
     ],
 )
 def test_command_refused(trained: RunFolder, words: list[str], part: str) -> None:
-    done = lockstep(cwd_of(trained), *words)
-    assert (done.returncode, part in done.stderr) == (2, True), done.stderr
+    done = lockstep(cwd_of(trained), *words, code=2)
+    assert part in done.stderr
     assert "Traceback" not in done.stderr
     assert not trained.stop_flag.exists()
 
@@ -117,8 +117,7 @@ COMMANDS: dict[str, list[str]] = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_works_as_installed_from_any_folder(trained: RunFolder, tmp_path: Path, name: str) -> None:
     paths = {"RUN": str(trained.path), "RUNS": str(cwd_of(trained) / "outputs")}
-    done = lockstep(tmp_path, name, *(paths.get(word, word) for word in COMMANDS[name]))
-    assert done.returncode == 0, done.stderr
+    lockstep(tmp_path, name, *(paths.get(word, word) for word in COMMANDS[name]))
 
 
 def test_no_command_is_left_out_of_those_that_are_tried(tmp_path: Path) -> None:
