@@ -5,9 +5,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any, cast
 
-import lightning as L
 import optuna
-import pytest
 import submitit
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -22,26 +20,26 @@ from lockstep.system import internals
 from tests.support.modules import bare_trainer
 
 
-@pytest.fixture
-def trainer() -> L.Trainer:
-    return bare_trainer()
-
-
-def test_the_private_parts_exist(trainer: L.Trainer) -> None:
+def test_the_private_parts_exist() -> None:
     """A failure means that Lightning or torch has moved one."""
+    trainer = bare_trainer()
     internals.keep_signals(trainer)
     assert trainer._signal_connector.register_signal_handlers is internals._do_nothing
-    assert hasattr(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor")
     internals.set_global_step(trainer, 3)
     assert trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total.completed == 3
     fused = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, fused=True)
     assert internals.can_skip_update(fused)
     strategy = internals.one_stream(lambda model: lambda: None)
-    assert hasattr(strategy, "_ddp_kwargs")
-    assert hasattr(type(strategy).__base__, "_setup_model")
-    assert hasattr(dist.distributed_c10d, "_get_default_store")
-    assert hasattr(vars(dist)["Reducer"], "_check_reducer_finalized")
-    assert {"_forward_pre_hooks", "_backward_pre_hooks"} <= vars(nn.Module()).keys()
+    parts = {
+        "_broadcast_sigterm_tensor": trainer.fit_loop.epoch_loop,
+        "_ddp_kwargs": strategy,
+        "_setup_model": type(strategy).__base__,
+        "_get_default_store": dist.distributed_c10d,
+        "_check_reducer_finalized": vars(dist)["Reducer"],
+        "_forward_pre_hooks": nn.Module(),
+        "_backward_pre_hooks": nn.Module(),
+    }
+    assert [name for name, owner in parts.items() if not hasattr(owner, name)] == []
     assert internals.average_of(WeightAveraging()) is None
     seen, x = [], torch.ones(1, requires_grad=True)
     x.register_hook(lambda gradient: seen.append(internals.is_in_backward()))
