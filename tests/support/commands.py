@@ -94,9 +94,6 @@ class Command:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(self.pid, number)
 
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 

@@ -9,7 +9,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from lockstep.config import overrides
-from lockstep.config.composing.compose import CONF, Source, compose_config
+from lockstep.config.composing.compose import CONF, DEFAULT, Source, compose_config
 from lockstep.starter.project import FILES
 from lockstep.system.trees import at, leaves
 
@@ -66,12 +66,9 @@ def test_an_experiment_overrides_the_choices_and_values_of_a_project(source: Sou
     stated = yaml.safe_load((conf / "experiment" / f"{experiment}.yaml").read_text())
     made = tree(source, *typed)
     for entry in stated.pop("defaults"):
-        ((group, option),) = entry.items()
-        group = group.removeprefix("override /")
-        chosen = yaml.safe_load((CONF / group / f"{option}.yaml").read_text())
-        bases = [yaml.safe_load((CONF / group / f"{base}.yaml").read_text()) for base in chosen.get("defaults", [])]
-        targets = [part["_target_"] for part in (*bases, chosen) if "_target_" in part]
-        assert made[group]["_target_"] == targets[-1], group
+        ((key, option),) = entry.items()
+        group = key.removeprefix("override /")
+        assert made[group]["_target_"] == tree(DEFAULT, f"{group}={option}")[group]["_target_"]
     values = {key: value for key, value in leaves(stated, "") if not isinstance(value, list)}
     assert values.items() <= {key: at(made, key.split(".")) for key in values}.items()
     assert overrides.plan(typed, source).configs[0].name == experiment
