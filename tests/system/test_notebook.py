@@ -28,9 +28,10 @@ def test_the_stop_button_saves_the_run_and_leaves_no_process(tmp_path: Path, mon
     client = notebook(
         tmp_path,
         monkeypatch,
-        "import lockstep, os, pathlib",
+        "import lockstep, os, pathlib, sys",
         "pathlib.Path('pid').write_text(str(os.getpid()))",
-        f"lockstep.train({[*SMALL, 'trainer.max_epochs=100000']})",
+        f"try: lockstep.train({[*SMALL, 'trainer.max_epochs=100000']})\n"
+        "finally: pathlib.Path('torch').write_text(str('torch' in sys.modules))",
     )
     folder = RunFolder(tmp_path / "outputs" / "latest")
     pids: list[int] = []
@@ -47,5 +48,6 @@ def test_the_stop_button_saves_the_run_and_leaves_no_process(tmp_path: Path, mon
     button.join()
     assert (folder.read_status()["state"], folder.read_status()["reason"]) == ("stopped", "signal SIGINT")
     assert folder.last_checkpoint.exists()
+    assert (tmp_path / "torch").read_text() == "False", "the kernel stays without torch"
     assert len(pids) == 1
     wait_until(lambda: not is_alive(pids[0]), "the end of the worker")
