@@ -50,7 +50,8 @@ def test_capture_and_replay(x: Tensor) -> None:
     assert product.tolist() == [10, 14, 18]
 
 
-def test_address_of_capture(x: Tensor) -> None:
+def test_address_of_capture() -> None:
+    x = torch.arange(6.0, device="cuda").view(2, 3)  # pytest would keep a fixture
     buffer = nn.Parameter(x, requires_grad=False)
     with capturing() as graph:
         y = buffer + 1
