@@ -110,7 +110,9 @@ class Study(Sweeper):
             first = [f"{key}={drawn.low if isinstance(drawn, Interval) else drawn[0]}" for key, drawn in space.items()]
             config, _ = self._compose([*fixed, *first], 0)
             if config.search is None:
-                raise ConfigError(Error("hydra/sweeper=optuna", "is chosen by search=...", "use search=tpe"))
+                raise ConfigError(
+                    Error("conflict", "hydra/sweeper=optuna", "is chosen by search=...", "use search=tpe")
+                )
             if _is_handed_over(self._config, config, 1):
                 return
             with _ledger(self._config, config.sweep.name) as ledger:

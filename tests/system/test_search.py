@@ -69,7 +69,7 @@ class Fake:
 
     def make(self, drawn: Sequence[str]) -> Trial:
         if any(text.endswith("=bad") for text in drawn):
-            raise ConfigError(Error("bad", "cannot be trained"))
+            raise ConfigError(Error("failed", "bad", "cannot be trained"))
         trial = self.ledger.find(drawn) or self.ledger.add(drawn, str(self.ledger.next_number))
         trial.folder.path.mkdir(exist_ok=True)
         self.ledger.write()

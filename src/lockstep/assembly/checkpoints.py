@@ -43,7 +43,7 @@ def choose_checkpoint(folder: RunFolder, path: Path) -> Chosen:
         errors.append(f"{display_path(each)} {error}")
     if not path.exists() and not others:
         return Chosen(None, "")
-    raise ConfigError(Error("", "; ".join(errors), "restore one of them from a backup, or start a new run"))
+    raise ConfigError(Error("damaged", "", "; ".join(errors), "restore one of them from a backup, or start a new run"))
 
 
 def requested_checkpoint(folder: RunFolder, name: str, *, option: str) -> Path:
@@ -70,19 +70,21 @@ def initial_checkpoint(init_from: str | None) -> Path | None:
     if path.is_file():
         error = damage(path)
         if error is not None:
-            raise ConfigError(Error(f"init_from={init_from}", error, "use another file, or a run folder"))
+            raise ConfigError(Error("damaged", f"init_from={init_from}", error, "use another file, or a run folder"))
         return path
     try:
         folder = naming.find(init_from)
     except FileNotFoundError as error:
-        raise ConfigError(Error("", f"init_from={error}")) from error
+        raise ConfigError(Error("missing", "", f"init_from={error}")) from error
     try:
         gate.need_readable(folder)
     except OSError as error:
         raise ConfigError(file_error(error).within("init_from")) from error
     best = choose_checkpoint(folder, folder.best_checkpoint).path
     if best is None:
-        raise ConfigError(Error(f"init_from={init_from}", "has no checkpoint yet", "use another run, or remove it"))
+        raise ConfigError(
+            Error("missing", f"init_from={init_from}", "has no checkpoint yet", "use another run, or remove it")
+        )
     return best
 
 

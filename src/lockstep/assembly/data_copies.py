@@ -16,13 +16,17 @@ def errors(config: Config) -> Iterator[Error]:
     """Yield the errors of settings of a copy, and of a URL."""
     data, root = config.data, config.data.root
     if data.copy_to is not None and data.target not in OF_FILES:
-        yield Error(f"data.copy_to={data.copy_to}", "is for data=image_folder and data=list", "remove it")
+        yield Error("conflict", f"data.copy_to={data.copy_to}", "is for data=image_folder and data=list", "remove it")
     if root is not None and data.is_remote and is_ours(data.target):
-        yield from (Error("", text) for text in copying.url_errors(root))
+        yield from (Error("value", "", text) for text in copying.url_errors(root))
         if data.target not in OF_FILES:
-            yield Error(f"data.root={root}", "is a URL", "use data=image_folder or data=list, or give a folder")
+            yield Error(
+                "unsupported", f"data.root={root}", "is a URL", "use data=image_folder or data=list, or give a folder"
+            )
         elif not data.is_copied:
-            yield Error(f"data.root={root}", "is a URL", "choose a folder for its files, data.copy_to=data/cache")
+            yield Error(
+                "unsupported", f"data.root={root}", "is a URL", "choose a folder for its files, data.copy_to=data/cache"
+            )
 
 
 def stage(section: Data, *, is_first: bool) -> tuple[Data, str]:
@@ -39,11 +43,15 @@ def stage(section: Data, *, is_first: bool) -> tuple[Data, str]:
     folder = Path(section.copy_to or section.arguments()["cache"]).absolute()
     setting = f"data.{key}={folder}"
     if section.target != IMAGE_LIST and folder.resolve().is_relative_to(origin):
-        raise ConfigError(Error(setting, f"lies inside the folder to copy, {origin}", "set it to another folder"))
+        raise ConfigError(
+            Error("conflict", setting, f"lies inside the folder to copy, {origin}", "set it to another folder")
+        )
     copied = together(lambda: copying.copy(_files(section, root, origin), folder, setting) if is_first else None)
     copies = {copied for copied in gather_objects(copied) if copied is not None}
     if len(copies) > 1:
-        raise ConfigError(Error(origin, "changed while one node after the other copied it", "delete its copies"))
+        raise ConfigError(
+            Error("changed", origin, "changed while one node after the other copied it", "delete its copies")
+        )
     local = folder / copies.pop()[0]
     return section.model_copy(update={"root": str(local)}), f"{local} is the copy of {origin}"
 

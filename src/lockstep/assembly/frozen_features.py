@@ -78,7 +78,9 @@ class FrozenFeatures(L.Callback):
             raise _refusal(f"computes features once, and {config.data.target} may draw each sample at random")
         if config.optimizer.is_newton and data.steps_per_epoch > 1:
             key = f"global_batch_size={config.global_batch_size}"
-            raise ConfigError(Error(key, "cuts the training images, and optimizer=newton needs all", "raise it"))
+            raise ConfigError(
+                Error("range", key, "cuts the training images, and optimizer=newton needs all", "raise it")
+            )
         if here.is_distributed:
             broadcast([*module.parameters(), *module.buffers()])
         record = _record(config, module, pixels["val"][torch.arange(min(2, len(pixels["val"])))])
@@ -107,7 +109,7 @@ class FrozenFeatures(L.Callback):
 
 
 def _refusal(problem: str) -> ConfigError:
-    return ConfigError(Error("model.head_only=true", problem, "use model.head_only=each_epoch"))
+    return ConfigError(Error("unsupported", "model.head_only=true", problem, "use model.head_only=each_epoch"))
 
 
 def _record(config: Config, module: Classifier, images: Tensor) -> np.dtype[Any]:

@@ -31,7 +31,7 @@ def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, in
         if layer is not None:
             problem = f": the layer {layer} draws random numbers by a function, for each worker others"
             hint = "use nn.Dropout or nn.Dropout2d"
-            raise ConfigError(Error(f"model._target_={config.model.target}", problem, hint))
+            raise ConfigError(Error("unsupported", f"model._target_={config.model.target}", problem, hint))
 
 
 def parameter_rules(config: Config, net: nn.Module, task: nn.Module, num_outputs: int) -> list[ParameterRule]:
@@ -54,11 +54,13 @@ def _rule_errors(rules: list[ParameterRule], parameters: dict[str, nn.Parameter]
         own = [name for name in found if rule_of(name, rules) is rule]
         if not found:
             parts = dict.fromkeys(name.partition(".")[0] for name in parameters)
-            yield Error(key, "matches no parameter", f"the network has {', '.join(parts)}")
+            yield Error("unknown", key, "matches no parameter", f"the network has {', '.join(parts)}")
         elif not own:
             first = rule_of(found[0], rules).name
-            yield Error(key, f"matches only what parameters.{first} matches before it", "put it first")
+            yield Error("conflict", key, f"matches only what parameters.{first} matches before it", "put it first")
         elif rule.weight_decay and all(parameters[name].ndim <= 1 for name in own):
-            yield Error(key, "matches norms and biases only, which are not decayed", "remove its weight_decay")
+            yield Error(
+                "conflict", key, "matches norms and biases only, which are not decayed", "remove its weight_decay"
+            )
     if not any(p.requires_grad and rule_of(name, rules).frozen_epochs is not None for name, p in parameters.items()):
-        yield Error("parameters", "freezes the whole network permanently", "leave something to train")
+        yield Error("conflict", "parameters", "freezes the whole network permanently", "leave something to train")

@@ -153,5 +153,5 @@ def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
     memory_format = session.config.trainer.memory_format
     if memory_format == "channels_last" and faulty is not None and is_trained:  # a forward pass is safe
         problem = f": oneDNN crashes or errs in the gradient of {faulty} on this CPU"
-        raise ConfigError(Error("trainer.memory_format=channels_last", problem, "use auto"))
+        raise ConfigError(Error("machine", "trainer.memory_format=channels_last", problem, "use auto"))
     return layout.choose_layout(memory_format, faulty)

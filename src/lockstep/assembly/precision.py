@@ -29,7 +29,7 @@ def chosen_precision(config: Config, device: torch.device) -> tuple[str, str]:
     precision, unit = config.trainer.precision, bfloat16_unit(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
     if precision == "tf32" and unit is None:  # both came with the same GPUs
-        raise ConfigError(Error("trainer.precision=tf32", f", but {name} has no TF32", "use float32"))
+        raise ConfigError(Error("machine", "trainer.precision=tf32", f", but {name} has no TF32", "use float32"))
     if precision == "tf32":
         return precision, f"as set: float32, of which {name} multiplies 11 of 24 bits"
     if precision != "auto":

@@ -92,7 +92,7 @@ def _refuse_mixed(device: torch.device, world: World, store: Store) -> None:
         if world.rank == 0:  # the store ends with this process
             store.get("all have read")
         problem = f"{count} of {world.world_size} workers have no GPU, on {host}"
-        raise ConfigError(Error("", problem, "start workers only where there are GPUs, or use strategy=cpu"))
+        raise ConfigError(Error("machine", "", problem, "start workers only where there are GPUs, or use strategy=cpu"))
 
 
 def shared_folder(
@@ -209,7 +209,7 @@ def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
             raise
         problem = "where this step meets, is used by another program"
         fix = f"set MASTER_ADDR={host} and MASTER_PORT to a free one"
-        raise ConfigError(Error(f"port {port} of {host}", f", {problem}", fix)) from error
+        raise ConfigError(Error("busy", f"port {port} of {host}", f", {problem}", fix)) from error
 
 
 def _listener(host: str, port: int, world: World) -> socket.socket | None:

@@ -55,13 +55,13 @@ def write_obstacle(path: Path) -> Error | None:
     """Return the error if nothing can be created at `path`, found by trying. Leaves nothing there."""
     folder = _nearest_existing(path)
     if not folder.is_dir():
-        return Error(display_path(folder), "is not a folder", "use another path, or move the file")
+        return Error("access", display_path(folder), "is not a folder", "use another path, or move the file")
     try:
         with tempfile.TemporaryDirectory(prefix=".lockstep-", dir=folder):
             return None
     except OSError as error:
         fix = "use another path, or check permissions"
-        return Error(display_path(folder), f"cannot be written to ({error.strerror})", fix)
+        return Error("access", display_path(folder), f"cannot be written to ({error.strerror})", fix)
 
 
 def folder_error(key: str, chosen: str | None, default: str) -> Error | None:

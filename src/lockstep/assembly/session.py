@@ -111,9 +111,9 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
         try:
             yield session
         except ImageError as error:  # while streaming
-            raise ConfigError(*(Error("", line) for line in error.errors)) from error
+            raise ConfigError(*(Error("damaged", "", line) for line in error.errors)) from error
         except MetricError as error:  # of a custom module, which logs during the training
-            raise ConfigError(Error("", str(error))) from error
+            raise ConfigError(Error("failed", "", str(error))) from error
         except Exception as error:
             from lockstep.assembly.failures import explain
 

@@ -71,7 +71,7 @@ def readable(read: Callable[[], T], remark: str = "") -> T:
 
         *others, last = errors_of(error)
         text = located(str(last), error) + (f" ({remark})" if remark else "")
-        raise ConfigError(*others, Error("", text) if text != str(last) else last) from error
+        raise ConfigError(*others, Error(last.code, "", text) if text != str(last) else last) from error
 
 
 def agree(config: Config, world_size: int) -> None:
@@ -82,4 +82,6 @@ def agree(config: Config, world_size: int) -> None:
     for rank, other in enumerate(gather_objects(mine)):
         if other != mine:
             problem = f"has another configuration or world size, {other}, than this process, {mine}"
-            raise ConfigError(Error(f"rank {rank}", problem, "start all processes with the same command and files"))
+            raise ConfigError(
+                Error("conflict", f"rank {rank}", problem, "start all processes with the same command and files")
+            )

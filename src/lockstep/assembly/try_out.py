@@ -56,31 +56,39 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
     name, pixels, memory = f"data._target_={config.data.target}", images.train.pixels, config.data.memory
     found: list[Error] = []
     if memory not in ("auto", "stream") and is_streamed(pixels):
-        found.append(Error(f"data.memory={memory}", f", but {name} makes samples on demand", "use data.memory=stream"))
+        found.append(
+            Error(
+                "conflict", f"data.memory={memory}", f", but {name} makes samples on demand", "use data.memory=stream"
+            )
+        )
     if memory == "stream" and not any(is_streamed(part.pixels) for part in images.parts.values()):
-        found.append(Error("data.memory=stream", f", but {name} does not stream its images", "use data.memory=auto"))
+        found.append(
+            Error("conflict", "data.memory=stream", f", but {name} does not stream its images", "use data.memory=auto")
+        )
     if images.statistics is None and not isinstance(pixels, Tensor):
         hint = "return Splits(..., statistics=Statistics(mean, std))"
-        found.append(Error(name, "returns neither pixels nor statistics of them", hint))
+        found.append(Error("missing", name, "returns neither pixels nor statistics of them", hint))
     uses = {"data.balance": config.data.balance, "task.class_weights": config.task.arguments().get("class_weights")}
     counting = [f"{key}={value}" for key, value in uses.items() if value and not isinstance(value, list)]
     if counting and images.class_counts("train") is None:
         hint = f"let {name} return them, a Dataset as `targets` (no target_transform)"
-        found.append(Error(counting[0], "needs the class of each training image", hint))
+        found.append(Error("missing", counting[0], "needs the class of each training image", hint))
     if (absent := images.absent_classes("train")) and (counting or len(images.train.targets)):
-        found.append(Error(name, f"has no training image of {join_names(absent)}", "add some, or remove the class"))
+        found.append(
+            Error("missing", name, f"has no training image of {join_names(absent)}", "add some, or remove the class")
+        )
     augment = config.augment
     used = [f"augment.{name}={literal(value)}" for name, value in augment.used.items()]
     if used and images.train.dtype != torch.uint8:
         hint = "remove it, and change the images in the source"
-        found.append(Error(", ".join(used), f"needs uint8 images, and {name} returns floats", hint))
+        found.append(Error("conflict", ", ".join(used), f"needs uint8 images, and {name} returns floats", hint))
     side = min(pixels.shape[-2:])
     if augment.crop_border == "reflect" and augment.crop_padding >= side:
         key, hint = f"augment.crop_padding={augment.crop_padding}", f"use less than their shorter side, {side}"
-        found.append(Error(key, f"reflects more than the images of {name} have", hint))
+        found.append(Error("range", key, f"reflects more than the images of {name} have", hint))
     if augment.cutout_inside and augment.cutout > side:
         key, hint = f"augment.cutout={augment.cutout}", f"use at most their shorter side, {side}"
-        found.append(Error(key, f"does not fit inside the images of {name}", hint))
+        found.append(Error("range", key, f"does not fit inside the images of {name}", hint))
     if found:
         raise ConfigError(*found)
 
@@ -103,7 +111,7 @@ def refuse_shared_groups(config: Config, images: Splits) -> None:
             example = f"{shared[0]} ({first[shared[0]]}, {second[shared[0]]})"
             problem = f"forbids {plural(len(shared), unit)} in both {one} and {other}, such as {example}"
             hint = "move their images, or set data.shared_groups=accept"
-            raise ConfigError(Error("data.shared_groups=refuse", problem, hint))
+            raise ConfigError(Error("conflict", "data.shared_groups=refuse", problem, hint))
 
 
 def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
@@ -114,12 +122,19 @@ def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
     wrong: list[Error] = []
     if mixing and not task.takes_mixed:
         problem = f"mixes two samples, and {target} has no loss of mixed ones"
-        wrong.append(Error(f"augment.{mixing[0]}", problem, "set it to 0"))
+        wrong.append(Error("conflict", f"augment.{mixing[0]}", problem, "set it to 0"))
     if batch.targets.dim() > 2 and batch.targets.shape[-2:] == batch.inputs.shape[-2:]:  # they lie in the image
         can_move = type(task).moved_targets is not Task.moved_targets
         for name in (name for name in used if name in OTHERS or (name in MOVING and not can_move)):
             hint = "switch it off" if name in OTHERS else f"add moved_targets to {target}, or switch it off"
-            wrong.append(Error(f"augment.{name}", "would have to move the targets, too, which lie in the image", hint))
+            wrong.append(
+                Error(
+                    "unsupported",
+                    f"augment.{name}",
+                    "would have to move the targets, too, which lie in the image",
+                    hint,
+                )
+            )
     if wrong:
         raise ConfigError(*wrong)
 
@@ -138,7 +153,9 @@ def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs:
         names = [str(parts[split].names[index]) for index in batch.indices.tolist()]
         listed = parts[split].classes if is_counted else None
         if listed is not None and not torch.equal(listed[batch.indices], batch.targets):
-            raise ConfigError(Error("data.train.targets", "are not those of its samples", "correct or remove them"))
+            raise ConfigError(
+                Error("conflict", "data.train.targets", "are not those of its samples", "correct or remove them")
+            )
         refuse_unfit(config, module.task, outputs, split, batch.targets, names)
 
     for split, images in parts.items():
@@ -163,7 +180,9 @@ def refuse_unfit(
         found = f"{dtype} of shape {tuple(sample.shape)} for each sample, {found}"
     takes = task.takes.format(count=outputs.shape[1], last=outputs.shape[1] - 1)
     problem = f"takes {takes}, and {split} has {found}"
-    raise ConfigError(Error(f"task._target_={config.task.target}", problem, "correct them, or use another task"))
+    raise ConfigError(
+        Error("value", f"task._target_={config.task.target}", problem, "correct them, or use another task")
+    )
 
 
 def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch) -> None:
@@ -175,7 +194,7 @@ def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch)
     if not isinstance(outputs, Tensor) or len(outputs) != len(batch.indices):
         kind = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         problem = f"returns {kind} for {plural(len(batch.indices), 'sample')}"
-        raise ConfigError(Error(network, problem, "return a tensor with a row for each"))
+        raise ConfigError(Error("value", network, problem, "return a tensor with a row for each"))
     shapes = f"outputs {tuple(outputs.shape)} and targets {batch.targets.dtype} {tuple(batch.targets.shape)}"
     with _config_error(module, task, f"cannot take {shapes}"):
         refuse_targets(config, data, module, outputs)
@@ -198,7 +217,7 @@ def _measure(config: Config, module: Classifier, batch: Batch) -> None:
     try:
         list(scores.numbers())
     except MetricError as error:
-        raise ConfigError(Error("", str(error))) from error
+        raise ConfigError(Error("failed", "", str(error))) from error
     except (ValueError, RuntimeError, ZeroDivisionError):
         return  # two samples can be too few
 
@@ -227,14 +246,14 @@ def _config_error(module: Classifier, key: str, problem: str) -> Iterator[None]:
     except ConfigError:
         raise
     except MetricError as error:
-        raise ConfigError(Error("", str(error))) from error
+        raise ConfigError(Error("failed", "", str(error))) from error
     except Exception as error:  # of custom code
         from lockstep.system.tracebacks import located
 
         line = one_line(error)
         if module.layout.name != "contiguous" and "view size is not compatible" in line:
             line = f"{line.rstrip('.')} (x.flatten(1)), or set trainer.memory_format=contiguous"
-        raise ConfigError(Error(key, problem, located(line, error))) from error
+        raise ConfigError(Error("failed", key, problem, located(line, error))) from error
 
 
 @contextlib.contextmanager

@@ -50,10 +50,12 @@ def run_benchmark(texts: Sequence[str], source: compose.Source) -> int:
         built = environments(config, available_machines(os.environ))
         if all(each.config is None for each in built):
             reasons = [f"{each.name} {each.skipped}" for each in built]
-            raise ConfigError(Error("benchmark.environments", "has none for this machine", "; ".join(reasons)))
+            raise ConfigError(
+                Error("machine", "benchmark.environments", "has none for this machine", "; ".join(reasons))
+            )
         if chosen is not None and any((chosen / name).exists() for name in (BENCHMARK, *config.benchmark.environments)):
             hint = "choose a new folder by hydra.run.dir, because a benchmark cannot be resumed"
-            raise ConfigError(Error(display_path(chosen), "already contains a benchmark", hint))
+            raise ConfigError(Error("exists", display_path(chosen), "already contains a benchmark", hint))
     except ConfigError as error:
         exit_with(error)
     path = chosen or naming.create_path(Path("outputs").resolve(), NAME, datetime.now())

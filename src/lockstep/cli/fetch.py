@@ -18,7 +18,9 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
     data, is_url = config.data, config.data.is_remote
     if is_url and VARIABLE.search(data.copy_to or ""):
         problem = "is on the job's machine"
-        raise ConfigError(Error(f"data.copy_to={data.copy_to}", problem, "remove it to use data.cache here"))
+        raise ConfigError(
+            Error("conflict", f"data.copy_to={data.copy_to}", problem, "remove it to use data.cache here")
+        )
     changes: dict[str, object] = {"download": True} if "download" in data.arguments() else {}
     if not is_url:
         changes["copy_to"] = None  # the nodes copy what is here

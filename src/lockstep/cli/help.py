@@ -103,7 +103,7 @@ def _print_part(tree: dict[str, Any], name: str, options: Groups) -> None:
     if name not in options and not list(_rows(tree, name)):
         path = name.split(".")
         fix = question(meant_key(tree, path, options), hint(path[-1]) or f"{training_command()} --help lists them")
-        raise ConfigError(Error(name, "is not a group or a setting", fix))
+        raise ConfigError(Error("unknown", name, "is not a group or a setting", fix))
     if name in options:
         _print_text(f"{name}={' | '.join(options[name])}")
     _print_section(tree, name)
@@ -129,7 +129,7 @@ def option_error(option: str, text: str, source: Source) -> Error:
     except ConfigError as error:
         own = (text.partition("=")[0], text, repr(text))  # other errors are about settings that it needs
         fixes = [*(each.fix for each in error.errors if each.key in own and each.fix), *fixes]
-    return Error(option, "is not an option", fixes[0])
+    return Error("unknown", option, "is not an option", fixes[0])
 
 
 def _rows(tree: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:

@@ -60,13 +60,15 @@ def _command() -> int:
         else:
             _restore_handlers()
         return _run(arguments)
-    except (FileNotFoundError, ValueError) as error:
+    except FileNotFoundError as error:
+        json_output.fail(error, code="missing")
+    except ValueError as error:
         json_output.fail(error)
     except OSError as error:
         if error.filename is None:
             raise
         separator = " " if error.errno == errno.EPERM else ": "  # a sentence of runs/gate.py
-        json_output.fail(f"{display_path(Path(error.filename))}{separator}{error.strerror}")
+        json_output.fail(f"{display_path(Path(error.filename))}{separator}{error.strerror}", code="access")
     return EXIT_CONFIG
 
 

@@ -44,7 +44,7 @@ def _check_launcher(typed: Sequence[str], source: "Source") -> None:
     target = compose.hydra_value("hydra.launcher._target_", typed, source)
     if target not in (None, "hydra_plugins.lockstep.Workstation"):
         hint = "remove hydra/launcher; launcher.parallel=1 runs one trial at a time"
-        raise ConfigError(Error(target, "cannot run a sweep of Lockstep", hint))
+        raise ConfigError(Error("unsupported", target, "cannot run a sweep of Lockstep", hint))
 
 
 def check_inputs(configs: Sequence["Config"]) -> None:

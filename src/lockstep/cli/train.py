@@ -63,7 +63,9 @@ def _parse_command(folder: Path) -> "tuple[Namespace, Source]":
         with contextlib.suppress(ConfigError):  # reported later, unless this is --help
             run = saved_run.run_to_resume(sys.argv[1:])
     elif is_trusted and not {"-m", "--multirun"}.intersection(sys.argv):
-        raise ConfigError(Error("--trust", "is for a run or a sweep that is resumed", "remove it, or add resume=..."))
+        raise ConfigError(
+            Error("conflict", "--trust", "is for a run or a sweep that is resumed", "remove it, or add resume=...")
+        )
     project.enter(folder, None if is_trusted else run)
     source = compose.source_of(folder)
     arguments = hydra_arguments()

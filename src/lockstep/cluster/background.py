@@ -43,7 +43,9 @@ def start(cluster: Cluster, folder: RunFolder, *, code: Path, cwd: Path) -> tupl
                 pass_fds=[lock],
             )
     except BlockingIOError as error:
-        raise ConfigError(Error(str(folder.path), "already has a job in the background", "cancel it first")) from error
+        raise ConfigError(
+            Error("busy", str(folder.path), "already has a job in the background", "cancel it first")
+        ) from error
     finally:
         os.close(lock)
     return job_id, log, process.pid

@@ -38,7 +38,7 @@ def executor(
     for folder in (cwd, files, code):  # a name could write a line of the script
         if re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", str(folder)):
             problem = f"{str(folder)!r} has a character that the script of a job cannot contain"
-            raise ConfigError(Error("the folder", problem, "rename it"))
+            raise ConfigError(Error("value", "the folder", problem, "rename it"))
     cluster, num_parallel = config.cluster, config.launcher.parallel
     prefix, python = interpreter(cluster)
     slurm_executor = submitit.SlurmExecutor(files, python=f"{prefix}{python} -I -S -c {shlex.quote(job.HOLD)} {python}")
@@ -112,7 +112,7 @@ def submit(slurm_executor: "submitit.SlurmExecutor", folders: Sequence[RunFolder
         with _clean_environment({*slurm_executor.parameters, *slurm_executor.parameters["additional_parameters"]}):
             jobs = slurm_executor.map_array(job.run_job, [str(folder.path) for folder in folders])
     except (FailedJobError, FailedSubmissionError, OSError) as error:
-        raise ConfigError(Error("", "sbatch refused the job", _reason(error))) from error
+        raise ConfigError(Error("failed", "", "sbatch refused the job", _reason(error))) from error
     for submitted in jobs:
         submitted.paths.submission_file.chmod(0o600)  # cluster.setup may hold secrets
     return [(submitted.job_id, submitted.paths.stdout, None) for submitted in jobs]

@@ -126,7 +126,9 @@ def submit_all(
     cluster, workers = configs[0].cluster, resolve_workers(configs[0])
     names = [name] if command else [config.run_name for config in configs]
     if any((config.cluster, resolve_workers(config)) != (cluster, workers) for config in configs):
-        raise ConfigError(Error("", "jobs of one array need the same cluster.*, devices, num_nodes and strategy"))
+        raise ConfigError(
+            Error("conflict", "", "jobs of one array need the same cluster.*, devices, num_nodes and strategy")
+        )
     is_from_here, cwd = cwd is None, cwd or Path.cwd()
     earlier = [record.read(folder) for folder in folders]
     frozen = old_code or code.freeze(project_root(), base.code)
@@ -205,7 +207,7 @@ def resubmit(folder: RunFolder, job: Record) -> Record:
     old_code = Path(job.code)
     if not old_code.is_dir():
         hint = "submit it again" if job.command else f"use {resume_override(folder.path)}"
-        raise ConfigError(Error(job.code, f", the code of job {job.id}, is gone", hint))
+        raise ConfigError(Error("missing", job.code, f", the code of job {job.id}, is gone", hint))
     settings = folder.job_config if job.command else folder.config
     tree = config_file.to_tree(config_file.load(settings)) | {"cluster": dict(job.cluster)}
     config = Config.model_validate(config_file.to_this_version(tree))
@@ -232,7 +234,7 @@ def refuse_live(folder: RunFolder) -> None:
     """Raise ConfigError if the job of a run waits or runs, or may do so because SLURM does not answer."""
     for job in live_jobs([folder]):
         fix = f"lockstep jobs cancel {job.id} first"
-        raise ConfigError(Error(display_path(folder.path), f"has job {job.id}, {job.state}", fix))
+        raise ConfigError(Error("busy", display_path(folder.path), f"has job {job.id}, {job.state}", fix))
 
 
 def live_jobs(folders: Iterable[RunFolder]) -> list[Job]:
@@ -246,9 +248,13 @@ def live_jobs(folders: Iterable[RunFolder]) -> list[Job]:
 def _need_empty(chosen: Path) -> None:
     """Raise ConfigError for a folder that is not empty: a run is removed together with its folder."""
     if RunFolder(chosen).config.exists():
-        raise ConfigError(Error(str(chosen), "already contains a run", f"resume it with {resume_override(chosen)}"))
+        raise ConfigError(
+            Error("exists", str(chosen), "already contains a run", f"resume it with {resume_override(chosen)}")
+        )
     if chosen.is_dir() and any(chosen.iterdir()):
-        raise ConfigError(Error(f"hydra.run.dir={chosen}", "is not empty", f"choose a new folder, e.g. {chosen}/run"))
+        raise ConfigError(
+            Error("exists", f"hydra.run.dir={chosen}", "is not empty", f"choose a new folder, e.g. {chosen}/run")
+        )
 
 
 def script(base: RunFolder, config: Config, *, name: str, num_runs: int = 1, is_head: bool = False) -> str:

@@ -76,7 +76,7 @@ def section_errors(config: Config, section: str) -> Iterator[None]:
 
         text = located(one_line(error), error)
         key = "" if text.startswith(f"{section}.") else f"{section}._target_={getattr(config, section).target}"
-        raise ConfigError(Error(key, f": {text}" if key else text)) from error
+        raise ConfigError(Error("failed", key, f": {text}" if key else text)) from error
 
 
 def build(section: Target | Open, **supplied: Any) -> Any:

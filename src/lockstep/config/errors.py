@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import yaml
 from typing_extensions import override
@@ -15,14 +15,33 @@ from lockstep.system.redaction import redact
 from lockstep.system.wording import plural
 
 PREFIX = "config error: "
+Code = Literal[
+    "unknown",  # no such setting, option, name or target
+    "missing",  # a value, a file, a folder or a definition is not there
+    "value",  # a value that no configuration can have: its type, its form, its range
+    "range",  # a number that does not fit other settings, the data or the run
+    "conflict",  # it excludes another setting or this command, or has no effect
+    "unsupported",  # the network, the task, the data or the target cannot do it
+    "machine",  # this machine has no such GPU, core or interface
+    "not-installed",  # a package or a program is not installed
+    "access",  # a file or a folder cannot be opened, made or written
+    "damaged",  # the content of a file cannot be read
+    "exists",  # it is there, or done, already
+    "changed",  # settings, data or code are not those of the run or the sweep
+    "busy",  # another process or job has it
+    "untrusted",  # it needs --trust
+    "failed",  # other code refused, in its own words: a target, a library, a scheduler, a worker
+]
 
 
 class Error(NamedTuple):
-    """One error: the setting as it was typed, a file or a run (or ""), the problem, and the fix (or "").
+    """One error: its code, the setting as it was typed, a file or a run (or ""), the problem, and the fix (or "").
 
-    A problem that begins with a comma or a colon follows the key without a space. `str` is the line to print.
+    A problem that begins with a comma or a colon follows the key without a space. `str` is the line to print, which
+    has no code.
     """
 
+    code: Code
     key: str
     problem: str
     fix: str = ""
@@ -41,7 +60,8 @@ class ConfigError(ValueError):
     """All errors of a configuration, one line each."""
 
     def __init__(self, *errors: Error) -> None:
-        self.errors: list[Error] = [Error(*map(redact, error)) for error in dict.fromkeys(errors)]
+        unique = dict.fromkeys(errors)
+        self.errors: list[Error] = [Error(code, *map(redact, texts)) for code, *texts in unique]
         super().__init__(*self.errors)
 
     @override
@@ -68,15 +88,16 @@ def exit_with(error: ConfigError) -> NoReturn:
 
 
 def errors_of(text: object) -> list[Error]:
-    """Return the errors of a ConfigError, or of a text or another exception with a line for each."""
+    """Return the errors of a ConfigError, or of a text or another exception with a line for each: those have no key."""
     if isinstance(text, ConfigError):
         return text.errors
-    return [Error("", line.removeprefix(PREFIX)) for line in str(text).splitlines() or [""]]
+    code = "missing" if isinstance(text, FileNotFoundError) else "failed"
+    return [Error(code, "", line.removeprefix(PREFIX)) for line in str(text).splitlines() or [""]]
 
 
 def file_error(error: OSError) -> Error:
     """Return the error of a file that `runs.gate` refuses."""
-    return Error(naming.display_path(Path(error.filename)), str(error.strerror))
+    return Error("access", naming.display_path(Path(error.filename)), str(error.strerror))
 
 
 def one_line(error: BaseException) -> str:
@@ -104,7 +125,7 @@ def mismatch(key: str, value: Any, expected: str, *, as_text: bool) -> Error:
     """Describe a value that is not `expected`, or too large if that is empty; `as_text` if it would do in quotes."""
     text = literal(value)
     if not expected:
-        return Error(f"{key}={text}", "is too large", f"{LARGEST:,} at most")
+        return Error("value", f"{key}={text}", "is too large", f"{LARGEST:,} at most")
     if expected.startswith("[") and ", ...]" in expected and not isinstance(value, list | dict):
-        return Error(f"{key}={text}", f"must be {expected}", f"write {key}=[{text}]")
-    return Error(f"{key}={text}", f"must be {expected}", f"write \"{key}='{text}'\"" if as_text else "")
+        return Error("value", f"{key}={text}", f"must be {expected}", f"write {key}=[{text}]")
+    return Error("value", f"{key}={text}", f"must be {expected}", f"write \"{key}='{text}'\"" if as_text else "")

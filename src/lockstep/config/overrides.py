@@ -102,12 +102,16 @@ def plan(
 def _sweep_errors(config: Config, first: Config, *, may_search: bool, is_multirun: bool) -> list[Error]:
     different = [name for name in names(*SAME_FOR_ALL_JOBS) if getattr(config, name) != getattr(first, name)]
     if different:
-        return [Error(different[0], "differs between the jobs of a sweep, which share it", "choose one experiment")]
+        return [
+            Error(
+                "conflict", different[0], "differs between the jobs of a sweep, which share it", "choose one experiment"
+            )
+        ]
     if config.search is not None and not may_search:
         hint = "add -m and an interval, e.g. 'optimizer.lr=interval(0.01,1)'"
-        return [Error("search", "draws values for a sweep", hint)]
+        return [Error("conflict", "search", "draws values for a sweep", hint)]
     if config.resume is not None and is_multirun:
-        return [Error("resume", "continues one run", "remove -m; a sweep resumes by repeating its command")]
+        return [Error("conflict", "resume", "continues one run", "remove -m; a sweep resumes by repeating its command")]
     return []
 
 
@@ -161,11 +165,11 @@ def _compose_choices(choices: tuple[str, ...], source: Source, options: Groups) 
             good.append(text)
         except REFUSALS as error:
             option_error = override_errors.option_error(parse_override(text), options)
-            errors.append(option_error or Error(text, f": {one_line(error)}"))
+            errors.append(option_error or Error("failed", text, f": {one_line(error)}"))
     try:
         return compose_config(good, source), errors
     except REFUSALS as error:
-        return None, [*(errors if good else ()), Error("", one_line(error))]
+        return None, [*(errors if good else ()), Error("failed", "", one_line(error))]
 
 
 def _apply_overrides(cfg: DictConfig, overrides: Sequence[Override], options: Groups) -> tuple[DictConfig, list[Error]]:

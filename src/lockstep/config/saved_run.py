@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from lockstep.config import overrides
 from lockstep.config.composing.compose import Source, parse_override
-from lockstep.config.errors import ConfigError, Error, errors_of, file_error
+from lockstep.config.errors import ConfigError, Error, file_error
 from lockstep.config.saved import config_file, project, trust
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import OF_FILES
@@ -48,7 +48,7 @@ def run_to_resume(texts: Sequence[str]) -> RunFolder | None:
     try:
         return naming.find(str(name))
     except FileNotFoundError as error:
-        raise ConfigError(*errors_of(f"resume={error}")) from error
+        raise ConfigError(Error("missing", "", f"resume={error}")) from error
 
 
 def check_resume(folder: RunFolder, texts: Sequence[str], source: Source, *, is_trusted: bool) -> SavedRun:
@@ -64,16 +64,16 @@ def check_resume(folder: RunFolder, texts: Sequence[str], source: Source, *, is_
         overrides.check_called([config])
     except ConfigError as error:
         before, path = config_file.other_version(folder), display_path(folder.path)
-        advice = [Error(path, f"was trained by {before}", "resume with that version")] if before else []
+        advice = [Error("changed", path, f"was trained by {before}", "resume with that version")] if before else []
         raise ConfigError(*error.errors, *advice) from error
     max_epochs = config.trainer.max_epochs
     epochs, epoch = progress(folder)
     if max_epochs <= epochs:
         fix = f"set trainer.max_epochs above {max_epochs} to train longer"
-        raise ConfigError(Error(f"resume={display_path(folder.path)}", "is finished", fix))
+        raise ConfigError(Error("exists", f"resume={display_path(folder.path)}", "is finished", fix))
     if max_epochs < epoch:
         problem = f"is below epoch {epoch}, where {display_path(folder.path)} is already"
-        raise ConfigError(Error(f"trainer.max_epochs={max_epochs}", problem, "set at least that"))
+        raise ConfigError(Error("range", f"trainer.max_epochs={max_epochs}", problem, "set at least that"))
     return SavedRun(folder, config)
 
 
@@ -137,9 +137,11 @@ def progress(folder: RunFolder) -> tuple[int, int]:
     """Return the epochs of a finished run, else 0, and the current epoch. Raises ConfigError for damaged files."""
     facts = look_at(folder)
     if facts["state"] == "broken":
-        raise ConfigError(Error(display_path(folder.status_file), "cannot be read", "remove it"))
+        raise ConfigError(Error("damaged", display_path(folder.status_file), "cannot be read", "remove it"))
     try:
         epochs = int(folder.read_summary().get("epochs", 0))
     except (OSError, OverflowError, TypeError, ValueError) as error:
-        raise ConfigError(Error(f"{display_path(folder.path)}/summary.json", "cannot be read", "remove it")) from error
+        raise ConfigError(
+            Error("damaged", f"{display_path(folder.path)}/summary.json", "cannot be read", "remove it")
+        ) from error
     return epochs, facts.get("epoch", 0)

@@ -65,11 +65,15 @@ def features(module: Classifier, inputs: Tensor) -> Tensor:
     head = "".join(attach_ends(net, count).head[:1])
     if not head:
         hint = "name it as the `head` of its lockstep.models.Origin"
-        raise ConfigError(Error(type(net).__name__, f"has no last layer of {plural(count, 'output')}", hint))
+        raise ConfigError(
+            Error("unsupported", type(net).__name__, f"has no last layer of {plural(count, 'output')}", hint)
+        )
     with torch.inference_mode(), module.eager_mode(), head_inputs(net, head) as found:
         module(inputs.to(module.device))
         if not found or found[0].dim() < 2 or len(found[0]) != len(inputs):
-            raise ConfigError(Error(type(net).__name__, f"does not call its layer {head} with features of each image"))
+            raise ConfigError(
+                Error("unsupported", type(net).__name__, f"does not call its layer {head} with features of each image")
+            )
         values = found[0].to(module.mean.dtype)
         if isinstance(net.get_submodule(head), nn.Conv2d):
             return values.flatten(2).mean(2)

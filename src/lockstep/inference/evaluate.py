@@ -70,14 +70,16 @@ def evaluate(
             images, chosen, notes = other
             data = run_parts.serve_images(here, images)
         elif split == "all":
-            raise ConfigError(Error("--split all", "is for images that are not those of the run", "use test or val"))
+            raise ConfigError(
+                Error("conflict", "--split all", "is for images that are not those of the run", "use test or val")
+            )
         else:
             data, chosen, notes = run_parts.image_data(here, RunFolder(Path(run))), split or "test", {}
         part = "val" if chosen == "val" else "test"
         module, callbacks = run_parts.build_module(here, run_parts.image_format(data))
         if pictures is not None and not (isinstance(module, Classifier) and has_probabilities(module.task)):
             problem = f"needs classes or labels, and task._target_={settings.task.target}"
-            raise ConfigError(Error("--pictures", problem, "remove it"))
+            raise ConfigError(Error("unsupported", "--pictures", problem, "remove it"))
         if isinstance(module, Classifier):
             predict.ranking_argument(module, top_k)  # before the evaluation
         trainer = run_parts.lightning_trainer(
@@ -85,7 +87,9 @@ def evaluate(
         )
         step = "test_step" if part == "test" else "validation_step"
         if not is_overridden(step, module):
-            raise ConfigError(Error(f"module._target_={settings.module.target}", f"has no {step}", "add one"))
+            raise ConfigError(
+                Error("missing", f"module._target_={settings.module.target}", f"has no {step}", "add one")
+            )
         measure = trainer.test if part == "test" else trainer.validate
         measure(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         images = data.splits.parts[part].head(data.batches(part).num_epoch_samples)
@@ -98,7 +102,7 @@ def evaluate(
             entry = getattr(module.calibration, "entry", scores.UNCALIBRATED)
             reports["calibration"] = scores.report(findings, images.groups, entry)
         if pictures is not None and findings is None:
-            raise ConfigError(Error("--pictures", "needs one prediction for each image", "remove it"))
+            raise ConfigError(Error("unsupported", "--pictures", "needs one prediction for each image", "remove it"))
         place = redact(settings.data.arguments().get("file") or settings.data.root or settings.data.target)
         result = {
             **{"run": run, "checkpoint": checkpoint, "data": place, "split": chosen, "images": len(images)},

@@ -72,7 +72,7 @@ def _predict(here: Session, images: Splits, checkpoint: Path) -> list[Path]:
     for split in JUDGED:
         if not isinstance(module.task, Classification) or images.parts[split].classes is None:
             problem = f"needs one class for each image, and task._target_={here.config.task.target}"
-            raise ConfigError(Error("lockstep labels", problem, "use lockstep eval with --output"))
+            raise ConfigError(Error("unsupported", "lockstep labels", problem, "use lockstep eval with --output"))
         paths.append(here.folder.path / f"{split}.csv")
         predict.write_probabilities(here, module, images.parts[split], paths[-1], split)
     return paths

@@ -113,7 +113,7 @@ def refuse_own_module(config: Config, who: str) -> None:
     """Raise ConfigError for a run of a custom LightningModule, which has no task that predicts."""
     if config.has_own_module:
         problem = f"needs the predictions of a task, and module._target_={config.module.target} has none"
-        raise ConfigError(Error(who, problem, "load its checkpoint with Lightning"))
+        raise ConfigError(Error("unsupported", who, problem, "load its checkpoint with Lightning"))
 
 
 def load_network(here: Session, checkpoint: Path) -> Classifier:
@@ -152,7 +152,7 @@ def images_of(here: Session, run: str, source: str, image_format: ImageFormat) -
     with contextlib.nullcontext() if here.rank == 0 else contextlib.redirect_stdout(io.StringIO()):
         images, digest = together(lambda: unlabelled_folder(source, view=view, channels=channels))
     if len(set(gather_objects(digest))) > 1:
-        raise ConfigError(Error(source, "changed while the workers listed it", "start again"))
+        raise ConfigError(Error("changed", source, "changed while the workers listed it", "start again"))
     return images
 
 
@@ -188,7 +188,7 @@ def write_rows(
             predicted = module.task.predictions(module.calibration(outputs))
             if predicted.dim() != 2:
                 problem = f"predicts shapes {tuple(predicted.shape[1:])}, and a file has rows of numbers"
-                raise ConfigError(Error(here.config.task.target, problem, "use lockstep.load in Python"))
+                raise ConfigError(Error("unsupported", here.config.task.target, problem, "use lockstep.load in Python"))
             cells = module.task.cells(predicted, names, **ranks)
             if threshold is not None:
                 for at in (selective.answers(predicted, threshold) < 0).nonzero().flatten().tolist():
@@ -254,9 +254,11 @@ def ranking_argument(module: Classifier, top_k: int, *, is_shown: bool = False) 
     count, can_rank = len(module.image_format.class_names), "top_k" in inspect.signature(module.task.cells).parameters
     top_k = max(top_k, min(2, count)) if is_shown and can_rank else top_k
     if top_k > 1 and not can_rank:
-        raise ConfigError(Error(f"--top-k {top_k}", f": {type(module.task).__name__} ranks no classes", "remove it"))
+        raise ConfigError(
+            Error("unsupported", f"--top-k {top_k}", f": {type(module.task).__name__} ranks no classes", "remove it")
+        )
     if top_k > count:
-        raise ConfigError(Error(f"--top-k {top_k}", f": the run has {count} classes", f"use {count} at most"))
+        raise ConfigError(Error("range", f"--top-k {top_k}", f": the run has {count} classes", f"use {count} at most"))
     return {"top_k": top_k} if top_k > 1 else {}
 
 
@@ -268,7 +270,9 @@ def _truths(module: Classifier, targets: Tensor) -> list[list[str]]:
     rows = targets.reshape(len(targets), -1)
     if rows.shape[1] != len(names):
         error = f"targets of shape {tuple(targets.shape[1:])} for {len(names)} {module.task.named}"
-        raise ConfigError(Error("--output", f"needs one number for each column, and the data has {error}"))
+        raise ConfigError(
+            Error("unsupported", "--output", f"needs one number for each column, and the data has {error}")
+        )
     return [[f"{value:.6g}" for value in row] for row in rows.tolist()]
 
 

@@ -53,7 +53,7 @@ def start(
         held.enter_context(lock_run(folder))
         if folder.config.exists():
             fix = f"resume it with {resume_override(folder.path)}"
-            raise ConfigError(Error(str(chosen), "already contains a run", fix))
+            raise ConfigError(Error("exists", str(chosen), "already contains a run", fix))
         held.push(partial(_remove_rejected, folder, kept, outputs, latest))
         save(folder, settled, typed)
         if chosen is None:  # after `save`: init_from=outputs/latest is the run before this one
@@ -188,7 +188,7 @@ def _prepare_folder(
     except OSError as error:
         where = display_path(Path(error.filename)) if isinstance(error.filename, str) else "the run folder"
         fix = "check its permissions and its disk" + (", or choose another hydra.run.dir" if known is None else "")
-        raise ConfigError(Error(where, f"cannot be written ({error.strerror or error})", fix)) from error
+        raise ConfigError(Error("access", where, f"cannot be written ({error.strerror or error})", fix)) from error
 
 
 @contextlib.contextmanager
@@ -199,4 +199,6 @@ def lock_run(folder: RunFolder) -> Iterator[None]:
             yield
     except BlockingIOError as error:
         problem = "is being trained by another process"
-        raise ConfigError(Error(display_path(folder.path), problem, "stop it, or wait for it to end")) from error
+        raise ConfigError(
+            Error("busy", display_path(folder.path), problem, "stop it, or wait for it to end")
+        ) from error

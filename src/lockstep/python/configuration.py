@@ -58,10 +58,13 @@ def check_request(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool 
     if (config.cluster.name != "none") != is_submitted:
         hint = "add cluster=slurm or cluster=local" if is_submitted else "use lockstep.submit"
         problem = "is not for lockstep.submit" if is_submitted else "is not for lockstep.train, which trains here"
-        raise ConfigError(Error(f"cluster={config.cluster.name}", problem, hint))
+        raise ConfigError(Error("conflict", f"cluster={config.cluster.name}", problem, hint))
     if resumed:
         return Request(config, None, resumed.folder)
-    errors = [Error(key, "uses a value of Hydra that only python train.py has", "set it") for key in planned.later]
+    errors = [
+        Error("unsupported", key, "uses a value of Hydra that only python train.py has", "set it")
+        for key in planned.later
+    ]
     named = compose.hydra_value(OUTPUT, typed, source)
     if error := refusals.folder_error(OUTPUT, named, "outputs"):
         errors.append(error)
@@ -77,20 +80,26 @@ def readable(typed: Sequence[str]) -> list[str]:
     """
     if isinstance(typed, str) or not all(isinstance(text, str) for text in typed):
         fix = "write ['optimizer.lr=0.1']"
-        raise ConfigError(Error(repr(typed), "is not a list of settings", fix))
+        raise ConfigError(Error("value", repr(typed), "is not a list of settings", fix))
     multirun = ("-m", "--multirun")
-    errors = [Error(text, "is of a sweep", "remove it, and call lockstep.sweep") for text in typed if text in multirun]
+    errors = [
+        Error("conflict", text, "is of a sweep", "remove it, and call lockstep.sweep")
+        for text in typed
+        if text in multirun
+    ]
     for text in typed:
         try:
             override = compose.parse_override(text)
         except compose.REFUSALS:
             continue  # reported by the check
         if override.is_hydra_override() and override.key_or_group not in COMPOSING:
-            errors.append(Error(text, "is for a Hydra job, which lockstep.train does not start", "remove it"))
+            errors.append(
+                Error("conflict", text, "is for a Hydra job, which lockstep.train does not start", "remove it")
+            )
     world = outer_world(os.environ)
     if world is not None and world.world_size > 1:
         problem = "started this process, but lockstep.train starts its own workers"
-        errors.append(Error(world.launcher, problem, f"use {world.launcher} with train.py"))
+        errors.append(Error("conflict", world.launcher, problem, f"use {world.launcher} with train.py"))
     if errors:
         raise ConfigError(*errors)
     return typed_text.hydra_overrides(typed)
@@ -117,7 +126,7 @@ def load_settings(folder: RunFolder, *, is_trusted: bool) -> Config:
         if len(set(origins)) > 1:
             there, here = origins
             problem = f": the run has {package} from {there}, but this process has imported {here}"
-            errors.append(Error(f"{key}={target}", problem, "use another process, or restart this one"))
+            errors.append(Error("changed", f"{key}={target}", problem, "use another process, or restart this one"))
     if errors:
         raise ConfigError(*errors)
     return config

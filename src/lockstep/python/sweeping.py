@@ -80,7 +80,9 @@ def sweep(overrides: Sequence[str]) -> Sweep:
     overrides = configuration.readable(overrides)
     config = configuration.check_sweep(overrides)
     if config.cluster.name != "none" and (config.search is None or config.cluster.name == "local"):
-        raise ConfigError(Error(f"cluster={config.cluster.name}", "submits the trials", "use lockstep.submit"))
+        raise ConfigError(
+            Error("conflict", f"cluster={config.cluster.name}", "submits the trials", "use lockstep.submit")
+        )
     ledger = _start_sweep(overrides, config)
     rows = table_facts(ledger, present_table(ledger))["trials"]
     return Sweep(ledger.path, rows, [Run(row["folder"]) for row in rows])
@@ -101,7 +103,9 @@ def submit(overrides: Sequence[str]) -> list[Job]:
         return [Job(submission.resume(resumed, config)[0].path)]
     config = configuration.check_sweep(overrides)
     if config.cluster.name == "none" or (config.search is not None and config.cluster.name == "slurm"):
-        raise ConfigError(Error(f"cluster={config.cluster.name}", "needs the command of a sweep", "use lockstep.sweep"))
+        raise ConfigError(
+            Error("conflict", f"cluster={config.cluster.name}", "needs the command of a sweep", "use lockstep.sweep")
+        )
     ledger = _start_sweep(overrides, config)
     trials = [trial.folder.path for trial in ledger.trials]
     folders = [ledger.path] if config.cluster.name == "local" else trials
@@ -121,5 +125,5 @@ def _start_sweep(overrides: Sequence[str], config: Config) -> Ledger:
         raise
     path = ledger.find(Path("outputs"), config.sweep.name, redact(ledger.command_of(overrides)))
     if code == EXIT_CONFIG or path is None:
-        raise ConfigError(Error("", "the sweep did not start", "its errors are printed above"))
+        raise ConfigError(Error("failed", "", "the sweep did not start", "its errors are printed above"))
     return Ledger.open(path.resolve(), None, ())

@@ -48,7 +48,9 @@ def prepare_trial(
     trial = ledger.find(trial_overrides)
     config, subdir = compose(ledger.next_number if trial is None else trial.number)
     if config.scale_with_workers and config.trainer.devices == "auto":
-        raise ConfigError(Error("scale_with_workers=true", "needs a number of workers", "set trainer.devices=..."))
+        raise ConfigError(
+            Error("missing", "scale_with_workers=true", "needs a number of workers", "set trainer.devices=...")
+        )
     config = build.settle_config(config)
     is_new = trial is None or not trial.folder.config.exists()  # a killed command may have left another one's files
     trial = trial or ledger.add(trial_overrides, subdir)
@@ -72,7 +74,9 @@ def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> 
     for key in {**before, **after}:
         if before.get(key) != after.get(key) and scope(key, tree) not in FREE_IN_A_RESUMED_SWEEP:
             what = f"trial {trial.number} of {display_path(ledger.path)}"
-            raise ConfigError(Error(what, f"was made with another {key}", "sweep.name=... starts another sweep"))
+            raise ConfigError(
+                Error("changed", what, f"was made with another {key}", "sweep.name=... starts another sweep")
+            )
 
 
 def check_study(
@@ -85,7 +89,7 @@ def check_study(
         return
     if changed := {*trial_of(ledger.command)} ^ {*trial_of(redact(overrides))}:
         problem = f"was started with other settings, see {min(changed)}"
-        raise ConfigError(Error(display_path(ledger.path), problem, "choose another sweep.name"))
+        raise ConfigError(Error("changed", display_path(ledger.path), problem, "choose another sweep.name"))
     first = ledger.trials[0]
     if first.folder.config.exists():
         config, _ = compose(first.overrides, first.number)
@@ -209,11 +213,11 @@ def _live_jobs(ledger: Ledger, *, is_submitted: bool) -> dict[int, Job]:
         where = quote_path(ledger.path)
         what = f"trial {min(live)} of {display_path(ledger.path)}"
         hint = f"wait for it, or lockstep jobs cancel {where}; cluster=slurm shows its state"
-        raise ConfigError(Error(what, "is a job that waits or runs", hint))
+        raise ConfigError(Error("busy", what, "is a job that waits or runs", hint))
     for trial in ledger.trials:
         if trial.number not in live and trial.state in LIVE_STATES:
             problem = "is being trained by another process"
-            raise ConfigError(Error(display_path(trial.folder.path), problem, "stop it, or wait for it to end"))
+            raise ConfigError(Error("busy", display_path(trial.folder.path), problem, "stop it, or wait for it to end"))
     return live
 
 
@@ -242,6 +246,6 @@ def open_ledger(path: Path, name: str | None, command: Sequence[str]) -> Iterato
             ledger = Ledger.open(folder.path, name, redact(command))
         except BlockingIOError as error:
             problem = "is being run by another process"
-            raise ConfigError(Error(display_path(path), problem, "stop it, or wait for it to end")) from error
+            raise ConfigError(Error("busy", display_path(path), problem, "stop it, or wait for it to end")) from error
         ledger.stop_flag.remove_leftovers(is_deep=False)  # not those of trials, which other processes may train
         yield ledger

@@ -46,7 +46,7 @@ def num_parallel(launcher: Launcher, machine: Machine, num_trials: int, configs:
         if launcher.parallel > num_devices:
             has = plural(num_devices, "GPU" if uses_gpus else "core")
             key, problem = f"launcher.parallel={launcher.parallel}", f", but this machine has {has}"
-            raise ConfigError(Error(key, problem, f"use at most {num_devices}"))
+            raise ConfigError(Error("machine", key, problem, f"use at most {num_devices}"))
         return launcher.parallel
     fewest = 1 if uses_gpus else min(_num_cpu_workers(config) for config in configs)
     return max(1, min(num_devices // fewest, num_trials))
@@ -61,12 +61,12 @@ def need(config: Config, machine: Machine, num_parallel: int) -> Need:
     too_many = f"trainer.devices={devices}", f", but this machine has {plural(num_gpus, 'GPU')}"
     if isinstance(devices, list):
         if max(devices) >= num_gpus:
-            raise ConfigError(Error(*too_many, "use smaller numbers"))
+            raise ConfigError(Error("machine", *too_many, "use smaller numbers"))
         return Need(len(devices), tuple(devices))
     if devices == "auto":
         devices = 1 if config.strategy.name == "single_device" else max(1, num_gpus // num_parallel)
     if devices > num_gpus:
-        raise ConfigError(Error(*too_many, f"use at most {num_gpus}"))
+        raise ConfigError(Error("machine", *too_many, f"use at most {num_gpus}"))
     return Need(devices, devices)
 
 

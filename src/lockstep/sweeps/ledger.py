@@ -91,7 +91,9 @@ class Ledger:
         folder = RunFolder(self.path / subdir)
         same = next((trial.number for trial in self.trials if trial.folder == folder), None)
         if same is not None:
-            raise ConfigError(Error(f"hydra.sweep.subdir={subdir}", f"is already the folder of trial {same}"))
+            raise ConfigError(
+                Error("conflict", f"hydra.sweep.subdir={subdir}", f"is already the folder of trial {same}")
+            )
         trial = Trial(self.next_number, tuple(overrides), folder)
         self.trials.append(trial)
         return trial
@@ -142,7 +144,7 @@ def need_own(folder: RunFolder, *, is_trusted: bool = False) -> None:
         raise ConfigError(file_error(error)) from error
     except (OSError, ValueError) as error:
         file = naming.display_path(folder.path / SWEEP)
-        raise ConfigError(Error(file, f"cannot be read ({error})", "choose another sweep.name")) from error
+        raise ConfigError(Error("damaged", file, f"cannot be read ({error})", "choose another sweep.name")) from error
 
 
 def command_of(overrides: Sequence[str]) -> list[str]:

@@ -67,13 +67,15 @@ def study_in(
         study = optuna.create_study(storage=storage, study_name="study", direction=direction, load_if_exists=True)
     except (KeyError, OSError, TypeError, ValueError) as error:
         fix = "remove it, and the same command adds the trials there are to a new one"
-        raise ConfigError(Error(display_path(file), "cannot be read", fix)) from error
+        raise ConfigError(Error("damaged", display_path(file), "cannot be read", fix)) from error
     if study.directions != [direction]:
-        raise ConfigError(Error(display_path(ledger.path), "optimizes something else", "choose another sweep.name"))
+        raise ConfigError(
+            Error("changed", display_path(ledger.path), "optimizes something else", "choose another sweep.name")
+        )
     points = trials_by_point(ledger, space)
     if len(points) < len(ledger.trials):
         problem = "has several seeds of a point, of an earlier version"
-        raise ConfigError(Error(display_path(ledger.path), problem, "choose another sweep.name"))
+        raise ConfigError(Error("changed", display_path(ledger.path), problem, "choose another sweep.name"))
     last: dict[int | None, TrialState] = {}
     for trial in study.get_trials(deepcopy=False):
         number = trial.user_attrs.get(NUMBER)

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 OPTION = "--json"
-FIELDS = ("key", "message", "hint")
+FIELDS = ("code", "key", "message", "hint")
 
 _values: list[Any] = []  # the last one is printed
 _errors: list[dict[str, str]] = []
@@ -37,20 +37,20 @@ def put(value: Any) -> None:
         print(json.dumps(value, indent=1, allow_nan=False))
 
 
-def put_errors(problem: object, *, key: str = "", hint: str = "") -> None:
-    """Add errors to the value: a text, or the `errors` of an exception, each a text or (key, message, hint)."""
+def put_errors(problem: object, *, code: str = "failed", hint: str = "") -> None:
+    """Add errors to the value: a text, or the `errors` of an exception, each a text or (code, key, message, hint)."""
     if not _outputs:
         return
     errors = getattr(problem, "errors", None)
     for error in errors if isinstance(errors, list) else [str(problem)]:
-        fields = (key, error, hint) if isinstance(error, str) else error
+        fields = (code, "", error, hint) if isinstance(error, str) else error
         _errors.append({name: text.lstrip(",: ") for name, text in zip(FIELDS, fields, strict=True)})
 
 
-def fail(problem: object) -> None:
+def fail(problem: object, *, code: str = "failed") -> None:
     """Print an error of the command, and add it to the value."""
     print(f"lockstep: {problem}", file=sys.stderr)
-    put_errors(problem)
+    put_errors(problem, code=code)
 
 
 def close(code: int) -> None:

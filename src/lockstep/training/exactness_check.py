@@ -118,7 +118,9 @@ class Trace(L.Callback):
         num_steps = -(-int(trainer.num_training_batches) // micro_batches(pl_module)) * (trainer.max_epochs or 1)
         if self._cut_after is not None and num_steps <= self._cut_after:
             problem = f"cuts a training after step {self._cut_after}, and this one has {num_steps}"
-            raise ConfigError(Error("lockstep verify", problem, "use more images, or a smaller global_batch_size"))
+            raise ConfigError(
+                Error("range", "lockstep verify", problem, "use more images, or a smaller global_batch_size")
+            )
         for place, module in enumerate(_parts(pl_module)):
             for name, layer in layers(*((module.net, "net") if isinstance(module, Classifier) else (module, ""))):
                 self._hooks.append(layer.register_forward_hook(self._hook(name, place)))

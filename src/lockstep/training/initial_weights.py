@@ -34,13 +34,15 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
     origin = attach_ends(net, len(images.class_names))
     given = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     if not given:
-        raise ConfigError(Error(setting, *OF_A_PROGRAM))
+        raise ConfigError(Error("damaged", setting, *OF_A_PROGRAM))
     if not is_same:
         given = {name: value for name, value in given.items() if name.rpartition(".")[0] not in origin.head}
     try:
         found = {f"{prefix}{name}": value for name, value in fit_weights(given, net, origin).items()}
     except ValueError as error:
-        raise ConfigError(Error(setting, f": {error}", "choose model=... of that run, or remove init_from")) from error
+        raise ConfigError(
+            Error("conflict", setting, f": {error}", "choose model=... of that run, or remove init_from")
+        ) from error
     own = module.state_dict()
     if isinstance(module, Classifier):
         task = {name: value for name, value in state.items() if name.startswith("task.") and name in own}
@@ -60,14 +62,14 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
 
 def _read(session: Session, setting: str) -> dict[str, Any]:
     if (error := damage(session.folder.initial_weights)) is not None:
-        raise ConfigError(Error(display_path(session.folder.initial_weights), error, "start a new run"))
+        raise ConfigError(Error("damaged", display_path(session.folder.initial_weights), error, "start a new run"))
     try:
         saved = torch.load(session.folder.initial_weights, map_location="cpu", weights_only=True, mmap=True)
         if "state_dict" in saved:
             return saved
     except (TypeError, UnpicklingError):
         pass
-    raise ConfigError(Error(setting, *OF_A_PROGRAM))
+    raise ConfigError(Error("damaged", setting, *OF_A_PROGRAM))
 
 
 def _normalize(module: Classifier, state: State) -> dict[str, Tensor]:

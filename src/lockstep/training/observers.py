@@ -103,7 +103,7 @@ def _service_logger(here: Session, name: str, section: Open) -> Logger:
             here.folder.note(**{fact: logger.version})
             logger.log_hyperparams(redact(to_tree(here.config)))
     except Exception as error:  # the border of a service
-        raise ConfigError(Error(f"logger.{name}", "cannot start", one_line(error))) from error
+        raise ConfigError(Error("failed", f"logger.{name}", "cannot start", one_line(error))) from error
     outliving = _Outliving(f"logger.{name}")
     logger.log_metrics, logger.finalize = outliving(logger.log_metrics), outliving(logger.finalize)
     if isinstance(logger, WandbLogger):

@@ -79,13 +79,15 @@ def _check_config(texts: Sequence[str], source: compose.Source, *, is_by_bits: b
     """Return the configuration, changed to a few silent steps, of float64 or virtual shards. Raises ConfigError."""
     (config,) = overrides.check(texts, source).configs
     if config.resume is not None:
-        raise ConfigError(Error(f"resume={config.resume}", "continues a run, verify starts new ones", "remove it"))
+        raise ConfigError(
+            Error("conflict", f"resume={config.resume}", "continues a run, verify starts new ones", "remove it")
+        )
     tree = config_file.to_tree(config)
     trainer = tree["trainer"]
     count = trainer["virtual_shards"] or NUM_VIRTUAL
     if is_by_bits and count < MOST_WORKERS:
         problem = f"is less than the {MOST_WORKERS} workers of lockstep verify"
-        raise ConfigError(Error(f"trainer.virtual_shards={count}", problem, f"use at least {MOST_WORKERS}"))
+        raise ConfigError(Error("range", f"trainer.virtual_shards={count}", problem, f"use at least {MOST_WORKERS}"))
     limits = {"limit_val_batches": NUM_EVALUATED, "limit_test_batches": NUM_EVALUATED}
     limits["limit_train_batches"] = NUM_STEPS * trainer["accumulate_grad_batches"]
     tree["trainer"] |= {

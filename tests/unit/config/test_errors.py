@@ -10,13 +10,19 @@ from lockstep.config.errors import ConfigError, Error, errors_of, exit_with, rep
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (Error("data.root=x", "does not exist", "correct the path"), "data.root=x does not exist: correct the path"),
-        (Error("trainer.devices=4", ", but this machine has 2 GPUs"), "trainer.devices=4, but this machine has 2 GPUs"),
-        (Error("optimizer", ": no package", "install it"), "optimizer: no package: install it"),
-        (Error("", "2 workers have no GPU"), "2 workers have no GPU"),
-        (Error("", "cannot be read").within("node1"), "node1: cannot be read"),
         (
-            Error("seed=x", "must be a whole number").within("a/config.yaml"),
+            Error("missing", "data.root=x", "does not exist", "correct the path"),
+            "data.root=x does not exist: correct the path",
+        ),
+        (
+            Error("machine", "trainer.devices=4", ", but this machine has 2 GPUs"),
+            "trainer.devices=4, but this machine has 2 GPUs",
+        ),
+        (Error("failed", "optimizer", ": no package", "install it"), "optimizer: no package: install it"),
+        (Error("machine", "", "2 workers have no GPU"), "2 workers have no GPU"),
+        (Error("damaged", "", "cannot be read").within("node1"), "node1: cannot be read"),
+        (
+            Error("value", "seed=x", "must be a whole number").within("a/config.yaml"),
             "a/config.yaml: seed=x must be a whole number",
         ),
     ],
@@ -26,8 +32,8 @@ def test_an_error_is_composed_of_its_key_its_problem_and_its_fix(error: Error, l
 
 
 def test_all_errors_are_printed_once_without_secrets_and_read_again(capsys: pytest.CaptureFixture[str]) -> None:
-    secret = Error("logger.wandb.api_token=abcdef", "is not a setting", "remove it")
-    found = ConfigError(secret, Error("seed=x", "must be a number"), secret)
+    secret = Error("unknown", "logger.wandb.api_token=abcdef", "is not a setting", "remove it")
+    found = ConfigError(secret, Error("value", "seed=x", "must be a number"), secret)
     with pytest.raises(SystemExit, match="2"):
         exit_with(found)
     token, seed, last = capsys.readouterr().err.splitlines()
@@ -35,8 +41,18 @@ def test_all_errors_are_printed_once_without_secrets_and_read_again(capsys: pyte
     assert seed.startswith("config error: seed=x ")
     assert last.startswith("2 errors; nothing was started.")
     assert pickle.loads(pickle.dumps(found)).errors == found.errors  # of a worker
+    assert [error.code for error in found.errors] == ["unknown", "value"]
     assert list(map(str, errors_of(report(found)))) == str(found).splitlines()
 
 
-def test_a_text_without_a_line_is_an_error_without_a_text() -> None:
-    assert errors_of("") == [Error("", "")]
+@pytest.mark.parametrize(
+    ("text", "errors"),
+    [
+        ("", [Error("failed", "", "")]),
+        (ValueError("one\ntwo"), [Error("failed", "", "one"), Error("failed", "", "two")]),
+        (FileNotFoundError("no x"), [Error("missing", "", "no x")]),
+        (ConfigError(Error("value", "seed=x", "must be int")), [Error("value", "seed=x", "must be int")]),
+    ],
+)
+def test_errors_of_texts(text: object, errors: list[Error]) -> None:
+    assert errors_of(text) == errors

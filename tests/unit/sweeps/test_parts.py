@@ -643,7 +643,7 @@ class Cluster:
     ) -> list[Record]:
         ((folder,), job) = folders, str(10 + len(self.states))
         if self.error:
-            raise ConfigError(Error("", "sbatch refused the job", self.error))
+            raise ConfigError(Error("failed", "", "sbatch refused the job", self.error))
         self.copies.append(old_code)
         known = {"id": job, "engine": "slurm", "task": options["task"], "code": str(old_code or "copy")}
         record = Record(**job_records.fields(**known))

@@ -8,8 +8,14 @@ from lockstep.config.schema.configuration import Config
 
 def errors(config: Config) -> Iterator[Error]:
     if (nodes := config.trainer.num_nodes) > 1 and config.cluster.name != "slurm":
-        yield Error(f"trainer.num_nodes={nodes}", "is for the job of a benchmark", "add cluster=slurm, or remove it")
+        yield Error(
+            "conflict", f"trainer.num_nodes={nodes}", "is for the job of a benchmark", "add cluster=slurm, or remove it"
+        )
     if config.init_from is not None:
-        yield Error(f"init_from={config.init_from}", "is not for a benchmark, which starts new runs", "remove it")
+        yield Error(
+            "conflict", f"init_from={config.init_from}", "is not for a benchmark, which starts new runs", "remove it"
+        )
     if config.has_own_module:
-        yield Error(f"module._target_={config.module.target}", "replaces what a benchmark measures", "remove it")
+        yield Error(
+            "conflict", f"module._target_={config.module.target}", "replaces what a benchmark measures", "remove it"
+        )

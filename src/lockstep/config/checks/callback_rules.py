@@ -43,36 +43,42 @@ def errors(config: Config) -> Iterator[Error]:
             state = (kind, *(str(arguments.get(name, default)) for name, default in STATE_KEYS.items()))
             if (other := states.setdefault(state, key)) != key:
                 problem = f"is a second {kind} that Lightning cannot distinguish from {other}"
-                yield Error(key, problem, f"change {other} instead")
+                yield Error("conflict", key, problem, f"change {other} instead")
                 continue
         yield from _monitor_rules(config, key, callback)
         if kind in ("DeviceStatsMonitor", "LearningRateMonitor") and not any(config.logger.values()):
-            yield Error(key, "needs a logger", f"set {key}=null, or choose logger=tensorboard")
+            yield Error("conflict", key, "needs a logger", f"set {key}=null, or choose logger=tensorboard")
         if arguments.get("train_time_interval") is not None:
             # Lightning 2.6 skips it in manual optimization, which the step here is
-            yield Error(f"{key}.train_time_interval", "has no effect", f"use {key}.every_n_train_steps")
+            yield Error("unsupported", f"{key}.train_time_interval", "has no effect", f"use {key}.every_n_train_steps")
 
 
 def _monitor_rules(config: Config, key: str, callback: Open) -> Iterator[Error]:
     monitor, mode = (callback.arguments().get(name) for name in ("monitor", "mode"))
     known, trainer = metric_names.names(config), config.trainer
     if monitor is not None and monitor not in known and not _may_log(config):
-        yield Error(f"{key}.monitor={monitor}", "is not measured", f"choose from {', '.join(known)}")
+        yield Error("unknown", f"{key}.monitor={monitor}", "is not measured", f"choose from {', '.join(known)}")
         return
     better = metric_names.direction(monitor, metric_names.targets(config))
     if mode == metric_names.AUTO and better is None:
-        yield Error(f"{key}.mode=auto", f": the direction of {monitor} is not known", f"set {key}.mode=min or max")
+        yield Error(
+            "missing", f"{key}.mode=auto", f": the direction of {monitor} is not known", f"set {key}.mode=min or max"
+        )
     elif better and mode not in (None, better):
-        yield Error(f"{key}.mode={mode}", f"selects the worst {monitor} as the best", f"set {key}.mode={better}")
+        yield Error(
+            "conflict", f"{key}.mode={mode}", f"selects the worst {monitor} as the best", f"set {key}.mode={better}"
+        )
     every, epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
     if str(monitor).startswith("val/") and every > epochs:
         problem = f"is above trainer.max_epochs={epochs}, so that {key} never gets {monitor}"
-        yield Error(f"trainer.check_val_every_n_epoch={every}", problem, "lower it")
+        yield Error("range", f"trainer.check_val_every_n_epoch={every}", problem, "lower it")
 
 
 def unfit_callback(key: str, target: str, kind: str) -> Error:
     """Describe a callback that is a `kind` of `INSTEAD`."""
-    return Error(f"{key}._target_={target}", f": {kind} does not work in Lockstep's training", INSTEAD[kind])
+    return Error(
+        "unsupported", f"{key}._target_={target}", f": {kind} does not work in Lockstep's training", INSTEAD[kind]
+    )
 
 
 def _may_log(config: Config) -> bool:

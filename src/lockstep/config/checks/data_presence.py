@@ -24,7 +24,9 @@ def check(section: Data) -> None:
     except (FileNotFoundError, ValueError) as error:
         raise ConfigError(*errors_of(error)) from error
     except OSError as error:
-        raise ConfigError(Error(f"data.root={section.root}", f"cannot be read ({error})", "check access")) from error
+        raise ConfigError(
+            Error("access", f"data.root={section.root}", f"cannot be read ({error})", "check access")
+        ) from error
 
 
 def check_weights(config: Config) -> None:
@@ -32,7 +34,9 @@ def check_weights(config: Config) -> None:
     section = config.model
     pretrained = section.arguments().get("pretrained")
     if is_ours(section.target) and isinstance(pretrained, str) and not Path(expand_path(pretrained)).is_file():
-        raise ConfigError(Error(f"model.pretrained={pretrained}", "is not a file", "correct it, or use true or false"))
+        raise ConfigError(
+            Error("missing", f"model.pretrained={pretrained}", "is not a file", "correct it, or use true or false")
+        )
 
 
 def _check_list(section: Data, root: str | None) -> None:

@@ -32,4 +32,4 @@ def errors(config: Config) -> Iterator[Error]:
     ):
         for name, value in settings.items():
             if is_used and value:
-                yield Error(f"{name}={literal(value)}", problem, hint)
+                yield Error("conflict", f"{name}={literal(value)}", problem, hint)

@@ -21,4 +21,4 @@ def errors(config: Config) -> Iterator[Error]:
     problem = f"is of Lockstep's own module, which module._target_={config.module.target} replaces"
     for key, value, default, hint in settings:
         if value != default:
-            yield Error(f"{key}={literal(value)}", problem, f"remove it, or {hint}")
+            yield Error("conflict", f"{key}={literal(value)}", problem, f"remove it, or {hint}")

@@ -60,9 +60,9 @@ def _expectation(tree: dict[str, Any], path: Sequence[str]) -> str:
 def _missing_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Error:
     key = ".".join(path)
     if key in groups:
-        return Error(key, "is missing", f"choose {key}=... from {', '.join(groups[key])}")
+        return Error("missing", key, "is missing", f"choose {key}=... from {', '.join(groups[key])}")
     if path[-1] == "_target_" and path[0] in NAMED:
         line = hint(path[1])
         meant = [] if line else meant_key(tree, path[:2], groups)
-        return Error(f"{path[0]}.{path[1]}", "has no _target_", question(meant, line or "add one"))
-    return Error(key, "is missing", f"add +{key}=... ({_expectation(tree, path)})")
+        return Error("missing", f"{path[0]}.{path[1]}", "has no _target_", question(meant, line or "add one"))
+    return Error("missing", key, "is missing", f"add +{key}=... ({_expectation(tree, path)})")

@@ -152,7 +152,7 @@ def _parameter_errors(
     names = list(dict.fromkeys([*(k for k in signature.names if k not in supplied), *ours]))
     for k in (k for k in value if not k.startswith("_") and k not in ours):
         if k in supplied:
-            yield f"{key}.{k}", Error(f"{key}.{k}", "is set by the training itself", "remove it")
+            yield f"{key}.{k}", Error("conflict", f"{key}.{k}", "is set by the training itself", "remove it")
         elif k not in signature.names and not signature.takes_any:
             from lockstep.config.schema.legal_keys import unknown_key
 
@@ -169,14 +169,14 @@ def _parameter_errors(
     given = (*value, *supplied, *(OF_METRICS if path[:2] == METRICS and len(path) == 3 else ()))
     if (is_completed or not value.get("_partial_")) and "_args_" not in value:
         for k in (k for k in signature.required if k not in given):
-            yield f"{key}.{k}", Error(f"{key}.{k}", "is missing", f"{name} needs it, add +{key}.{k}=...")
+            yield f"{key}.{k}", Error("missing", f"{key}.{k}", "is missing", f"{name} needs it, add +{key}.{k}=...")
     refused = [k for k in supplied if k not in signature.names and not signature.takes_any]
     if refused:
         problem = f"does not take {' and '.join(refused)} from the training"
-        yield f"{key}._target_", Error(f"{key}._target_={target}", problem)
+        yield f"{key}._target_", Error("unsupported", f"{key}._target_={target}", problem)
     if TOTAL_STEPS in supplied and value.get("_interval_") == "epoch":
         problem = f"is for schedules by epoch, and {name} counts optimizer steps, {TOTAL_STEPS}"
-        yield f"{key}._interval_", Error(f"{key}._interval_=epoch", problem, "remove it")
+        yield f"{key}._interval_", Error("conflict", f"{key}._interval_=epoch", problem, "remove it")
 
 
 def _find_signature(key: str, target: str) -> Errors:
@@ -191,12 +191,12 @@ def _find_signature(key: str, target: str) -> Errors:
         hint = "correct the name, or install the package"
         if target.startswith("__main__."):  # another module in each worker
             meant, hint = [], f"put it into a file next to the notebook, net.py, and write net{target[8:]}"
-        yield key, Error(f"{key}={target}", f": {error}", question(meant, hint))
+        yield key, Error("unknown", f"{key}={target}", f": {error}", question(meant, hint))
     except Exception as error:  # any error of a module during its import
         from lockstep.system.tracebacks import located
 
         text = located(f"{type(error).__name__}: {one_line(error)}", error)
-        yield key, Error(f"{key}={target}", "cannot be imported", text)
+        yield key, Error("failed", f"{key}={target}", "cannot be imported", text)
     return None
 
 
@@ -224,14 +224,17 @@ def _optimizer_errors(section: dict[str, Any]) -> Errors:
         if target.startswith("torch.optim."):
             called([torch.zeros(1, 1, requires_grad=True)], **values)
     except (TypeError, ValueError) as error:
-        yield "optimizer._target_", Error(f"optimizer._target_={target}", f": {one_line(error)}")
+        yield "optimizer._target_", Error("failed", f"optimizer._target_={target}", f": {one_line(error)}")
     try:
         step = inspect.signature(called.step).parameters.values()
     except (AttributeError, ValueError):  # a function that returns an optimizer
         return
     if any(p.name != "self" and p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in step):
         key = "optimizer._target_"
-        yield key, Error(f"{key}={target}", "computes the loss several times a step", "choose another one")
+        yield (
+            key,
+            Error("unsupported", f"{key}={target}", "computes the loss several times a step", "choose another one"),
+        )
 
 
 def _network_errors(tree: dict[str, Any]) -> Errors:
@@ -240,4 +243,7 @@ def _network_errors(tree: dict[str, Any]) -> Errors:
         names: Sequence[str] = importlib.import_module(library).list_models()
         if name.partition(".")[0] not in names:
             fix = question(near_names(name, names, 3), f"see its documentation for all {len(names)} names")
-            yield "model.name", Error(f"model.name={name}", f"is not a network of {library.partition('.')[0]}", fix)
+            yield (
+                "model.name",
+                Error("unknown", f"model.name={name}", f"is not a network of {library.partition('.')[0]}", fix),
+            )

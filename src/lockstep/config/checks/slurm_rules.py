@@ -43,19 +43,25 @@ def num_workers(config: Config) -> tuple[int, list[Error]]:
     devices, gpus, name = config.trainer.devices, config.cluster.gpus_per_node, config.strategy.name
     if isinstance(devices, list):
         typed, problem = f"trainer.devices={literal(devices)}", "names GPUs, but SLURM chooses them"
-        return max(1, len(devices)), [Error(typed, problem, f"give {len(devices)}")]
+        return max(1, len(devices)), [Error("value", typed, problem, f"give {len(devices)}")]
     if name == "cpu" and gpus:
-        return 1, [Error(f"cluster.gpus_per_node={gpus}", ", but strategy=cpu uses no GPUs", "remove one of them")]
+        return 1, [
+            Error("conflict", f"cluster.gpus_per_node={gpus}", ", but strategy=cpu uses no GPUs", "remove one of them")
+        ]
     if devices == "auto":
         if name == "single_device" or name == "cpu":
             return 1, []
         if gpus:
             return gpus, []
         hint = "strategy=cpu" if gpus == 0 else "cluster.gpus_per_node=N, or strategy=cpu"
-        return 1, [Error("trainer.devices=auto", "cannot see the nodes of a cluster", f"use trainer.devices=N, {hint}")]
+        return 1, [
+            Error(
+                "missing", "trainer.devices=auto", "cannot see the nodes of a cluster", f"use trainer.devices=N, {hint}"
+            )
+        ]
     if gpus and devices > gpus:
         problem = f"is above cluster.gpus_per_node={gpus}"
-        return devices, [Error(f"trainer.devices={devices}", problem, "a worker needs a GPU")]
+        return devices, [Error("range", f"trainer.devices={devices}", problem, "a worker needs a GPU")]
     return devices, []
 
 
@@ -64,7 +70,7 @@ def errors(config: Config) -> Iterator[Error]:
     if config.cluster.name != "none":
         yield from _submit_errors(config)
     elif config.dry_run:
-        yield Error("dry_run=true", "shows what cluster=none does not submit", "choose cluster=slurm")
+        yield Error("conflict", "dry_run=true", "shows what cluster=none does not submit", "choose cluster=slurm")
     yield from _slurm_errors(config) if config.cluster.name == "slurm" else _unread_errors(config.cluster)
 
 
@@ -72,39 +78,51 @@ def _submit_errors(config: Config) -> Iterator[Error]:
     name, world = config.cluster.name, launcher.outer_world(os.environ)
     if world is not None and world.world_size > 1:
         problem = f"is submitted by one process, but {world.launcher} started {world.world_size}"
-        yield Error(f"cluster={name}", problem, "start one")
+        yield Error("conflict", f"cluster={name}", problem, "start one")
     tools = ("bash",) if name == "local" else ("sbatch", "srun", "scontrol")
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
         hint = "install it" if name == "local" else "submit from a login node, or use cluster=local"
-        yield Error(f"cluster={name}", f", but this machine has no {missing[0]}", hint)
+        yield Error("not-installed", f"cluster={name}", f", but this machine has no {missing[0]}", hint)
 
 
 def _unread_errors(cluster: Cluster) -> Iterator[Error]:
     for key in OF_SLURM:
         if (value := getattr(cluster, key)) not in (None, []):
             hint = "add cluster=slurm, or remove it"
-            yield Error(f"cluster.{key}={value}", f"applies only to cluster=slurm, not to {cluster.name}", hint)
+            yield Error(
+                "conflict", f"cluster.{key}={value}", f"applies only to cluster=slurm, not to {cluster.name}", hint
+            )
     for key in OF_JOBS if cluster.name == "none" else ():
         if value := getattr(cluster, key):
-            yield Error(f"cluster.{key}={value}", "applies only to jobs", "add cluster=slurm or local, or remove it")
+            yield Error(
+                "conflict", f"cluster.{key}={value}", "applies only to jobs", "add cluster=slurm or local, or remove it"
+            )
 
 
 def _slurm_errors(config: Config) -> Iterator[Error]:
     cluster = config.cluster
     if config.search is not None and config.launcher.parallel == "auto":
-        yield Error("search", "needs the number of its jobs at a time", "on a cluster use launcher.parallel=N")
+        yield Error(
+            "missing", "search", "needs the number of its jobs at a time", "on a cluster use launcher.parallel=N"
+        )
     if cluster.time_min is None:
-        yield Error("cluster.time_min", "has no value, and cluster=slurm needs one", "add cluster.time_min=MINUTES")
+        yield Error(
+            "missing", "cluster.time_min", "has no value, and cluster=slurm needs one", "add cluster.time_min=MINUTES"
+        )
     elif cluster.warn_s >= 60 * cluster.time_min:
         problem = f"is not below the time limit, cluster.time_min={cluster.time_min}"
-        yield Error(f"cluster.warn_s={cluster.warn_s}", problem, "the run would be stopped as soon as it starts")
+        yield Error(
+            "range", f"cluster.warn_s={cluster.warn_s}", problem, "the run would be stopped as soon as it starts"
+        )
     for line in cluster.sbatch:
         name = line.partition("=")[0].removeprefix("--")
         if not OPTION.fullmatch(line):
-            yield Error("cluster.sbatch", f"has {line!r}", "write --option or --option=value, see `sbatch --help`")
+            yield Error(
+                "value", "cluster.sbatch", f"has {line!r}", "write --option or --option=value, see `sbatch --help`"
+            )
         elif name in KEYS:
-            yield Error("cluster.sbatch", f"has {line}", f"set by {KEYS[name] or 'Lockstep'}, remove it")
+            yield Error("conflict", "cluster.sbatch", f"has {line}", f"set by {KEYS[name] or 'Lockstep'}, remove it")
 
 
 def drop_job_settings(cluster: Cluster) -> Cluster:

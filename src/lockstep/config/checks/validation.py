@@ -69,9 +69,13 @@ def _batch_rules(config: Config) -> Iterator[Error]:
     parts, size = config.trainer.accumulate_grad_batches, config.global_batch_size
     if size % parts:
         fix = "a batch is cut into so many equal parts"
-        yield Error(f"trainer.accumulate_grad_batches={parts}", f"does not divide global_batch_size={size}", fix)
+        yield Error(
+            "range", f"trainer.accumulate_grad_batches={parts}", f"does not divide global_batch_size={size}", fix
+        )
     if config.scale_with_workers and config.optimizer.lr is None:
-        yield Error("scale_with_workers=true", "multiplies optimizer.lr, which has no value", "add +optimizer.lr=...")
+        yield Error(
+            "missing", "scale_with_workers=true", "multiplies optimizer.lr, which has no value", "add +optimizer.lr=..."
+        )
 
 
 def _task_rules(config: Config) -> Iterator[Error]:
@@ -81,14 +85,18 @@ def _task_rules(config: Config) -> Iterator[Error]:
         for key, default in (("label_smoothing", 0), ("class_weights", None)) if loss is not None else ():
             if (value := arguments.get(key, default)) != default:
                 problem = f"is of cross-entropy, which task.loss={loss} replaces"
-                yield Error(f"task.{key}={literal(value)}", problem, f"set task.{key}={literal(default)}")
+                yield Error("conflict", f"task.{key}={literal(value)}", problem, f"set task.{key}={literal(default)}")
         if isinstance(weights, list) and not any(weights):
-            yield Error(f"task.class_weights={literal(weights)}", "counts no sample", "give a class more than 0")
+            yield Error(
+                "value", f"task.class_weights={literal(weights)}", "counts no sample", "give a class more than 0"
+            )
     if task.target.endswith(".Regression") and config.data.arguments().get("targets") == "classes":
-        yield Error("data.targets=classes", "is not for task=regression", "set data.targets=numbers")
+        yield Error("conflict", "data.targets=classes", "is not for task=regression", "set data.targets=numbers")
     for name in task.metrics:
         if name in ("loss", "count") or "/" in name:
-            yield Error(f"task.metrics.{name}", "cannot have this name", "loss is always measured, choose another")
+            yield Error(
+                "conflict", f"task.metrics.{name}", "cannot have this name", "loss is always measured, choose another"
+            )
 
 
 def _package_rules(config: Config) -> Iterator[Error]:
@@ -98,7 +106,7 @@ def _package_rules(config: Config) -> Iterator[Error]:
             needed.append((SERVICES[logger.target][0], f"logger.{name}"))
     for package, key in needed:
         if not signatures.is_there(package):
-            yield Error(key, f"needs the package {package}", f"install it with: pip install {package}")
+            yield Error("not-installed", key, f"needs the package {package}", f"install it with: pip install {package}")
 
 
 def _data_rules(config: Config) -> Iterator[Error]:
@@ -106,37 +114,42 @@ def _data_rules(config: Config) -> Iterator[Error]:
     val, test, mean, std = (arguments.get(name) for name in ("val_fraction", "test_fraction", "mean", "std"))
     if isinstance(val, float) and isinstance(test, float) and val + test >= 1:
         key = f"data.val_fraction={val} and data.test_fraction={test}"
-        yield Error(key, "leave nothing to train on", "use smaller ones")
+        yield Error("range", key, "leave nothing to train on", "use smaller ones")
     is_narrowed = isinstance(percent := arguments.get("crop_percent"), float) and percent < 1
     if is_narrowed and arguments.get("fit") == "letterbox":
-        yield Error(f"data.crop_percent={percent}", "crops, and data.fit=letterbox keeps the whole image", "remove one")
+        yield Error(
+            "conflict",
+            f"data.crop_percent={percent}",
+            "crops, and data.fit=letterbox keeps the whole image",
+            "remove one",
+        )
     if (is_narrowed or arguments.get("fit") == "letterbox") and arguments.get("image_size", 0) is None:
         hint = "set it, or remove data.crop_percent and data.fit"
-        yield Error("data.image_size=null", "keeps images as they are", hint)
+        yield Error("conflict", "data.image_size=null", "keeps images as they are", hint)
     if config.augment.has_crops and config.data.memory == "device":
         problem = ", but augment.random_resized_crop crops in host memory"
-        yield Error("data.memory=device", problem, "use data.memory=auto")
+        yield Error("conflict", "data.memory=device", problem, "use data.memory=auto")
     is_dataset = config.data.target == "lockstep.data.dataset"
     if is_dataset and (mean is None) != (std is None):
         both = f"data.mean={literal(mean)} and data.std={literal(std)}"
-        yield Error(both, "belong together", "give both, or neither")
+        yield Error("conflict", both, "belong together", "give both, or neither")
     if is_dataset and config.augment.has_crops:
         hint = "set it to null, and use v2.RandomResizedCrop there"
-        yield Error("augment.random_resized_crop.scale", "is not for data=dataset", hint)
+        yield Error("conflict", "augment.random_resized_crop.scale", "is not for data=dataset", hint)
     num_ops = config.augment.rand_augment.num_ops
     if config.augment.trivial and num_ops:
         both = f"augment.trivial=true and augment.rand_augment.num_ops={num_ops}"
-        yield Error(both, "are the same operations", "use one")
+        yield Error("conflict", both, "are the same operations", "use one")
 
 
 def _class_rules(config: Config) -> Iterator[Error]:
     data, task = config.data, config.task
     if data.balance and task.arguments().get("class_weights") == metric_names.BALANCED:
         both = f"data.balance={data.balance:g} and task.class_weights=balanced"
-        yield Error(both, "both make up for unequal classes", "use one of them")
+        yield Error("conflict", both, "both make up for unequal classes", "use one of them")
     if data.fold >= (data.folds or 1):
         hint = f"number them from 0 to {data.folds - 1}" if data.folds else "set data.folds=5"
-        yield Error(f"data.fold={data.fold}", f"is not one of data.folds={literal(data.folds)}", hint)
+        yield Error("range", f"data.fold={data.fold}", f"is not one of data.folds={literal(data.folds)}", hint)
     if (count := config.trainer.overfit_batches) and (data.balance or data.folds):
         hint = "set data.balance=0 and data.folds=null"
-        yield Error(f"trainer.overfit_batches={count}", "trains and tests on the first batches", hint)
+        yield Error("conflict", f"trainer.overfit_batches={count}", "trains and tests on the first batches", hint)

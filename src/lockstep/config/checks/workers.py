@@ -60,7 +60,7 @@ def interface_errors(config: Config) -> list[Error]:
     if name is None or name in interfaces:
         return []
     problem = f"is not on {socket.gethostname()}, which has {', '.join(interfaces)}"
-    return [Error(f"strategy.interface={name}", problem, "use one of these, or null")]
+    return [Error("machine", f"strategy.interface={name}", problem, "use one of these, or null")]
 
 
 def _here(config: Config, world: launcher.World | None) -> tuple[Workers, list[Error]]:
@@ -84,23 +84,23 @@ def _here(config: Config, world: launcher.World | None) -> tuple[Workers, list[E
     if devices == "auto" and world is not None:
         own = "each with its own (srun --gpus-per-task=1), " if world.launcher == "srun" else ""
         problem = f"started {num_local} workers on a machine with {_gpus(num_gpus)}"
-        return workers, [Error(world.launcher, problem, f"start {num_gpus}, {own}or choose strategy=cpu")]
+        return workers, [Error("machine", world.launcher, problem, f"start {num_gpus}, {own}or choose strategy=cpu")]
     hint = f"use trainer.devices={num_gpus}, or strategy=cpu for {devices} CPU processes"
-    return workers, [Error(f"trainer.devices={devices}", f", but this machine has {_gpus(num_gpus)}", hint)]
+    return workers, [Error("machine", f"trainer.devices={devices}", f", but this machine has {_gpus(num_gpus)}", hint)]
 
 
 def _list_errors(config: Config, devices: list[int], num_gpus: int, world: launcher.World | None) -> list[Error]:
     typed, count = f"trainer.devices={literal(devices)}", len(devices)
     if config.strategy.name == "cpu":
-        return [Error(typed, "names GPUs, but strategy=cpu uses none", "give a number of processes")]
+        return [Error("conflict", typed, "names GPUs, but strategy=cpu uses none", "give a number of processes")]
     if not devices or len(set(devices)) != count:
-        return [Error(typed, "must list each GPU once, and at least one")]
+        return [Error("value", typed, "must list each GPU once, and at least one")]
     if _each_has_own(world, num_gpus, count):
         hint = f"use trainer.devices={count}"
-        return [Error(typed, "names GPUs, but srun gives each task its own, numbered 0", hint)]
+        return [Error("conflict", typed, "names GPUs, but srun gives each task its own, numbered 0", hint)]
     if max(devices) >= num_gpus:
         hint = f"use numbers from 0 to {num_gpus - 1}" if num_gpus else f"use trainer.devices={count}"
-        return [Error(typed, f", but this machine has {_gpus(num_gpus)}", hint)]
+        return [Error("machine", typed, f", but this machine has {_gpus(num_gpus)}", hint)]
     return []
 
 
@@ -127,7 +127,7 @@ def _single_errors(config: Config, workers: Workers) -> list[Error]:
     if config.strategy.name != "single_device" or workers.world_size == 1:
         return []
     problem = f"has one worker, not {workers.world_size}"
-    return [Error("strategy=single_device", problem, "use strategy=ddp, or one device")]
+    return [Error("conflict", "strategy=single_device", problem, "use strategy=ddp, or one device")]
 
 
 def _gpus(count: int) -> str:
@@ -143,7 +143,7 @@ def _device_errors(config: Config, workers: Workers) -> list[Error]:
         (config.trainer.graph is True, "trainer.graph=true", "auto"),
     )
     problem = "needs GPUs, and this run uses none"
-    return [Error(typed, problem, f"use {hint}") for is_set, typed, hint in settings if is_set]
+    return [Error("conflict", typed, problem, f"use {hint}") for is_set, typed, hint in settings if is_set]
 
 
 def _graph_errors(config: Config, workers: Workers) -> list[Error]:
@@ -157,13 +157,19 @@ def _graph_errors(config: Config, workers: Workers) -> list[Error]:
         (loads is not None and 0 in loads, f"trainer.loads={literal(loads)}"),
     )
     hint = "remove one of them, or use trainer.graph=auto"
-    return [Error("trainer.graph=true", f"does not work with {other}", hint) for is_set, other in settings if is_set]
+    return [
+        Error("conflict", "trainer.graph=true", f"does not work with {other}", hint)
+        for is_set, other in settings
+        if is_set
+    ]
 
 
 def _compiler_errors(config: Config, workers: Workers) -> list[Error]:
     if not config.compile or workers.gpus or any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
         return []
-    return [Error("compile=true", "needs a C++ compiler on a CPU", "install g++, or use compile=false")]
+    return [
+        Error("not-installed", "compile=true", "needs a C++ compiler on a CPU", "install g++, or use compile=false")
+    ]
 
 
 def _number_errors(config: Config, workers: Workers) -> list[Error]:
@@ -176,7 +182,9 @@ def _number_errors(config: Config, workers: Workers) -> list[Error]:
         return []
     reason = f"the limit of {most} workers, {per_worker if by_memory < by_cores else per_core}"
     problem = f"is above {f'trainer.process_limit={limit}' if limit != 'auto' else reason}"
-    return [Error(f"trainer.devices={workers.num_local}", problem, "use fewer, or raise trainer.process_limit")]
+    return [
+        Error("machine", f"trainer.devices={workers.num_local}", problem, "use fewer, or raise trainer.process_limit")
+    ]
 
 
 def _load_errors(config: Config, workers: Workers) -> list[Error]:
@@ -186,9 +194,9 @@ def _load_errors(config: Config, workers: Workers) -> list[Error]:
     typed = f"trainer.loads={literal(loads)}"
     if len(loads) != count:
         entries = plural(len(loads), "entry", "entries")
-        return [Error(typed, f"has {entries} for {plural(count, 'worker')}", "give one load for each")]
+        return [Error("range", typed, f"has {entries} for {plural(count, 'worker')}", "give one load for each")]
     if sum(loads) == 0:
-        return [Error(typed, "has no load above 0", "give one to at least one worker")]
+        return [Error("value", typed, "has no load above 0", "give one to at least one worker")]
     return []
 
 
@@ -198,16 +206,20 @@ def _world_errors(workers: Workers, world: launcher.World | None) -> list[Error]
     start = f"torchrun {f'--nnodes={nodes} ' if nodes > 1 else ''}--nproc-per-node={num_local}"
     if world is None:
         fix = f"{start} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 ..., or srun"
-        return [Error(f"trainer.num_nodes={nodes}", "needs a launcher on every node", fix)] if nodes > 1 else []
+        return (
+            [Error("missing", f"trainer.num_nodes={nodes}", "needs a launcher on every node", fix)] if nodes > 1 else []
+        )
     if not world.num_local:
-        return [Error("LOCAL_WORLD_SIZE", "is not set", "give the number of processes here, or use torchrun")]
+        return [
+            Error("missing", "LOCAL_WORLD_SIZE", "is not set", "give the number of processes here, or use torchrun")
+        ]
     what = f"trainer.devices={num_local}" + (f" on trainer.num_nodes={nodes}" if nodes > 1 else "")
     if world.launcher == "srun":
         start = f"srun --nodes={nodes} --ntasks-per-node={num_local}"
     if world.world_size != n:
         started = f"but {world.launcher} started {plural(world.world_size, 'process', 'processes')}"
-        return [Error(what, f"requires {plural(n, 'worker')}, {started}", f"use {start} ...")]
+        return [Error("conflict", what, f"requires {plural(n, 'worker')}, {started}", f"use {start} ...")]
     if world.num_local != num_local:
         here = f"{world.launcher} started {world.num_local} on {socket.gethostname()}"
-        return [Error(what, f"is for each node, but {here}", f"use trainer.devices=auto, or {start} ...")]
+        return [Error("conflict", what, f"is for each node, but {here}", f"use trainer.devices=auto, or {start} ...")]
     return []

@@ -129,7 +129,7 @@ def plain_tree(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Error | None]
 
     def value_at(node: DictConfig | ListConfig, key: Any, path: str) -> Any:
         if OmegaConf.is_missing(node, key):
-            reasons[path] = Error(path, "has no value", f"add {path}=...")
+            reasons[path] = Error("missing", path, "has no value", f"add {path}=...")
             return None
         try:
             return value_of(node[key], path)
@@ -137,7 +137,9 @@ def plain_tree(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Error | None]
             raw: Any = OmegaConf.to_container(node, resolve=False)
             text = str(raw[key])
             is_later = "${hydra:" in text and not HydraConfig.initialized()
-            reasons[path] = None if is_later else Error(f"{path}={text}", "cannot be resolved", one_line(error))
+            reasons[path] = (
+                None if is_later else Error("missing", f"{path}={text}", "cannot be resolved", one_line(error))
+            )
             return None
 
     def value_of(value: Any, path: str) -> Any:
@@ -195,5 +197,5 @@ def hydra_value(key: str, texts: Sequence[str], source: Source) -> str | None:
     try:
         value = OmegaConf.select(compose_config(kept, source, with_hydra=True), key)
     except REFUSALS as error:
-        raise ConfigError(Error(key, f": {one_line(error)}")) from error
+        raise ConfigError(Error("failed", key, f": {one_line(error)}")) from error
     return None if value in (None, ".") else str(value)

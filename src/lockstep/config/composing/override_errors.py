@@ -24,18 +24,18 @@ def misplacement(override: Override, *, is_multirun: bool, is_benchmark: bool) -
     key, text = override.key_or_group, override.input_line or ""
     if is_benchmark:
         if key in ("resume", "changed_data"):
-            return Error(text, "is not for a benchmark, which starts new runs", "remove it")
+            return Error("conflict", text, "is not for a benchmark, which starts new runs", "remove it")
         if key in OF_ENVIRONMENTS:
-            return Error(text, "is set by each environment", "see benchmark.environments and budget_s")
+            return Error("conflict", text, "is set by each environment", "see benchmark.environments and budget_s")
     elif key.partition(".")[0] == "benchmark":
-        return Error(text, "is only for `lockstep benchmark`", "remove it")
+        return Error("conflict", text, "is only for `lockstep benchmark`", "remove it")
     if override.is_sweep_override() and not is_multirun:
         line = "give one" if is_benchmark else "add -m to sweep over them"
         if key in LISTS:
             line = f"write {key}=[{text.partition('=')[2]}], or {line}"
-        return Error(text, "lists several values", f"{line}, or quote a value with commas")
+        return Error("conflict", text, "lists several values", f"{line}, or quote a value with commas")
     if override.is_sweep_override() and scope(key) in SAME_FOR_ALL_JOBS:
-        return Error(text, "lists several values, but all jobs of a sweep share it", "give one")
+        return Error("conflict", text, "lists several values, but all jobs of a sweep share it", "give one")
     return None
 
 
@@ -46,7 +46,7 @@ def option_error(override: Override, options: Groups) -> Error | None:
         return None
     meant, all_options = near_names(str(wrong[0]), options[key]), ", ".join(options[key])
     fix = f"did you mean {meant[0]}? Choose from {all_options}" if meant else f"choose from {all_options}"
-    return Error(override.input_line or "", "is not an option", _option_hint(key, str(wrong[0])) or fix)
+    return Error("unknown", override.input_line or "", "is not an option", _option_hint(key, str(wrong[0])) or fix)
 
 
 def _option_hint(group: str, option: str) -> str:
@@ -82,13 +82,17 @@ def refusal(cfg: DictConfig, override: Override, error: Exception, options: Grou
     parent = at(tree, path[:-1])
     if isinstance(parent, dict) and path[-1] in parent:
         reason = one_line(error if error.__cause__ is None else error.__cause__)
-        return Error(text, f": {reason}", f"write +{text} to add it" if isinstance(override.value(), dict) else "")
+        return Error(
+            "value", text, f": {reason}", f"write +{text} to add it" if isinstance(override.value(), dict) else ""
+        )
     legal = legal_names(tree, path[:-1], options)
     is_unknown = path[-1] not in legal if legal is not None else bool(meant_key(tree, path, options))
     if override.is_delete() or not isinstance(parent, dict) or is_unknown:
         unknown = unknown_key(tree, path, options)
         return unknown._replace(fix=_with_value(unknown.fix, text.partition("=")[2], options))
     if path[-1] in ("fold", "folds") and is_ours(parent.get("_target_")):
-        return Error(text, "is not for this source, which has no folds", "remove it, or choose another data=...")
+        return Error(
+            "conflict", text, "is not for this source, which has no folds", "remove it, or choose another data=..."
+        )
     OmegaConf.update(cfg, key, override.value(), merge=True, force_add=True)
-    return Error(key, "is not set in conf/", f"add it with +{text}")
+    return Error("missing", key, "is not set in conf/", f"add it with +{text}")

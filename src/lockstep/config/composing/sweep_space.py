@@ -46,7 +46,9 @@ def values_of(override: Override, options: Groups, overrides: Sequence[str], sou
     values = _values(override, lambda group: options.get(group, ()))
     if isinstance(override.value(), IntervalSweep) and not _has_search(overrides, options, source):
         fix = f"add one, or list them, {override.key_or_group}={values[0]},...,{values[1]}"
-        raise ConfigError(Error(override.input_line or "", "needs a search that draws values (search=tpe)", fix))
+        raise ConfigError(
+            Error("conflict", override.input_line or "", "needs a search that draws values (search=tpe)", fix)
+        )
     ends = values[:2] if isinstance(values, Interval) else values
     return [f"{override.get_key_element()}={value}" for value in ends]
 
@@ -61,10 +63,10 @@ def separate_space(overrides: Sequence[str], options_of: Callable[[str], Sequenc
     space = {o.get_key_element(): _values(o, options_of) for o in typed if o.is_sweep_override()}
     if not space:
         fix = "e.g. 'optimizer.lr=tag(log, interval(0.01, 1))'"
-        raise ConfigError(Error("search=...", "needs an interval to search", fix))
+        raise ConfigError(Error("missing", "search=...", "needs an interval to search", fix))
     if folds := [key for key in space if key.lstrip("+") == "data.fold"]:
         problem = "in a search would choose the easiest fold"
-        raise ConfigError(Error(folds[0], problem, "give one, or sweep without search"))
+        raise ConfigError(Error("conflict", folds[0], problem, "give one, or sweep without search"))
     return fixed, space
 
 
@@ -73,7 +75,7 @@ def _values(override: Override, options_of: Callable[[str], Sequence[str]]) -> I
     if isinstance(value, IntervalSweep):
         interval = Interval(value.start or 0, value.end or 0, None, "log" in value.tags)
         if interval.low >= interval.high:
-            raise ConfigError(Error(text, "ends before it begins", "write the smaller number first"))
+            raise ConfigError(Error("value", text, "ends before it begins", "write the smaller number first"))
         return interval
     if isinstance(value, RangeSweep):
         start, stop = value.start or 0, value.stop or 0
@@ -81,13 +83,13 @@ def _values(override: Override, options_of: Callable[[str], Sequence[str]]) -> I
         if count > 0:
             low, high = sorted((start, start + (count - 1) * value.step))
             return Interval(low, high, abs(value.step), False)
-        raise ConfigError(Error(text, "has no value", "widen it"))
+        raise ConfigError(Error("value", text, "has no value", "widen it"))
     if not isinstance(value, Glob):
         return tuple(override.sweep_string_iterator())
     names = list(options_of(override.key_or_group))
     if found := tuple(value.filter(names)):
         return found
-    raise ConfigError(Error(text, "matches no option", f"choose from {', '.join(names)}"))
+    raise ConfigError(Error("unknown", text, "matches no option", f"choose from {', '.join(names)}"))
 
 
 def combinations(values: Sequence[Sequence[str]]) -> Iterable[Sequence[str]]:

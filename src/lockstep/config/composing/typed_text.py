@@ -26,7 +26,7 @@ def hydra_overrides(texts: Sequence[str]) -> list[str]:
         others = [text for text in rest if text.partition("=")[0].lstrip("+") in keys]
         if others or len(folders) > 1:
             problem, fix = f"means {' '.join(settings)}", f"remove it, or {' '.join([*folders[1:], *others])}"
-            raise ConfigError(Error(folders[0], problem, fix))
+            raise ConfigError(Error("conflict", folders[0], problem, fix))
         rest = [*settings, *rest]
     return [_quote_text(text) for text in rest]
 
@@ -43,9 +43,11 @@ def syntax_error(text: str) -> Error:
     key, _, value = text.partition("=")
     if key and value.startswith("[") and value.endswith("]"):
         entries = ",".join(hydra_text(entry.strip()) for entry in value[1:-1].split(","))
-        return Error(repr(text), "cannot be read", f"write {shlex.quote(f'{key}=[{entries}]')}")
+        return Error("value", repr(text), "cannot be read", f"write {shlex.quote(f'{key}=[{entries}]')}")
     if Path(text).is_file():
-        return Error(text, "is a file", "give the folder of the images, or a list by data=list data.file=...")
+        return Error("value", text, "is a file", "give the folder of the images, or a list by data=list data.file=...")
     if Path(text).is_dir():
-        return Error(text, "is a folder", f"write {shlex.quote(f'data.root={text}')}")
-    return Error(repr(text), "cannot be read", "write setting=value, no spaces around =, special characters in quotes")
+        return Error("value", text, "is a folder", f"write {shlex.quote(f'data.root={text}')}")
+    return Error(
+        "value", repr(text), "cannot be read", "write setting=value, no spaces around =, special characters in quotes"
+    )

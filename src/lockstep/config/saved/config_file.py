@@ -81,7 +81,7 @@ def load(path: Path) -> Config:
 
         errors = dict(schema_errors(tree, error, {}))
         before = other_version(RunFolder(path.parent))
-        hint = [Error(str(path.parent), f"was trained by {before}", "use that version")] if before else []
+        hint = [Error("changed", str(path.parent), f"was trained by {before}", "use that version")] if before else []
         raise ConfigError(*(each.within(str(path)) for each in errors.values()), *hint) from error
     needs_images = config.augment.used or config.compile
     if config.model.target in LIBRARIES and config.model.arguments().get("head_only") is True and needs_images:
@@ -121,7 +121,7 @@ def load_tree(path: Path) -> dict[str, Any]:
     try:
         tree = from_yaml(read_text(path))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(Error(str(path), "cannot be read", one_line(error))) from error
+        raise ConfigError(Error("damaged", str(path), "cannot be read", one_line(error))) from error
     if not isinstance(tree, dict):
-        raise ConfigError(Error(str(path), "contains no configuration"))
+        raise ConfigError(Error("damaged", str(path), "contains no configuration"))
     return tree

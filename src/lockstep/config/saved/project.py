@@ -36,7 +36,7 @@ def enter(folder: Path, run: RunFolder | None = None) -> None:
     """
     started_in = current()
     if run is not None and any(path.resolve().is_relative_to(run.path) for path in (folder, started_in)):
-        raise ConfigError(Error("the current folder", f"is inside the run {run.path}", naming.TRUST))
+        raise ConfigError(Error("untrusted", "the current folder", f"is inside the run {run.path}", naming.TRUST))
     if not processes.is_safe_path:
         _search(Project(_modules(folder), (str(started_in),)), after=0)
 
@@ -46,7 +46,7 @@ def current() -> Path:
     try:
         return Path.cwd()
     except OSError as error:
-        raise ConfigError(Error("the current folder", "was removed", "change to another one")) from error
+        raise ConfigError(Error("missing", "the current folder", "was removed", "change to another one")) from error
 
 
 def current_project() -> Project:
@@ -97,7 +97,7 @@ def use(folder: RunFolder, config: Config, *, is_last: bool = False) -> None:
         if not signatures.is_there(package):
             problem = f": package {package!r} was not found in {looked_in}, where the run found its modules"
             fix = f"run this command in the folder that contains {package} now"
-            errors.append(Error(f"{key}={target}", problem, fix))
+            errors.append(Error("missing", f"{key}={target}", problem, fix))
     if errors:
         raise ConfigError(*errors)
 
@@ -133,7 +133,7 @@ def _recorded_project(folder: RunFolder) -> Project:
         kept = folder.fact("project") or {}
         modules, started_in = ([os.fspath(path) for path in kept.get(name, ())] for name in Project._fields)
     except (OSError, TypeError, ValueError) as error:
-        raise ConfigError(Error(str(folder.facts_file), "cannot be read", str(error))) from error
+        raise ConfigError(Error("damaged", str(folder.facts_file), "cannot be read", str(error))) from error
     base = folder.path.resolve()
     return Project(*(tuple(os.path.normpath(base / path) for path in paths) for paths in (modules, started_in)))
 

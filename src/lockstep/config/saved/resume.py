@@ -85,7 +85,7 @@ def _changes(saved: dict[str, Any], tree: dict[str, Any], defaults: dict[str, An
     before, after = redact(before), redact(after)
     problem, fix = "cannot change on resume, this run has", "remove it, or start a new run"
     return [
-        Error(f"{key}={literal(after.get(key))}", f"{problem} {literal(before.get(key))}", fix)
+        Error("changed", f"{key}={literal(after.get(key))}", f"{problem} {literal(before.get(key))}", fix)
         for key in changed
         if not key.startswith(replaced) or key.removesuffix("_target_") in replaced
     ]

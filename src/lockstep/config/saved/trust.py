@@ -68,10 +68,14 @@ def check(
         if not is_typed and not (is_target and _is_known(value, run)) and known().get(key) != value:
             if is_path:
                 name = f"{key}={value} of {naming.display_path(run.path)}".encode("unicode_escape").decode()
-                raise ConfigError(Error(name, "contains a variable of this machine", f"set {key}=..., or add --trust"))
+                raise ConfigError(
+                    Error("untrusted", name, "contains a variable of this machine", f"set {key}=..., or add --trust")
+                )
             what, where = (f"{key}={literal(value)}", "a known library") if is_target else (key, "the command line")
             what = f"{what.encode('unicode_escape').decode()} of {naming.display_path(run.path)}"
-            raise ConfigError(Error(what, f"is of neither {where} nor the project in the current folder", naming.TRUST))
+            raise ConfigError(
+                Error("untrusted", what, f"is of neither {where} nor the project in the current folder", naming.TRUST)
+            )
 
 
 def _compose_defaults(source: Source) -> dict[str, Any]:

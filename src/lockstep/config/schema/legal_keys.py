@@ -78,14 +78,14 @@ def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups, names
     is_entry = path[0] in NAMED and isinstance(target, str)  # whose parameters may have any name
     sections = [name for depth, name in enumerate(path[:-1], 1) if at(tree, path[:depth]) is None]
     if not is_entry and (line := hint(key, path[-1], *sections)):
-        return Error(key, "is not a setting", line)
+        return Error("unknown", key, "is not a setting", line)
     owner = target.rpartition(".")[2] if isinstance(target, str) else ".".join(path[:-1])
     names = legal_names(tree, path[:-1], groups) if names is None else names
     legal = [name for name in names or () if not name.startswith("_")]
     known = f"{owner} has {', '.join(legal)}" if owner and legal else "remove it; --help lists the settings"
     meant = meant_key(tree, path, groups, names)
     meant = [f"{meant[0]}=..."] if len(path) == len(meant) == 1 else meant  # a bare name, as in scripts: epochs=5
-    return Error(key, "is not a setting", question(meant, known))
+    return Error("unknown", key, "is not a setting", question(meant, known))
 
 
 def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Sequence[str] | None:
