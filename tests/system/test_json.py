@@ -7,12 +7,13 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from lockstep.cli import main
 from lockstep.cluster import commands as jobs
+from lockstep.config.errors import Code
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED
 from lockstep.system import json_output
 from tests.support.commands import latest, lockstep
@@ -155,7 +156,9 @@ def leaves(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[st
 
 
 def test_every_command_is_in_the_table_and_takes_the_option_unless_the_table_says_not() -> None:
-    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", (ROOT / "docs" / "json.md").read_text(), re.MULTILINE)
+    commands, errors = (ROOT / "docs" / "json.md").read_text().split("## Errors")
+    assert re.findall(r"^\| `(.*?)` \|", errors, re.MULTILINE) == [*get_args(Code)]
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", commands, re.MULTILINE)
     listed = {name: text for names, text in rows for name in re.findall(r"`(.*?)`", names)}
     found = {name: parser for name, parser in leaves(main._parser()) if name not in ("train", "jobs")}
     found |= dict(leaves(jobs._parser(), "jobs"))

@@ -82,9 +82,8 @@ def refusal(cfg: DictConfig, override: Override, error: Exception, options: Grou
     parent = at(tree, path[:-1])
     if isinstance(parent, dict) and path[-1] in parent:
         reason = one_line(error if error.__cause__ is None else error.__cause__)
-        return Error(
-            "value", text, f": {reason}", f"write +{text} to add it" if isinstance(override.value(), dict) else ""
-        )
+        fix = f"write +{text} to add it" if isinstance(override.value(), dict) else ""
+        return Error("failed", text, f": {reason}", fix)
     legal = legal_names(tree, path[:-1], options)
     is_unknown = path[-1] not in legal if legal is not None else bool(meant_key(tree, path, options))
     if override.is_delete() or not isinstance(parent, dict) or is_unknown:
