@@ -16,7 +16,7 @@ from typing_extensions import override
 
 if TYPE_CHECKING:
     from lockstep.config.schema.configuration import Config
-    from lockstep.sweeps.ledger import Ledger, Trial
+    from lockstep.trials.ledger import Ledger, Trial
 
 
 class Composer:
@@ -57,7 +57,7 @@ class Workstation(Launcher):
         from lockstep.config.errors import ConfigError, exit_with
         from lockstep.sweeps import array, command
         from lockstep.sweeps.course import Grid
-        from lockstep.sweeps.ledger import DONE
+        from lockstep.trials.ledger import DONE
 
         (Path(self._config.hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)  # has all settings, with secrets
         try:
@@ -102,8 +102,8 @@ class Study(Sweeper):
         from lockstep.config.composing.sweep_space import Interval, separate_space
         from lockstep.config.errors import ConfigError, Error, exit_with
         from lockstep.sweeps import command, search
-        from lockstep.sweeps.ledger import DONE
-        from lockstep.sweeps.results import monitored_objective
+        from lockstep.trials.ledger import DONE
+        from lockstep.trials.results import monitored_objective
 
         try:
             fixed, space = separate_space(arguments, self._options_of)
@@ -177,6 +177,6 @@ def _remove_empty(path: Path) -> None:
 
 def _ledger(config: DictConfig, name: str | None) -> "contextlib.AbstractContextManager[Ledger]":
     from lockstep.sweeps import command
-    from lockstep.sweeps.ledger import command_of
+    from lockstep.trials.ledger import command_of
 
     return command.open_ledger(Path(config.hydra.sweep.dir), name, command_of(config.hydra.overrides.task))

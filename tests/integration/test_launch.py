@@ -147,9 +147,9 @@ def test_failure_elsewhere_recorded_there(tmp_path: Path, monkeypatch: pytest.Mo
         Timer(0.3, folder.record_failure, ["rank 1 failed: the cause\n"]).start()
         raise FailedElsewhere("something is wrong on rank 1")
 
-    monkeypatch.setattr(worker, "task_function", lambda task: told)
+    monkeypatch.setattr(worker, "train", told)
     place = World("torchrun", rank=0, local_rank=0, node_rank=0, world_size=2)
-    assert worker.run_here(worker.Job(worker.TRAIN, str(tmp_path), {}), place) == 1
+    assert worker.run_here(worker.Job(worker.train, str(tmp_path), {}), place) == 1
     assert RunFolder(tmp_path).failure.read_text() == "rank 1 failed: the cause\n"
 
 
@@ -163,9 +163,9 @@ def test_second_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: s
             os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("not interrupted")
 
-    monkeypatch.setattr(worker, "task_function", lambda task: interrupted)
+    monkeypatch.setattr(worker, "train", interrupted)
     world = World("torchrun", rank=rank, local_rank=rank, node_rank=0, world_size=2)
-    assert worker.run_here(worker.Job(worker.TRAIN, str(tmp_path), {}), world) == code
+    assert worker.run_here(worker.Job(worker.train, str(tmp_path), {}), world) == code
     status = RunFolder(tmp_path).read_status()
     assert status["state"] == ("failed" if (state, rank) == ("training", 0) else state)
 

@@ -12,7 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 from torch import distributed as dist
 from torchvision.datasets import CIFAR10, FashionMNIST
 
-from lockstep.assembly import data_copies, staging
+from lockstep.assembly import agreement, data_copies, staging
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
 from lockstep.config.schema.target_sections import Data
@@ -115,10 +115,10 @@ def test_if_one_node_cannot_copy_all_ranks_end_with_its_error(
 def _num_messages() -> int:
     """Messages of this rank while rank 0 worked."""
     with (
-        mock.patch.object(staging, "gather_objects", wraps=staging.gather_objects) as gather,
+        mock.patch.object(agreement, "gather_objects", wraps=agreement.gather_objects) as gather,
         mock.patch.object(staging, "HEARTBEAT_S", 0.05),
     ):
-        staging.together(lambda: time.sleep(1.0 - dist.get_rank().bit_length()))
+        agreement.together(lambda: time.sleep(1.0 - dist.get_rank().bit_length()))
     return gather.call_count
 
 

@@ -1,6 +1,6 @@
-"""The layers and rings of the package, and the picture of them in docs/architecture.md.
+"""The layers of the package and its promise, and the picture of them in docs/architecture.md.
 
-`python -m tests.support.architecture > docs/images/architecture.svg` draws it; tests check layers, rings and picture.
+`python -m tests.support.architecture > docs/images/architecture.svg` draws it; tests check layers, promise and picture.
 """
 
 import ast
@@ -15,56 +15,18 @@ PACKAGE = Path(lockstep.__file__).parent
 # lowest first; a module imports from its own package and from lower layers
 LAYERS = (
     ("system",), ("runs",), ("distributed",), ("tasks",), ("data", "models"), ("callbacks", "config", "monitoring"),
-    ("assembly",), ("inference",), ("training",), ("launch",), ("starter", "verify"), ("cluster",),
+    ("assembly", "trials"), ("inference",), ("training",), ("launch",), ("starter", "verify"), ("cluster",),
     ("benchmark", "sweeps"), ("board",), ("cli", "python", "testing"), ("__main__",),
 )  # fmt: skip
-# innermost first; a module imports from its own ring and from inner ones. The longest name that begins its own decides
-RINGS = {
-    "promise": (
-        *("distributed", "tasks", "callbacks.own_module", "callbacks.stop"),
-        *("data.balance", "data.loader", "data.sampler", "data.transforms"),
-        *("data.images.dataset_samples", "data.cuts", "data.group_cuts", "data.splits"),
-        *("models.classifier", "models.counts", "models.loss_scale", "models.parameter_groups", "models.passes"),
-        *("models.schedules", "models.step", "models.virtual", "models.weights_hash"),
-        *("system.internals", "system.kinds", "system.signals", "system.tracebacks"),
-    ),
-    "run": ("assembly", "callbacks", "config", "data", "launch", "models", "runs", "system", "training"),
-    # commands too: they know the features that they start
-    "features": (
-        *("inference", "__main__", "benchmark", "board", "cli", "cluster", "monitoring", "python", "starter", "sweeps"),
-        *("testing", "verify"),
-        *(
-            "callbacks.average",
-            "callbacks.csv_logger",
-            "callbacks.pictures",
-            "callbacks.plots",
-            "callbacks.reliability",
-        ),
-        *("config.checks.benchmark_rules", "config.checks.data_presence"),
-        *("config.checks.module_rules", "config.checks.pretrained_view", "config.checks.virtual_rules"),
-        "models.probe",
-        *(
-            "data.images.random_crop",
-            "data.images.decoded_image",
-            "data.images.decoded_splits",
-            "data.images.image_files",
-        ),
-        *("data.images.image_table", "data.images.ragged_table", "data.inspection", "data.sources.datasets"),
-        *("data.copies", "data.near_copies", "data.sources.dates"),
-        *("data.sources.downloads", "data.sources.folders", "data.sources.lists", "data.transfer"),
-        *(
-            "models.graphs",
-            "models.frozen",
-            "models.libraries",
-            "models.weight_files",
-            "models.calibration",
-            "models.outcomes",
-        ),
-        *("assembly.frozen_features", "config.checks.frozen_rules"),
-        *("assembly.custom_module", "assembly.data_copies", "assembly.listed_images", "assembly.pretrained_weights"),
-        *("training.exactness_check", "training.late_test", "training.initial_weights"),
-    ),
-}
+# what makes N workers compute what one would: it imports nothing else of lockstep, and works in a plain loop
+PROMISE = (
+    *("distributed", "tasks", "callbacks.own_module", "callbacks.stop"),
+    *("data.balance", "data.loader", "data.sampler", "data.transforms"),
+    *("data.images.dataset_samples", "data.cuts", "data.group_cuts", "data.splits"),
+    *("models.classifier", "models.counts", "models.loss_scale", "models.parameter_groups", "models.passes"),
+    *("models.schedules", "models.step", "models.virtual", "models.weights_hash"),
+    *("system.internals", "system.kinds", "system.signals", "system.tracebacks"),
+)
 
 
 def sources() -> dict[str, Path]:
@@ -127,47 +89,39 @@ def layer_of(part: str) -> int:
     return next(number for number, parts in enumerate(LAYERS) if part in parts)
 
 
-def ring_of(module: str) -> str:
-    fitting = {name: ring for ring, names in RINGS.items() for name in names if f"{module}.".startswith(f"{name}.")}
-    return fitting[max(fitting, key=len)]
+def is_promise(module: str) -> bool:
+    return any(f"{module}.".startswith(f"{name}.") for name in PROMISE)
 
 
-def outward_imports(ring: str) -> set[str]:
-    """The imports of a ring that point to an outer one, as `module -> module`."""
-    inner = [*RINGS][: [*RINGS].index(ring) + 1]
-    return {
-        f"{module} -> {name}"
-        for module, path in MODULES.items()
-        if module and ring_of(module) == ring
-        for other in imports(path, for_types=False)
-        if (name := other.removeprefix("lockstep.")) in MODULES and ring_of(name) not in inner
-    }
+def outward_imports() -> set[str]:
+    """The imports of the promise that point to other modules of lockstep, as `module -> module`."""
+    found = set()
+    for module in filter(is_promise, MODULES):
+        for other in imports(MODULES[module], for_types=False):
+            name = other.removeprefix("lockstep.")
+            if name in MODULES and not is_promise(name):
+                found.add(f"{module} -> {name}")
+    return found
 
 
 WIDTH, MARGIN, GAP, LINE, HEAD, SQUARE = 1060, 24, 12, 17, 40, 9  # pixels
 IN_A_ROW = 20  # squares
-MEANINGS = {
-    "promise": "N workers compute what one would",
-    "run": "one training, from its folder to its end",
-    "features": "what a training can do without",
-}
-RULE = "A square is a module. Imports point to lower layers, and from features to run to promise."
+LEGEND = "A square is a module. Dark: what makes N workers compute what one would; it imports only dark modules."
+RULE = "Imports point to lower layers."
 STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #424a53 }
   .name { font: 600 15px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill: #1f2328 }
   .page { fill: #ffffff; stroke: #d1d9e0 }
   .package { fill: #f6f8fa; stroke: #afb8c1 }
   .promise { fill: #0a5bc4 }
-  .run { fill: #6ea8e8 }
-  .features { fill: #e0a458 }
+  .other { fill: #6ea8e8 }
   @media (prefers-color-scheme: dark) {
     text { fill: #c3ccd5 }
     .name { fill: #f0f6fc }
     .page { fill: #0d1117; stroke: #3d444d }
     .package { fill: #161b22; stroke: #484f58 }
     .promise { fill: #58a6ff }
-    .run { fill: #2f5f98 }
-    .features { fill: #b07a35 }
+    .other { fill: #2f5f98 }
   }"""
 
 
@@ -178,22 +132,20 @@ def purpose(package: str) -> str:
 
 
 def squares(package: str, right: int, top: int) -> Iterator[str]:
-    """A square for each module of a package in the colour of its ring, inner rings first; they end at `right`."""
+    """A square for each module of a package, those of the promise first; they end at `right`."""
     names = [name for name in MODULES if part_of(name) == package and MODULES[name].name != "__init__.py"]
-    names.sort(key=lambda name: [*RINGS].index(ring_of(name)))
+    names.sort(key=lambda name: not is_promise(name))
     top -= SQUARE // 2 if len(names) > IN_A_ROW else 0
     for number, name in enumerate(names):
         row, column = divmod(number, IN_A_ROW)
         left, y = right - SQUARE * (min(len(names), IN_A_ROW) - column), top + SQUARE * row
-        yield f'<rect class="{ring_of(name)}" x="{left}" y="{y}" width="{SQUARE - 2}" height="{SQUARE - 2}"/>'
+        ring = "promise" if is_promise(name) else "other"
+        yield f'<rect class="{ring}" x="{left}" y="{y}" width="{SQUARE - 2}" height="{SQUARE - 2}"/>'
 
 
 def legend() -> Iterator[str]:
-    for number, (ring, meaning) in enumerate(MEANINGS.items()):
-        left = MARGIN + number * (WIDTH - 2 * MARGIN) // len(MEANINGS)
-        yield f'<rect class="{ring}" x="{left}" y="{MARGIN}" width="11" height="11"/>'
-        yield f'<text x="{left + 18}" y="{MARGIN + 10}">{ring}: {meaning}</text>'
-    yield f'<text x="{MARGIN}" y="{MARGIN + 34}">{RULE}</text>'
+    for number, text in enumerate((LEGEND, RULE)):
+        yield f'<text x="{MARGIN}" y="{MARGIN + 10 + LINE * number}">{text}</text>'
 
 
 def drawing() -> str:
@@ -216,7 +168,7 @@ def drawing() -> str:
     return "\n".join(
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',
-            "<title>The packages of Lockstep in layers, and their modules in three rings</title>",
+            "<title>The packages of Lockstep in layers, and their modules</title>",
             f"<style>{STYLE}\n</style>",
             f'<rect class="page" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
             *parts,

@@ -30,8 +30,8 @@ from lockstep.config.overrides import plan
 from lockstep.config.saved import config_file
 from lockstep.runs import files
 from lockstep.runs.folder import RunFolder
-from lockstep.sweeps.ledger import Ledger
 from lockstep.sweeps.search import JOURNAL
+from lockstep.trials.ledger import Ledger
 from tests.support.harness import PATIENCE_S, environ, wait_until
 
 BASE = f"/data/plugin/{NAME}"

@@ -20,7 +20,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from lockstep.config.overrides import plan
 from lockstep.config.saved import config_file
 from lockstep.launch import child
-from lockstep.launch.worker import TRAIN, Job, run_here
+from lockstep.launch.worker import Job, run_here
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import outer_world
 from lockstep.system.process import leave
@@ -113,7 +113,7 @@ def train_all(folders: Sequence[RunFolder], num_workers: int, code: int = 0, /, 
 
     The processes are forks, with `more` variables new interpreters. Each must end with the exit code `code`.
     """
-    jobs = [Job(TRAIN, str(folder.path), {"command": "none", "has_test": True}) for folder in folders]
+    paths = [str(folder.path) for folder in folders]
     # a store for each run: process groups that come after each other in one store can wait for each other's keys
     stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in jobs]
     text = json.dumps([(job, store.port) for job, store in zip(jobs, stores, strict=True)])

@@ -31,8 +31,8 @@ from lockstep.runs import discovery
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from lockstep.sweeps import array
 from lockstep.sweeps import command as sweeps
-from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.system.signals import block_signals, restore_signals
+from lockstep.trials.ledger import Ledger, Trial
 from tests.support import job_records
 from tests.support.commands import run as run_command
 from tests.support.composed import composed_once
@@ -781,7 +781,7 @@ SLOW = "+callbacks.slow={_target_:tests.support.callbacks.SlowAtFirst,step_s:1}"
 def test_background_run_cancelled_and_requeued(tmp_path: Path) -> None:
     """It outlives its terminal, is cancelled with a checkpoint, and goes on exactly."""
     alone = write_run(tmp_path / "alone", TINY)
-    assert worker.run_here(worker.Job(worker.TRAIN, str(alone.path), {"command": "", "has_test": True}), None) == 0
+    assert worker.run_here(worker.Job(worker.train, str(alone.path), {"command": "", "has_test": True}), None) == 0
     words = ["train", *TINY, SLOW, "trainer.devices=1", "cluster=local", f"hydra.run.dir={tmp_path}/run"]
     folder = RunFolder(tmp_path / "run")
     with on_terminal(100, *words) as shown:

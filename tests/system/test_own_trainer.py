@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.architecture import MODULES, ring_of
+from tests.support.architecture import MODULES, is_promise
 from tests.support.harness import PATIENCE_S, ROOT, environ
 from tests.support.pages import write_files
 
@@ -37,7 +37,6 @@ def test_the_loop_of_any_number_of_processes_ends_with_the_weights_of_one(tmp_pa
             assert (value - alone[name]).abs().max() <= 1e-12, name
     imported = json.loads((tmp_path / "1" / "modules.json").read_text())
     own = {name.removeprefix("lockstep.") for name in imported if name.startswith("lockstep.")}
-    # a package without code of its own is none of a ring: `lockstep.data` only has the names
-    assert {name for name in own if ring_of(name) != "promise"} == {"data", "system"}
+    assert {name for name in own if not is_promise(name)} == {"data", "system"}  # packages, which only have the names
     assert own <= MODULES.keys()
     assert not any(name.partition(".")[0] in ("lightning", "hydra", "pydantic", "omegaconf") for name in imported)

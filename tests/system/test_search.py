@@ -20,9 +20,9 @@ from lockstep.config.composing.sweep_space import Interval, separate_space
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.target_sections import Search
 from lockstep.runs import files
-from lockstep.sweeps.ledger import Ledger, Trial
-from lockstep.sweeps.results import Objective
 from lockstep.sweeps.search import JOURNAL, MOST_REPEATS, Draws, distributions, study_in
+from lockstep.trials.ledger import Ledger, Trial
+from lockstep.trials.results import Objective
 from tests.support.callbacks import SEES
 from tests.support.harness import PATIENCE_S, SMALL, wait_until
 from tests.support.sweeps import processes_of, run, started, table_of, tree_of, trials_of

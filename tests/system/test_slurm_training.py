@@ -30,7 +30,7 @@ def _nodes_have_networks(slurm: Slurm) -> None:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run of one process without SLURM."""
     folder = write_run(tmp_path_factory.mktemp("alone") / "run", SMALL)
-    assert worker.run_here(worker.Job(worker.TRAIN, str(folder.path), {"command": "", "has_test": True}), None) == 0
+    assert worker.run_here(worker.Job(worker.train, str(folder.path), {"command": "", "has_test": True}), None) == 0
     return folder
 
 

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lockstep.config import overrides
 from lockstep.config.errors import ConfigError
 from lockstep.runs.folder import RunFolder
-from lockstep.sweeps.differences import bounded, spread
+from lockstep.trials.differences import bounded, spread
 from tests.support.callbacks import SEES
 from tests.support.harness import (
     PATIENCE_S,

@@ -1,4 +1,4 @@
-"""Imports point down the layers and into the rings of tests/support/architecture.py; fast commands import no torch."""
+"""Imports point down the layers and and those of the promise stay inside; fast commands import no torch."""
 
 import ast
 import graphlib
@@ -11,10 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import lockstep
-from lockstep.cli import inference
-from lockstep.config import features
-from lockstep.launch import worker
-from lockstep.verify import command as verify
 from tests.support.architecture import (
     LAYERS,
     MODULES,
@@ -23,7 +19,6 @@ from tests.support.architecture import (
     outward_imports,
     own_imports,
     part_of,
-    ring_of,
 )
 from tests.support.harness import ROOT
 
@@ -86,15 +81,7 @@ def _is_override(node: ast.expr) -> bool:
 
 
 def test_the_promise_imports_nothing_above_it() -> None:
-    assert not outward_imports("promise")
-
-
-def test_every_feature_has_its_function() -> None:
-    for feature in features.FEATURES:
-        assert ring_of(feature.function.partition(":")[0].removeprefix("lockstep.")) == "features"
-        assert callable(features.named_function(feature.function))
-    for task in (*inference.TASKS.values(), verify.VERIFY, worker.TRAIN, worker.TEST):
-        assert callable(features.named_function(task))
+    assert not outward_imports()
 
 
 def test_commands_start_without_torch_and_those_that_only_read_runs_without_hydra_too() -> None:

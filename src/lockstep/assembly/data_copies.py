@@ -1,32 +1,13 @@
 """Copies of the data of a run on each node (data.copy_to), from a folder or a URL. Only making one imports torch."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.config.errors import ConfigError, Error
-from lockstep.config.schema.configuration import Config
-from lockstep.config.schema.target_sections import IMAGE_LIST, OF_FILES, Data, is_ours
+from lockstep.config.schema.target_sections import IMAGE_LIST, Data
 from lockstep.data.images.image_table import copied_digest, is_image, print_unread, real_names
 from lockstep.data.transfer import copying
 from lockstep.system.redaction import redact
-
-
-def errors(config: Config) -> Iterator[Error]:
-    """Yield the errors of settings of a copy, and of a URL."""
-    data, root = config.data, config.data.root
-    if data.copy_to is not None and data.target not in OF_FILES:
-        yield Error("conflict", f"data.copy_to={data.copy_to}", "is for data=image_folder and data=list", "remove it")
-    if root is not None and data.is_remote and is_ours(data.target):
-        yield from (Error("value", "", text) for text in copying.url_errors(root))
-        if data.target not in OF_FILES:
-            yield Error(
-                "unsupported", f"data.root={root}", "is a URL", "use data=image_folder or data=list, or give a folder"
-            )
-        elif not data.is_copied:
-            yield Error(
-                "unsupported", f"data.root={root}", "is a URL", "choose a folder for its files, data.copy_to=data/cache"
-            )
 
 
 def stage(section: Data, *, is_first: bool) -> tuple[Data, str]:
@@ -34,7 +15,7 @@ def stage(section: Data, *, is_first: bool) -> tuple[Data, str]:
 
     Every rank must call it. Raises ConfigError on all ranks.
     """
-    from lockstep.assembly.staging import together
+    from lockstep.assembly.agreement import together
     from lockstep.distributed.collectives import gather_objects
 
     root = section.root if section.root is not None else str(Path(section.arguments()["file"]).parent)

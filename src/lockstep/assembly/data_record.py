@@ -5,8 +5,8 @@ import json
 import sys
 from typing import Any
 
+from lockstep.assembly.agreement import together
 from lockstep.assembly.session import Session
-from lockstep.assembly.staging import together
 from lockstep.data.splits import Kept, Splits
 from lockstep.runs.files import atomic_file
 from lockstep.runs.folder import RunFolder

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from lockstep.assembly.agreement import together
 from lockstep.assembly.precision import end_training_precision
 from lockstep.assembly.session import Session
-from lockstep.assembly.staging import together
 from lockstep.callbacks.stop import StopTogether
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config

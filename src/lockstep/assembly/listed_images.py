@@ -4,16 +4,15 @@ import contextlib
 import statistics
 from collections.abc import Sequence
 
-from lockstep.assembly.run_parts import fold_of, seed_splits, source
 from lockstep.config.schema.configuration import Config
-from lockstep.config.schema.target_sections import IMAGE_FOLDER, OF_FILES, Data
+from lockstep.config.schema.target_sections import IMAGE_FOLDER, Data
 from lockstep.data.images.decoded_image import open_image
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_table import list_classes
 from lockstep.data.images.preprocessing import VIEW_KEYS, View
 from lockstep.data.sources.folders import complete_splits
 from lockstep.data.sources.lists import read_list
-from lockstep.data.splits import Kept, Splits
+from lockstep.data.splits import Fold, Kept, Splits
 
 MUCH_LARGER = 4  # times the size of the input: each of its pixels is the mean of 16 pixels, or more
 PRETRAINED_SIZE = 224  # of the input of most pretrained networks; images of less than half of it stay small
@@ -31,16 +30,10 @@ def files_of(section: Data, *, is_cut: bool = True, is_other: bool = False, kept
     cutting = [arguments.pop(name) for name in ("val_fraction", "test_fraction", "split_seed", "test_after")]
     list_images = list_classes if section.target == IMAGE_FOLDER else read_list
     table = list_images(**arguments, is_other=is_other)
-    table = complete_splits(table, *cutting, fold=fold_of(section), kept=kept) if is_cut else table
+    table = (
+        complete_splits(table, *cutting, fold=Fold.chosen(section.fold, section.folds), kept=kept) if is_cut else table
+    )
     return Decoding(table=table, view=view, **settings)
-
-
-def open_source(seed: int, section: Data) -> tuple[Splits, Decoding | None]:
-    """Return the images of a source; those of files are not decoded."""
-    if section.target in OF_FILES:
-        decoding = files_of(section)
-        return decoding.list_splits(), decoding
-    return seed_splits(source(section), seed), None
 
 
 def header_rows(config: Config, images: Splits | None) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed as dist
@@ -10,7 +11,7 @@ from torch import nn
 from torchmetrics.metric import Metric
 
 from lockstep.assembly.session import Session
-from lockstep.config import build, features
+from lockstep.config import build
 from lockstep.config.checks import signatures
 from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.schema.configuration import Config
@@ -25,6 +26,9 @@ from lockstep.models.schedules import Schedule
 from lockstep.tasks.classification import Classification
 from lockstep.tasks.scores import prepare_metric
 from lockstep.tasks.task import Task
+
+if TYPE_CHECKING:
+    from lockstep.models.graphs import GraphedModule
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 MUCH_SMALLER = 4  # times smaller than the images a network was made for: its last maps have few pixels left
@@ -91,7 +95,7 @@ def classifier(
             autocast=AUTOCAST.get(session.precision),
             layout=_layout(session, net, is_trained=is_trained),
             compiler=layout.CompiledNetwork if config.compile else None,
-            grapher=next(iter(features.used_features("grapher", config)), None) if _is_graphed(session) else None,
+            grapher=_grapher(session),
             seed=config.seed,
             log_every_n_steps=config.trainer.log_every_n_steps,
         )
@@ -100,8 +104,10 @@ def classifier(
 
 
 def _classifier_class(session: Session) -> Callable[..., Classifier]:
-    for special in features.used_features("classifier", session.config):
-        return special
+    if session.config.optimizer.is_newton:
+        from lockstep.models.probe import Probe
+
+        return Probe
     if session.shards is None:
         return Classifier
     from lockstep.models.virtual import VirtualClassifier
@@ -133,13 +139,17 @@ def _schedule(config: Config) -> Schedule:
     return Schedule(build.build(config.scheduler), config.scheduler.interval, *build.monitored_metric(config))
 
 
-def _is_graphed(session: Session) -> bool:
-    """Return whether CUDA graphs replay the steps of a training: where all workers can, and the network allows it."""
+def _grapher(session: Session) -> "type[GraphedModule] | None":
+    """Return what replays the steps of a training as CUDA graphs, if all workers can and the network allows it."""
     config = session.config
     is_wanted = is_ours(config.model.target) if config.trainer.graph == "auto" else config.trainer.graph
     can = session.world_size == 1 or dist.get_backend() == "nccl"  # gloo exchanges statistics in host memory
     is_plain = not config.compile and session.shards is None
-    return bool(is_wanted and can and session.device.type == "cuda" and is_plain)
+    if not (is_wanted and can and session.device.type == "cuda" and is_plain):
+        return None
+    from lockstep.models.graphs import GraphedModule
+
+    return GraphedModule
 
 
 def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:

@@ -2,26 +2,18 @@
 
 from collections.abc import Callable
 
-import lightning as L
 import torch
 from torch import nn
 
+from lockstep.assembly.agreement import together
 from lockstep.assembly.session import Session
-from lockstep.assembly.staging import together
 from lockstep.config import build
 from lockstep.config.errors import literal, one_line
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import is_ours
 from lockstep.distributed.collectives import gather_objects
-from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.origin import origin_of
 from lockstep.system.terminal import say, terminal
-
-
-def load(session: Session, module: L.LightningModule, images: ImageFormat) -> None:
-    """Load the pretrained weights of our module of a new run. Every rank must call it."""
-    if isinstance(module, Classifier):
-        load_pretrained(session, module.net)
 
 
 def load_pretrained(session: Session, net: nn.Module) -> None:

@@ -16,8 +16,8 @@ from torch import distributed as dist
 from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from typing_extensions import override
 
+from lockstep.assembly.agreement import agree
 from lockstep.assembly.precision import chosen_device
-from lockstep.assembly.staging import agree
 from lockstep.config.checks import workers
 from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError, Error

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -12,14 +12,16 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.layer_sync import LayerSync
 
 from lockstep.assembly import data_record, networks, try_out
+from lockstep.assembly.agreement import together
 from lockstep.assembly.checkpoint_io import AtomicCheckpointIO
 from lockstep.assembly.precision import lightning_precision
 from lockstep.assembly.session import Session
-from lockstep.assembly.staging import once_a_node, together
-from lockstep.config import build, features
+from lockstep.assembly.staging import once_a_node
+from lockstep.callbacks.reliability import Reliability
+from lockstep.config import build
 from lockstep.config.checks import signatures
 from lockstep.config.errors import ConfigError, Error
-from lockstep.config.schema.target_sections import Data, is_ours
+from lockstep.config.schema.target_sections import OF_FILES, Data, is_ours
 from lockstep.data.module import Batching, ImageData
 from lockstep.data.splits import Fold, Images, Kept, Splits, identity_statistics, is_streamed
 from lockstep.data.transforms.augment import Augment
@@ -28,6 +30,9 @@ from lockstep.models.classifier import ImageFormat
 from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
 from lockstep.system.hardware import num_cores
+
+if TYPE_CHECKING:
+    from lockstep.data.images.decoded_splits import Decoding
 
 
 def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> ImageData:
@@ -48,7 +53,11 @@ def serve_images(session: Session, images: Splits) -> ImageData:
     """Serve this rank's shard of images."""
     config, trainer = session.config, session.config.trainer
     crop = config.augment.random_resized_crop
-    crops = [of(scale=crop.scale, ratio=crop.ratio, seed=config.seed) for of in features.used_features("crop", config)]
+    crops = []
+    if crop.scale is not None:
+        from lockstep.data.images.random_crop import RandomCrop
+
+        crops.append(RandomCrop(scale=crop.scale, ratio=crop.ratio, seed=config.seed))
     augment = config.augment.model_dump(exclude={"random_resized_crop"})
     return ImageData(
         images,
@@ -106,7 +115,7 @@ def source(section: Data, *, is_once: bool = False, kept: Kept = None) -> Splits
     Raises ConfigError for parameters it does not take: those of an evaluation were not checked before.
     """
     refuse_unfit_arguments(section)
-    given = {"memory": section.memory, "fold": fold_of(section), "kept": kept}
+    given = {"memory": section.memory, "fold": Fold.chosen(section.fold, section.folds), "kept": kept}
     given = {key: value for key, value in given.items() if value is not None}
     supplied: dict[str, Any] = {key: given[key] for key in given if signatures.has_parameter(section.target, key)}
     if "fold" in given and "fold" not in supplied:
@@ -117,8 +126,14 @@ def source(section: Data, *, is_once: bool = False, kept: Kept = None) -> Splits
     return build.build(section, **supplied)
 
 
-def fold_of(section: Data) -> Fold | None:
-    return None if section.folds is None else Fold(section.fold, section.folds)
+def open_source(seed: int, section: Data) -> "tuple[Splits, Decoding | None]":
+    """Return the images of a source; those of files are not decoded."""
+    if section.target not in OF_FILES:
+        return seed_splits(source(section), seed), None
+    from lockstep.assembly.listed_images import files_of
+
+    decoding = files_of(section)
+    return decoding.list_splits(), decoding
 
 
 def refuse_unfit_arguments(section: Data) -> None:
@@ -146,10 +161,18 @@ def build_module(
     session: Session, images: ImageFormat, total_steps: int = 1, *, is_trained: bool = False
 ) -> tuple[L.LightningModule, list[Callback]]:
     """Build the module of the run without its trained weights, and the callbacks that must come first."""
-    for custom in features.used_features("module", session.config):
-        made, companion = custom(session, images, total_steps)
-        return made, [companion]
-    first = [made(session) for made in features.used_features("first", session.config)]
+    config = session.config
+    if config.has_own_module:
+        from lockstep.assembly import custom_module
+
+        module, companion = custom_module.build_module(session, images, total_steps)
+        return module, [companion]
+    first: list[Callback] = []
+    if config.head_only is True:  # not for each_epoch
+        from lockstep.assembly.frozen_features import FrozenFeatures
+
+        first.append(FrozenFeatures(session))
+    first.append(Reliability(is_applied=config.calibrate))
     return networks.classifier(session, images, total_steps=total_steps, is_trained=is_trained), first
 
 

@@ -14,9 +14,9 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from torch import distributed as dist
 
 from lockstep.assembly import checkpoints
+from lockstep.assembly.agreement import agree, together
 from lockstep.assembly.checkpoints import Chosen
 from lockstep.assembly.precision import chosen_device, chosen_precision, set_tf32
-from lockstep.assembly.staging import agree, together
 from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError, Error, Refused
 from lockstep.config.schema.configuration import Config

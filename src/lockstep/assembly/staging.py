@@ -1,21 +1,14 @@
-"""Work of one rank for which the others wait: all agree, and data is downloaded or copied once a node."""
+"""Data that is downloaded or copied once on each node."""
 
 import contextlib
 import io
-import socket
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from lockstep.config import features
-from lockstep.config.errors import ConfigError, Error, errors_of
-from lockstep.config.saved import config_file
-from lockstep.config.schema.configuration import Config
+from lockstep.assembly.agreement import readable, together
 from lockstep.config.schema.target_sections import Data
-from lockstep.distributed.collectives import gather_objects, is_distributed
 
 T = TypeVar("T")
-HEARTBEAT_S = 5.0  # well below any strategy.timeout_s
 
 
 def once_a_node(section: Data, load: Callable[[Data], T], *, rank: int, local_rank: int, is_silent: bool) -> T:
@@ -27,8 +20,10 @@ def once_a_node(section: Data, load: Callable[[Data], T], *, rank: int, local_ra
     is_first = local_rank == 0
     # only the first process of a machine prints
     with contextlib.redirect_stdout(io.StringIO()) if is_silent or not is_first else contextlib.nullcontext():
-        if stages := features.used_features("stage", section):
-            local, remark = stages[0](section, is_first=is_first)
+        if section.is_copied:
+            from lockstep.assembly import data_copies
+
+            local, remark = data_copies.stage(section, is_first=is_first)
             return readable(lambda: load(local), remark)
         loaded: list[T] = []
         if section.arguments().get("download"):
@@ -36,52 +31,3 @@ def once_a_node(section: Data, load: Callable[[Data], T], *, rank: int, local_ra
             for is_turn in (rank == 0, rank > 0 and is_first):
                 loaded += together(lambda: [load(section)] if is_turn else [])  # noqa: B023
         return loaded[0] if loaded else readable(lambda: load(section))
-
-
-def together(work: Callable[[], T]) -> T:
-    """Return `work()` of this rank; its errors become one ConfigError on all ranks. Every rank must call it.
-
-    `work` runs in a thread while the main thread sends heartbeats, so that no waiting rank times out.
-    """
-    pool = ThreadPoolExecutor(1)
-    future = pool.submit(work)
-    pool.shutdown(wait=False)
-    while True:
-        is_done, errors = bool(wait([future], HEARTBEAT_S).done), list[Error]()
-        try:
-            if is_done:
-                future.result()
-        except (FileNotFoundError, ValueError) as error:
-            errors = errors_of(error)
-        reports = gather_objects((is_done, socket.gethostname(), errors))
-        if all(is_done for is_done, *_ in reports):
-            break
-    if any(errors for *_, errors in reports):
-        has_nodes = len({node for _, node, _ in reports}) > 1
-        raise ConfigError(*(each.within(node) if has_nodes else each for _, node, errors in reports for each in errors))
-    return future.result()
-
-
-def readable(read: Callable[[], T], remark: str = "") -> T:
-    """Return `read()`. Its errors, which have a setting or a file and a hint, become a ConfigError."""
-    try:
-        return read()
-    except (FileNotFoundError, ValueError) as error:
-        from lockstep.system.tracebacks import located
-
-        *others, last = errors_of(error)
-        text = located(str(last), error) + (f" ({remark})" if remark else "")
-        raise ConfigError(*others, Error(last.code, "", text) if text != str(last) else last) from error
-
-
-def agree(config: Config, world_size: int) -> None:
-    """Check that all ranks have the same configuration and world size. Raises ConfigError on all ranks."""
-    if not is_distributed():
-        return
-    mine = (config_file.fingerprint(config), world_size)
-    for rank, other in enumerate(gather_objects(mine)):
-        if other != mine:
-            problem = f"has another configuration or world size, {other}, than this process, {mine}"
-            raise ConfigError(
-                Error("conflict", f"rank {rank}", problem, "start all processes with the same command and files")
-            )

@@ -20,8 +20,9 @@ from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError, Error, exit_with
 from lockstep.config.saved import config_file, project
 from lockstep.config.schema.configuration import BenchmarkConfig
+from lockstep.launch import worker
 from lockstep.launch.parent import Workers
-from lockstep.launch.worker import TRAIN, Job
+from lockstep.launch.worker import Job
 from lockstep.runs import gate, naming
 from lockstep.runs.files import answer, write_json
 from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_STOPPED, RunFolder
@@ -137,7 +138,7 @@ def _train(environment: Environment, folder: RunFolder, flag: SignalFlag) -> int
             workers = step.Step(folder, environment.num_nodes, environment.num_local, log=log)
         else:
             options = {"command": naming.resume_command(folder.path), "has_test": True}
-            job = Job(TRAIN, str(folder.path), options)
+            job = Job(worker.train, str(folder.path), options)
             workers = Workers(job, environment.num_workers, is_parallel=environment.is_data_parallel, log=log)
             stack.enter_context(folder.lock())
         stack.callback(workers.kill)

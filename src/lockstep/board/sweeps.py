@@ -78,8 +78,8 @@ class _Sweep:
 
     def read(self, facts: dict[RunFolder, dict[str, Any]]) -> tuple[list[str], Any]:
         """Return the command and the table of the sweep; `facts` are those of its runs so far."""
-        from lockstep.sweeps import results, table  # these need pydantic, which TensorBoard does not
-        from lockstep.sweeps.ledger import Ledger
+        from lockstep.trials import results, table  # these need pydantic, which TensorBoard does not
+        from lockstep.trials.ledger import Ledger
 
         if (changed := modified_ns(self._folder.path / SWEEP)) != self._changed:
             self._ledger = Ledger.open(self._folder.path, None, ())

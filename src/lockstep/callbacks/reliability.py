@@ -14,13 +14,12 @@ from lockstep.models.outcomes import Findings, Outcomes
 class Reliability(L.Callback):
     """Keeps the `findings` of each test, and of each validation outside a training.
 
-    Gives the module the calibration of a checkpoint that it loads for them. A training that resumes from one goes on
-    without: its weights change.
+    If `is_applied`, it gives the module the calibration of a checkpoint that it loads for them. A training that
+    resumes from one goes on without: its weights change.
     """
 
-    def __init__(self, here: Any) -> None:
-        """Take the session, as all callbacks that come first."""
-        self._is_applied = here.config.calibrate
+    def __init__(self, *, is_applied: bool) -> None:
+        self._is_applied = is_applied
         self._outcomes: Outcomes | None = None
         self.findings: Findings | None = None
 

@@ -60,7 +60,8 @@ def _check(
     config: Config, pictures: str | None
 ) -> tuple[list[tuple[str, str | Text]], list[str], dict[str, Any], bool]:
     """Return rows of a table and lines below it, the same as plain values, and whether there are errors."""
-    from lockstep.assembly.listed_images import describe_shrinking, open_source
+    from lockstep.assembly.listed_images import describe_shrinking
+    from lockstep.assembly.run_parts import open_source
     from lockstep.assembly.staging import once_a_node
     from lockstep.assembly.try_out import refuse_shared_groups
     from lockstep.data.copies import find_copies

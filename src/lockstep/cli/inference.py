@@ -19,19 +19,14 @@ from lockstep.config.saved import config_file, project, trust
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.key_scopes import scope
 from lockstep.config.schema.sections import Scope
+from lockstep.inference import tasks
 from lockstep.launch import parent, worker
-from lockstep.launch.worker import Job
+from lockstep.launch.worker import Job, Task
 from lockstep.runs import gate, naming
 from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.launcher import outer_world
 
-# functions of the workers
-TASKS = {
-    "eval": "lockstep.inference.evaluate:evaluate",
-    "predict": "lockstep.inference.predict:predict",
-    "embed": "lockstep.inference.embed:embed",
-    "labels": "lockstep.inference.labels:judge",
-}
+TASKS = {"eval": tasks.evaluate, "predict": tasks.predict, "embed": tasks.embed, "labels": tasks.judge}
 OF_A_TRAINING = ("hydra.", "resume=", "init_from=", "trainer.precision=")  # overrides of no use here
 # options that the command of a job repeats
 VALUES = (
@@ -137,7 +132,7 @@ def _judgement(arguments: argparse.Namespace) -> dict[str, Any]:
     need_writable("--output", arguments.output)
     given: dict[str, Any] = {"output": str(output), "predictions": []}
     if (Path(arguments.run) / SWEEP).is_file():
-        from lockstep.sweeps import out_of_fold
+        from lockstep.trials import out_of_fold
 
         folds = out_of_fold.of_best(Path(arguments.run).resolve())
         given["predictions"], arguments.run = [str(fold.fold_rows) for fold in folds], str(folds[0].path)
@@ -186,7 +181,7 @@ def _devices(text: str | None) -> int | list[int] | None:
     return [int(number) for number in text.split(",") if number] if "," in text else int(text)
 
 
-def _compute(task: str, given: dict[str, Any], config: Config, job: Path | None) -> int:
+def _compute(task: Task, given: dict[str, Any], config: Config, job: Path | None) -> int:
     """Run a task in workers of this machine, or as a rank of a launcher. Returns the exit code.
 
     Logs are in the folder of the `job`, or in a temporary one, for a launcher in outputs/, which all machines see.
@@ -208,7 +203,7 @@ def _compute(task: str, given: dict[str, Any], config: Config, job: Path | None)
         if (error := refusals.write_obstacle(outputs)) is not None:
             raise ConfigError(error)
         outputs.mkdir(exist_ok=True)
-        return RunFolder(Path(tempfile.mkdtemp(prefix=f".{task.rpartition(':')[2]}-", dir=outputs)))
+        return RunFolder(Path(tempfile.mkdtemp(prefix=f".{task.__name__}-", dir=outputs)))
 
     meet(config, world, known)
     folder = known or shared_folder(make, config, world)

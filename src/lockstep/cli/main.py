@@ -282,7 +282,7 @@ def _runs(arguments: argparse.Namespace) -> int:
 
 def _compare(names: Sequence[str], *, is_json: bool) -> int:
     if any((Path(name.partition(":")[0]) / SWEEP).is_file() for name in names):
-        from lockstep.sweeps.comparison import compare_sweeps as compare
+        from lockstep.trials.comparison import compare_sweeps as compare
     else:
         from lockstep.monitoring.comparison import compare_runs as compare
     return compare(names, is_json=is_json)

@@ -25,7 +25,7 @@ def show_model(typed: Sequence[str], source: compose.Source, *, depth: int) -> i
         )
     data_presence.check(config.data)
     import_training()
-    from lockstep.assembly.listed_images import open_source
+    from lockstep.assembly.run_parts import open_source
     from lockstep.assembly.staging import once_a_node
 
     load = partial(open_source, config.seed)

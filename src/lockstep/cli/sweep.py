@@ -68,7 +68,7 @@ def check_inputs(configs: Sequence["Config"]) -> None:
 
 def _listing_errors(config: "Config") -> "list[Error]":
     """Return the errors of the list of image files of a configuration. It imports torch."""
-    from lockstep.assembly.listed_images import open_source
+    from lockstep.assembly.run_parts import open_source
     from lockstep.assembly.try_out import refuse_shared_groups
     from lockstep.config.errors import errors_of
     from lockstep.config.schema.target_sections import OF_FILES
@@ -91,7 +91,7 @@ def name_folder(name: str | None, typed: Sequence[str], source: "Source", *, is_
     from omegaconf import OmegaConf
 
     from lockstep.config.composing import compose
-    from lockstep.sweeps.ledger import command_of, find, need_own
+    from lockstep.trials.ledger import command_of, find, need_own
 
     new = Path("outputs"), name or "sweep", datetime.now()
     known = find(new[0], name, redact(command_of(typed)))

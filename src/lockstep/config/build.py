@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from lockstep.config import features
 from lockstep.config.checks import metric_names
 from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError, Error, one_line
@@ -35,8 +34,10 @@ def settle_config(config: Config) -> Config:
     view, given = {"crop_percent": 1.0, "interpolation": "bilinear"}, config.data.arguments()
     if metric_names.AUTO not in [given.get(name) for name in view]:
         return config
-    for view_of in features.used_features("view", config):
-        view |= view_of(config)
+    if config.has_library_network and config.pretrained:
+        from lockstep.config.checks.pretrained_view import pretrained_view
+
+        view |= pretrained_view(config)
     if given["fit"] == "letterbox" or given["image_size"] is None:
         view["crop_percent"] = 1.0  # nothing is cropped
     settled_view = {name: value for name, value in view.items() if given[name] == metric_names.AUTO}

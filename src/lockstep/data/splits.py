@@ -253,6 +253,11 @@ class Fold(NamedTuple):
     number: int
     num_folds: int
 
+    @classmethod
+    def chosen(cls, number: int, num_folds: int | None) -> "Fold | None":
+        """Return a fold, None without `num_folds`."""
+        return None if num_folds is None else cls(number, num_folds)
+
 
 def rounded_sizes(count: int, fractions: Mapping[str, float]) -> list[int]:
     """Return the size of a split for each of `fractions`, and of the rest. Raises ValueError if one is empty."""

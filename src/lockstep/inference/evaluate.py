@@ -14,9 +14,10 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lockstep.assembly import data_changes, run_parts, session
+from lockstep.assembly.agreement import together
 from lockstep.assembly.listed_images import files_of
 from lockstep.assembly.session import Session
-from lockstep.assembly.staging import once_a_node, together
+from lockstep.assembly.staging import once_a_node
 from lockstep.callbacks import reliability
 from lockstep.callbacks.own_module import metrics_of
 from lockstep.config.checks import validation

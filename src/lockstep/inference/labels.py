@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.assembly import data_record, run_parts, session
+from lockstep.assembly.agreement import together
 from lockstep.assembly.session import Session
-from lockstep.assembly.staging import together
 from lockstep.config.checks import validation
 from lockstep.config.errors import ConfigError, Error
 from lockstep.data.splits import Splits

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from lockstep.assembly import data_record, networks, run_parts, session
+from lockstep.assembly.agreement import together
 from lockstep.assembly.session import Session
-from lockstep.assembly.staging import together
 from lockstep.callbacks.own_module import hash_of
 from lockstep.config.checks import validation
 from lockstep.config.errors import ConfigError, Error

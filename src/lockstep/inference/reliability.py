@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.assembly import checkpoint_io
+from lockstep.assembly.agreement import together
 from lockstep.assembly.session import Session
-from lockstep.assembly.staging import together
 from lockstep.callbacks import reliability
 from lockstep.data.module import ImageData
 from lockstep.distributed.collectives import gather_objects

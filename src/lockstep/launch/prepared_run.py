@@ -88,7 +88,7 @@ def test(folder: RunFolder, *, is_worker: bool) -> int:
     config = config_file.load(folder.config)
     project.use(folder, config)
     num_workers = resolve_workers(config).world_size
-    job = Job(worker.TEST, str(folder.path), {})
+    job = Job(worker.test, str(folder.path), {})
     with runner.lock_run(folder):
         if is_worker and num_workers == 1:
             return worker.run_here(job, None, SignalFlag(has_parent=True))

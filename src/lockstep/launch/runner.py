@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from lockstep.assembly import checkpoints
-from lockstep.config import build, features
+from lockstep.config import build
 from lockstep.config.checks import workers
 from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError, Error
@@ -18,7 +18,7 @@ from lockstep.config.schema.configuration import Config
 from lockstep.launch import parent, worker
 from lockstep.launch.worker import Job
 from lockstep.runs import gate, naming
-from lockstep.runs.folder import EXIT_INTERRUPTED, RunFolder
+from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path, resume_command, resume_override
 from lockstep.system.launcher import outer_world
 from lockstep.system.redaction import redact
@@ -66,9 +66,14 @@ def start(
 
 def check_files(config: Config, *, is_new: bool = False) -> None:
     """Raise ConfigError for files of the data, and of a new run, that do not exist."""
-    for moment in ("files", "new files") if is_new else ("files",):
-        for check in features.used_features(moment, config):
-            check(config)
+    if not (config.data.has_files or config.pretrained):
+        return
+    from lockstep.config.checks import data_presence
+
+    if config.data.has_files:
+        data_presence.check(config.data)
+    if is_new and config.pretrained:
+        data_presence.check_weights(config)
 
 
 def _remove_rejected(
@@ -147,7 +152,8 @@ def run_workers(
     world = outer_world(os.environ) if is_parallel else None
     computes_here = world is not None or (is_worker and not is_parallel)
     flag = SignalFlag(has_parent=is_worker) if computes_here else stop_signals or SignalList()
-    reports = features.used_features("end", config)  # imported now: the source may change during a training
+    if config.data.folds is not None:
+        import lockstep.trials.out_of_fold  # noqa: F401  # for the end: the source may change during a training
     with contextlib.ExitStack() as held:
         if world is not None:
             worker.import_training()
@@ -163,7 +169,7 @@ def run_workers(
             print(note, flush=True)
         run = display_path(folder.path)
         options = {"command": resume_command(folder.path), "has_test": has_test}
-        job = Job(worker.TRAIN, str(folder.path), options, first)
+        job = Job(worker.train, str(folder.path), options, first)
         if isinstance(flag, SignalList):
             if is_parallel and not config.silent:
                 print(f"Starting {plural(num_workers, 'worker')} for {run} ...", flush=True)
@@ -173,9 +179,10 @@ def run_workers(
         if world is None and (errors := worker.refusal_errors(job)):
             raise ConfigError(*errors)
     # the run is unlocked: its state is that of its end
-    if (world is None or world.rank == 0) and code != EXIT_INTERRUPTED:
-        for report in reports:
-            report(config, folder, code)
+    if config.data.folds is not None and code == 0 and (world is None or world.rank == 0):
+        from lockstep.trials import out_of_fold
+
+        out_of_fold.refresh(folder, is_silent=config.silent)
     return folder, code
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from lockstep.config.errors import PREFIX, ConfigError, Error, Refused, errors_of, report
-from lockstep.config.features import named_function
 from lockstep.runs import vitals
 from lockstep.runs.files import open_to_append
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, GRACE_S, RunFolder
@@ -24,16 +23,28 @@ from lockstep.system.signals import Ended, SignalFlag, report_end, restore_signa
 
 # of a training, by its state: a later signal does not change them
 ENDS = {"finished": 0, "stopped": EXIT_STOPPED, "pruned": EXIT_STOPPED}
-TRAIN, TEST = "lockstep.training.train:train", "lockstep.training.late_test:test"
+Task = Callable[..., int]  # of a run folder, the world, the signals of this process, and options; returns the exit code
+
+
+def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: str, has_test: bool) -> int:
+    from lockstep.training.train import train
+
+    return train(folder, world, flag, command=command, has_test=has_test)
+
+
+def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
+    from lockstep.training.late_test import test
+
+    return test(folder, world, flag)
 
 
 class Job(NamedTuple):
-    """A task on a run folder: the name of its function, as module:function, and its plain options.
+    """A task on a run folder, with its plain options. Only its function imports torch, in the process that computes.
 
     Each worker that is started for it calls `first` before.
     """
 
-    task: str
+    task: Task
     folder: str
     options: dict[str, Any]
     first: Callable[[], None] | None = None
@@ -41,7 +52,7 @@ class Job(NamedTuple):
     @property
     def is_unsaved(self) -> bool:
         """True if the task ends at the first signal: it has nothing more to save."""
-        return self.task not in (TRAIN, TEST)
+        return self.task not in (train, test)
 
 
 def import_training() -> None:
@@ -53,12 +64,6 @@ def import_training() -> None:
         from lockstep.data import digits  # noqa: F401
         from lockstep.models import ResNet18  # noqa: F401
         from lockstep.tasks import Classification  # noqa: F401
-
-
-def task_function(task: str) -> Callable[..., int]:
-    import_training()
-    with lazy():
-        return named_function(task)
 
 
 def take_job(job: Job, listener: socket.socket | None, *, is_parallel: bool) -> int:
@@ -94,10 +99,10 @@ def run_task(job: Job, world: World | None, flag: SignalFlag) -> int:
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         with vitals.write_heartbeats(folder, rank):
-            task = task_function(job.task)
+            import_training()
             _prepare_libraries()
             try:
-                return task(folder, world, flag, **job.options)
+                return job.task(folder, world, flag, **job.options)
             except Exception as error:
                 lost = _missing_ranks(error, folder, world_size)  # while this rank still has a heartbeat
                 raise
@@ -147,7 +152,7 @@ def _prepare_libraries() -> None:
 
 def end_aborted(job: Job, by: str, *, has_record: bool) -> int:
     """Return the exit code of an aborted task; with `has_record` update the status of a training."""
-    if job.task != TRAIN:
+    if job.task is not train:
         return EXIT_INTERRUPTED
     folder = RunFolder(Path(job.folder))
     state = folder.read_status().get("state")
@@ -162,7 +167,7 @@ def refusal_errors(job: Job) -> list[Error]:
     """Return the configuration errors because of which a training did not begin or resume; empty for other tasks."""
     folder = RunFolder(Path(job.folder))
     has_begun = folder.read_status().get("state", "starting") != "starting"
-    if job.task != TRAIN or has_begun or not folder.failure.exists():
+    if job.task is not train or has_begun or not folder.failure.exists():
         return []
     text = folder.failure.read_text("utf-8")
     return errors_of(text) if text.startswith(PREFIX) else []
@@ -174,7 +179,7 @@ def show_failure(job: Job, out: TextIO | None = None) -> None:
     failure = folder.failure.read_text("utf-8").rstrip() if folder.failure.exists() else ""
     text = failure or "a worker failed without an error message"
     try:
-        if job.task == TRAIN:
+        if job.task is train:
             folder.update_status(state="failed", reason=folder.failure_cause() or text)
     except OSError as error:
         from lockstep.assembly.refusals import explain_error
@@ -182,5 +187,5 @@ def show_failure(job: Job, out: TextIO | None = None) -> None:
         text = failure or explain_error(error, folder.path, "the command") or text
     from lockstep.system import tracebacks
 
-    where = (str(folder.path), display_path(folder.failure)) if job.task == TRAIN else None
+    where = (str(folder.path), display_path(folder.failure)) if job.task is train else None
     print(tracebacks.report(text, where), file=out or sys.stderr, flush=True)

@@ -194,8 +194,12 @@ def fit_head(head: nn.Linear, task: Task, batch: Batch, newton: Newton, l2: floa
     return norm, is_converged
 
 
-def l2_row(config: Any, module: Probe) -> tuple[str, Any]:
-    """Return the L2 of the best epoch for the summary of a run; for its header, those of all epochs as text."""
-    first, factor = (config.optimizer.arguments()[name] for name in ("first_l2", "l2_factor"))
-    path = f"{first:g} in the first epoch, in each other one {factor:g} of that before"
-    return "l2", path if module.chosen_l2 is None else module.chosen_l2
+def l2_value(arguments: dict[str, Any], module: Probe) -> float | str:
+    """Return the L2 value of the best epoch; before the training, a text with those of all epochs.
+
+    `arguments` are those of the optimizer.
+    """
+    if module.chosen_l2 is not None:
+        return module.chosen_l2
+    first, factor = arguments["first_l2"], arguments["l2_factor"]
+    return f"{first:g} in the first epoch, in each other one {factor:g} of that before"

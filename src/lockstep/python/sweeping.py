@@ -14,11 +14,11 @@ from lockstep.config.schema.configuration import Config
 from lockstep.python import configuration
 from lockstep.python.run import Run
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
-from lockstep.sweeps import ledger
-from lockstep.sweeps.ledger import Ledger
-from lockstep.sweeps.table import present_table, table_facts
 from lockstep.system.processes import close_files_after
 from lockstep.system.redaction import redact
+from lockstep.trials import ledger
+from lockstep.trials.ledger import Ledger
+from lockstep.trials.table import present_table, table_facts
 
 
 class Sweep(NamedTuple):

@@ -1,1 +1,1 @@
-"""The trials of a sweep: their settings, their devices, and their results."""
+"""Runs the trials of a sweep: their order, their devices, and their jobs."""

@@ -10,11 +10,12 @@ from lockstep.config.composing.compose import AROUND
 from lockstep.config.schema.configuration import Config
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.runs.naming import hydra_text, quote_path
-from lockstep.sweeps import out_of_fold, views
-from lockstep.sweeps.ledger import DONE, Ledger, Trial, group_of
-from lockstep.sweeps.results import monitored_objective
-from lockstep.sweeps.table import table, write
+from lockstep.sweeps import views
 from lockstep.system.wording import plural
+from lockstep.trials import out_of_fold
+from lockstep.trials.ledger import DONE, Ledger, Trial, group_of
+from lockstep.trials.results import monitored_objective
+from lockstep.trials.table import table, write
 
 TEST_LATER = "Test the best setting by the same command without cluster=..."
 

@@ -21,17 +21,18 @@ from lockstep.runs import gate
 from lockstep.runs.files import answer
 from lockstep.runs.folder import EXIT_FAILED, JOURNAL, LIVE_STATES, SWEEP, RunFolder
 from lockstep.runs.naming import display_path, quote_path
-from lockstep.sweeps import array, devices, job_pool, out_of_fold, views
+from lockstep.sweeps import array, devices, job_pool, views
 from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.devices import Devices, Machine
-from lockstep.sweeps.ledger import DONE, Ledger, Trial, need_own, trial_of
 from lockstep.sweeps.pool import Pool
-from lockstep.sweeps.results import monitored_objective
-from lockstep.sweeps.table import Table, table, table_facts, write
 from lockstep.system import hardware
 from lockstep.system.redaction import redact
 from lockstep.system.trees import leaves
 from lockstep.system.wording import plural
+from lockstep.trials import out_of_fold
+from lockstep.trials.ledger import DONE, Ledger, Trial, need_own, trial_of
+from lockstep.trials.results import monitored_objective
+from lockstep.trials.table import Table, table, table_facts, write
 
 
 def prepare_trial(

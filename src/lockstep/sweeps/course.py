@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from lockstep.runs.folder import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, PRUNED
 from lockstep.sweeps.job_pool import JobPool
-from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.pool import Pool
 from lockstep.sweeps.views import View
 from lockstep.system.signals import LEAVE, SignalList
+from lockstep.trials.ledger import Ledger, Trial
 
 LOOK_EVERY_S = 0.5
 

@@ -13,7 +13,7 @@ from lockstep.launch import child, prepared_run
 from lockstep.runs import vitals
 from lockstep.runs.folder import EXIT_STOPPED, LIVE_STATES, RunFolder
 from lockstep.sweeps.devices import Devices, Need, Shard
-from lockstep.sweeps.ledger import Trial
+from lockstep.trials.ledger import Trial
 
 LEAVE_S = 30.0  # for trials to save if the sweep itself fails
 LOG = "output.log"  # the output of a trial, in its run folder

@@ -24,10 +24,10 @@ from lockstep.runs.files import open_to_append
 from lockstep.runs.folder import JOURNAL
 from lockstep.runs.naming import display_path
 from lockstep.sweeps.course import Grid
-from lockstep.sweeps.ledger import DONE, Ledger, Trial
-from lockstep.sweeps.results import Objective
 from lockstep.system.internals import resumed_trial
 from lockstep.system.wording import plural
+from lockstep.trials.ledger import DONE, Ledger, Trial
+from lockstep.trials.results import Objective
 
 NUMBER = "trial"  # attribute of Optuna's trial: its number in the ledger
 MOST_REPEATS = 20  # this many draws of known points in a row end the search

@@ -13,11 +13,11 @@ from rich.table import Table as RichTable
 from lockstep.monitoring import cells
 from lockstep.runs.files import print_json
 from lockstep.runs.naming import display_path, quote_path
-from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.pool import LOG
-from lockstep.sweeps.results import Row
-from lockstep.sweeps.table import Table, description, present_table, table_facts, text
 from lockstep.system.terminal import duration, new_table, print_table, say, terminal
+from lockstep.trials.ledger import Ledger, Trial
+from lockstep.trials.results import Row
+from lockstep.trials.table import Table, description, present_table, table_facts, text
 
 MOST_ROWS = 30  # of the table at the end; the files have all
 

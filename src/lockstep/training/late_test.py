@@ -1,13 +1,19 @@
-"""The test of a run that was trained without it: that of the best trial of a sweep."""
+"""The test at the end of a training, or later: that of the best trial of a sweep."""
 
+from pathlib import Path
+from typing import Any
+
+import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lockstep.assembly import run_parts, session
+from lockstep.assembly.session import Session
 from lockstep.callbacks.own_module import metrics_of
-from lockstep.config import features
 from lockstep.config.saved import config_file
 from lockstep.config.saved_run import evaluation_precision
+from lockstep.data.module import ImageData
+from lockstep.inference.reliability import report_test
 from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
 from lockstep.system.launcher import World
@@ -36,13 +42,27 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
             enable_checkpointing=False,
         )
         internals.set_global_step(trainer, steps)
-        results = dict[str, object]()
-        if is_overridden("test_step", module):
-            trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
-            for report in features.used_features("tested", config):
-                results |= report(here, data, module)
+        results = run_test(here, trainer, module, data, checkpoint)
         if here.rank == 0:
             metrics = metrics_of(trainer, module)
             folder.write_summary(folder.read_summary() | metrics_of_test(module, data, metrics) | results)
             folder.update_status(metrics=folder.read_status().get("metrics", {}) | metrics)
     return 0
+
+
+def run_test(
+    session: Session, trainer: L.Trainer, module: L.LightningModule, data: ImageData, checkpoint: Path | None
+) -> dict[str, Any]:
+    """Test a module, if it has a `test_step`, with the weights of `checkpoint`, if any. Every rank must call it.
+
+    Returns what summary.json says about its probabilities.
+    """
+    if not is_overridden("test_step", module):
+        return {}
+    trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
+    results = report_test(session, data, module)
+    if session.config.data.folds is not None:
+        from lockstep.inference.predict import write_fold
+
+        results |= write_fold(session, data, module)
+    return results

@@ -10,8 +10,8 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 
+from lockstep.assembly.agreement import together
 from lockstep.assembly.session import Session
-from lockstep.assembly.staging import together
 from lockstep.callbacks import best
 from lockstep.config import build
 from lockstep.config.checks import signatures

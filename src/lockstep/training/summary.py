@@ -11,8 +11,10 @@ from lockstep.assembly.session import Session
 from lockstep.callbacks.own_module import metrics_of, skipped_steps, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped
-from lockstep.config import errors, features
+from lockstep.config import errors
 from lockstep.config.checks import metric_names
+from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.target_sections import OF_FILES
 from lockstep.data.module import ImageData
 from lockstep.data.splits import describe_counts, describe_groups
 from lockstep.models.classifier import Classifier
@@ -67,7 +69,7 @@ def summarize(
         **facts(here, data),
         "val_images": data.batches("val").num_epoch_samples,
         **({"groups": groups} if any(groups.values()) else {}),
-        **dict(row_of(here.config, module) for row_of in features.used_features("module row", here.config)),
+        **_l2(here.config, module),
         "best_checkpoint": str(here.folder.best_checkpoint) if here.folder.best_checkpoint.exists() else None,
     }
 
@@ -101,7 +103,10 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
         rows.append(("classes", describe_counts(data.class_names, data.class_counts, config.data.balance)))
     rows.append(("groups", describe_groups(data.splits)))
     images = None if is_resumed else data.splits
-    rows += [row for rows_of in features.used_features("data rows", config) for row in rows_of(config, images)]
+    if config.data.target in OF_FILES:
+        from lockstep.assembly.listed_images import header_rows
+
+        rows += header_rows(config, images)
     rows.append(("similar", describe_similar(data.class_names, [part.groups for part in data.splits.parts.values()])))
     absent = {split: data.splits.absent_classes(split) for split in ("val", "test")}
     rows += [(f"no {split}", f"image of {join_names(names)}") for split, names in absent.items() if names]
@@ -117,10 +122,20 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     if isinstance(module, Classifier):
         rows.append(("layout", f"{module.layout.name} ({module.layout.reason})"))
         rows += [("steps", "replayed as CUDA graphs")] if module.grapher and 0 not in here.loads else []
-    rows += [row_of(config, module) for row_of in features.used_features("module row", config)]
+    rows += _l2(config, module).items()
     name = config.module.target if config.has_own_module else config.model.target
     title = f"Lockstep: {name.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
     show_table(title + (", resumed" if is_resumed else ""), [*rows, ("run folder", display_path(here.folder.path))])
+
+
+def _l2(config: Config, module: L.LightningModule) -> dict[str, Any]:
+    """Return the L2 value of a linear probe by its name in a header and a summary; empty for other networks."""
+    if not config.optimizer.is_newton:
+        return {}
+    from lockstep.models.probe import Probe, l2_value
+
+    assert isinstance(module, Probe)
+    return {"l2": l2_value(config.optimizer.arguments(), module)}
 
 
 def _batch(here: Session, data: ImageData) -> str:

@@ -6,7 +6,6 @@ import time
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback, Timer
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lockstep.assembly import run_parts, session, try_out
 from lockstep.assembly.precision import end_training_precision
@@ -16,19 +15,20 @@ from lockstep.callbacks.console import Console
 from lockstep.callbacks.own_module import steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped, StopTogether
-from lockstep.config import features
 from lockstep.config.checks import metric_names, signatures
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
 from lockstep.data.module import ImageData
 from lockstep.distributed.batch_norm import ExactBatchNorm
-from lockstep.models.classifier import Classifier
+from lockstep.inference.reliability import calibrate
+from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.runs.folder import EXIT_STOPPED, PRUNED, RunFolder
 from lockstep.system import provenance
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.tasks.vectors import Regression
 from lockstep.training import observers
+from lockstep.training.late_test import run_test
 from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize
 
 
@@ -77,8 +77,8 @@ def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: 
             check_val_every_n_epoch=config.trainer.check_val_every_n_epoch,
             enable_checkpointing=True,
         )
-        # imported now: the source may change during a training
-        after_fit, after_test = (features.used_features(moment, config) for moment in ("fitted", "tested"))
+        if config.data.folds is not None:
+            import lockstep.inference.predict  # noqa: F401  # for the test: the source may change during a training
         norms = ExactBatchNorm()
         if here.device.type == "cuda" and not config.has_own_module:
             norms.apply(module)  # Lightning does it for several workers; one GPU gains the faster kernels
@@ -101,13 +101,9 @@ def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: 
         used = timer.time_elapsed("train") if timer is not None else time.monotonic() - started
         has_best = checkpoint is not None and folder.best_checkpoint.exists()
         best = session.checkpoint(here, folder.best_checkpoint).path if has_best else None
-        for finish in after_fit:
-            finish(here, data, module, best)
-        results = dict[str, object]()
-        if has_test and is_overridden("test_step", module):
-            trainer.test(module, data, ckpt_path=best, weights_only=True, verbose=False)
-            for report in after_test:
-                results |= report(here, data, module)
+        if config.calibrate:
+            calibrate(here, data, module, best)
+        results = run_test(here, trainer, module, data, best) if has_test else {}
         if here.rank == 0:
             summary = summarize(here, trainer, module, data, checkpoint, record, used) | results
             folder.write_summary(summary)
@@ -123,8 +119,10 @@ def prepare_training(here: Session, *, is_new: bool) -> tuple[Session, ImageData
     A new run gets the weights of `init_from`, or the pretrained ones of its network. Every rank must call it. Raises
     ConfigError if the parts do not fit together.
     """
-    for download in features.used_features("downloads", here.config) if is_new else ():
-        download(here)
+    if is_new and here.config.has_library_network and here.config.pretrained is True and here.config.init_from is None:
+        from lockstep.assembly import pretrained_weights
+
+        pretrained_weights.download(here)  # before images are decoded
     data = run_parts.image_data(here, here.folder, is_new=is_new)
     here = _settle_class_weights(here, data)
     config = here.config
@@ -136,9 +134,20 @@ def prepare_training(here: Session, *, is_new: bool) -> tuple[Session, ImageData
         if is_new and isinstance(module.task, Regression):
             module.task.standardize(data.sampled_targets())
     if is_new:
-        for load in features.used_features("weights", config) or features.used_features("pretrained", module):
-            load(here, module, image_format)
+        _load_weights(here, module, image_format)
     return here, data, module, first
+
+
+def _load_weights(session: Session, module: L.LightningModule, image_format: ImageFormat) -> None:
+    """Load the initial weights of a new run, if its configuration names any. Every rank must call it."""
+    if session.config.init_from is not None:
+        from lockstep.training import initial_weights
+
+        initial_weights.load(session, module, image_format)
+    elif isinstance(module, Classifier) and hasattr(module.net, "origin"):
+        from lockstep.assembly import pretrained_weights
+
+        pretrained_weights.load_pretrained(session, module.net)
 
 
 def _settle_class_weights(here: Session, data: ImageData) -> Session:

@@ -25,7 +25,8 @@ from lockstep.launch.worker import Job
 from lockstep.runs.files import answer
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from lockstep.system import hardware, json_output
-from lockstep.system.signals import SignalList
+from lockstep.system.launcher import World
+from lockstep.system.signals import SignalFlag, SignalList
 from lockstep.system.terminal import new_table, print_table, say, terminal
 from lockstep.system.wording import plural
 
@@ -36,7 +37,13 @@ NUM_STEPS, NUM_EPOCHS, NUM_EVALUATED = 3, 2, 2  # optimizer steps of an epoch, e
 CUT_AFTER = 2  # in the middle of an epoch
 LOG = "terminal.log"
 KINDS = ("weights", "statistics", "metrics")
-VERIFY = "lockstep.training.exactness_check:verify"
+
+
+def _verify(folder: RunFolder, world: World | None, flag: SignalFlag, **options: Any) -> int:
+    """Train one part of a variant in a worker, which imports torch."""
+    from lockstep.training import exactness_check
+
+    return exactness_check.verify(folder, world, flag, **options)
 
 
 class Part(NamedTuple):
@@ -148,7 +155,7 @@ class Verification:
         for number, part in enumerate(VARIANTS[variant]):
             config_file.save(self._config_of(part), folder.config)
             options = {"cut_after": part.cut_after, "part": number, "num_threads": part.num_threads}
-            job = Job(VERIFY, str(folder.path), options)
+            job = Job(_verify, str(folder.path), options)
             if code := parent.run_workers(job, len(part.loads), self._signals, log=folder.path / LOG):
                 return code
         return 0

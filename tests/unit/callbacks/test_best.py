@@ -16,8 +16,8 @@ from lockstep.config.checks import validation
 from lockstep.config.composing import compose
 from lockstep.runs import files
 from lockstep.runs.folder import RunFolder
-from lockstep.sweeps.results import Objective, best_epoch
 from lockstep.training.observers import built_callbacks
+from lockstep.trials.results import Objective, best_epoch
 from tests.support.harness import SMALL
 from tests.support.modules import bare_trainer
 

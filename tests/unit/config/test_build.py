@@ -94,14 +94,14 @@ def test_settle_view_of_pretrained_weights(
     monkeypatch: pytest.MonkeyPatch, texts: tuple[str, ...], expected: tuple[float, str]
 ) -> None:
     monkeypatch.setattr(pretrained_view.processes, "call", lambda function, *given: function(*given))
-    pretrained_view._pretrained_view.cache_clear()
+    pretrained_view._view_of.cache_clear()
     config = check_config(compose_config(["data=image_folder", "data.root=x", *texts]))
     settled = build.settle_config(config)
     view = settled.data.arguments()
     assert (view["crop_percent"], view["interpolation"]) == expected
     # the numbers stay, whatever the library becomes
     monkeypatch.setattr(pretrained_view.processes, "call", None)
-    pretrained_view._pretrained_view.cache_clear()
+    pretrained_view._view_of.cache_clear()
     assert build.settle_config(settled) == settled
 
 

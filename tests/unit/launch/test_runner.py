@@ -9,11 +9,10 @@ import pytest
 
 from lockstep.config.checks import validation
 from lockstep.config.composing.compose import compose_config
-from lockstep.config.schema.configuration import Config
 from lockstep.launch import parent, runner, worker
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, RunFolder
-from lockstep.sweeps import out_of_fold
 from lockstep.system.launcher import World
+from lockstep.trials import out_of_fold
 
 FOLDS = ["trainer.devices=2", "strategy=ddp", "silent=true", "data.folds=2", "data.fold=0"]
 
@@ -21,21 +20,22 @@ FOLDS = ["trainer.devices=2", "strategy=ddp", "silent=true", "data.folds=2", "da
 @pytest.mark.parametrize(
     ("code", "rank", "expected"),
     [
-        (0, None, [0]),
-        (EXIT_CONFIG, None, [EXIT_CONFIG]),
-        (EXIT_INTERRUPTED, None, []),
-        (EXIT_FAILED, 0, [EXIT_FAILED]),
-        (0, 1, []),
+        (0, None, True),
+        (EXIT_CONFIG, None, False),
+        (EXIT_INTERRUPTED, None, False),
+        (EXIT_FAILED, 0, False),
+        (0, 0, True),
+        (0, 1, False),
     ],
 )
 def test_fold_reported_once_unlocked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, rank: int | None, expected: list[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, rank: int | None, expected: bool
 ) -> None:
-    codes: list[int] = []
+    refreshed: list[RunFolder] = []
 
-    def refresh(config: Config, of: RunFolder, code: int) -> None:
-        assert not of.is_locked()
-        codes.append(code)
+    def refresh(run: RunFolder, *, is_silent: bool) -> None:
+        assert not run.is_locked()
+        refreshed.append(run)
 
     folder = RunFolder(tmp_path)
     world = None if rank is None else World("torchrun", rank, rank, 0, 2)
@@ -52,4 +52,4 @@ def test_fold_reported_once_unlocked(
         return folder
 
     assert runner.run_workers(make, validation.check_config(compose_config(FOLDS))) == (folder, code)
-    assert codes == expected
+    assert bool(refreshed) == expected

@@ -12,8 +12,8 @@ import yaml
 
 from lockstep.cli import main
 from lockstep.config.saved import config_file
-from lockstep.sweeps.differences import paired_test, unpaired_test
-from lockstep.sweeps.ledger import Ledger
+from lockstep.trials.differences import paired_test, unpaired_test
+from lockstep.trials.ledger import Ledger
 from tests.support.harness import plan
 
 PAIRS = {"0": (0.90, 0.92), "1": (0.91, 0.92), "2": (0.89, 0.93), "3": (0.90, 0.91)}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from lockstep.sweeps.differences import Difference, Spread, bounded, holm, paired_test, spread, unpaired_test, words
+from lockstep.trials.differences import Difference, Spread, bounded, holm, paired_test, spread, unpaired_test, words
 
 stats: Any = scipy.stats  # whose results pyright does not know
 NUM_DRAWS = 20_000

@@ -34,19 +34,20 @@ from lockstep.inference import tables
 from lockstep.launch import child
 from lockstep.runs import files
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, PRUNED, RunFolder
-from lockstep.sweeps import array, command, job_pool, out_of_fold
-from lockstep.sweeps import ledger as ledgers
+from lockstep.sweeps import array, command, job_pool
 from lockstep.sweeps.command import open_ledger
 from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.devices import Devices, Machine, Need, Shard, need, num_parallel
-from lockstep.sweeps.differences import Spread, bounded, spread
 from lockstep.sweeps.job_pool import JobPool
-from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
 from lockstep.sweeps.pool import Pool, Running, environ_of
-from lockstep.sweeps.results import Objective, monitored_objective
-from lockstep.sweeps.table import Table, table, write
 from lockstep.sweeps.views import View
 from lockstep.system.signals import STOP_SIGNALS, block_signals, restore_signals
+from lockstep.trials import ledger as ledgers
+from lockstep.trials import out_of_fold
+from lockstep.trials.differences import Spread, bounded, spread
+from lockstep.trials.ledger import Ledger, Trial, command_of, trial_of
+from lockstep.trials.results import Objective, monitored_objective
+from lockstep.trials.table import Table, table, write
 from tests.support import job_records
 from tests.support.harness import PATIENCE_S, SMALL, environ, write_run
 
@@ -568,13 +569,13 @@ def test_labels_of_resumed_fold(tmp_path: Path) -> None:
     assert out_of_fold.of_best(ledger.path) == [ledger.trials[number].folder for number in (1, 0)]
 
 
-@pytest.mark.parametrize(("code", "is_running", "expected"), [(0, False, "new"), (75, False, "old"), (0, True, "old")])
-def test_fold_resumed_alone_joined_again(tmp_path: Path, code: int, is_running: bool, expected: str) -> None:
+@pytest.mark.parametrize(("is_running", "expected"), [(False, "new"), (True, "old")])
+def test_fold_resumed_alone_joined_again(tmp_path: Path, is_running: bool, expected: str) -> None:
     ledger = folds_of(tmp_path / "sweep", "lr=1")
     out_of_fold.join(ledger, table(ledger, ACCURACY, {}))
     finish_fold(ledger.trials[0], "new")
     with RunFolder(ledger.path).lock() if is_running else contextlib.nullcontext():
-        out_of_fold.refresh(config_of("data.folds=2", "data.fold=0"), ledger.trials[0].folder, code)
+        out_of_fold.refresh(ledger.trials[0].folder, is_silent=False)
     rows = list(csv.DictReader((ledger.path / "out_of_fold.csv").read_text().splitlines()))
     assert [row["prediction"] for row in rows] == ["old", expected]
 
@@ -582,7 +583,7 @@ def test_fold_resumed_alone_joined_again(tmp_path: Path, code: int, is_running: 
 def test_damaged_sweep_of_resumed_fold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ledger = folds_of(tmp_path / "sweep", "lr=1")
     (ledger.path / "sweep.json").write_text("{")
-    out_of_fold.refresh(config_of("data.folds=2", "data.fold=0"), ledger.trials[0].folder, 0)
+    out_of_fold.refresh(ledger.trials[0].folder, is_silent=False)
     assert capsys.readouterr().out.startswith(f"The out-of-fold predictions of {ledger.path} are those of before: ")
 
 

@@ -11,10 +11,6 @@ from lockstep.data.sources import FOLDERS
 from lockstep.system.wording import expand_path
 
 
-def check_data(config: Config) -> None:
-    check(config.data)
-
-
 def check(section: Data) -> None:
     """Raise ConfigError, with the setting and a hint, if the data of a section does not exist."""
     try:

@@ -7,13 +7,13 @@ from lockstep.config.schema.configuration import Config
 from lockstep.system import processes
 
 
-def view(config: Config) -> dict[str, Any]:
+def pretrained_view(config: Config) -> dict[str, Any]:
     """Return `crop_percent` and `interpolation`; empty without weights."""
-    return _pretrained_view(config.model.target, str(config.model.arguments().get("name")))
+    return _view_of(config.model.target, str(config.model.arguments().get("name")))
 
 
 @cache
-def _pretrained_view(target: str, name: str) -> dict[str, Any]:
+def _view_of(target: str, name: str) -> dict[str, Any]:
     return processes.call(_view, target, name)
 
 

@@ -1,16 +1,15 @@
 """First round of the check: reports all errors of a composed configuration together, before any work starts.
 
 It imports no target; the second round is `signatures.errors`. Rules about the number of workers are in workers.py, of
-callbacks in callback_rules.py, of a cluster in slurm_rules.py, of features where `features` names them.
+callbacks in callback_rules.py, of a cluster in slurm_rules.py.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig
 from pydantic import ValidationError
 
-from lockstep.config import features
 from lockstep.config.checks import callback_rules, metric_names, signatures, slurm_rules
 from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.composing.compose import plain_tree
@@ -55,14 +54,38 @@ def check_tree(
 
 def conflicts(config: Config) -> list[Error]:
     """Return the errors between keys, each of which is valid."""
-    rules: tuple[Callable[[Config], Iterable[Error]], ...] = (
-        *features.used_features("rules", config),
-        *(_task_rules, _class_rules, _data_rules, _package_rules, _batch_rules),
-        *(callback_rules.errors, slurm_rules.errors),
-    )
-    # each environment of a benchmark has its own workers, and its job its own request
-    workers = () if isinstance(config, BenchmarkConfig) else resolve_workers(config).errors
-    return [*(error for rule in rules for error in rule(config)), *workers]
+    errors = list(_feature_rules(config))
+    for rule in (_task_rules, _class_rules, _data_rules, _package_rules, _batch_rules):
+        errors += rule(config)
+    errors += callback_rules.errors(config)
+    errors += slurm_rules.errors(config)
+    if not isinstance(config, BenchmarkConfig):  # whose environments have their own workers
+        errors += resolve_workers(config).errors
+    return errors
+
+
+def _feature_rules(config: Config) -> Iterator[Error]:
+    """Yield the errors of features that a configuration uses; only their modules are imported."""
+    if config.has_own_module:
+        from lockstep.config.checks import module_rules
+
+        yield from module_rules.errors(config)
+    if isinstance(config, BenchmarkConfig):
+        from lockstep.config.checks import benchmark_rules
+
+        yield from benchmark_rules.errors(config)
+    if config.data.names_copy:
+        from lockstep.config.checks import copy_rules
+
+        yield from copy_rules.errors(config.data)
+    if config.trainer.virtual_shards:
+        from lockstep.config.checks import virtual_rules
+
+        yield from virtual_rules.errors(config)
+    if config.head_only or config.optimizer.is_newton:
+        from lockstep.config.checks import frozen_rules
+
+        yield from frozen_rules.errors(config)
 
 
 def _batch_rules(config: Config) -> Iterator[Error]:

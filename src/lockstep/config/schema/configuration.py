@@ -26,6 +26,7 @@ from lockstep.config.schema.sections import (
 )
 from lockstep.config.schema.target_sections import (
     CLASSIFIER,
+    LIBRARIES,
     Data,
     Open,
     Optimizer,
@@ -90,6 +91,21 @@ class Config(Section):
     def has_own_module(self) -> bool:
         """Return whether a custom LightningModule is trained instead of Lockstep's."""
         return self.module.target != CLASSIFIER
+
+    @property
+    def has_library_network(self) -> bool:
+        """Return whether Lockstep's module trains a network of torchvision or timm."""
+        return self.model.target in LIBRARIES and not self.has_own_module
+
+    @property
+    def pretrained(self) -> Any:
+        """`model.pretrained`, which may be a file; None if the network has no such argument."""
+        return self.model.arguments().get("pretrained")
+
+    @property
+    def head_only(self) -> Any:
+        """`model.head_only` of a network of a library: true, false or each_epoch. False for other networks."""
+        return self.has_library_network and self.model.arguments()["head_only"]
 
     @property
     def run_name(self) -> str:

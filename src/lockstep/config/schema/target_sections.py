@@ -136,6 +136,11 @@ class Data(Target):
         return root if isinstance(root, str) else None
 
     @property
+    def has_files(self) -> bool:
+        """Return whether paths of this section must exist before a run starts."""
+        return bool(self.root or self.target == IMAGE_LIST or "$" in str(self.arguments()))
+
+    @property
     def is_remote(self) -> bool:
         return is_url(self.root or "")
 

@@ -4,13 +4,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lockstep.config.saved import config_file
-from lockstep.config.schema.configuration import Config
 from lockstep.runs.files import LARGEST_UNPACKED, atomic_file, read_bytes, read_json
 from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.runs.naming import display_path
-from lockstep.sweeps.ledger import Ledger
-from lockstep.sweeps.results import Row
-from lockstep.sweeps.table import FOLD, Table, present_table
+from lockstep.trials.ledger import Ledger
+from lockstep.trials.results import Row
+from lockstep.trials.table import FOLD, Table, present_table
 
 
 def join(ledger: Ledger, sweep_table: Table) -> list[str]:
@@ -30,17 +29,17 @@ def join(ledger: Ledger, sweep_table: Table) -> list[str]:
     return lines
 
 
-def refresh(config: Config, folder: RunFolder, code: int) -> None:
+def refresh(folder: RunFolder, *, is_silent: bool) -> None:
     """Write the files of a sweep again after a fold was resumed alone; a running sweep writes them at its end."""
     sweep = RunFolder(folder.path.parent)
-    if code != 0 or not (sweep.path / SWEEP).is_file() or sweep.is_locked():
+    if not (sweep.path / SWEEP).is_file() or sweep.is_locked():
         return
     try:
         ledger = Ledger.open(sweep.path, None, ())
         lines = join(ledger, present_table(ledger))
     except (OSError, ValueError) as error:  # a finished run must not fail
         lines = [f"The out-of-fold predictions of {display_path(sweep.path)} are those of before: {error}"]
-    if not config.silent:
+    if not is_silent:
         print(*lines, sep="\n", flush=True)
 
 

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from lockstep.monitoring import comparison
 from lockstep.runs.files import print_json
 from lockstep.runs.folder import SWEEP, RunFolder
-from lockstep.sweeps.differences import Difference, bounded, holm, paired_test, unpaired_test, words
-from lockstep.sweeps.ledger import Ledger
-from lockstep.sweeps.out_of_fold import names as names_of
-from lockstep.sweeps.table import FOLD, REPEATS, num_tested_groups, present_table, text
 from lockstep.system.terminal import measure, say, terminal
 from lockstep.system.wording import plural
+from lockstep.trials.differences import Difference, bounded, holm, paired_test, unpaired_test, words
+from lockstep.trials.ledger import Ledger
+from lockstep.trials.out_of_fold import names as names_of
+from lockstep.trials.table import FOLD, REPEATS, num_tested_groups, present_table, text
 
 
 class Side(NamedTuple):

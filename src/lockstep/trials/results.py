@@ -10,8 +10,8 @@ from lockstep.config.schema.configuration import Config
 from lockstep.runs.discovery import best_row, is_number, look_at, read_rows, read_summary, read_tests
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.ranking import LOSS
-from lockstep.sweeps.ledger import Trial, state_of
 from lockstep.system.trees import at
+from lockstep.trials.ledger import Trial, state_of
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from lockstep.monitoring.cells import epochs, text, time
 from lockstep.runs.files import csv_text, to_json, write_atomically
 from lockstep.runs.naming import display_path
 from lockstep.runs.ranking import rank
-from lockstep.sweeps.ledger import Ledger, Trial
-from lockstep.sweeps.results import Objective, Row, monitored_objective, row_of
 from lockstep.system.wording import plural
+from lockstep.trials.ledger import Ledger, Trial
+from lockstep.trials.results import Objective, Row, monitored_objective, row_of
 
 STEM = "table"  # table.csv and table.json in the folder of the sweep
 FOLD = "data.fold"
@@ -130,7 +130,7 @@ class Table:
     @cached_property
     def groups(self) -> list[Group]:
         """The settings that have a finished trial, in the order of `repeated`."""
-        from lockstep.sweeps.differences import bounded, spread  # imports scipy.stats: 0.4 s
+        from lockstep.trials.differences import bounded, spread  # imports scipy.stats: 0.4 s
 
         groups, least, are_folds = [], self._least, self.over == REPEATS[FOLD]
         for settings, rows in self.repeated:

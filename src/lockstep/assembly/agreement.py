@@ -1,0 +1,62 @@
+"""Work of one rank for which the others wait, and the errors of all ranks together."""
+
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeVar
+
+from lockstep.config.errors import ConfigError, Error, errors_of
+from lockstep.config.saved import config_file
+from lockstep.config.schema.configuration import Config
+from lockstep.distributed.collectives import gather_objects, is_distributed
+
+T = TypeVar("T")
+HEARTBEAT_S = 5.0  # well below any strategy.timeout_s
+
+
+def together(work: Callable[[], T]) -> T:
+    """Return `work()` of this rank; its errors become one ConfigError on all ranks. Every rank must call it.
+
+    `work` runs in a thread while the main thread sends heartbeats, so that no waiting rank times out.
+    """
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(work)
+    pool.shutdown(wait=False)
+    while True:
+        is_done, errors = bool(wait([future], HEARTBEAT_S).done), list[Error]()
+        try:
+            if is_done:
+                future.result()
+        except (FileNotFoundError, ValueError) as error:
+            errors = errors_of(error)
+        reports = gather_objects((is_done, socket.gethostname(), errors))
+        if all(is_done for is_done, *_ in reports):
+            break
+    if any(errors for *_, errors in reports):
+        has_nodes = len({node for _, node, _ in reports}) > 1
+        raise ConfigError(*(each.within(node) if has_nodes else each for _, node, errors in reports for each in errors))
+    return future.result()
+
+
+def readable(read: Callable[[], T], remark: str = "") -> T:
+    """Return `read()`. Its errors, which have a setting or a file and a hint, become a ConfigError."""
+    try:
+        return read()
+    except (FileNotFoundError, ValueError) as error:
+        from lockstep.system.tracebacks import located
+
+        *others, last = errors_of(error)
+        text = located(str(last), error) + (f" ({remark})" if remark else "")
+        raise ConfigError(*others, Error(last.code, "", text) if text != str(last) else last) from error
+
+
+def agree(config: Config, world_size: int) -> None:
+    """Check that all ranks have the same configuration and world size. Raises ConfigError on all ranks."""
+    if not is_distributed():
+        return
+    mine = (config_file.fingerprint(config), world_size)
+    for rank, other in enumerate(gather_objects(mine)):
+        if other != mine:
+            problem = f"has another configuration or world size, {other}, than this process, {mine}"
+            fix = "start all processes with the same command and files"
+            raise ConfigError(Error("conflict", f"rank {rank}", problem, fix))

@@ -1,0 +1,1 @@
+"""The trials of a sweep as their folders tell them: the ledger, tables of results, comparisons."""
