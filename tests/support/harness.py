@@ -20,6 +20,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from lockstep.config.overrides import plan
 from lockstep.config.saved import config_file
 from lockstep.launch import child
+from lockstep.launch import worker as training
 from lockstep.launch.worker import Job, run_here
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import outer_world
@@ -115,8 +116,8 @@ def train_all(folders: Sequence[RunFolder], num_workers: int, code: int = 0, /, 
     """
     paths = [str(folder.path) for folder in folders]
     # a store for each run: process groups that come after each other in one store can wait for each other's keys
-    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in jobs]
-    text = json.dumps([(job, store.port) for job, store in zip(jobs, stores, strict=True)])
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in paths]
+    text = json.dumps([(path, store.port) for path, store in zip(paths, stores, strict=True)])
     variables = {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as started:
         logs = [Path(scratch, f"rank{rank}.log") for rank in range(num_workers)]
@@ -187,9 +188,10 @@ def wait_until(condition: Any, what: str = "condition", log: Callable[[], str] =
 
 def _work(text: str) -> int:
     os.chdir(ROOT)
-    for job, port in json.loads(text):
+    for path, port in json.loads(text):
         os.environ["MASTER_PORT"] = str(port)
-        code = run_here(Job(*job), outer_world(os.environ))
+        job = Job(training.train, path, {"command": "none", "has_test": True})
+        code = run_here(job, outer_world(os.environ))
         if code:
             return code
     return 0
