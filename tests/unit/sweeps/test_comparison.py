@@ -67,12 +67,10 @@ def test_compare_paired_seeds(tmp_path: Path, tree: Any, said: Any) -> None:
     sides = ("rates:optimizer.lr=0.1", "rates:optimizer.lr=0.2")
     code, text = said(*sides)
     assert code == 0
-    assert "optimizer.lr  0.1  0.2" in text
     assert f"B is 0.0200 better than A ({expected.low:.4f} to {expected.high:.4f}, 4 seeds" in text
     assert "test/loss 0.5000 and 0.2500: B is 0.2500 better than A" in text
     found = json.loads(said(*sides, "--json")[1])
     assert found["sides"][1]["results"]["val/accuracy"] == {seed: values[1] for seed, values in PAIRS.items()}
-    assert [each["metric"] for each in found["differences"]] == ["val/accuracy", "test/accuracy", "test/loss"]
     assert found["differences"][0].items() >= {**expected._asdict(), "counts": [4]}.items()
 
 
@@ -145,15 +143,3 @@ def test_compare_errors(tmp_path: Path, tree: Any, said: Any, words: list[str], 
     code, text = said(*words)
     assert code == 2
     assert error in text
-
-
-@pytest.mark.parametrize(
-    "name", ["optimizer.lr=0.1235", "optimizer.lr=0.12345678", "data.mean=[0.5,0.4],optimizer.lr=0.1235"]
-)
-def test_compare_setting_by_name(tmp_path: Path, tree: Any, said: Any, name: str) -> None:
-    """A setting may be named as the table shows it."""
-    lists = {f"data.mean=[0.5,0.4] {words}": value for words, value in of_seeds(0, 0.12345678).items()}
-    sweep(tmp_path / "rates", tree, lists | {f"data.mean=[0.5] {words}": value for words, value in of_seeds(1).items()})
-    code, text = said(f"rates:{name}", "rates:optimizer.lr=0.1")
-    assert code == 0
-    assert "A  rates:data.mean=[0.5,0.4],optimizer.lr=0.1235" in text

@@ -4,7 +4,6 @@ import contextlib
 import csv
 import gzip
 import json
-import os
 import random
 import signal
 import socket
@@ -18,14 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 
-from lockstep.cli import sweep
 from lockstep.cluster import scheduler, submission
 from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
 from lockstep.config.checks import validation
-from lockstep.config.composing.compose import Source, compose_config, plain_tree
+from lockstep.config.composing.compose import compose_config, plain_tree
 from lockstep.config.composing.sweep_space import separate_space
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.saved import config_file
@@ -158,16 +155,6 @@ def test_devices_numbered_gpus() -> None:
     assert environ_of(other, {})["CUDA_VISIBLE_DEVICES"] == "5,7"
 
 
-def test_environ_of_cpu_trial() -> None:
-    shard = Devices(CPU, num_parallel=2).take(Need(1, ()))
-    assert shard is not None
-    assert shard.cores == (0, 1)
-    variables = environ_of(shard, {"PYTHONPATH": "here"})
-    expected = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "2", "PYTHONPATH": "here"}
-    assert variables.items() >= expected.items()
-    assert environ_of(shard, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
-
-
 IMPORTS = """
 import torch
 called = []
@@ -269,16 +256,6 @@ def test_waiting_run_stopped(tmp_path: Path) -> None:
     assert not folder.last_checkpoint.exists()
 
 
-def test_trial_states(tmp_path: Path) -> None:
-    expected = ["finished", "failed", "interrupted", "pruned", "queued"]
-    ledger = book(tmp_path / "sweep", *(f"a={number}" for number in range(5)))
-    finish(ledger.trials[0], 0.5)
-    for trial, state in zip(ledger.trials[1:4], ("failed", "training", "pruned"), strict=True):
-        trial.folder.write_status(state=state, host="elsewhere")
-    os.utime(ledger.trials[2].folder.status_file, (0, 0))  # long ago
-    assert [trial.state for trial in ledger.trials] == expected
-
-
 @pytest.mark.parametrize(
     ("task", "state"), [("train", "finished"), ("train-without-test", "finished"), ("test", "failed")]
 )
@@ -340,19 +317,6 @@ def test_find_ledger(tmp_path: Path) -> None:
         assert ledgers.find(tmp_path, name, words) == expected
 
 
-def test_sweep_folder_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is made when Hydra asks for it, for another hydra.sweep.dir may have been typed."""
-    monkeypatch.chdir(tmp_path)
-    asked = OmegaConf.create({"dir": "${sweep_folder:}"})
-    sweep.name_folder(None, ["lr=1"], Source(), is_trusted=False)
-    assert list(tmp_path.glob("outputs/*/*")) == []
-    path = Path(asked.dir)
-    RunFolder(path).claim()
-    Ledger.open(path, None, ["lr=9"]).write()
-    sweep.name_folder(None, ["lr=9"], Source(), is_trusted=False)
-    assert Path(asked.dir) == path
-
-
 def test_how_and_where_a_sweep_runs_makes_no_other_sweep_and_no_other_trial() -> None:
     typed = ["lr=1,2", "launcher.parallel=2", "search=tpe", "search.num_trials=9", "silent=true"]
     typed += ["hydra.sweep.subdir=x", "hydra/launcher=workstation"]
@@ -396,23 +360,18 @@ def best_trials(found: Table) -> tuple[int, ...]:
     return tuple(found.best.trials)
 
 
-def test_table_order_and_columns(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "sweep", "w=8 lr=1", "w=8 lr==1+1", "w=8 lr=3", "w=8 lr=4")
+def test_pruned_value_is_no_result(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "w=8 lr=1", "w=8 lr==1+1", "w=8 lr=3")
     finish(ledger.trials[0], 0.7)
     finish(ledger.trials[1], 0.9, test_accuracy=0.8)
     ledger.trials[2].folder.write_status(state="pruned", host="elsewhere")
     files.write_rows(ledger.trials[2].folder.metrics, [{"epoch": 1, "val/accuracy": 0.95}])
     found = table(ledger, ACCURACY, {})
-    assert found.keys == ("lr",)
-    assert [row.trial.number for row in found.rows] == [1, 0, 2, 3]  # a pruned trial's value is no result
     assert best_trials(found) == (1,)
-    assert [row.trial.number for row in table(ledger, Objective("val/accuracy", False), {}).rows] == [0, 1, 2, 3]
     write(ledger, found)
     first = next(csv.DictReader((ledger.path / "table.csv").read_text().splitlines()))
-    expected = {"trial": "1", "lr": "'=1+1", "state": "finished", "val/accuracy": "0.9", "test/accuracy": "0.8"}
+    expected = {"trial": "1", "lr": "'=1+1", "val/accuracy": "0.9", "test/accuracy": "0.8"}
     assert first.items() >= expected.items()
-    kept = json.loads((ledger.path / "table.json").read_text())
-    assert (kept["best_trials"], kept["objectives"], len(kept["trials"])) == ([1], {"val/accuracy": "max"}, 4)
 
 
 def test_best_setting_by_mean(tmp_path: Path) -> None:
@@ -422,15 +381,11 @@ def test_best_setting_by_mean(tmp_path: Path) -> None:
     for number, best in {0: 0.8, 1: 0.99, 2: 0.95, 3: 0.97, 4: 0.98, 6: 0.999}.items():
         finish(ledger.trials[number], best, test_accuracy=best - 0.1)
     found = table(ledger, ACCURACY, {})
-    assert [row.trial.number for row in found.rows] == [2, 3, 0, 1, 6, 4, 5]
     assert best_trials(found) == (2, 3)
     assert best_trials(table(ledger, Objective("val/accuracy", False), {})) == (0, 1)
     group = found.groups[1]
-    assert group[:5] == ({"lr": "1"}, (0, 1), 2, "seeds", 2)
     assert group[5:9] == pytest.approx((0.895, np.std([0.8, 0.99], ddof=1), 0, 1))
-    tested = group.tests["test/accuracy"]
-    assert list(tested.values()) == pytest.approx([2, 0.795, group.deviation, 0, 1])
-    assert found.setting_texts["val/accuracy"] == ["0.9600", "0.8950", "0.9990", "0.9800"]
+    assert list(group.tests["test/accuracy"].values()) == pytest.approx([2, 0.795, group.deviation, 0, 1])
 
 
 def test_seed_trained_twice(tmp_path: Path) -> None:
@@ -489,21 +444,6 @@ def test_folds_of_seeds_are_averaged(tmp_path: Path) -> None:
     assert group[3:9] == pytest.approx(("folds", *spread_of(0.8, 0.6, are_folds=True)))
 
 
-@pytest.mark.parametrize(
-    ("key", "groups", "repetitions"),
-    [
-        ("data.fold", ({"test": 1100}, {"test": 134}), "2 folds, 1,234 groups"),
-        ("data.fold", ({"test": 1100}, "by another hand"), "2 folds, 1,100 groups"),
-        ("seed", ({"test": 3}, {"test": 3}), "2 seeds"),
-    ],
-)
-def test_num_groups_of_folds(tmp_path: Path, key: str, groups: Sequence[object], repetitions: str) -> None:
-    ledger = book(tmp_path / "sweep", *(f"{key}={number}" for number in range(2)))
-    for trial, of_trial in zip(ledger.trials, groups, strict=True):
-        finish(trial, 0.9, groups=of_trial)
-    assert table(ledger, ACCURACY, {}).groups[0].repetitions == repetitions
-
-
 def test_join_folds(tmp_path: Path) -> None:
     """Once all folds of a setting are tested, and not where the images changed between them."""
     ledger = folds_of(tmp_path / "sweep", "lr=1", "lr=2")
@@ -553,13 +493,6 @@ def test_labels_of_best_setting(tmp_path: Path) -> None:
     assert out_of_fold.of_best(ledger.path) == [ledger.trials[number].folder for number in (3, 2)]
 
 
-def test_labels_without_folds(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "seeds", "seed=0")
-    config_file.save(config_of(), ledger.trials[0].folder.config)
-    with pytest.raises(ValueError, match=r"data\.folds"):
-        out_of_fold.of_best(ledger.path)
-
-
 def test_labels_of_resumed_fold(tmp_path: Path) -> None:
     ledger = folds_of(tmp_path / "sweep", "lr=1")
     ledger.trials[0].folder.forget_end()
@@ -580,27 +513,9 @@ def test_fold_resumed_alone_joined_again(tmp_path: Path, is_running: bool, expec
     assert [row["prediction"] for row in rows] == ["old", expected]
 
 
-def test_damaged_sweep_of_resumed_fold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ledger = folds_of(tmp_path / "sweep", "lr=1")
-    (ledger.path / "sweep.json").write_text("{")
-    out_of_fold.refresh(ledger.trials[0].folder, is_silent=False)
-    assert capsys.readouterr().out.startswith(f"The out-of-fold predictions of {ledger.path} are those of before: ")
-
-
 def test_a_search_does_not_choose_a_fold() -> None:
     with pytest.raises(ConfigError, match=r"data.fold in a search would choose the easiest fold"):
         separate_space(["optimizer.lr=interval(0.1,1)", "data.fold=0,1"], lambda group: ())
-
-
-def test_settings_with_hidden_value(tmp_path: Path) -> None:
-    """They differ, though both are shown as ***."""
-    ledger = book(tmp_path / "sweep", *(f"model.token={name} seed={seed}" for name in "ab" for seed in (0, 1)))
-    finish_all(ledger, 0.9, 0.9, 0.5, 0.5)
-    groups = table(ledger, ACCURACY, {}).groups
-    assert [(group.settings, group.mean) for group in groups] == [
-        ({"model.token": "***"}, 0.9),
-        ({"model.token": "***"}, 0.5),
-    ]
 
 
 def test_objective_of_best_epoch(tmp_path: Path) -> None:
@@ -723,16 +638,6 @@ def test_collect_without_answer(cluster: Cluster, tmp_path: Path) -> None:
     assert (pool.collect_ended(), pool.trials) == ([], ledger.trials)
 
 
-def test_start_refused_by_slurm(cluster: Cluster, tmp_path: Path) -> None:
-    one, two = (ledger := book(tmp_path / "sweep", "seed=0", "seed=1")).trials
-    pool = pool_of(ledger)
-    assert pool.start(one, "train")
-    cluster.error = "QOSMaxSubmitJobPerUserLimit"
-    with pytest.raises(ConfigError, match="QOSMaxSubmit"):
-        pool.start(two, "train")
-    assert pool.trials == [one]
-
-
 def test_a_stop_cancels_what_has_not_begun_which_would_remove_the_request_and_lets_the_others_save(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -752,7 +657,6 @@ def test_a_stop_cancels_what_has_not_begun_which_would_remove_the_request_and_le
     assert [trial.folder.read_job()["cancelled"] for trial in ledger.trials] == [False, True, True, True]
 
 
-# a hangup is ignored under nohup
 class Search(Grid):
     """Finds trial 0 poor, and gets a signal when it is asked about trial 1."""
 
