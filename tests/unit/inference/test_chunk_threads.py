@@ -13,7 +13,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from lockstep.data.images.dataset_samples import Samples
-from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.preprocessing import View
 from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.data.splits import Images
@@ -23,7 +22,6 @@ from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.runs.files import csv_text
 from tests.support import modules
 
-WAIT_S = 60.0
 SIZE = 64
 CPU = torch.device("cpu")
 
@@ -84,24 +82,6 @@ def test_every_file_has_a_row_or_an_error_and_none_is_taken_too_early(photograph
     assert [(chunk.number, len(chunk.errors)) for chunk in in_order(found)] == [(0, 0), (1, 1), (2, 0), (3, 0)]
 
 
-def test_threads_compute_at_once_and_wait_for_no_slow_one(photographs: Images) -> None:
-    module, others_done = module_of(Sums()), threading.Event()
-
-    def rows_of(positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
-        number = int(positions[0])
-        module(pixels)
-        if number == 0:  # the first is the last to end
-            assert others_done.wait(WAIT_S)
-        assert torch.get_num_threads() == 1
-        return [[str(number)]]
-
-    chunks = compute_chunks(CPU, photographs, numbered(10, 1), rows_of, 2)
-    numbers = [next(chunks).number for _ in range(9)]
-    others_done.set()
-    assert 0 not in numbers
-    assert [chunk.number for chunk in chunks] == [0]
-
-
 @pytest.mark.parametrize("from_files", [True, False])
 def test_any_number_of_threads_computes_the_same_bits(photographs: Images, from_files: bool) -> None:
     pixels = torch.randint(0, 256, (30, 3, 256, 256), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
@@ -139,43 +119,3 @@ def test_samples_of_a_dataset_are_read_by_one_thread_with_their_targets() -> Non
     chunks = compute_chunks(CPU, images, numbered(6, 2), rows_of, 3)
     assert "".join(chunk.rows for chunk in in_order(chunks)).split() == [*"012301"]
     assert readers == {threading.get_ident()}
-
-
-def test_an_error_waits_for_no_thread_that_computes(photographs: Images) -> None:
-    is_released, ended = threading.Event(), list[bool]()
-
-    def rows_of(positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
-        ended.append(is_released.wait(WAIT_S))
-        return []
-
-    def interrupted() -> Iterator[tuple[int, Tensor]]:
-        yield 0, torch.tensor([0])
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        in_order(compute_chunks(CPU, photographs, interrupted(), rows_of, 2))
-    assert not ended
-    is_released.set()
-
-
-def test_for_a_gpu_the_next_files_are_read_while_the_callers_thread_computes(
-    photographs: Images, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    has_second, read = threading.Event(), ImageFiles.read
-    readers, computers = set[int](), set[int]()
-
-    def reading(files: ImageFiles, positions: Tensor) -> tuple[Tensor, dict[int, str]]:
-        readers.add(threading.get_ident())
-        if int(positions[0]) == 1:
-            has_second.set()
-        return read(files, positions)
-
-    def rows_of(positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
-        assert has_second.wait(WAIT_S)
-        computers.add(threading.get_ident())
-        return []
-
-    monkeypatch.setattr(ImageFiles, "read", reading)
-    assert len([*compute_chunks(torch.device("cuda"), photographs, numbered(10, 1), rows_of, 1)]) == 10
-    assert computers == {threading.get_ident()}
-    assert readers.isdisjoint(computers)

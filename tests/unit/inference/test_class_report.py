@@ -61,27 +61,3 @@ def test_the_interval_of_the_accuracy_is_that_of_resampled_groups() -> None:
     assert (found["low"], found["high"]) == pytest.approx((low, high), abs=0.06 * (high - low))
     assert found["num_groups"] == 23
     assert class_report.accuracy_interval(*grouped(counts)) == found
-
-
-def test_images_that_are_alike_within_groups_have_a_wider_interval_than_single_ones() -> None:
-    alike, groups = grouped([(20 * (number % 4 > 0), 20) for number in range(40)])
-    found = class_report.accuracy_interval(alike, groups)
-    single = class_report.accuracy_interval(alike, [str(position) for position in range(800)])
-    binomial = 2 * 1.96 * (0.75 * 0.25 / 800) ** 0.5
-    assert single["high"] - single["low"] == pytest.approx(binomial, rel=0.08)
-    assert found["high"] - found["low"] == pytest.approx(20**0.5 * binomial, rel=0.08)
-
-
-def test_report_of_many_classes(capsys: pytest.CaptureFixture[str]) -> None:
-    found, groups = grouped([(3, 4)])
-    assert "accuracy_interval" not in class_report.scores_of(found, NAMES, groups)
-    true = np.array([*np.arange(20_000).repeat(10), *[17] * 40])
-    predicted = np.array([*true[:200_000], *[3] * 40])
-    names = [f"class {number}" for number in range(20_000)]
-    scores = class_report.scores_of(findings(true, predicted), names, [*map(str, range(200_040))])
-    class_report.show_report(scores)
-    lines = capsys.readouterr().out.splitlines()
-    interval = scores["accuracy_interval"]
-    assert f"{interval['low']:.4f} to {interval['high']:.4f}" in lines[0]
-    assert [line.split()[:2] for line in lines[2:4]] == [["class", "3"], ["class", "17"]]  # the worst first
-    assert len(lines) < 50

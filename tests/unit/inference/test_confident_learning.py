@@ -7,7 +7,6 @@ import pytest
 from cleanlab.count import compute_confident_joint, get_confident_thresholds
 from cleanlab.filter import find_label_issues
 from cleanlab.rank import get_self_confidence_for_each_label, order_label_issues
-from PIL import Image
 
 from lockstep.inference.confident_learning import (
     Labels,
@@ -19,9 +18,7 @@ from lockstep.inference.confident_learning import (
     suspicious,
     thresholds,
 )
-from lockstep.inference.labels import _draw  # pyright: ignore[reportPrivateUsage]
 from lockstep.inference.tables import read
-from tests.support.sources import few_digits
 
 
 def drawn(
@@ -105,19 +102,6 @@ def test_cells_that_are_safe_in_a_spreadsheet_are_read_as_they_were(tmp_path: Pa
     lines, classes, labels, probabilities = read([tmp_path / "all.csv", tmp_path / "all.csv"])
     assert ([line[0] for line in lines], classes) == (["-1.png", "2.png"] * 2, ["=a", "b"])
     assert (labels.tolist(), probabilities[:, 1].tolist()) == ([0, 1] * 2, [0.75, 0.9] * 2)
-
-
-def test_pictures_are_of_judged_images_that_are_there(tmp_path: Path) -> None:
-    images = few_digits(count=5)
-    names = [str(name) for name in images.train.names]
-    rows = [
-        [names[0], "0", "1", 0.1, 1, "test"],
-        ["gone.png", "0", "1", 0.2, 0, "test"],
-        [names[1], "0", "", "", 0, "train"],
-    ]
-    _draw(rows, images, tmp_path / "labels.png", "title")
-    with Image.open(tmp_path / "labels.png") as sheet:
-        assert sheet.size == (936, 279)
 
 
 @pytest.mark.parametrize(

@@ -85,23 +85,6 @@ def test_the_scores_of_labels_are_those_of_all_pairs_of_image_and_label() -> Non
         assert sum(report[way]["bins"]["count"]) == 300 * NUM_CLASSES
 
 
-def test_bins() -> None:
-    logits, labels = made_up()
-    logits[0] *= 1000  # a network that is sure counts in the last bin
-    report = reliability.report(found(logits, labels), None, {"note": "calibrate=false"})["raw"]
-    confidences, predicted = logits.softmax(1).max(1)
-    error = 0.0
-    bins = report["bins"]
-    for number, (count, mean, accuracy) in enumerate(zip(*bins.values(), strict=True)):
-        inside = (confidences * 15).long().clamp(max=14) == number
-        assert count == inside.sum()
-        if count:
-            assert mean == pytest.approx(confidences[inside].mean().item())
-            assert accuracy == pytest.approx((predicted == labels)[inside].double().mean().item())
-            error += count / 300 * abs(mean - accuracy)
-    assert report["ece"]["value"] == pytest.approx(error, rel=1e-12)
-
-
 def resampled(units: list[NDArray[np.int64]], logits: Tensor, labels: Tensor) -> NDArray[np.float64]:
     """The 95 % percentiles (2, 3) of the scores of resampled units, the rows of an image or a group each."""
     draw, scores = np.random.default_rng(3), []
@@ -141,15 +124,7 @@ def test_outputs_that_are_no_numbers_have_no_score_and_are_in_the_bins() -> None
     assert sum(report["raw"]["bins"]["count"]) == 300
 
 
-def test_a_calibration_that_changes_nothing_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    note = "40 validation images, and 100 are needed"
-    report = reliability.report(found(*made_up(), calibrated_by(1.0)), None, ENTRY | {"note": note})
-    assert "calibrated" not in report
-    reliability.show(report)
-    assert note in capsys.readouterr().out
-
-
-def test_images_whose_class_a_loss_ignores_are_left_out_and_other_targets_have_no_report() -> None:
+def test_ignored_classes_left_out() -> None:
     logits, labels = made_up(20)
     ignored = labels.clone()
     ignored[::4] = -100
@@ -158,6 +133,10 @@ def test_images_whose_class_a_loss_ignores_are_left_out_and_other_targets_have_n
     assert values(reliability.report(kept, None, {"note": ""})["raw"])[0] == pytest.approx(
         log_loss(ignored[kept.indices], logits[kept.indices].softmax(1), labels=range(NUM_CLASSES))
     )
+
+
+def test_targets_without_report() -> None:
+    logits, labels = made_up(20)
     maps = logits[..., None, None]
     others = ((ONE_CLASS, logits, labels.double()), (ONE_CLASS, maps, labels[:, None, None]), (LABELS, maps, maps > 0))
     for task, outputs, targets in others:

@@ -197,15 +197,3 @@ def test_rule_refused(
     path = write(tmp_path / "run", names, **parts)
     with pytest.raises(ConfigError, match=rf"^--max-error {rate:g} .*{re.escape(error)}"):
         selective.threshold_of(path, config_of(*settings), rate)
-
-
-def test_the_smallest_rate_of_a_refusal_is_kept_and_no_smaller_one(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "run", val={"confidences": torch.linspace(1, 0.5, 200), "is_right": torch.arange(200) % 10 > 0}
-    )
-    with pytest.raises(ConfigError, match=r"or use 0\.\d+$") as raised:
-        selective.threshold_of(path, config_of(), 0.05)
-    least = float(str(raised.value).rpartition(" ")[2])
-    assert selective.threshold_of(path, config_of(), least)[0] is not None
-    with pytest.raises(ConfigError):
-        selective.threshold_of(path, config_of(), least - 0.001)
