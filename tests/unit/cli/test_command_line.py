@@ -75,26 +75,6 @@ def test_an_option_is_refused_with_the_setting_to_write(
     assert f"config error: {option} is not an option: {fix}\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("line", ["", "data", "jobs"])
-def test_without_a_command_the_help_is_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["lockstep", *line.split()])
-    with pytest.raises(SystemExit, match="0"):
-        main._command()
-    assert capsys.readouterr().out.startswith(" ".join(["usage: lockstep", line]).strip())
-
-
-@pytest.mark.parametrize("command", ["eval", "predict", "export", "labels"])
-def test_settings_of_a_command_are_optional(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["lockstep", command])
-    with pytest.raises(SystemExit):
-        main._command()
-    assert "setting" not in capsys.readouterr().err.rpartition("arguments are required: ")[2]
-
-
 @pytest.mark.parametrize(
     ("line", "error"),
     [
@@ -111,10 +91,3 @@ def test_an_unknown_command_is_answered_with_the_nearest_one_in_a_line(
     monkeypatch.setattr(sys, "argv", ["lockstep", *line.split()])
     assert main._command() == EXIT_CONFIG
     assert error in capsys.readouterr().err
-
-
-def test_other_wrong_choices_name_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["lockstep", "eval", "latest", "--split", "tset"])
-    with pytest.raises(SystemExit, match=str(EXIT_CONFIG)):
-        main._command()
-    assert "argument --split: invalid choice: 'tset'" in capsys.readouterr().err

@@ -1,14 +1,10 @@
 """`lockstep data fetch` downloads what a job needs, and prints where it is."""
 
-import gzip
 import shutil
-import struct
 import sys
 from pathlib import Path
 
 import pytest
-import torch
-from torchvision import models
 
 from lockstep.cli.fetch import fetch
 from lockstep.config.composing import compose
@@ -54,25 +50,3 @@ def test_files_that_are_here_are_not_copied_to_the_disk_of_a_node(
     rows = printed(capsys, "data=list", "data.file=photos/list.csv", "data.copy_to=$NO_SUCH_DISK")
     assert rows == {"data": f"20 images in {tmp_path}/photos"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photos"]
-
-
-def test_a_set_of_torchvision_and_weights_of_a_library_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raw = tmp_path / "sets" / "FashionMNIST" / "raw"
-    raw.mkdir(parents=True)
-    for prefix in ("train", "t10k"):
-        images, labels = struct.pack(">4i", 2051, 20, 28, 28) + bytes(20 * 784), struct.pack(">2i", 2049, 20)
-        for name, content in (("images-idx3", images), ("labels-idx1", labels + bytes(range(10)) * 2)):
-            (raw / f"{prefix}-{name}-ubyte").write_bytes(content)
-            (raw / f"{prefix}-{name}-ubyte.gz").write_bytes(gzip.compress(content))
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
-    weights = tmp_path / "home/hub/checkpoints" / Path(models.SqueezeNet1_1_Weights.DEFAULT.url).name
-    weights.parent.mkdir(parents=True)
-    torch.save(models.squeezenet1_1().state_dict(), weights)
-    data = ("data=fashion_mnist", "data.root=sets", "data.download=false")
-    network = ("model=torchvision", "model.name=squeezenet1_1")
-    rows = printed(capsys, *data, *network, "model.pretrained=true")
-    assert rows["data"] == "40 images in sets"
-    assert "TORCH_HOME" in rows["weights"]
-    assert printed(capsys, *network, f"model.pretrained={weights}")["weights"] == str(weights)

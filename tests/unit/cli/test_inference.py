@@ -31,16 +31,6 @@ def test_a_file_that_cannot_be_written_is_refused_with_the_fix(
         export.run_export(argparse.Namespace(output=output, run="latest", overrides=[]), Path())
 
 
-@pytest.mark.parametrize(("missing", "name"), [("", "network.onnx"), ("onnx", "network.pt2")])
-def test_default_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str, name: str) -> None:
-    folder = write_run(tmp_path / "run", ["data=synthetic"])
-    (folder.path / name).mkdir()  # which is refused by name
-    monkeypatch.setattr(export.signatures, "is_there", lambda package: package != missing)
-    arguments = argparse.Namespace(output=None, run=str(folder.path), trust=False, overrides=[])
-    with pytest.raises(ValueError, match=re.escape(f"--output {folder.path / name}:")):
-        export.run_export(arguments, Path())
-
-
 @pytest.mark.parametrize(
     ("is_trusted", "reason"),
     [(False, "was not made here: .*: name a file with --output"), (True, "has the run finished an epoch")],

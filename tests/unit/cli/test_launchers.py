@@ -66,23 +66,6 @@ def test_several_processes_are_refused_in_a_line(
 
 
 @pytest.mark.parametrize(
-    "variables",
-    [{"LOCAL_RANK": ""}, {**TORCHRUN, "RANK": "x"}, {**TORCHRUN, "WORLD_SIZE": "2.5"}, {"SLURM_PROCID": ""}],
-)
-def test_a_rank_that_is_no_number_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], started: list[str], variables: dict[str, str]
-) -> None:
-    (wrong,) = (f"{name}={text}" for name, text in variables.items() if not text.isdecimal())
-    for name in ("predict", "embed", "benchmark", "verify"):
-        assert code_of(monkeypatch, name, variables) == 2
-        assert wrong in capsys.readouterr().err
-    monkeypatch.setattr(sys, "argv", ["lockstep", "train"])
-    with pytest.raises(SystemExit, match="2"):
-        main._command()
-    assert started == []
-
-
-@pytest.mark.parametrize(
     ("name", "variables", "num_ranks"),
     [
         ("predict", TORCHRUN, 2),

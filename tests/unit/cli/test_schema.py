@@ -14,10 +14,8 @@ from omegaconf import OmegaConf
 
 from lockstep.cli.schema import json_schema
 from lockstep.config import overrides
-from lockstep.config.checks import signatures
 from lockstep.config.composing.compose import CONF, DEFAULT, Source
 from lockstep.config.errors import ConfigError
-from lockstep.config.schema.target_sections import CLASSIFIER
 from lockstep.starter.project import FILES, SCHEMA
 from lockstep.system import hardware, processes
 from lockstep.system.trees import at
@@ -67,60 +65,6 @@ def test_targets_of_a_project_have_any_parameter_of_any_type() -> None:
     assert errors(tree, "model") == []
     assert errors({**tree, "_target_": "lockstep.models.ResNet18", "rest": None}, "model") != []
     assert errors({"defaults": ["net"], "width": "large"}, "model") == []  # the file `net` names the target
-
-
-def test_the_parameters_that_it_refuses_are_no_parameters() -> None:
-    """Where the schema says that a callable has no other keys, its signature has none either."""
-    closed = [
-        rule
-        for part in WHOLE["$defs"].values()
-        for rule in part.get("allOf", ())
-        if "patternProperties" in rule["then"]
-    ]
-    assert closed
-    for rule in closed:
-        target = rule["if"]["properties"]["_target_"]["const"]
-        signature = signatures.find(target)
-        assert signature is not None
-        supplied = {"in_channels", "num_classes", "kept", "total_steps", "optimizer", "params"}
-        others = {*signature.names} - rule["then"]["properties"].keys() - supplied
-        assert not others or target == CLASSIFIER, target
-
-
-def test_keys_have_descriptions_and_no_default() -> None:
-    properties = [*WHOLE["properties"].items()]
-    for name, part in WHOLE["$defs"].items():
-        properties += [(f"{name}.{key}", value) for key, value in part.get("properties", {}).items()]
-    sections = {"interpolation", "defaults", *WHOLE["$defs"]}
-    for name, value in properties:
-        refers = at(value, ["anyOf"])[0].get("$ref", "") if "anyOf" in value else value.get("$ref", "")
-        is_section = refers.rpartition("/")[2] in sections or name in ("callbacks", "logger")
-        assert is_section or "description" in value, name
-    assert '"default":' not in json.dumps(WHOLE)
-
-
-ITEM = ("$defs", "defaults", "items", "anyOf", 1, "properties", "override /model", "anyOf", 0, "enum")
-MODEL = ("$defs", "model", "properties")
-
-
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        (("properties",), {"trainer", "optimizer"}),
-        (("$defs", "trainer", "properties"), {"max_epochs", "max_time_s"}),
-        (("$defs", "trainer", "properties", "precision", "anyOf", 0, "enum"), {"auto", "bfloat16"}),
-        (ITEM, {"resnet18", "timm"}),
-        (MODEL, {"shortcut_norm", "width"}),
-        ((*MODEL, "stem", "anyOf", 0, "enum"), {"small", "imagenet"}),
-        ((*MODEL, "_target_", "anyOf", 2, "enum"), {"lockstep.models.ResNet18", "lockstep.models.timm"}),
-    ],
-)
-def test_completions(path: tuple[str | int, ...], expected: set[str]) -> None:
-    """What an editor offers are the names of properties and the values of enumerations."""
-    node: Any = WHOLE
-    for key in path:
-        node = node[key]
-    assert expected <= {*node}
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Objects are built from the values of a saved configuration, which are never resolved again."""
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +44,6 @@ def test_a_configuration_with_an_alias_or_that_is_a_pipe_is_refused(tmp_path: Pa
     os.mkfifo(path) if content is None else path.write_text(content)
     with pytest.raises(ConfigError, match=r"config\.yaml (cannot be read: .*(alias|not a regular file))"):
         config_file.load(path)
-
-
-def test_sections_of_a_section_are_built_too_unless_it_is_not_recursive() -> None:
-    inner = {"_target_": "builtins.dict", "_partial_": True, "a": 1}
-    made = build.build(section(x=[inner], _convert_="none"))["x"][0]
-    assert isinstance(made, partial)
-    assert (made.func, made.args, made.keywords) == (dict, (), {"a": 1})
-    assert made(b=2) == {"a": 1, "b": 2}
-    assert build.build(section(x=inner, _recursive_=False)) == {"x": inner}
 
 
 def test_what_a_target_raises_comes_out_and_what_hydra_refuses_stays_refused() -> None:

@@ -81,21 +81,6 @@ def test_the_command_line_overrides_an_experiment(source: Source) -> None:
     assert (made["trainer"]["max_epochs"], made["name"]) == (5, "typed")
 
 
-def test_a_project_keeps_what_no_experiment_overrides(source: Source) -> None:
-    made = tree(source)
-    assert (made["trainer"]["max_epochs"], made["model"]["_target_"]) == (20, "flowers.network.Net")
-    assert tree(source, "debug=fast")["trainer"]["max_epochs"] == 1
-
-
 def test_a_sweep_takes_each_experiment_with_its_choices(source: Source) -> None:
     configs = overrides.plan(["experiment=own,fashion_mnist"], source, is_multirun=True).configs
     assert [(config.name, config.trainer.max_epochs) for config in configs] == [("own", 3), ("fashion_mnist", 10)]
-
-
-def test_a_config_file_can_choose_an_experiment(tmp_path: Path) -> None:
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "own.yaml").write_text(OWN)
-    chosen = MORE.replace("  - override data: images\n  - override model: net\n", "  - override experiment: own\n")
-    (tmp_path / "config.yaml").write_text(chosen)
-    made = tree(Source(tmp_path))
-    assert (made["name"], made["trainer"]["max_epochs"]) == ("own", 3)

@@ -3,7 +3,6 @@
 import pytest
 
 from lockstep.config.schema import key_scopes
-from lockstep.config.schema.configuration import Config, fields
 from lockstep.config.schema.sections import Scope
 
 FOLDER = {"data": {"_target_": "lockstep.data.image_folder"}}
@@ -38,9 +37,3 @@ def test_a_resumed_sweep_may_be_computed_elsewhere_but_not_otherwise_nor_longer(
     free = key_scopes.FREE_IN_A_RESUMED_SWEEP
     assert {key_scopes.scope(key) for key in ("trainer.devices", "strategy.name", "compile", "silent")} <= free
     assert not {key_scopes.scope(key) for key in ("trainer.precision", "trainer.max_epochs", "seed")} & free
-
-
-def test_the_whole_command_has_its_keys_once() -> None:
-    whole = key_scopes.names(*key_scopes.SAME_FOR_ALL_JOBS)
-    assert whole == ["silent", "changed_data", "dry_run", "launcher", "sweep", "search", "cluster"]
-    assert set(whole) <= set(fields(Config))

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from lockstep.config.checks import signatures
 from lockstep.config.checks.signatures import Missing, fits
-from lockstep.system import processes
 
 FITTING: list[tuple[Any, Any]] = [
     (float, 3),
@@ -67,10 +66,6 @@ def test_a_signature_is_that_of_the_object(target: str) -> None:
     assert fits(found.types["odd"], 3), "an annotation that is no type"
 
 
-def test_what_python_cannot_tell_is_left_open() -> None:
-    assert signatures.find("torch.zeros") is None
-
-
 @pytest.mark.usefixtures("_written")
 @pytest.mark.parametrize(
     ("target", "what", "near"),
@@ -108,11 +103,3 @@ def test_import_fails(target: str, part: str) -> None:
     (error,) = errors(_target_=target)
     assert error.startswith(f"callbacks.x._target_={target}")
     assert part in error
-
-
-@pytest.mark.processes
-@pytest.mark.usefixtures("_written")
-def test_the_process_that_imports_finds_the_modules_of_this_one() -> None:
-    tree = {"callbacks": {"x": {"_target_": "written.Circle", "colour": 3}}}
-    (error,) = map(str, processes.call(signatures.errors, [tree]))
-    assert error.startswith("callbacks.x.colour=3 must be str or null")

@@ -13,9 +13,8 @@ from lockstep.config.checks import data_presence
 from lockstep.config.checks.validation import check_config
 from lockstep.config.composing import typed_text
 from lockstep.config.composing.compose import compose_config, parse_override
-from lockstep.config.errors import ConfigError, mismatch
+from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
-from lockstep.data.sources.lists import read_list
 from lockstep.runs import naming
 from lockstep.system import hardware
 from tests.support.copies import section
@@ -40,15 +39,6 @@ def test_unreadable_value_is_text(value: str) -> None:
     assert parse_override(override.input_line or "").value() == value  # as it is saved
 
 
-def test_unreadable_values_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    texts = ["data=image_folder", "data.root=~/a,~/b (c)"]
-    configs = overrides.plan(texts, is_multirun=True).configs
-    roots = [(config.data.root, config.data.resolve_paths().root) for config in configs]
-    assert roots == [("~/a", f"{tmp_path}/a"), ("~/b (c)", f"{tmp_path}/b (c)")]
-    assert "lists several values: add -m" in errors(*texts)[0]
-
-
 def test_folder_is_fine_tuned(tmp_path: Path) -> None:
     folder = tmp_path / "my (old) photos"
     folder.mkdir()
@@ -65,28 +55,17 @@ def test_folder_and_contrary_settings(tmp_path: Path, text: str) -> None:
         typed_text.hydra_overrides([str(tmp_path), text])
 
 
-def test_file_or_folder_without_a_setting(tmp_path: Path) -> None:
-    file = tmp_path / "list.csv"
-    file.touch()
-    assert typed_text.hydra_overrides([str(file)]) == [str(file)]
-    assert errors(str(file))[0].startswith(f"{file} is a file: give the folder")
-    # of commands other than `lockstep train`, which takes a folder
-    assert f"write data.root={tmp_path}" in str(typed_text.syntax_error(str(tmp_path)))
-
-
 @pytest.mark.parametrize("path", ["~/run", "$HOME/run"])
 def test_home_in_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").touch()
-    (tmp_path / "weights").touch()
     assert naming.find(path).path == tmp_path / "run"
     with pytest.raises(ConfigError, match="checkpoint"):
         checkpoints.initial_checkpoint(path)
-    texts = ["data=image_folder", f"data.root={path}", f"data.cache={path}", "model=torchvision", "model.name=resnet18"]
-    (config,) = overrides.plan([*texts, f"model.pretrained={path.replace('run', 'weights')}"]).configs
-    section = config.data.resolve_paths()
-    assert (section.root, section.arguments()["cache"]) == (str(tmp_path / "run"),) * 2
+    network = ["model=torchvision", "model.name=resnet18", f"model.pretrained={path}/config.yaml"]
+    (config,) = overrides.plan(["data=image_folder", f"data.root={path}", *network]).configs
+    assert config.data.resolve_paths().root == str(tmp_path / "run")
     data_presence.check_weights(config)
 
 
@@ -115,45 +94,6 @@ def test_mistake_is_one_error(monkeypatch: pytest.MonkeyPatch, texts: list[str],
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: num_gpus)
     (error,) = errors(*(text for text in texts if text != "-m"), is_multirun="-m" in texts)
     assert part in error
-
-
-def test_value_for_a_list() -> None:
-    error = mismatch("data.target_columns", "label", "[str, ...], one or more", as_text=False)
-    assert str(error).endswith("write data.target_columns=[label]")
-
-
-@pytest.mark.parametrize("source", ["image_folder", "list", "cifar10"])
-def test_file_for_data_root(tmp_path: Path, source: str) -> None:
-    file = tmp_path / "list.csv"
-    file.touch()
-    texts = [f"data={source}", f"data.root={file}", *[f"data.file={file}"] * (source == "list")]
-    (config,) = overrides.plan(texts).configs
-    with pytest.raises(ConfigError, match=r"data\.root=.* is a file: give a folder"):
-        data_presence.check(config.data)
-
-
-@pytest.mark.parametrize(
-    ("text", "group", "part"),
-    [
-        ("path;label\na.png;x\n", None, "has semicolons"),
-        ("a.png,x\nb.png,y\n", None, "add path,label as the first line"),
-        ("path,label,patient\na.png,x,1\n", "patient", "write data.group_column=patient"),
-    ],
-)
-def test_unusable_lists(tmp_path: Path, text: str, group: str | None, part: str) -> None:
-    file = tmp_path / "list.csv"
-    file.write_text(text.replace("x,1\n", "x,1\nb.png,y,2\n"))
-    with pytest.raises(ValueError, match=part):
-        read_list(str(file), None, "path", ["label"], "classes", None, group, None, None)
-
-
-def test_column_file_is_path(tmp_path: Path) -> None:
-    for name in ("a.png", "b.png"):
-        (tmp_path / name).touch()
-    file = tmp_path / "list.csv"
-    file.write_text("file,label\na.png,x\nb.png,y\n")
-    table = read_list(str(file), None, "path", ["label"], "classes", None, None, None, None)
-    assert list(table.names) == ["a.png", "b.png"]
 
 
 def data(*overrides: str) -> Any:

@@ -180,11 +180,6 @@ def test_workers_refused(
     assert part in error
 
 
-def test_compiler_found(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/g++" if name == "g++" else None)
-    assert machine.resolve(is_compiled=True).errors == ()
-
-
 @pytest.mark.parametrize(
     ("gibibytes", "settings", "part"),
     [
