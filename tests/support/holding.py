@@ -26,15 +26,3 @@ def begun_by_another_process(script: str, path: Path) -> Iterator["subprocess.Po
             yield process
         finally:
             process.kill()
-
-
-WRITE = """
-import sys
-from pathlib import Path
-from lockstep.runs.files import atomic_file
-with atomic_file(Path(sys.argv[1])) as file:
-    file.write(b"half")
-    file.flush()
-    print("begun", flush=True)
-    sys.stdin.read()
-"""

@@ -98,10 +98,3 @@ def test_public_names_are_those_of_conf_and_no_module_hides_one() -> None:
         assert name in importlib.import_module(package).__all__, target
     importlib.import_module("lockstep.runs.folder")  # binds `lockstep.runs` to the package
     assert all(callable(getattr(lockstep, name)) for name in vars(lockstep)["__all__"])
-
-
-def test_no_file_of_tests_imports_another_one() -> None:
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
-        names = {str(node.module) for node in nodes if str(node.module).startswith("tests")}
-        assert all(name.startswith("tests.support") for name in names), path

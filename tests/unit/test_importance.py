@@ -71,24 +71,6 @@ def test_importance_of_short_search(journal: Path) -> None:
     assert importance_in(journal.parent) == few
 
 
-def test_chance_reaches_less_than_what_decides_and_more_than_what_does_not(journal: Path) -> None:
-    train(study_of(journal, "maximize"), 200)
-    found = importance_in(journal.parent)
-    assert {key for key, part in found["importances"].items() if part > found["chance"][key]} == {
-        "optimizer.lr", "model.width",
-    }  # fmt: skip
-    assert found == importance_in(journal.parent)
-
-
-@pytest.mark.filterwarnings("ignore:Target and region quantiles")
-def test_of_equal_results_no_setting_decides(journal: Path) -> None:
-    searched = study_of(journal, "maximize")
-    for _ in range(LEAST):
-        searched.tell(searched.ask(SPACE), 0.5)
-    found = importance_in(journal.parent)
-    assert found["importances"] == found["chance"] == dict.fromkeys(SPACE, 0.0)
-
-
 def test_importance_of_running_search(journal: Path) -> None:
     """Reading changes no byte of the journal, whose last line is being written."""
     train(study_of(journal, "maximize"), LEAST)

@@ -72,16 +72,6 @@ def test_an_error_is_one_line_and_leaves_nothing(
     assert sorted(path.name for path in Path().iterdir()) == ["file", "here"]
 
 
-def test_a_full_disk_leaves_no_incomplete_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(source: Path, target: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.rename", refuse)
-    with pytest.raises(ValueError, match="roses cannot be created: No space left on device"):
-        project.create(tmp_path / "roses")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_package_has_the_name_and_the_next_commands_are_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,13 +41,6 @@ def changed(path: list[Any], value: Any, before: dict[str, Any] = RECORD) -> dic
     return record
 
 
-def test_record_read(tmp_path: Any) -> None:
-    run = RunFolder(tmp_path)
-    assert data_changes.read(run) is None
-    data_record._write(run, RECORD)
-    assert data_changes.read(run) == RECORD
-
-
 @pytest.mark.parametrize(
     ("before", "now", "expected"),
     [

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from lockstep.assembly.network_checks import refuse_draws
 from lockstep.assembly.pretrained_weights import load_pretrained
-from lockstep.config.checks import validation
-from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
 from lockstep.config.schema.configuration import Config
@@ -64,14 +62,3 @@ def test_pretrained_loaded_by_rank_0(config: Config, rank: int) -> None:
     load_pretrained(session, net)
     assert len(drawn) == (rank == 0)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize(("silent", "rank", "has_line"), [(False, 0, True), (True, 0, False), (False, 1, False)])
-def test_pretrained_file_reported(capsys: pytest.CaptureFixture[str], silent: bool, rank: int, has_line: bool) -> None:
-    network = ("model=timm", "model.name=resnet18", "model.pretrained=w.pth", f"silent={str(silent).lower()}")
-    images = ("data=image_folder", "data.root=x", "data.crop_percent=0.9", "data.interpolation=bicubic")
-    net: Any = Plain(1, 10, 4)
-    net.origin = Origin(load=lambda: "8 of 9 tensors taken")
-    config = validation.check_config(compose.compose_config([*network, *images]))
-    load_pretrained(SimpleNamespace(config=config, rank=rank), net)  # pyright: ignore[reportArgumentType]
-    assert ("data.crop_percent=0.9 data.interpolation=bicubic" in capsys.readouterr().out) == has_line

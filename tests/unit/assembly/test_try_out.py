@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lockstep.assembly import try_out
 from lockstep.assembly.try_out import refuse_augmentation, refuse_targets
 from lockstep.config.checks import validation
 from lockstep.config.composing import compose
@@ -176,10 +175,3 @@ def augmented(text: str) -> tuple[Config, Batch]:
     return validation.check_config(
         compose.compose_config([*plain, f"augment.{text}", "augment.color_jitter.hue=0.1"])
     ), batch
-
-
-def test_error_names_line() -> None:
-    module = classifier(nn.Identity())
-    line = r"^model cannot: 2x3, in tests/\S+/test_try_out\.py:\d+ \(\w+\): raise Run"
-    with pytest.raises(ConfigError, match=line), try_out._config_error(module, "model", "cannot"):
-        raise RuntimeError("2x3")

@@ -5,19 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cluster import jobs, waiting
 from lockstep.config.errors import ConfigError
-from lockstep.python.sweeping import Job, submit
-
-
-def test_a_job_that_is_deleted_while_it_is_waited_for_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = iter([[object()], []])
-    monkeypatch.setattr(jobs, "jobs_of", lambda folders: next(found))
-    monkeypatch.setattr(waiting, "poll_jobs", lambda chosen: iter([[]]))
-    with pytest.raises(FileNotFoundError, match="has no job: it was deleted"):
-        Job(tmp_path).wait()
+from lockstep.python.sweeping import submit
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from lockstep.monitoring.selection import all_runs
 from lockstep.runs.discovery import (
     DiscoveredRun,
     Watched,
@@ -87,12 +86,6 @@ def test_scan_no_runs(tmp_path: Path) -> None:
     assert sorted(each.name for each in scan(root).values()) == ["real", "wandb/one"]
 
 
-def test_scan_depth(tmp_path: Path) -> None:
-    run(tmp_path.joinpath(*"abcdef"))
-    run(tmp_path.joinpath(*"uvwxyz", "deeper"))
-    assert [each.name for each in scan(tmp_path).values()] == ["a/b/c/d/e/f"]
-
-
 def test_scan_unreadable_folder() -> None:
     with tempfile.TemporaryDirectory() as root:  # not tmp_path, which only its owner may enter
         Path(root).chmod(0o755)
@@ -133,13 +126,6 @@ def test_look_wrong_type(tmp_path: Path, name: str) -> None:
         "run": "name",
         "overrides": [],
     }
-
-
-def test_look_finite_metrics(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run")
-    metrics = {"good": 0.5, "nan": float("nan"), "inf": float("-inf"), "true": True, "text": "1", "huge": 10**400}
-    folder.status_file.write_text(json.dumps({"state": "finished", "metrics": metrics}))
-    assert look(found(folder))["metrics"] == {"good": 0.5}
 
 
 DAMAGED: dict[str, Callable[[Path], Any]] = {
@@ -184,14 +170,6 @@ def test_look_without_status(tmp_path: Path) -> None:
 # -- watching ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_run_comes_first(tmp_path: Path) -> None:
-    for number, name in enumerate(("old", "new", "middle")):
-        run(tmp_path / name, state="finished", started=[1e9, 3e9, 2e9][number])
-    run(tmp_path / "without")
-    names = [listed.facts["run"] for listed in all_runs(Watched(tmp_path, scan_every_s=0))]
-    assert names == ["new", "middle", "without", "old"]  # made when its configuration was written: now
-
-
 def test_watched_changed_status(tmp_path: Path) -> None:
     """An ended run is read again once its status has changed."""
     ended, live = run(tmp_path / "ended", **FULL), run(tmp_path / "live", state="training", host="another machine")
@@ -200,18 +178,6 @@ def test_watched_changed_status(tmp_path: Path) -> None:
     ended.write_status(state="training", host="another machine")
     live.write_status(state="finished")
     assert {facts["run"]: facts["state"] for facts in facts_of(watched)} == {"ended": "training", "live": "finished"}
-
-
-def test_watched_new_runs(tmp_path: Path) -> None:
-    watched = Watched(tmp_path, scan_every_s=1000)
-    assert facts_of(watched) == []
-    first = run(tmp_path / "a", **FULL)
-    assert facts_of(watched) == []
-    watched.runs(is_fresh=True)
-    assert [facts["run"] for facts in facts_of(watched)] == ["a"]
-    shutil.rmtree(first.path)
-    watched.runs(is_fresh=True)
-    assert facts_of(watched) == []
 
 
 # -- more of a run -----------------------------------------------------------------------------------------------------
@@ -261,10 +227,3 @@ def test_read_rows(tmp_path: Path, text: str, rows: list[dict[str, float]]) -> N
     folder = run(tmp_path / "run")
     folder.metrics.write_text(text)
     assert read_rows(folder) == rows
-
-
-def test_the_test_of_a_finished_run_is_read_from_its_summary(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run")
-    assert read_tests(folder) == {}
-    folder.write_summary({"test_accuracy": 0.5, "test_loss": float("nan"), "test_f1": None, "epochs": 3})
-    assert read_tests(folder) == {"test/accuracy": 0.5}

@@ -119,12 +119,6 @@ def test_append_after_half_a_row(tmp_path: Path, half: str) -> None:
     assert path.read_text() == f"{HEADER}1,20,0.5\n"
 
 
-def test_keep_rows_half_a_row(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
-    path.write_text(f"{HEADER}1,20,0.2")
-    assert files.keep_rows(path, "epoch", lambda epoch, row: True) == ""
-
-
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 @pytest.mark.parametrize("text", ["=1+1", "x;=1+1", "x\t@a", "x\n+1;y", "x\r-a", 'x;"=1+1"', "';\"=1", "a;-1=2"])
 def test_no_separator_makes_a_formula_of_a_text(text: str, separator: str) -> None:

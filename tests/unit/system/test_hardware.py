@@ -1,22 +1,12 @@
 """GPUs, cores and memory of a machine or container."""
 
 import itertools
-import json
-import os
-import platform
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lockstep.launch import worker
-from lockstep.sweeps import command
 from lockstep.system import hardware
-from tests.support.gpus import PretendedGpus
-from tests.support.harness import PATIENCE_S, environ
 
 # -- GPUs --------------------------------------------------------------------------------------------------------------
 
@@ -95,29 +85,6 @@ def test_a_quota_of_a_container_counts_in_place_of_the_cores_of_its_machine(
     assert hardware.num_cores() == count
 
 
-@pytest.mark.parametrize(("variable", "default", "expected"), [(None, 64, [2]), (None, 2, []), ("8", 8, [])])
-def test_torch_has_no_more_threads_than_a_quota_allows_unless_a_variable_is_set(
-    monkeypatch: pytest.MonkeyPatch, variable: str | None, default: int, expected: list[int]
-) -> None:
-    chosen: list[int] = []
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if variable is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", variable)
-    monkeypatch.setattr(worker, "num_cores", lambda: 2)
-    monkeypatch.setattr("torch.get_num_threads", lambda: default)
-    monkeypatch.setattr("torch.set_num_threads", chosen.append)
-    worker._prepare_libraries()
-    assert chosen == expected
-
-
-def test_trials_share_as_many_cores_as_a_quota_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "cores", lambda: list(range(64)))
-    monkeypatch.setattr(hardware, "num_cores", lambda: 3)
-    cores = command.machine_here().cores
-    assert list(cores) == sorted({*cores})
-    assert len(cores) == 3
-
-
 def memory(folder: str, limit: int | str, used: int, cached: int) -> dict[str, str]:
     """Files of version 2 in GiB; `cached` of what is used are files, half of them read often."""
     stat = f"anon 5\ninactive_file {cached * 2**29}\nactive_file {cached * 2**29}\n"
@@ -153,80 +120,4 @@ def test_a_memory_limit_of_a_container_counts_in_place_of_the_memory_of_its_mach
     assert hardware.available_bytes() == available * 2**30
 
 
-def test_without_linux_there_are_no_limits_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "ROOT", tmp_path)
-    assert hardware.num_cores() == len(hardware.cores())
-    assert hardware.memory_bytes() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert hardware.available_bytes() is None
-
-
-IN_TURNS = """
-import resource
-from lockstep.assembly.precision import chosen_device
-from lockstep.config.schema.configuration import Config
-chosen_device(Config.model_construct(), (), None)
-size = 24 << 20  # four of them are more than glibc keeps by itself
-faults = []
-for _ in range(3):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    blocks = [b"1" * size for _ in range(4)]
-    del blocks
-    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-print(sum(faults[1:]))
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
-def test_a_process_that_computes_on_a_cpu_uses_freed_memory_again() -> None:
-    done = subprocess.run([sys.executable, "-c", IN_TURNS], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 1000  # page faults; new memory has 24,576 each time, or 48 with huge pages
-
-
-@pytest.mark.parametrize(
-    ("variable", "expected"),
-    [("", [(-3, 32 << 20), (-1, 2**31 - 1)]), ("MALLOC_TRIM_THRESHOLD_", []), ("GLIBC_TUNABLES", [])],
-)
-def test_an_allocator_that_the_user_configured_stays_so(
-    variable: str, expected: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[tuple[int, int]] = []
-    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
-        monkeypatch.delenv(name)
-    if variable:
-        monkeypatch.setenv(variable, "glibc.malloc.check=0")
-    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=lambda *one: called.append(one)))
-    hardware.keep_freed_memory()
-    assert called == expected
-
-
 # -- lockstep machine --------------------------------------------------------------------------------------------------
-
-
-def test_scratch_disks_are_writable_folders_each_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name, path in (("SLURM_TMPDIR", tmp_path), ("TMPDIR", tmp_path), ("SCRATCH", "/sys")):
-        monkeypatch.setenv(name, str(path))
-    access = os.access
-    monkeypatch.setattr("os.access", lambda path, mode: path != "/sys" and access(path, mode))
-    found = hardware.scratch_disks()
-    assert next(iter(found)) == "$SLURM_TMPDIR"
-    assert not {"$TMPDIR", "$SCRATCH"} & found.keys()
-    assert found["$SLURM_TMPDIR"]["path"] == str(tmp_path)
-    assert found["/tmp"]["free_bytes"] > 0
-
-
-@pytest.mark.full
-@pytest.mark.processes
-def test_gpus_are_those_that_torch_sees(gpus: PretendedGpus, tmp_path: Path) -> None:
-    def shown(*words: str, count: int) -> str:
-        variables = {**environ(), **gpus.environ(3, memory_mib=2048), "CUDA_VISIBLE_DEVICES": "0,1,2"[: 2 * count - 1]}
-        line = [sys.executable, "-m", "lockstep.cli.main", "machine", *words]
-        done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    found = json.loads(shown("--json", count=2))
-    gpu = {"name": "Pretended GPU", "memory_bytes": 2048 << 20, "free_bytes": 2048 << 20}
-    gpu |= {"compute_capability": "9.0", "bfloat16": True}
-    assert found["gpus"] == [gpu | {"linked_to": [1]}, gpu | {"linked_to": [0]}]
-    assert found["command"] == "lockstep train trainer.devices=2"
-    assert "1    Pretended GPU  2.0 GiB  2.0 GiB  9.0, bfloat16  0 2" in shown(count=3).splitlines()

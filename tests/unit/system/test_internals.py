@@ -3,18 +3,12 @@
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import optuna
-import submitit
 import torch
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from lightning.pytorch.callbacks import WeightAveraging
-from omegaconf import OmegaConf
 from torch import distributed as dist
 from torch import nn
-from torchmetrics import MeanMetric
-from torchmetrics.utilities.data import dim_zero_sum
 
 from lockstep.system import internals
 from tests.support.modules import bare_trainer
@@ -47,27 +41,6 @@ def test_the_private_parts_exist() -> None:
     assert [*seen, internals.is_in_backward()] == [True, False]
     assert issubclass(nn.SyncBatchNorm, internals.BatchNorm)
     assert issubclass(nn.InstanceNorm1d, internals.InstanceNorm)
-
-
-def test_the_private_parts_of_metrics_searches_jobs_and_hydra_do_what_they_are_used_for() -> None:
-    metric = MeanMetric()
-    assert internals.reductions(metric)["weight"] == (dim_zero_sum, torch.tensor(0.0))
-    calls: list[str] = []
-    internals.replace_sync(metric, lambda *_, **__: calls.append("merged"))
-    metric.update(torch.tensor(1.0))
-    metric.sync(distributed_available=lambda: True)
-    assert calls == ["merged"]
-    study = optuna.create_study()
-    begun = study.ask({"x": optuna.distributions.FloatDistribution(0, 1)})
-    assert internals.resumed_trial(study, study.get_trials()[0]).params == begun.params
-    assert isinstance(submitit.SlurmExecutor._submitit_command_str, property)
-    executor = SimpleNamespace(_make_submission_file_text=lambda *texts: texts, _submitit_command_str="srun")
-    assert internals.sbatch_script(cast(Any, executor))[0] == "srun"
-    assert callable(submitit.SlurmExecutor._make_submission_file_text)
-    assert internals.hydra_parser().parse_args(["-m", "a=1"]).overrides == ["a=1"]
-    cfg = OmegaConf.create({"a": 1})
-    internals.apply_override(OverridesParser.create().parse_override("a=2"), cfg)
-    assert cfg == {"a": 2}
 
 
 def test_the_private_parts_of_python_do_what_they_are_used_for() -> None:
