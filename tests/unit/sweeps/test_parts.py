@@ -38,15 +38,9 @@ from lockstep.sweeps.devices import Devices, Machine, Need, Shard, need, num_par
 from lockstep.sweeps.job_pool import JobPool
 from lockstep.sweeps.pool import Pool, Running, environ_of
 from lockstep.sweeps.views import View
-from lockstep.system.signals import STOP_SIGNALS, block_signals, restore_signals
-from lockstep.trials import ledger as ledgers
-from lockstep.trials import out_of_fold
-from lockstep.trials.differences import Spread, bounded, spread
-from lockstep.trials.ledger import Ledger, Trial, command_of, trial_of
-from lockstep.trials.results import Objective, monitored_objective
-from lockstep.trials.table import Table, table, write
+from lockstep.system.signals import STOP_SIGNALS
 from tests.support import job_records
-from tests.support.harness import PATIENCE_S, SMALL, environ, write_run
+from tests.support.harness import environ
 
 CPU = Machine((), (0, 1, 2, 3))
 GPUS = Machine(("4", "5", "GPU-6", "7"), tuple(range(16)))
@@ -132,12 +126,6 @@ def test_devices_disjoint_and_all_used(machine: Machine, kind: str) -> None:
         if running and draw.random() < 0.6:
             devices.give_back(running.pop(draw.randrange(len(running))))
     assert used == set(getattr(machine, kind))
-
-
-def test_devices_num_parallel() -> None:
-    devices = Devices(GPUS, num_parallel=2)
-    shards = [devices.take(Need(1, 1)) for _ in range(3)]
-    assert [shard is None for shard in shards] == [False, False, True]
 
 
 def test_devices_numbered_gpus() -> None:
@@ -241,19 +229,6 @@ def test_what_somebody_else_trains_is_not_started(tmp_path: Path) -> None:
     ledger.trials[1].folder.write_status(state="training", host="elsewhere")
     with pytest.raises(ConfigError, match="1 is being trained by another process"):
         command._live_jobs(ledger, is_submitted=False)
-
-
-def test_waiting_run_stopped(tmp_path: Path) -> None:
-    """A run that waits for another process gets the signals that a sweep and a job block at its start."""
-    folder = write_run(tmp_path / "run", SMALL)
-    words = [sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "--task", "train"]
-    started = partial(subprocess.Popen, words, env=environ(), stdout=subprocess.PIPE, text=True)
-    with folder.lock(), restore_signals(), block_signals(), started() as process:
-        assert process.stdout is not None
-        assert "waiting for it to end" in process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == EXIT_STOPPED
-    assert not folder.last_checkpoint.exists()
 
 
 @pytest.mark.parametrize(
@@ -430,7 +405,8 @@ def test_folds_are_repetitions(tmp_path: Path) -> None:
         finish(ledger.trials[number], value, test_accuracy=test)
     best = table(ledger, ACCURACY, {}).best
     assert best is not None
-    assert (best.trials, best.tests) == ((1, 3, 5), {})  # two are tested
+    assert best.trials == (1, 3, 5)
+    assert best.tests == {}  # two are tested
     assert best[5:9] == pytest.approx(spread_of(0.9, 0.8, 0.85, are_folds=True)[1:])
     finish(ledger.trials[1], 0.9, test_accuracy=0.75)
     (group, _) = table(ledger, ACCURACY, {}).groups
