@@ -1,16 +1,13 @@
 """A training ends with its calibration: the same on any number of workers and after a stop, and used by all readers."""
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
-from torch import nn
 
 import lockstep
 from lockstep.assembly import checkpoint_io
@@ -18,28 +15,17 @@ from lockstep.config.composing.compose import DEFAULT
 from lockstep.config.saved import config_file
 from lockstep.config.saved_run import change_config
 from lockstep.data.splits import whole
-from lockstep.distributed.batch import Batch
-from lockstep.inference import reliability
 from lockstep.models import calibration
-from lockstep.runs.folder import EXIT_FAILED, RunFolder
+from lockstep.runs.folder import RunFolder
 from tests.support import commands
 from tests.support.exact import cut_after, train, trained
 from tests.support.harness import difference, write_run
-from tests.support.modules import batch_of, classifier
 from tests.support.recipes import on_data, turned
 from tests.support.sources import SETTINGS, digits
 
 CPU = torch.device("cpu")
 DIGITS = (*on_data("data=digits"), "optimizer.lr=0.2", "model.dropout=0")
-COMPILED = (  # in a few seconds
-    *(text for text in DIGITS if not text.startswith("model.")),
-    *("model._target_=tests.support.networks.NormalizesSingleValues", "+model.hidden=8", "compile=true"),
-)
 AS_THEY_ARE = ("augment.crop_padding=0", "augment.flip=false", "augment.cutout=0")  # learned in any rounding
-LABELS = (
-    *(*DIGITS, "data._target_=tests.support.sources.labelled", "+data.kind=labels", "task=multilabel"),
-    *("~data.val_fraction", "~data.test_fraction", "~data.split_seed", "~data.memory"),
-)
 
 
 def entry_of(run: RunFolder) -> dict[str, Any]:
@@ -55,8 +41,7 @@ def without_entry(run: RunFolder) -> None:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    run = trained(tmp_path_factory.mktemp("calibrated") / "run", DIGITS)
-    return run
+    return trained(tmp_path_factory.mktemp("calibrated") / "run", DIGITS)
 
 
 def test_float32_after_bfloat16(tmp_path: Path) -> None:
@@ -90,44 +75,15 @@ def test_fitted_to_validation_images(finished: RunFolder, tmp_path: Path) -> Non
     assert torch.equal(entry["val"]["is_right"], found.indices == val.targets)
 
 
-def test_readers(finished: RunFolder, tmp_path: Path) -> None:
-    test = digits(**SETTINGS).test
-    calibrated, raw = (
-        lockstep.load(finished.path, calibrate=wanted)(whole(test.pixels)).values for wanted in (True, False)
-    )
-    slope = entry_of(finished)["slope"]
-    torch.testing.assert_close(calibrated, (raw.log() * slope).softmax(1))
-    assert (calibrated - raw).abs().max() > 0.01
-    for more, expected in (((), calibrated), (("calibrate=false",), raw)):
-        output = tmp_path / f"{len(more)}.csv"
-        done = commands.lockstep(tmp_path, "predict", finished.path, "test", "--output", output, *more)
-        assert done.returncode == 0, done.stderr
-        found = [float(row["probability"]) for row in csv.DictReader(output.read_text().splitlines())]
-        assert found == pytest.approx(expected.max(1).values.tolist(), abs=1e-6)
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("more", [(), ("calibrate=false",)])
-def test_export(finished: RunFolder, tmp_path: Path, more: tuple[str, ...]) -> None:
+def test_export(finished: RunFolder, tmp_path: Path) -> None:
     images = whole(digits(**SETTINGS).test.pixels)
-    expected = lockstep.load(finished.path, device="cpu", calibrate=not more)(images).values
-    for name in ("net.onnx", "net.pt2"):
-        done = commands.lockstep(tmp_path, "export", finished.path, "--output", name, *more)
-        assert done.returncode == 0, done.stderr
+    expected = lockstep.load(finished.path, device="cpu")(images).values
+    done = commands.lockstep(tmp_path, "export", finished.path, "--output", "net.onnx")
+    assert done.returncode == 0, done.stderr
     session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
     found = np.asarray(session.run(None, {"images": images.numpy()})[0])
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
-    program = torch.export.load(tmp_path / "net.pt2").module()
-    torch.testing.assert_close(program(images).double(), expected, rtol=0, atol=1e-5)
-
-
-def test_checkpoint_without_calibration(finished: RunFolder, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", DIGITS)
-    checkpoint_io.write(torch.load(finished.best_checkpoint, weights_only=True), run.best_checkpoint)
-    without_entry(run)
-    images = whole(digits(**SETTINGS).test.pixels)
-    raw = lockstep.load(finished.path, calibrate=False)(images).values
-    assert torch.equal(lockstep.load(run.path)(images).values, raw)
 
 
 def test_resume_and_more_epochs(finished: RunFolder, tmp_path: Path) -> None:
@@ -144,53 +100,15 @@ def test_resume_and_more_epochs(finished: RunFolder, tmp_path: Path) -> None:
     assert entry_of(run)["note"] == ""
 
 
-def test_failure_while_written(finished: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, write = write_run(tmp_path / "run", DIGITS), checkpoint_io.write
-
-    def fail(checkpoint: dict[str, Any], target: Path) -> None:
-        if "calibration" in checkpoint:
-            raise RuntimeError("killed")
-        write(checkpoint, target)
-
-    monkeypatch.setattr(checkpoint_io, "write", fail)
-    assert train(run) == EXIT_FAILED
-    assert "calibration" not in torch.load(run.best_checkpoint, weights_only=True)
-    monkeypatch.undo()
-    run.forget_end()
-    assert train(run) == 0
-    assert torch.equal(entry_of(run)["slope"], entry_of(finished)["slope"])
-
-
-@pytest.mark.parametrize(
-    ("more", "count"), [((), 180), (("trainer.overfit_batches=20", "trainer.max_epochs=8"), 320)], ids=["few", "many"]
-)
-def test_labels(tmp_path: Path, more: tuple[str, ...], count: int) -> None:
-    run = trained(tmp_path / "run", (*LABELS, *more))
-    images, entry = digits(**SETTINGS).parts["val" if count == 180 else "train"].head(count), entry_of(run)
-    assert (entry["num_images"], "val" in entry) == (count, False)
-    raw, calibrated = (
-        lockstep.load(run.path, calibrate=wanted, trust=True)(whole(images.pixels)).values for wanted in (False, True)
-    )
-    targets = torch.stack([images.targets % 2 == 0, images.targets > 4], 1)
-    expected = calibration.fit(raw.logit(), targets, ("even", "above 4"), CPU)
-    for name in ("slope", "offset"):
-        torch.testing.assert_close(entry[name], expected[name], rtol=1e-6, atol=1e-6)
-    assert entry["note"] == expected["note"]
-    assert (entry["slope"] != 1).any() == (count == 320)
-    torch.testing.assert_close(calibrated, (raw.logit() * entry["slope"] + entry["offset"]).sigmoid())
-
-
 @pytest.mark.parametrize(
     ("settings", "count"),
     [
         pytest.param((*DIGITS, "trainer.limit_val_batches=3"), 30, id="limited"),
-        pytest.param((*DIGITS, "trainer.overfit_batches=2"), 32, id="overfitted"),
         pytest.param((*turned(), "trainer.max_epochs=1"), 23, id="Dataset"),
         pytest.param(
             (*DIGITS, *AS_THEY_ARE, "trainer.virtual_shards=4", "trainer.precision=bfloat16"), 180, id="virtual shards"
         ),
         pytest.param((*DIGITS, "callbacks=ema", "trainer.precision=float32"), 180, id="averaged weights"),
-        pytest.param(COMPILED, 180, id="compiled", marks=pytest.mark.full),
     ],
 )
 def test_images_of_validation(tmp_path: Path, settings: tuple[str, ...], count: int) -> None:
@@ -199,29 +117,6 @@ def test_images_of_validation(tmp_path: Path, settings: tuple[str, ...], count: 
     assert entry["num_images"] == len(entry["val"]["confidences"]) == count
     accuracy = max(float(row["val/accuracy"]) for row in run.read_metrics())
     assert entry["val"]["is_right"].double().mean().item() == pytest.approx(accuracy, abs=0.011)
-
-
-def test_regression(tmp_path: Path) -> None:
-    settings = [text.replace("labels", "number").replace("multilabel", "regression") for text in LABELS]
-    run = trained(tmp_path / "run", (*settings, "trainer.max_epochs=1"))
-    saved = torch.load(run.best_checkpoint, weights_only=True)
-    assert "calibration" not in saved
-    assert saved["state_dict"]["task.std"] != 1, "the training has standardized its targets"
-
-
-def test_maps_not_calibrated(tmp_path: Path) -> None:
-    module, read = classifier(nn.Conv2d(1, 4, 1)), list[int]()
-
-    def batches() -> Iterator[Batch]:
-        for number in range(5):
-            read.append(number)
-            yield batch_of(0, 0)._replace(inputs=torch.ones(2, 1, 3, 3), targets=torch.ones(2, 3, 3, dtype=torch.int64))
-
-    data: Any = SimpleNamespace(val_dataloader=batches, transfer_batch_to_device=lambda batch, device, index: batch)
-    here: Any = SimpleNamespace(device=CPU, rank=0, folder=RunFolder(tmp_path))
-    reliability.calibrate(here, data, module, None)
-    assert isinstance(module.calibration, nn.Identity)
-    assert read == [0]
 
 
 def fold_values(run: RunFolder) -> torch.Tensor:

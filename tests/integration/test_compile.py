@@ -7,13 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.distributed.partition import Shard
 from lockstep.models.layout import CompiledNetwork
 from tests.support.compiler import needs_compiler
 from tests.support.exact import trained
 from tests.support.harness import difference, own_network, train_all, write_run
 from tests.support.modules import classifier
-from tests.support.networks import Plain
 
 pytestmark = pytest.mark.full
 
@@ -39,27 +37,6 @@ def test_graphs_of_ragged_batches() -> None:
                 torch.testing.assert_close(module(pixels[:size]), expected[size])
     assert counters["stats"]["unique_graphs"] == 2
     assert not counters["graph_break"]
-
-
-@needs_compiler
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("rate", "num_graphs"),
-    [pytest.param(0.3, 2, id="before and behind the dropout"), pytest.param(0.0, 1, id="nothing is dropped")],
-)
-def test_graphs_of_dropout(rate: float, num_graphs: int) -> None:
-    from torch._dynamo.utils import counters
-
-    net = Plain(in_channels=1, num_classes=4, hidden=4)
-    net.dropout.p = rate
-    module = classifier(net, compiler=CompiledNetwork)
-    torch.compiler.reset()  # the code of another network of this class is called again
-    counters.clear()
-    for micro_step in range(3):
-        for dropout in module.dropouts:
-            dropout.shard = Shard(epoch=0, step=micro_step, micro_step=micro_step, size=4, lo=0, hi=4, group_size=4)
-        module(torch.ones(4, 1, 3, 3, dtype=torch.uint8))
-    assert counters["stats"]["unique_graphs"] == num_graphs
 
 
 @needs_compiler

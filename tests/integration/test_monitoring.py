@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lockstep.callbacks import plots
@@ -16,8 +15,6 @@ from tests.support.exact import train
 from tests.support.harness import SMALL, WATCHED, train_all, write_run
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
-PICTURES = {"confusion_matrix", "predictions", "reliability", "worst_mistakes"}
-PICTURE_FILES = {*(f"{name}.png" for name in PICTURES), "confusion_matrix.json"}
 EVERY_TAG = {
     "train": {
         "accuracy", "accuracy/step", "loss", "loss/step", "machine/images_per_s", "machine/memory_gib",
@@ -68,14 +65,6 @@ def test_curves_any_workers(runs: dict[int, RunFolder]) -> None:
             one, other = ([(e.step, e.value) for e in found.Scalars(tag)] for found in (alone, shared))
             assert [step for step, _ in one] == [step for step, _ in other], tag
             assert [value for _, value in one] == pytest.approx([value for _, value in other], rel=1e-6), tag
-
-
-def test_pictures_any_workers(runs: dict[int, RunFolder]) -> None:
-    for name in PICTURES:
-        one, other = (np.asarray(Image.open(folder.pictures / f"test_{name}.png")) for folder in runs.values())
-        assert (one == other).mean() > 0.999, name
-    assert {path.name for path in runs[3].pictures.iterdir()} == {f"test_{name}" for name in PICTURE_FILES}
-    assert set(events(runs[3], "test").Tags()["images"]) == {f"test/{name}" for name in PICTURES}
 
 
 def test_confusion_matrix(runs: dict[int, RunFolder]) -> None:

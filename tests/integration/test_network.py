@@ -102,19 +102,6 @@ def test_missing_address_refused(tmp_path: Path) -> None:
         process_group._read_address(path, timedelta(seconds=0.2))
 
 
-def test_failed_join_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: object, **settings: object) -> None:
-        assert list(tmp_path.glob("rendezvous-7-0-2"))
-        raise RuntimeError("nobody came")
-
-    monkeypatch.setattr(process_group, "_refuse_mixed", fail)
-    with pytest.raises(RuntimeError, match="nobody came"):
-        process_group.join(
-            config_of(*SMALL), World("srun", 0, 0, 0, 2, 1, "7-0-2", ("nowhere", 1)), RunFolder(tmp_path)
-        )
-    assert not list(tmp_path.iterdir())
-
-
 def test_mixed_devices_refused() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
@@ -149,11 +136,6 @@ def test_interface_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert workers.interface_errors(config_of()) == []
     # a job is submitted from a machine that may have other networks
     assert resolve_workers(config_of("strategy.interface=eth")).errors == ()
-
-
-def test_variables_taken() -> None:
-    taken = config_of("+strategy.variables={NCCL_DEBUG:INFO,NCCL_P2P_DISABLE:1}").strategy.variables
-    assert taken == {"NCCL_DEBUG": "INFO", "NCCL_P2P_DISABLE": 1}
 
 
 @pytest.mark.parametrize(

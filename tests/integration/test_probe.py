@@ -43,13 +43,6 @@ def test_resume_other_workers(alone: RunFolder, settings: Sequence[str], tmp_pat
     assert difference(run, alone) < 1e-9
 
 
-def test_summary_l2(alone: RunFolder) -> None:
-    rows, summary = alone.read_metrics(), alone.read_summary()
-    assert [float(row["l2"]) for row in rows] == pytest.approx([10, 4, 1.6, 0.64])
-    best = min(rows, key=lambda row: float(row["val/loss"]))
-    assert summary["l2"] == float(best["l2"])
-
-
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated", "ignore:.*does not have many workers")
 def test_fine_tuning_init_from(alone: RunFolder, settings: Sequence[str], tmp_path: Path) -> None:
     of_both = [text for text in settings if not text.startswith(("experiment", "trainer.max_epochs"))]

@@ -14,7 +14,6 @@ from torchvision.datasets import CIFAR10, FashionMNIST
 
 from lockstep.assembly import agreement, data_copies, staging
 from lockstep.config.errors import ConfigError
-from lockstep.config.saved import config_file
 from lockstep.config.schema.target_sections import Data
 from lockstep.data.sources import FOLDERS
 from tests.support.copies import contents, section, shown
@@ -45,27 +44,6 @@ def test_a_training_from_a_copy_ends_with_the_bits_of_one_without(tmp_path: Path
     train_all([direct, copied, fetched], 2)
     assert sorted(path.name.split("-")[0] for path in shown(tmp_path / "scratch")) == ["images", "zipped.zip"]
     assert difference(direct, copied) == difference(direct, fetched) == 0
-
-
-@pytest.mark.processes
-def test_a_copy_to_the_disk_of_a_variable_resumes_on_another_disk_with_the_same_bits(tmp_path: Path) -> None:
-    images = write_folder(tmp_path / "images", count=20)
-    settings = recipe(images, "trainer.max_epochs=2", "scheduler=constant")
-    copied = [*settings, "data.copy_to=$DISK/copies", "data.cache=$DISK/cache"]
-    direct, short = (
-        write_run(tmp_path / "direct", settings),
-        write_run(tmp_path / "short", [*copied, "trainer.max_epochs=1"]),
-    )
-    train_all([direct], 2)
-    train_all([short], 2, DISK=str(tmp_path / "one"))
-    assert "copy_to: $DISK/copies" in short.config.read_text()
-    config = config_file.load(short.config)
-    trainer = config.trainer.model_copy(update={"max_epochs": 2})
-    config_file.save(config.model_copy(update={"trainer": trainer}), short.config)
-    train_all([short], 2, DISK=str(tmp_path / "two"))
-    for disk in ("one", "two"):
-        assert sorted(path.name for path in (tmp_path / disk).iterdir()) == ["cache", "copies"]
-    assert difference(direct, short) == 0
 
 
 # -- all ranks or none -------------------------------------------------------------------------------------------------

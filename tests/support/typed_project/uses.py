@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 import lockstep
-from lockstep import ConfigError, Job, Prediction, Predictions, Predictor, Run, Sweep, TrainingFailed
+from lockstep import ConfigError, Job, Prediction, Predictions, Run, TrainingFailed
 from lockstep.testing import assert_exact
 
 SMALL = ["data=digits", "model.width=4", "strategy=cpu"]
@@ -19,65 +19,42 @@ def trains() -> Run | None:
     try:
         run = lockstep.train([*SMALL, "trainer.max_epochs=1"], trust=False)
     except TrainingFailed as failed:
-        assert_type(failed.run, Run)
         return failed.run
     except ConfigError as error:
         print([(each.key, each.problem, each.fix) for each in error.errors])
-        for each in error.errors:
-            assert_type(each.key, str)
         return None
-    assert_type(run, Run)
     return run
 
 
 def reads(run: Run) -> float:
-    assert_type(run.path, Path)
-    assert_type(run.state, str)
-    assert_type(run.overrides, list[str])
     assert_type(run.config, dict[str, Any])
     assert_type(run.metrics, list[dict[str, float]])
     assert_type(run.summary, dict[str, Any])
     assert_type(lockstep.runs("outputs"), list[Run])
-    assert_type(lockstep.__version__, str)
-    assert run != lockstep.Run(Path("outputs", "latest"))
     return max(row["val/accuracy"] for row in run.metrics)
 
 
 def predicts(run: Run) -> None:
     predict = lockstep.load(run, checkpoint="last", device="cpu", max_error=0.05)
-    assert_type(predict, Predictor)
-    assert_type(predict.class_names, tuple[str, ...])
-    assert_type(predict.precision, str)
     one = predict(Image.new("L", (8, 8)))
     assert_type(one, Prediction)
     assert_type(predict(np.zeros((8, 8), np.uint8)), Prediction)
     assert_type(one.class_name, str)
-    assert_type(one.probability, float)
-    assert_type(one.probabilities, dict[str, float])
-    assert_type(one.labels, list[str])
     several = predict(["a.png", Path("b.png")])
     assert_type(several, Predictions)
     assert_type(several.values, Tensor)
     assert_type(several[0], Prediction)
     assert_type(several[1:], Predictions)
-    for each in several:
-        assert_type(each.file, str | None)
     of_a_file: Prediction = predict("a.png")  # a path may be a folder, so the type is Any
     assert_type(predict.features([of_a_file.file or "a.png"]), Tensor)
 
 
 def sweeps_and_submits() -> None:
     sweep = lockstep.sweep([*SMALL, "seed=0,1"])
-    assert_type(sweep, Sweep)
-    assert_type(sweep.path, Path)
-    assert_type(sweep.rows, list[dict[str, Any]])
     assert_type(sweep.trials, list[Run])
     jobs = lockstep.submit([*SMALL, "cluster=local"])
     assert_type(jobs, list[Job])
-    assert_type(jobs[0].id, str)
-    assert_type(jobs[0].wait(), str)
     assert_type(jobs[0].result(), dict[str, Any])
-    jobs[0].cancel()
 
 
 def test_several_workers_train_what_one_does() -> None:
