@@ -61,16 +61,6 @@ def test_importances_are_those_that_optuna_computes(journal: Path, direction: Di
     assert found["importances"] == pytest.approx(expected)
 
 
-def test_importance_of_short_search(journal: Path) -> None:
-    """It has none, and a journal that is missing is not created."""
-    with pytest.raises(FileNotFoundError):
-        importance_in(journal.parent)
-    assert not journal.exists()
-    train(study_of(journal, "maximize"), LEAST - 1)
-    few = {"num_finished": LEAST - 1, "least": LEAST, "importances": {}, "chance": {}}
-    assert importance_in(journal.parent) == few
-
-
 def test_importance_of_running_search(journal: Path) -> None:
     """Reading changes no byte of the journal, whose last line is being written."""
     train(study_of(journal, "maximize"), LEAST)

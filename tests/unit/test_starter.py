@@ -70,13 +70,3 @@ def test_an_error_is_one_line_and_leaves_nothing(
     assert new(monkeypatch, name) == EXIT_CONFIG
     assert error in capsys.readouterr().err
     assert sorted(path.name for path in Path().iterdir()) == ["file", "here"]
-
-
-def test_the_package_has_the_name_and_the_next_commands_are_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert new(monkeypatch, "white-roses") == 0
-    assert "\n  cd white-roses\n  make train" in capsys.readouterr().out
-    assert Path("white-roses/src/white_roses/network.py").is_file()
-    assert 'name = "white_roses"' in Path("white-roses/pyproject.toml").read_text()

@@ -85,8 +85,6 @@ class Graph final : public torch::CustomClassHolder {
     generators_.insert(generator.unsafeGetGeneratorImpl());
   }
 
-  int64_t num_calls() const { return static_cast<int64_t>(calls_.size()); }
-
   bool has(const at::Generator& generator) const {
     return generators_.count(generator.unsafeGetGeneratorImpl()) ||
         generator == at::globalContext().defaultGenerator(generator.device());

@@ -258,8 +258,7 @@ TORCH_LIBRARY(pretended_gpu, m) {
       .def("capture_begin", [](const c10::intrusive_ptr<Graph>& g, std::vector<int64_t> pool, std::string mode) { g->capture_begin(pool, mode); })
       .def("capture_end", [](const c10::intrusive_ptr<Graph>& g) { g->capture_end(); })
       .def("replay", [](const c10::intrusive_ptr<Graph>& g) { g->replay(); })
-      .def("register_generator", [](const c10::intrusive_ptr<Graph>& g, at::Generator generator) { g->register_generator(generator); })
-      .def("num_calls", [](const c10::intrusive_ptr<Graph>& g) { return g->num_calls(); });
+      .def("register_generator", [](const c10::intrusive_ptr<Graph>& g, at::Generator generator) { g->register_generator(generator); });
   m.def("is_capturing() -> bool", &is_capturing);
   m.def("capture_of(int stream) -> int", &capture_of);
   m.def("wait_for(int capture, int stream) -> ()", &wait_for);

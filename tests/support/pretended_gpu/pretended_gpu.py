@@ -250,10 +250,6 @@ def _replace_graphs(torch: Any, gpu: Any) -> None:
         def register_generator_state(self, generator: Any) -> None:
             self._graph.register_generator(generator)
 
-        def num_calls(self) -> int:
-            """Kernels and copies of a replay; CUDA has no such function."""
-            return self._graph.num_calls()
-
     def is_capturing() -> bool:
         return gpu.is_capturing()
 

@@ -53,20 +53,6 @@ def test_every_file_is_valid_and_names_its_part_of_the_schema(path: Path) -> Non
     assert errors(tree_of(path), line[2]) == []
 
 
-@pytest.mark.parametrize("value", ["${seed}", "???", "a ${name} in a text"])
-def test_any_value_may_be_an_interpolation(value: str) -> None:
-    tree = {"trainer": {"max_epochs": value, "devices": [value, 1]}, "augment": {"flip": value}, "task": value}
-    assert errors(tree) == []
-    assert errors({"width": value, "_target_": "lockstep.models.ResNet18"}, "model") == []
-
-
-def test_targets_of_a_project_have_any_parameter_of_any_type() -> None:
-    tree = {"_target_": "flowers.network.Net", "width": "large", "stem": 7, "rest": {"deep": [1]}}
-    assert errors(tree, "model") == []
-    assert errors({**tree, "_target_": "lockstep.models.ResNet18", "rest": None}, "model") != []
-    assert errors({"defaults": ["net"], "width": "large"}, "model") == []  # the file `net` names the target
-
-
 @pytest.fixture
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "call", lambda function, *arguments: function(*arguments))

@@ -1,9 +1,4 @@
-"""Private parts of other libraries exist today, and a training continues if a later version has moved some of them."""
-
-import subprocess
-import sys
-from types import SimpleNamespace
-from typing import Any
+"""Private parts of other libraries exist today."""
 
 import torch
 from lightning.pytorch.callbacks import WeightAveraging
@@ -41,24 +36,3 @@ def test_the_private_parts_exist() -> None:
     assert [*seen, internals.is_in_backward()] == [True, False]
     assert issubclass(nn.SyncBatchNorm, internals.BatchNorm)
     assert issubclass(nn.InstanceNorm1d, internals.InstanceNorm)
-
-
-def test_the_private_parts_of_python_do_what_they_are_used_for() -> None:
-    code = (
-        "import atexit, os; from multiprocessing import forkserver; from lockstep.system import internals\n"
-        "assert internals.fork_server_pid() is None; forkserver.ensure_running()\n"
-        "os.kill(internals.fork_server_pid(), 9)\n"
-        "internals.keep_fork_server(); forkserver._forkserver.ensure_running()\n"
-        "atexit.register(print, 'ran'); internals.run_exit_functions()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
-
-
-def test_a_part_that_has_moved_is_skipped() -> None:
-    moved: Any = SimpleNamespace(fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace()))
-    internals.keep_signals(moved)
-    internals.silence_broadcast(moved)
-    internals.set_global_step(moved, 3)
-    assert vars(moved.fit_loop.epoch_loop) == {}
-    assert not internals.can_skip_update(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
