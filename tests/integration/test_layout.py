@@ -22,7 +22,6 @@ from tests.support.harness import (
     command,
     difference,
     environ,
-    own_network,
     state,
     train_all,
     write_run,
@@ -95,14 +94,6 @@ def run(cwd: Path, arguments: list[str], **variables: str) -> subprocess.Complet
     return subprocess.run(
         arguments, cwd=cwd, env={**environ(), **variables}, capture_output=True, text=True, timeout=PATIENCE_S
     )
-
-
-def test_view_in_channels_last_refused(tmp_path: Path) -> None:
-    words = [*own_network("Views"), "trainer.devices=2", "trainer.max_epochs=1"]
-    folder = write_run(tmp_path / "refused", words)
-    train_all([folder], 2, EXIT_CONFIG)
-    assert "trainer.memory_format=contiguous, in tests/support/networks.py:" in folder.failure.read_text()
-    train_all([write_run(tmp_path / "trained", [*words, "trainer.memory_format=contiguous"])], 2)
 
 
 def test_unsafe_layout_refused(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from lockstep.models import torchvision as of_torchvision
 from lockstep.models.parameter_groups import ParameterGroups
 from lockstep.models.weight_files import adapt_channels
 from lockstep.runs.folder import RunFolder
-from tests.support.exact import refusal
 from tests.support.harness import train_all, write_run
 from tests.support.recipes import of_library
 
@@ -82,20 +81,6 @@ def test_pretrained_file(
             torch.testing.assert_close(here, value, rtol=0, atol=1e-30)
     assert saved["image_format"]["mean"] == pytest.approx([mean])
     assert saved["state_dict"]["mean"].item() == pytest.approx(255 * mean)
-
-
-@pytest.mark.parametrize("network", ["torchvision squeezenet1_1", "timm resnet18"])
-def test_failed_download_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str) -> None:
-    def refuse(*arguments: Any, **more: Any) -> Any:
-        raise OSError("<urlopen error [Errno -2] Name or service not known>")
-
-    monkeypatch.setattr(models._api, "load_state_dict_from_url", refuse)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
-    assert "model.pretrained=true: cannot load the weights" in refusal(
-        tmp_path / "run", of_library(network, "model.pretrained=true")
-    )
 
 
 @pytest.mark.parametrize(

@@ -34,15 +34,6 @@ def test_logged_values_recorded(tmp_path: Path) -> None:
     assert f"{summary['test_loss']:.6f}" in evaluated.stdout, evaluated.stderr
 
 
-@pytest.mark.parametrize("words", [("predict", "test"), ("labels",)], ids=str)
-def test_commands_without_task_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
-    folder = trained(tmp_path / "run", (*OF_MODULE, *PLAIN, "trainer.max_epochs=1"))
-    name, *more = words
-    done = lockstep(tmp_path, name, folder.path, *more, "--output", "x.csv", "--trust")
-    assert done.returncode == 2
-    assert f"lockstep {name} needs the predictions of a task" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("overrides", "error"),
     [

@@ -38,17 +38,6 @@ class Tied(Plain):
         return self.fc(self.dropout(x).mean((2, 3)))
 
 
-class Views(Plain):
-    """Flattens the outputs of a convolution by `view`, which works in one memory format only."""
-
-    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
-        super().__init__(in_channels, num_classes, hidden)
-        self.fc = nn.Linear(hidden * 16 * 16, num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.norm(self.conv(x)).view(-1, self.fc.in_features))
-
-
 class OfFixedBatch(Plain):
     """Calls `len`, which makes the number of images a constant of a traced network."""
 

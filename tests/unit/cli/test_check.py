@@ -13,15 +13,12 @@ import pytest
 from PIL import Image
 
 from benchmarks import near_copies
-from lockstep.assembly import listed_images
 from lockstep.cli import main
 from lockstep.cli.check import check
 from lockstep.config.composing import compose
 from lockstep.data.copies import find_copies
-from lockstep.data.images.preprocessing import VIEW_KEYS, View
 from lockstep.data.inspection import inspect
 from lockstep.runs.folder import EXIT_FAILED
-from tests.support.composed import config_of
 from tests.support.image_files import read, write_image, write_list, write_listed
 
 
@@ -83,34 +80,6 @@ def test_broken_files_and_equal_ones(root: Path, capsys: pytest.CaptureFixture[s
         ("leak and contradiction", "train/fox/3.png", "test/hen/copy.png"),
         ("twice", "train/fox/4.png", "train/fox/5.png"),
     ]
-
-
-MORE = "data.image_size=224"
-TUNED = f"experiment=finetune, or {MORE}"
-PHONE = "from 3,024 pixels to 32: add"
-
-
-@pytest.mark.parametrize(
-    ("sides", "overrides", "line"),
-    [
-        ([127, 127, 128], (), ""),
-        ([127, 128, 128], (), f"from 128 pixels to 32: add {TUNED} model=resnet18_imagenet"),
-        ([3024], ("model=resnet18_imagenet",), f"{PHONE} {TUNED}"),
-        ([3024], ("model=torchvision", "model.name=vgg11", "model.pretrained=true"), f"{PHONE} {MORE}"),
-        ([3024], ("module._target_=tests.support.own_modules.Plain",), f"{PHONE} {MORE}"),
-        ([896], (MORE,), ""),
-        ([3024], ("data.image_size=null",), ""),
-        ([111], ("data.image_size=8",), ""),
-        ([112], ("data.image_size=8",), f"from 112 pixels to 8: add {TUNED} model=resnet18_imagenet"),
-        ([], (), ""),
-    ],
-)
-def test_images_four_times_as_large_as_their_input_get_a_line_with_what_to_write(
-    sides: list[int], overrides: tuple[str, ...], line: str
-) -> None:
-    config = config_of("data=image_folder", "data.root=images", *overrides)
-    view = View.from_keys(*(config.data.arguments()[name] for name in VIEW_KEYS))
-    assert listed_images.describe_shrinking(config, view, sides) == line
 
 
 LIST = ("data=list", "data.file=list.csv", "data.split_column=split", "data.image_size=8")
@@ -197,15 +166,6 @@ def test_near_images_of_a_group_are_none(photographs: Path) -> None:
     found = {each.kind: [image.name for image in each.images] for each in copies}
     assert "near" not in found
     assert found["leak"] == ["train/fox/06.png", "test/fox/half.png"]  # a group in two splits leaks
-
-
-def test_pictures_of_pairs(photographs: Path) -> None:
-    assert check(["strategy=cpu", *PHOTOGRAPHS], compose.DEFAULT, pictures="pairs.png") == EXIT_FAILED
-    with Image.open("pairs.png") as sheet:
-        sheet.load()
-    for name in ("pairs.jpg", "pairs.png/2.png"):
-        with pytest.raises(ValueError, match=f"--pictures {re.escape(name)}"):
-            check(PHOTOGRAPHS, compose.DEFAULT, pictures=name)
 
 
 def test_target_that_cannot_be_learned(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,12 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torchvision import models
 
 from lockstep.cli.fetch import fetch
 from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
 from tests.support.copies import contents, shown
-from tests.support.image_files import write_folder, write_listed
+from tests.support.image_files import write_folder
 
 
 @pytest.fixture(autouse=True)
@@ -43,10 +45,12 @@ def test_the_files_of_a_url_stay_for_a_job_that_cannot_reach_it(
         fetch([*asked, "data.copy_to=$TMPDIR/x"], compose.DEFAULT)
 
 
-def test_files_that_are_here_are_not_copied_to_the_disk_of_a_node(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_weights_of_library(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_listed(tmp_path / "photos")
-    rows = printed(capsys, "data=list", "data.file=photos/list.csv", "data.copy_to=$NO_SUCH_DISK")
-    assert rows == {"data": f"20 images in {tmp_path}/photos"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["photos"]
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
+    weights = tmp_path / "home/hub/checkpoints" / Path(models.SqueezeNet1_1_Weights.DEFAULT.url).name
+    weights.parent.mkdir(parents=True)
+    torch.save(models.squeezenet1_1().state_dict(), weights)
+    rows = printed(capsys, "model=torchvision", "model.name=squeezenet1_1", "model.pretrained=true")
+    assert "TORCH_HOME" in rows["weights"]

@@ -46,11 +46,7 @@ def test_a_configuration_with_an_alias_or_that_is_a_pipe_is_refused(tmp_path: Pa
         config_file.load(path)
 
 
-def test_what_a_target_raises_comes_out_and_what_hydra_refuses_stays_refused() -> None:
-    with pytest.raises(ValueError, match="invalid literal"):
-        build.build(Open.model_validate({"_target_": "builtins.int", "_args_": ["x"]}))
-    with pytest.raises(ImportError, match="nowhere"):
-        build.build(Open.model_validate({"_target_": "nowhere.at_all"}))
+def test_target_that_hydra_refuses() -> None:
     with pytest.raises(Exception, match=r"os\.system"):
         build.build(Open.model_validate({"_target_": "os.system", "command": "true"}))
 

@@ -5,6 +5,8 @@ import os
 import shlex
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +21,16 @@ from lockstep.runs import files, naming
 from lockstep.runs.files import atomic_file, write_atomically
 from lockstep.runs.folder import ENDED_STATES, LIVE_STATES, SILENT_S, RunFolder
 from lockstep.runs.naming import create_path, find, link_latest
-from tests.support.holding import HOLD, begun_by_another_process
 
 NOW = datetime(2026, 11, 20, 19, 5, 7)
+HOLD = """
+import sys
+from pathlib import Path
+from lockstep.runs.folder import RunFolder
+with RunFolder(Path(sys.argv[1])).lock():
+    print("begun", flush=True)
+    sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -257,7 +266,10 @@ def test_first_failure_stays(folder: RunFolder) -> None:
 
 def test_lock_and_kill_9(folder: RunFolder) -> None:
     """A held run refuses a second process, and kill -9 of the first one frees it."""
-    with begun_by_another_process(HOLD, folder.path) as process:
+    command = [sys.executable, "-c", HOLD, str(folder.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
         assert folder.is_locked()
         with pytest.raises(BlockingIOError), folder.lock():
             pytest.fail("two trainers in one folder")

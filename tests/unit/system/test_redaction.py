@@ -4,11 +4,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.config.checks import validation
-from lockstep.config.composing import compose
-from lockstep.config.saved import config_file
 from lockstep.system.redaction import redact
-from tests.support.harness import ROOT
 
 URL = "https://h/x.zip?sig=hunter2&X-Amz-Signature=hunter3"
 
@@ -53,17 +49,6 @@ URL = "https://h/x.zip?sig=hunter2&X-Amz-Signature=hunter3"
 def test_secrets_are_hidden_and_nothing_else(value: Any, shown: Any) -> None:
     assert redact(value) == shown
     assert redact(shown) == shown
-
-
-def test_no_setting_of_lockstep_is_hidden() -> None:
-    experiments = [path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")]
-    for texts in (
-        [],
-        ["logger=wandb", "data=list", "data.file=x.csv"],
-        *([f"experiment={name}", "data.root=here"] for name in experiments),
-    ):
-        tree = config_file.to_tree(validation.check_config(compose.compose_config(texts)))
-        assert redact(tree) == tree
 
 
 LONG = 1_000_000

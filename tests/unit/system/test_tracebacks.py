@@ -57,13 +57,6 @@ def test_the_own_frames_and_the_error_are_shown(text: str, shown: str | None, ca
     assert tracebacks.cause(text) == cause
 
 
-@pytest.mark.skipif("site-packages" in lockstep.__file__, reason="all packages beside an installed one are libraries")
-def test_a_package_whose_name_begins_like_that_of_a_library_is_ones_own() -> None:
-    path = f"{Path(lockstep.__file__).parent}_flowers/net.py"
-    (frame,) = tracebacks.own_frames(f'  File "{path}", line 12, in forward\n    return x\n{OURS}')
-    assert frame["path"] == path
-
-
 def test_an_error_in_one_line_names_its_source() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         _ = 1 / 0
