@@ -27,8 +27,7 @@ def weights(path: Path) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    folder = trained(tmp_path_factory.mktemp("source") / "run", INITIAL)
-    return folder
+    return trained(tmp_path_factory.mktemp("source") / "run", INITIAL)
 
 
 def test_init_from_best_checkpoint(source: RunFolder, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Networks of torchvision and timm: their weights, how they are fitted, and what is refused."""
 
-import argparse
 import re
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,6 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from timm.utils.checkpoint_saver import CheckpointSaver
-from timm.utils.cuda import NativeScaler
-from timm.utils.model_ema import ModelEmaV3
 from torch import nn
 from torchvision import models
 
@@ -99,26 +95,6 @@ def test_old_names_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert all(torch.equal(net.state_dict()[key], value) for key, value in saved.items())
 
 
-@pytest.mark.parametrize("has_average", [False, True])
-def test_checkpoint_of_timm_script(tmp_path: Path, has_average: bool) -> None:
-    """Written as train.py does: by timm's own classes, with the settings of the script."""
-    trained, average = (timm.create_model("test_resnet", num_classes=6) for _ in range(2))
-    settings = argparse.Namespace(model="test_resnet", lr=0.1, device="cuda", input_size=None, mean=(0.5, 0.5, 0.5))
-    saver = CheckpointSaver(
-        trained,
-        torch.optim.SGD(trained.parameters(), lr=0.1, momentum=0.9),
-        args=settings,
-        model_ema=ModelEmaV3(average) if has_average else None,
-        amp_scaler=NativeScaler(device="cpu"),
-        checkpoint_dir=str(tmp_path),
-    )
-    saver.save_checkpoint(3, metric=71.5)
-    net: Any = of_timm(3, 4, name="test_resnet", **{**PLAIN, "pretrained": str(tmp_path / "model_best.pth.tar")})
-    net.origin.load()
-    saved = (average if has_average else trained).state_dict()
-    assert all(torch.equal(net.state_dict()[key], value) for key, value in saved.items() if not key.startswith("fc."))
-
-
 # -- how they are fitted -----------------------------------------------------------------------------------------------
 
 
@@ -192,17 +168,3 @@ def test_head_only(make: Any, name: str) -> None:
     before = {key: value.clone() for key, value in net.state_dict().items()}
     assert net(torch.randn(3, 2, 32, 32)).shape == (3, 7)
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    ("make", "settings", "error"),
-    [
-        (of_torchvision, {"name": "resnet18", "dropout": 0.1}, "unexpected keyword argument 'dropout'"),
-        (of_torchvision, {"name": "swin_t", "drop_path": 0.1}, "values for keyword argument 'stochastic_depth_prob'"),
-        (of_torchvision, {"name": "googlenet"}, "model.name=googlenet has auxiliary outputs"),
-        (of_timm, {"name": "resnet18.nope"}, "model.name=resnet18.nope: Invalid pretrained tag"),
-    ],
-)
-def test_unknown_settings_refused(make: Any, settings: dict[str, Any], error: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=re.escape(error)):
-        make(1, 4, **{**PLAIN, **settings})

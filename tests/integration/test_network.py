@@ -18,9 +18,7 @@ from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World, first_node, outer_world, step_port
-from tests.support.commands import lockstep
 from tests.support.composed import config_of, errors_of
-from tests.support.exact import trained
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, environ, write_run
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
@@ -118,14 +116,6 @@ def test_mixed_devices_refused() -> None:
 
 
 # -- over which network ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.processes
-def test_evaluation_without_interface(tmp_path: Path) -> None:
-    """On another machine than that of the training."""
-    folder = trained(tmp_path / "run", [*SMALL, "trainer.max_epochs=1", "strategy.interface=ib0"])
-    done = lockstep(tmp_path, "eval", folder.path)
-    assert done.returncode == 0, done.stderr
 
 
 def test_interface_errors(monkeypatch: pytest.MonkeyPatch) -> None:

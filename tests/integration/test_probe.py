@@ -29,8 +29,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
 
 @pytest.fixture(scope="module")
 def alone(settings: Sequence[str], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    run = trained(tmp_path_factory.mktemp("alone") / "run", settings)
-    return run
+    return trained(tmp_path_factory.mktemp("alone") / "run", settings)
 
 
 @pytest.mark.processes

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lockstep.distributed import rng
 from lockstep.distributed.partition import Shard
 from lockstep.models import graphs
-from lockstep.models.graphs import MOST_KEYS, NUM_EAGER, GraphedModule
+from lockstep.models.graphs import NUM_EAGER, GraphedModule
 from tests.support.modules import classifier
 from tests.support.networks import Plain
 
@@ -88,14 +88,6 @@ def test_dropout_as_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     for step, size in enumerate((4, 4, 3, 3, 4, 4, 3, 3)):
         pair.assert_equal(step, size)
     assert pair.num_keys == 2
-
-
-def test_most_keys() -> None:
-    pair = Pair(small())
-    for size in range(2, 4 + MOST_KEYS):
-        for step in range(NUM_EAGER + 2):
-            pair.assert_equal(step, size)
-    assert pair.num_keys == MOST_KEYS
 
 
 def test_one_sample_is_eager() -> None:

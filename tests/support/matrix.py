@@ -266,5 +266,4 @@ def write_sources(files: Path) -> RunFolder:
         image.unlink()
     write_listed(files / "listed", count=70)
     write_weights(files / "weights.pth")
-    source = trained(files / "source", INITIAL)
-    return source
+    return trained(files / "source", INITIAL)

@@ -95,11 +95,6 @@ class Turned(Dataset[Any]):
         return turned.float() / 128 - 1 if self.is_float else turned, int(self.targets[index])
 
 
-class Still(Turned):
-    """Digits as they are."""
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.images[index], int(self.targets[index])
 
 
 def labelled(kind: str) -> Splits:

@@ -184,12 +184,6 @@ def test_broken_sample_of_a_dataset(capsys: pytest.CaptureFixture[str]) -> None:
     assert line.startswith("data.train: sample 4 cannot be made (OSError: half a file, in ")
 
 
-def test_equal_samples_of_two_datasets(capsys: pytest.CaptureFixture[str]) -> None:
-    same = "{_target_: tests.support.sources.Still, count: 20}"
-    facts = facts_of(capsys, *DATASET, f"data.train={same}", f"data.test={same}", code=EXIT_FAILED)
-    assert [copy[0] for copy in copies_of(facts)] == ["leak"] * 20
-
-
 @pytest.mark.parametrize("command", ["check", "fetch"])
 def test_folder_is_enough(root: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     for words in ([root.name, "data.image_size=11"], ["data.image_size=11", root.name]):

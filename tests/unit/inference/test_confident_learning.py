@@ -97,13 +97,6 @@ def test_a_network_that_is_worse_than_chance_does_not_make_most_labels_wrong() -
 GOOD = "file,truth,prediction,'=a,b,fold\n'-1.png,'=a,b,0.25,0.75,0\n2.png,b,b,0.1,0.9,1\n"
 
 
-def test_cells_that_are_safe_in_a_spreadsheet_are_read_as_they_were(tmp_path: Path) -> None:
-    (tmp_path / "all.csv").write_text(GOOD)
-    lines, classes, labels, probabilities = read([tmp_path / "all.csv", tmp_path / "all.csv"])
-    assert ([line[0] for line in lines], classes) == (["-1.png", "2.png"] * 2, ["=a", "b"])
-    assert (labels.tolist(), probabilities[:, 1].tolist()) == ([0, 1] * 2, [0.75, 0.9] * 2)
-
-
 @pytest.mark.parametrize(
     "text",
     [
