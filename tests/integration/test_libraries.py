@@ -18,6 +18,7 @@ from lockstep.models import torchvision as of_torchvision
 from lockstep.models.parameter_groups import ParameterGroups
 from lockstep.models.weight_files import adapt_channels
 from lockstep.runs.folder import RunFolder
+from tests.support.exact import refusal
 from tests.support.harness import train_all, write_run
 from tests.support.recipes import of_library
 
@@ -168,3 +169,47 @@ def test_head_only(make: Any, name: str) -> None:
     before = {key: value.clone() for key, value in net.state_dict().items()}
     assert net(torch.randn(3, 2, 32, 32)).shape == (3, 7)
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize("network", ["torchvision squeezenet1_1", "timm resnet18"])
+def test_failed_download_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str) -> None:
+    def refuse(*arguments: Any, **more: Any) -> Any:
+        raise OSError("<urlopen error [Errno -2] Name or service not known>")
+
+    monkeypatch.setattr(models._api, "load_state_dict_from_url", refuse)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    assert "model.pretrained=true: cannot load the weights" in refusal(
+        tmp_path / "run", of_library(network, "model.pretrained=true")
+    )
+
+
+def test_old_names_timm(tmp_path: Path) -> None:
+    """ConvNeXt's weights as its authors published them."""
+    saved, names = timm.create_model("test_convnext").state_dict(), dict[str, str]()
+    for name in saved:
+        there = re.sub(r"^stem\.", "downsample_layers.0.", name)
+        there = re.sub(r"^stages\.(\d)\.blocks\.", r"stages.\1.", there)
+        there = re.sub(r"^stages\.(\d)\.downsample\.", r"downsample_layers.\1.", there)
+        for here, before in (("conv_dw", "dwconv"), ("mlp.fc", "pwconv"), ("head.norm", "norm"), ("head.fc", "head")):
+            there = there.replace(here, before)
+        names[there] = name
+    torch.save({"model": {there: saved[name] for there, name in names.items()}}, tmp_path / "weights.pth")
+    net: Any = of_timm(3, 1000, name="test_convnext", **{**PLAIN, "pretrained": str(tmp_path / "weights.pth")})
+    net.origin.load()
+    assert all(torch.equal(net.state_dict()[key], value) for key, value in saved.items())
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "error"),
+    [
+        (of_torchvision, {"name": "resnet18", "dropout": 0.1}, "unexpected keyword argument 'dropout'"),
+        (of_torchvision, {"name": "swin_t", "drop_path": 0.1}, "values for keyword argument 'stochastic_depth_prob'"),
+        (of_torchvision, {"name": "googlenet"}, "model.name=googlenet has auxiliary outputs"),
+        (of_timm, {"name": "resnet18.nope"}, "model.name=resnet18.nope: Invalid pretrained tag"),
+    ],
+)
+def test_unknown_settings_refused(make: Any, settings: dict[str, Any], error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(error)):
+        make(1, 4, **{**PLAIN, **settings})

@@ -227,3 +227,9 @@ def test_read_rows(tmp_path: Path, text: str, rows: list[dict[str, float]]) -> N
     folder = run(tmp_path / "run")
     folder.metrics.write_text(text)
     assert read_rows(folder) == rows
+
+
+def test_scan_depth(tmp_path: Path) -> None:
+    run(tmp_path.joinpath(*"abcdef"))
+    run(tmp_path.joinpath(*"uvwxyz", "deeper"))
+    assert [each.name for each in scan(tmp_path).values()] == ["a/b/c/d/e/f"]

@@ -155,3 +155,9 @@ def test_nothing_is_written_or_removed_through_a_linked_folder(tmp_path: Path) -
             write(tmp_path / "link" / "file")
     assert (tmp_path / "other" / "file").read_text() == "theirs"
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["file"]
+
+
+def test_keep_rows_half_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text(f"{HEADER}1,20,0.2")
+    assert files.keep_rows(path, "epoch", lambda epoch, row: True) == ""

@@ -20,7 +20,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from lockstep.runs import files, naming
 from lockstep.runs.files import atomic_file, write_atomically
 from lockstep.runs.folder import ENDED_STATES, LIVE_STATES, SILENT_S, RunFolder
-from lockstep.runs.naming import create_path, find, link_latest
+from lockstep.runs.naming import create_path, find, link_latest, short_path
 
 NOW = datetime(2026, 11, 20, 19, 5, 7)
 HOLD = """
@@ -86,6 +86,9 @@ def test_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = tmp_path / "outputs" / "2026-11-20" / "19-05-07_digits"
     for name in (str(expected), "outputs/2026-11-20/19-05-07_digits", "2026-11-20/19-05-07_digits", "latest"):
         assert find(name).path == expected
+    assert short_path(expected) == "latest"
+    create(Path("outputs").resolve(), "newer", NOW)
+    assert short_path(expected) == "2026-11-20/19-05-07_digits"
 
 
 def test_atomic_file_error(folder: RunFolder) -> None:
@@ -303,3 +306,45 @@ def test_quoted_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
         resume = shlex.split(naming.resume_command(path))[-1]
         override = OverridesParser.create().parse_override(resume)
         assert Path(str(override.value())).absolute() == path
+
+
+def test_find_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error lists the three newest runs."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="none below outputs/"):
+        find("latest")
+    for age, name in enumerate(("newest", "second", "third", "oldest")):
+        config = create(Path("outputs"), name, NOW).config
+        config.touch()
+        os.utime(config, (1e9 - age, 1e9 - age))
+    with pytest.raises(FileNotFoundError, match=r"typo.*_newest, .*_second, .*_third\.$"):
+        find("typo")
+
+
+@pytest.mark.parametrize(("name", "what"), [("outputs/sweep", "a sweep"), ("2026-11-20", "a folder of runs")])
+def test_find_folder_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, what: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    create(Path("outputs"), "run", NOW).config.touch()
+    Path("outputs/sweep/0").mkdir(parents=True)
+    for file in ("sweep.json", "0/config.yaml"):
+        Path("outputs/sweep", file).touch()
+    with pytest.raises(FileNotFoundError, match=f"{name} is {what}, not a run: lockstep runs outputs/"):
+        find(name)
+
+
+def test_status_stopping(folder: RunFolder) -> None:
+    folder.write_status(state="training", host=socket.gethostname())
+    folder.request_stop("enough")
+    with folder.lock():
+        assert folder.read_status()["state"] == "stopping"
+        folder.write_status(state="stopped", host=socket.gethostname())
+        assert folder.read_status()["state"] == "stopped"
+
+
+def test_stop_first_reason(folder: RunFolder) -> None:
+    """It stays until it is cleared."""
+    folder.request_stop("first")
+    folder.request_stop("second")
+    assert folder.stop_reason() == "first"
+    folder.clear_stop()
+    assert not folder.stop_flag.exists()

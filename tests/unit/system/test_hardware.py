@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lockstep.launch import worker
 from lockstep.system import hardware
 
 # -- GPUs --------------------------------------------------------------------------------------------------------------
@@ -121,3 +122,18 @@ def test_a_memory_limit_of_a_container_counts_in_place_of_the_memory_of_its_mach
 
 
 # -- lockstep machine --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("variable", "default", "expected"), [(None, 64, [2]), (None, 2, []), ("8", 8, [])])
+def test_torch_has_no_more_threads_than_a_quota_allows_unless_a_variable_is_set(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, default: int, expected: list[int]
+) -> None:
+    chosen: list[int] = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    monkeypatch.setattr(worker, "num_cores", lambda: 2)
+    monkeypatch.setattr("torch.get_num_threads", lambda: default)
+    monkeypatch.setattr("torch.set_num_threads", chosen.append)
+    worker._prepare_libraries()
+    assert chosen == expected
