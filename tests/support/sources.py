@@ -95,8 +95,6 @@ class Turned(Dataset[Any]):
         return turned.float() / 128 - 1 if self.is_float else turned, int(self.targets[index])
 
 
-
-
 def labelled(kind: str) -> Splits:
     """The digits with other targets: whether they are even and above 4, or how much ink they take."""
     plain = digits(**SETTINGS)
