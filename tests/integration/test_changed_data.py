@@ -9,6 +9,7 @@ import pytest
 from lockstep.assembly import data_changes, run_parts
 from lockstep.config.overrides import check
 from lockstep.config.saved import config_file
+from lockstep.inference import tasks
 from lockstep.launch import worker
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support import commands

@@ -43,3 +43,16 @@ def test_all_errors_are_printed_once_without_secrets_and_read_again(capsys: pyte
     assert pickle.loads(pickle.dumps(found)).errors == found.errors  # of a worker
     assert [error.code for error in found.errors] == ["unknown", "value"]
     assert list(map(str, errors_of(report(found)))) == str(found).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("text", "errors"),
+    [
+        ("", [Error("failed", "", "")]),
+        (ValueError("one\ntwo"), [Error("failed", "", "one"), Error("failed", "", "two")]),
+        (FileNotFoundError("no x"), [Error("missing", "", "no x")]),
+        (ConfigError(Error("value", "seed=x", "must be int")), [Error("value", "seed=x", "must be int")]),
+    ],
+)
+def test_errors_of_texts(text: object, errors: list[Error]) -> None:
+    assert errors_of(text) == errors

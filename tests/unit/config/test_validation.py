@@ -14,7 +14,7 @@ from lockstep.config import build, overrides
 from lockstep.config.checks import callback_rules, signatures
 from lockstep.config.composing import compose
 from lockstep.config.composing.compose import Source, groups
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import ConfigError, Error
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.legal_keys import FOREIGN_NAMES

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from lockstep.sweeps.differences import Difference, Spread, bounded, holm, paired_test, spread, unpaired_test
+from lockstep.trials.differences import Difference, Spread, bounded, holm, paired_test, spread, unpaired_test
 
 NUM_DRAWS = 20_000
 TOLERANCE = 0.006  # four standard errors of so many draws

@@ -39,6 +39,12 @@ from lockstep.sweeps.job_pool import JobPool
 from lockstep.sweeps.pool import Pool, Running, environ_of
 from lockstep.sweeps.views import View
 from lockstep.system.signals import STOP_SIGNALS
+from lockstep.trials import ledger as ledgers
+from lockstep.trials import out_of_fold
+from lockstep.trials.differences import Spread, bounded, spread
+from lockstep.trials.ledger import Ledger, Trial, command_of, trial_of
+from lockstep.trials.results import Objective, monitored_objective
+from lockstep.trials.table import Table, table, write
 from tests.support import job_records
 from tests.support.harness import environ
 
