@@ -7,14 +7,12 @@ import contextlib
 import fcntl
 import gzip
 import json
-import os
 import pickle
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +23,11 @@ import lockstep
 from lockstep.cluster.record import Record
 from lockstep.config.overrides import plan
 from lockstep.config.saved import config_file
-from lockstep.runs.files import read_json, write_json
+from lockstep.runs.files import write_json
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from lockstep.sweeps.search import JOURNAL
 from tests.support import boards, job_records, users
-from tests.support.harness import ROOT, SMALL, environ, wait_until
+from tests.support.harness import SMALL, environ, wait_until
 from tests.support.image_files import write_image
 from tests.support.strangers import TOUCH, Runs, changes, copied, digest, edit, train, typed
 from tests.support.users import FIRST, SECOND
@@ -37,13 +35,12 @@ from tests.support.users import FIRST, SECOND
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 SECRET = "hunter1"
 LONGER = "trainer.max_epochs=3"
-LONGER_STILL = "trainer.max_epochs=4"
 STRANGE = ("was not made here", "--trust")
 NEEDS_ROOT = pytest.mark.skipif(bool(users.refusal()), reason=users.refusal() or "-")
 SWEEP = (
     *("-m", *SMALL, "trainer.max_epochs=1", "search=random", "search.sampler._target_=optuna.samplers.CmaEsSampler"),
     *("optimizer.lr=interval(0.01,0.1)", "optimizer.weight_decay=interval(0.0,0.1)", "launcher.parallel=1"),
-    "sweep.test=none",
+    *("sweep.test=none", "sweep.name=s"),
 )
 
 
@@ -90,11 +87,7 @@ def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "target", "whose"),
-    [
-        *(("pictures", "tests", "mine"), ("pictures", "tests", "trusted"), ("rank0.log", "packages.pth", "mine")),
-        *(("rank0.log", "packages.pth", "theirs"), ("metrics.csv", "rows.csv", "mine")),
-        ("checkpoints", "good/checkpoints", "mine"),
-    ],
+    [("pictures", "tests", "trusted"), ("rank0.log", "packages.pth", "theirs"), ("metrics.csv", "rows.csv", "mine")],
 )
 def test_resume_with_link(theirs: RunFolder, work: Path, outside: Path, name: str, target: str, whose: str) -> None:
     """Hard links and other entries: tests/unit/runs/test_gate.py."""
@@ -110,20 +103,8 @@ def test_resume_with_link(theirs: RunFolder, work: Path, outside: Path, name: st
     refused(done, *(STRANGE if whose == "theirs" else [name]))
 
 
-def test_search_with_linked_journal(work: Path, outside: Path) -> None:
-    sweep = swept(work, "sweep.name=s")
-    (sweep / JOURNAL).unlink()
-    (sweep / JOURNAL).symlink_to(outside / "notes.txt")
-    before = digest(outside)
-    done = typed(work, "train", *SWEEP, "sweep.name=s", "search.num_trials=2")
-    assert not changes(before, digest(outside)), done.stderr
-    refused(done, JOURNAL)
-
-
 @pytest.mark.parametrize("command", ["eval", "predict", "embed", "export"])
-def test_no_command_uses_the_weights_of_a_strangers_run_with_a_link(
-    theirs: RunFolder, work: Path, outside: Path, command: str
-) -> None:
+def test_weights_of_run_with_link(theirs: RunFolder, work: Path, outside: Path, command: str) -> None:
     """Other kinds of entries: tests/unit/runs/test_gate.py."""
     (theirs.path / "odd").symlink_to(outside / "rows.csv")
     more = {"eval": (), "predict": ("test", "--output", "out.csv"), "export": ("--output", "net.pt2")}
@@ -172,23 +153,8 @@ def test_variable_in_data_path(
 # -- 3: eval and predict as a job --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trust", [[], ["--trust"]])
-def test_job_trusted_if_typed(
-    theirs: RunFolder, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: list[str]
-) -> None:
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for name in ("sbatch", "srun", "scontrol", "squeue", "sacct", "scancel"):
-        (tools / name).write_text("#!/bin/sh\necho Submitted batch job 17\n")
-        (tools / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    typed(work, "eval", "theirs", *trust, "cluster=slurm", "cluster.time_min=5", "trainer.devices=1", code=0)
-    (job,) = work.glob("outputs/*/*/job.json")
-    assert ("--trust" in read_json(job)["command"]) == bool(trust)
-
-
 @pytest.mark.parametrize("cluster", ["none", "local"])
-def test_code_of_an_unpacked_run_is_refused_here_and_as_a_job(theirs: RunFolder, work: Path, cluster: str) -> None:
+def test_code_of_unpacked_run(theirs: RunFolder, work: Path, cluster: str) -> None:
     (work / "modules").mkdir()
     (work / "modules" / "their_images.py").write_text(f"import os\nos.system('{TOUCH}')\n")
     theirs.note(project={"modules": [str(work / "modules")], "started_in": []})
@@ -198,53 +164,7 @@ def test_code_of_an_unpacked_run_is_refused_here_and_as_a_job(theirs: RunFolder,
     assert not (work / "outputs").exists()
 
 
-# -- 4: folders in which other users can write -------------------------------------------------------------------------
-
-
-def files_in(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if not path.is_dir()]
-
-
-@NEEDS_ROOT
-def test_train_day_folder_of_another_user() -> None:
-    days = [f"{datetime.now() + timedelta(days=number):%Y-%m-%d}" for number in (0, 1)]
-    with users.shared_folder() as shared:
-        for day in days:
-            path = shared / "outputs" / day
-            path.mkdir()
-            path.chmod(0o777)
-            os.chown(path, SECOND, SECOND)
-        done = users.run(FIRST, shared, "-m", "lockstep", "train", *SMALL, "trainer.max_epochs=1")
-        assert done.returncode == 0, done.stderr
-        (run,) = [path.parent for path in shared.glob("outputs/*/*/config.yaml")]
-        assert run.parent.name in [f"{day}_{FIRST}" for day in days]
-        for path in (run, run.parent):
-            assert (path.stat().st_uid, path.stat().st_mode & 0o022) == (FIRST, 0)
-
-
-@pytest.mark.parametrize("words", [(), ("-m", "seed=0,1", "sweep.name=s"), ("cluster=local",)])
-def test_no_run_is_made_in_outputs_that_others_can_write(work: Path, words: tuple[str, ...]) -> None:
-    (work / "outputs").mkdir()
-    (work / "outputs").chmod(0o757)
-    refused(typed(work, "train", *words, *SMALL, "trainer.max_epochs=1"), "outputs", "chmod go-w")
-    assert not files_in(work)
-
-
-# -- 5: sweeps ---------------------------------------------------------------------------------------------------------
-
-
-def swept(cwd: Path, *words: str) -> Path:
-    """Begin a search with one trial. Returns its folder."""
-    typed(cwd, "train", *SWEEP, "search.num_trials=1", *words, code=0)
-    (sweep,) = [path.parent for path in cwd.glob("outputs/*/*/sweep.json")]
-    return sweep
-
-
-def hand_over(sweep: Path) -> None:
-    """Replace a sweep by a copy, as if it had been unpacked there."""
-    path = sweep.rename(sweep.with_name("made"))
-    copied(path, sweep)
-    shutil.rmtree(path)
+# -- 4: sweeps ---------------------------------------------------------------------------------------------------------
 
 
 def pickle_code(sweep: Path) -> None:
@@ -256,35 +176,22 @@ def pickle_code(sweep: Path) -> None:
     (sweep / JOURNAL).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
-def test_a_search_that_was_unpacked_is_not_continued(work: Path) -> None:
-    sweep = swept(work, "sweep.name=s")
+def test_search_unpacked(work: Path) -> None:
+    """It is not continued: the sampler would run the code in its journal."""
+    typed(work, "train", *SWEEP, "search.num_trials=1", code=0)
+    (sweep,) = [path.parent for path in work.glob("outputs/*/*/sweep.json")]
     pickle_code(sweep)
-    hand_over(sweep)
+    original = sweep.rename(sweep.with_name("original"))
+    copied(original, sweep)
+    shutil.rmtree(original)
     before = digest(sweep)
-    done = typed(work, "train", *SWEEP, "sweep.name=s", "search.num_trials=2")
+    done = typed(work, "train", *SWEEP, "search.num_trials=2")
     assert not (work / "ran").exists()
     assert not changes(before, digest(sweep))
     refused(done, sweep.name, *STRANGE)
 
 
-@NEEDS_ROOT
-@pytest.mark.parametrize("name", [(), ("sweep.name=s",)], ids=["the same command", "the same name"])
-def test_a_search_of_another_user_is_not_adopted(work: Path, name: tuple[str, ...]) -> None:
-    sweep = swept(work, *name)
-    pickle_code(sweep)
-    for path in (sweep, *sweep.rglob("*")):
-        os.chown(path, SECOND, SECOND, follow_symlinks=False)
-    before = digest(sweep)
-    done = typed(work, "train", *SWEEP, *name, "search.num_trials=2")
-    assert not (work / "ran").exists()
-    assert not changes(before, digest(sweep)), done.stderr
-    assert done.returncode == 0, done.stderr
-    assert len(list(work.glob("outputs/*/*/sweep.json"))) == 2  # a sweep of this user's
-
-
-# -- 6: callbacks and loggers ------------------------------------------------------------------------------------------
-
-# -- 8 and others: what a stranger's folder is left as it is -----------------------------------------------------------
+# -- 5: what a stranger's folder is left as it is ----------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -365,7 +272,7 @@ CONTENTS: dict[str, tuple[str, bytes]] = {
 }
 
 
-def test_damaged_files_hide_no_other_run(work: Path) -> None:
+def test_damaged_files(work: Path) -> None:
     for number, (file, content) in enumerate(CONTENTS.values()):
         folder = boards.write_run(work / "runs" / str(number), "finished")
         (folder.path / file).write_bytes(content)
@@ -387,28 +294,21 @@ def test_damaged_files_hide_no_other_run(work: Path) -> None:
 # -- what works as before ----------------------------------------------------------------------------------------------
 
 
-def test_a_copy_of_a_run_is_looked_at_and_used_and_not_changed(
-    theirs: RunFolder, good: RunFolder, work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copy_unchanged(theirs: RunFolder, good: RunFolder, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         write_image(work / "photos" / f"{number}.png", seed=number)
     before = digest(theirs.path)
     for words in (
-        ("eval", "theirs"),
         ("eval", "theirs", "--split", "val", "--output", "rows.csv", "--pictures", "drawn"),
-        ("predict", "theirs", "test", "--output", "test.csv"),
         ("predict", "theirs", "photos", "--output", "photos.csv"),
         ("export", "theirs", "--output", "net.pt2"),
         ("status", "theirs"),
-        ("status", "theirs", "--json"),
         ("runs", "."),
-        ("runs", ".", "--json"),
         ("compare", "theirs", str(good.path)),
         ("jobs", "list", "--folder", "."),
     ):
         typed(work, *words, code=0)
         assert not changes(before, digest(theirs.path)), words
-    assert {"rows.csv", "drawn", "test.csv", "photos.csv", "net.pt2"} <= {path.name for path in work.iterdir()}
     monkeypatch.chdir(work)
     assert lockstep.Run("theirs").state == "finished"
     assert [run.path for run in lockstep.runs(".")] == [theirs.path]
@@ -417,23 +317,12 @@ def test_a_copy_of_a_run_is_looked_at_and_used_and_not_changed(
     assert not changes(before, digest(theirs.path))
 
 
-def test_a_trusted_resume_makes_a_copy_ones_own(theirs: RunFolder, work: Path) -> None:
+def test_trusted_resume(theirs: RunFolder, work: Path) -> None:
+    """It makes the copy this user's own."""
     refused(typed(work, "train", "resume=theirs", LONGER), *STRANGE)
-    for words, epochs in (((LONGER, "--trust"), 3), ((LONGER_STILL,), 4)):
-        typed(work, "train", "resume=theirs", *words, code=0)
-        assert theirs.read_summary()["epochs"] == epochs
-
-
-def test_prepared_runs_are_own(work: Path) -> None:
-    """Those of a job and of a sweep."""
-    assert typed(work, "train", *SMALL, "cluster=local").returncode == 0
-    job = RunFolder((work / "outputs" / "latest").resolve())
-    wait_until(lambda: bool(job.read_summary()) and not job.has_job_here(), "the end of the job")
-    words = ("train", "-m", *SMALL, "seed=0,1", "launcher.parallel=1", "sweep.test=none")
-    assert typed(work, *words).returncode == 0
-    (trial,) = work.glob("outputs/*/*/1/config.yaml")
-    for path in (job.path, trial.parent):
-        typed(work, "train", f"resume={path.relative_to(work)}", LONGER, code=0)
+    typed(work, "train", "resume=theirs", LONGER, "--trust", code=0)
+    typed(work, "train", "resume=theirs", "trainer.max_epochs=4", code=0)
+    assert theirs.read_summary()["epochs"] == 4
 
 
 # -- a run folder is data: no command runs the code that it names ------------------------------------------------------
@@ -463,7 +352,7 @@ def runs_nothing(cwd: Path, words: tuple[str, ...], what: str) -> None:
     refused(done, what, "--trust")
 
 
-def test_modules_of_the_folders_that_a_run_records_are_not_found(mine: RunFolder, work: Path) -> None:
+def test_modules_of_recorded_folders(mine: RunFolder, work: Path) -> None:
     (work / "modules").mkdir()
     for module in ("PIL", "torchmetrics"):
         (work / "modules" / f"{module}.py").write_text("import os\nos.system('touch ran')\nraise SystemExit(3)\n")
@@ -487,33 +376,14 @@ def test_modules_of_the_folders_that_a_run_records_are_not_found(mine: RunFolder
         (EVAL, {"strategy": {"variables": {"LD_PRELOAD": "x.so"}}}, "strategy.variables.LD_PRELOAD"),
     ],
 )
-def test_what_a_run_names_is_refused_by_a_line(
+def test_targets_and_variables_of_run(
     mine: RunFolder, work: Path, words: tuple[str, ...], sections: dict[str, Any], what: str
 ) -> None:
     edit(mine, **sections)
     runs_nothing(work, words, what)
 
 
-@pytest.mark.parametrize(
-    ("words", "has_own", "value"),
-    [(["--trust"], False, "1"), (["strategy.variables.OWN_X=2"], False, "2"), ([], True, "1")],
-    ids=["trusted", "typed again", "of the project"],
-)
-def test_variables(mine: RunFolder, work: Path, words: list[str], has_own: bool, value: str) -> None:
-    if has_own:
-        (work / "conf").mkdir()
-        text = (ROOT / "conf" / "config.yaml").read_text() + "strategy:\n  variables:\n    OWN_X: '1'\n"
-        (work / "conf" / "config.yaml").write_text(text)
-    edit(mine, strategy=VARIABLES)
-    typed(work, *RESUME, *words, code=0)
-    assert str(config_file.load(mine.config).strategy.variables["OWN_X"]) == value
-
-
-def test_trust_without_run(work: Path) -> None:
-    assert "--trust" in typed(work, "train", "--trust", *SMALL, code=EXIT_CONFIG).stderr
-
-
-def test_a_job_of_somebody_else_is_not_requeued(mine: RunFolder, work: Path) -> None:
+def test_requeue_of_other_job(mine: RunFolder, work: Path) -> None:
     (mine.code / "1").mkdir(parents=True)
     cluster = {**config_file.load(mine.config).cluster.model_dump(), "name": "local", "setup": [TOUCH]}
     places = {"log": str(mine.path / "log"), "code": str(mine.code / "1"), "cwd": str(work)}
@@ -527,7 +397,7 @@ def test_a_job_of_somebody_else_is_not_requeued(mine: RunFolder, work: Path) -> 
     wait_until(lambda: not mine.has_job_here(), "the end of the job")
 
 
-def test_a_command_inside_of_a_run_takes_nothing_there_for_a_project(mine: RunFolder) -> None:
+def test_command_inside_run(mine: RunFolder) -> None:
     (mine.path / "PIL.py").write_text("import os\nos.system('touch ran')\n")
     runs_nothing(mine.path, ("predict", ".", "test", "--output", "/tmp/out.csv"), "inside the run")
     runs_nothing(mine.path, ("train", "resume=.", "trainer.max_epochs=3"), "inside the run")
@@ -568,23 +438,6 @@ with folder.lock():
     print(folder.path, flush=True)
     sys.stdin.read()
 """
-READ = """
-import fcntl, sys
-try:
-    file = open(sys.argv[1], "rb")
-    fcntl.flock(file, fcntl.LOCK_SH)
-except OSError as error:
-    print(error, file=sys.stderr)
-print("begun", flush=True)
-sys.stdin.read()
-"""
-LOCK = """
-import sys
-from pathlib import Path
-from lockstep.runs.folder import RunFolder
-with RunFolder(Path(sys.argv[1])).lock():
-    pass
-"""
 
 
 @pytest.fixture
@@ -616,17 +469,5 @@ def test_status_and_stop_of_another_user(shared: Path, of_first: str) -> None:
     seen = users.run(SECOND, shared, "-m", "lockstep", "status", of_first)
     assert "training" in seen.stdout, seen.stderr
     refused(users.run(SECOND, shared, "-m", "lockstep", "stop", of_first), f"belongs to user {FIRST}")
-
-
-@NEEDS_ROOT
-def test_a_reader_of_a_run_does_not_block_its_resume(shared: Path) -> None:
-    with users.popen(FIRST, shared, "-c", BEGIN) as first:
-        assert first.stdout is not None
-        path = first.stdout.readline().strip()
-        first.kill()
-    with users.popen(SECOND, shared, "-c", READ, f"{path}/.lock") as reader:
-        assert reader.stdout is not None
-        assert reader.stdout.readline() == "begun\n"
-        done = users.run(FIRST, shared, "-c", LOCK, path)
-        reader.kill()
-    assert done.returncode == 0, done.stderr
+    # nobody else can open it, and keep it locked
+    assert RunFolder(Path(of_first)).lock_file.stat().st_mode & 0o077 == 0
