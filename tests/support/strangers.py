@@ -51,14 +51,12 @@ def copied(folder: Path, path: Path) -> RunFolder:
     return RunFolder(shutil.copytree(folder, path, symlinks=True))
 
 
-def digest(*roots: Path, without: Path | None = None) -> Digest:
+def digest(*roots: Path) -> Digest:
     """Names, modes, times of change and contents of everything below `roots`, links not followed."""
-    found: Digest = {}
+    digests: Digest = {}
     pending = list(roots)
     while pending:
         path = pending.pop()
-        if path == without:
-            continue
         state = path.lstat()
         content: Any = None
         if stat.S_ISLNK(state.st_mode):
@@ -67,10 +65,8 @@ def digest(*roots: Path, without: Path | None = None) -> Digest:
             pending += path.iterdir()
         elif stat.S_ISREG(state.st_mode):
             content = path.read_bytes()
-        # the folder that holds `without` changes when that is made
-        changed = 0 if without is not None and path == without.parent else state.st_mtime_ns
-        found[str(path)] = (state.st_mode, state.st_uid, changed, content)
-    return found
+        digests[str(path)] = (state.st_mode, state.st_uid, state.st_mtime_ns, content)
+    return digests
 
 
 def changes(before: Digest, after: Digest) -> list[str]:

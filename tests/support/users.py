@@ -36,25 +36,25 @@ def _python() -> str | None:
     return None
 
 
-def _as(user: int, umask: int = 0o022) -> dict[str, Any]:
+def _as(user: int) -> dict[str, Any]:
     variables = {**environ(), "PYTHONPATH": os.pathsep.join(PATHS), "PYTHONDONTWRITEBYTECODE": "1"}
-    return {"user": user, "group": user, "extra_groups": [], "umask": umask, "env": variables}
+    return {"user": user, "group": user, "extra_groups": [], "umask": 0o022, "env": variables}
 
 
-def popen(user: int, cwd: Path, *words: str, umask: int = 0o022) -> "subprocess.Popen[str]":
+def popen(user: int, cwd: Path, *words: str) -> "subprocess.Popen[str]":
     """Start `python ...` as another user, with pipes."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     home = Path(cwd, f"home-{user}")
     home.mkdir(exist_ok=True)
     os.chown(home, user, user)
-    options = _as(user, umask)
+    options = _as(user)
     options["env"] |= {"HOME": str(home)}
     return subprocess.Popen([str(_python()), *words], cwd=cwd, **options, **pipes)
 
 
-def run(user: int, cwd: Path, *words: str, umask: int = 0o022) -> "subprocess.CompletedProcess[str]":
+def run(user: int, cwd: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     """Run `python ...` as another user."""
-    with popen(user, cwd, *words, umask=umask) as process:
+    with popen(user, cwd, *words) as process:
         out, err = process.communicate(timeout=PATIENCE_S)
     return subprocess.CompletedProcess(words, process.returncode, out, err)
 
