@@ -15,8 +15,6 @@ from matplotlib.image import imread
 
 from lockstep.benchmark import command, report, results
 from lockstep.benchmark.environments import Environment, Machines, available_machines, environments
-from lockstep.benchmark.step import Step
-from lockstep.cluster import submission
 from lockstep.config import overrides
 from lockstep.config.checks import validation
 from lockstep.config.composing import compose
@@ -69,23 +67,10 @@ def test_speed_up_single_worker_same_device() -> None:
     assert [results.speed_up(r, records) for r in records] == pytest.approx([1, 1, 1.5])
 
 
-def test_speed_up_missing_single_worker() -> None:
-    unmeasured = record("cpu", 1, 10, images_per_s=None)
-    assert results.speed_up(record("two", 2, 5), [unmeasured, SKIPPED]) is None
-    assert results.speed_up(unmeasured, [record("one", 1, 10)]) is None
-
-
 def composed(*texts: str) -> BenchmarkConfig:
     config = validation.check_config(compose.compose_config(command.add_benchmark(texts)))
     assert isinstance(config, BenchmarkConfig)
     return config
-
-
-def errors(*texts: str, is_benchmark: bool = True) -> str:
-    chosen = command.add_benchmark(texts) if is_benchmark else texts
-    with pytest.raises(ConfigError) as caught:
-        overrides.check(chosen, is_multirun=False, is_benchmark=is_benchmark)
-    return str(caught.value)
 
 
 def found(num_cores: int, num_gpus: int, *texts: str, num_nodes: int = 1) -> dict[str, Environment]:
@@ -157,27 +142,12 @@ def test_environments_sizes(
     assert sizes == expected
 
 
-def test_environments_without_srun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    of_machine = found(2, 0, num_nodes=2)
-    assert "srun" in of_machine["parallel-cpu"].skipped
-    assert of_machine["cpu"].config is not None
-
-
-def test_the_machines_are_those_of_the_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machines_of_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "num_cores", lambda: 16)
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 2)
     job = {"SLURM_JOB_CPUS_PER_NODE": "8(x2),4"}
     assert available_machines(job) == Machines(4, 2, 3)
     assert available_machines({}) == Machines(16, 2, 1)
-
-
-def test_errors_in_one_message() -> None:
-    wrong = ("benchmark.budget_s=-1", "benchmark.environments.cpu.devices=0", "model.widht=4", "benchmark.budget=3")
-    lines = errors(*wrong).splitlines()
-    assert len(lines) == len(wrong)
-    for text in wrong:
-        assert any(line.startswith(text.partition("=")[0]) for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -189,25 +159,17 @@ def test_errors_in_one_message() -> None:
 )
 def test_errors_keys(text: str, is_benchmark: bool) -> None:
     """Those of the environments and of a run in a benchmark, and those of a benchmark elsewhere."""
-    assert text.removeprefix("+").partition("=")[0] in errors(text, is_benchmark=is_benchmark)
+    chosen = command.add_benchmark([text]) if is_benchmark else [text]
+    with pytest.raises(ConfigError, match=text.removeprefix("+").partition("=")[0]):
+        overrides.check(chosen, is_multirun=False, is_benchmark=is_benchmark)
 
 
 @pytest.mark.parametrize(
     ("states", "received", "code"),
     [(["measured", "skipped"], 0, 0), (["failed", "measured"], 0, 1), (["failed"], signal.SIGINT, 130)],
 )
-def test_the_exit_code_reports_a_failure_or_a_signal(states: list[str], received: int, code: int) -> None:
+def test_exit_code(states: list[str], received: int, code: int) -> None:
     assert command.exit_code([{"state": state} for state in states], received) == code
-
-
-def test_table_of_environments() -> None:
-    records = [record("cpu", 1, 10), record("two", 2, 6), SKIPPED]
-    missing = record("three", 3, 1, images_per_s=None, epoch_s=None, val_accuracy=None, epochs=0)
-    assert results.rows([*records, missing]) == [
-        ["cpu", "1", "64", "3", "10", "100", "1.00", "0.9000"],
-        ["two", "2", "64", "3", "6", "167", "1.67", "0.9000"],
-        ["three", "3", "64", "0", "-", "-", "-", "-"],
-    ]
 
 
 def test_record_of_a_run(tmp_path: Path) -> None:
@@ -225,11 +187,6 @@ def test_report_files(tmp_path: Path) -> None:
     report.write(tmp_path, whole(record("cpu", 1, 10), record("two", 2, 6), SKIPPED))
     assert {path.name for path in tmp_path.iterdir()} == {"report.pdf", "epoch_time.png"}
     assert imread(tmp_path / "epoch_time.png").std() > 0
-
-
-def test_report_without_times(tmp_path: Path) -> None:
-    report.write(tmp_path, whole(record("cpu", 1, 1, state="failed", reason="x", images_per_s=None, epoch_s=None)))
-    assert not list(tmp_path.iterdir())
 
 
 def start(cwd: Path, *texts: str) -> subprocess.Popen[bytes]:
@@ -271,7 +228,6 @@ def test_benchmark_of_two_processes(tmp_path: Path) -> None:
     assert two["epochs"] == len(rows)
     assert two["images_per_s"]["median"] == pytest.approx(np.median(speeds))
     assert two["epoch_s"]["median"] == pytest.approx(np.median(70 / speeds))
-    assert two["val_accuracy"] == pytest.approx(max(float(row["val/accuracy"]) for row in rows))
     assert (folder_of(tmp_path) / "report.pdf").exists()
 
 
@@ -304,7 +260,6 @@ def test_benchmark_failed_and_interrupted(tmp_path: Path) -> None:
     assert states == {"fails": "failed", "works": "stopped", "later": "skipped"}
     assert "ZeroDivisionError" in environments["fails"]["reason"]
     assert environments["works"]["images_per_s"]["count"] >= 2
-    assert (folder_of(tmp_path) / "report.pdf").exists()
 
 
 # -- on the machines of a SLURM allocation and as a job ----------------------------------------------------------------
@@ -315,48 +270,14 @@ JOB = ("cluster=slurm", "cluster.time_min=9", "trainer.num_nodes=2")
 
 @pytest.fixture
 def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of programs, in which srun and others of SLURM record their arguments and variables."""
+    """A folder of programs in place of those of SLURM, which fail."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("srun", "sbatch", "scontrol"):
-        (folder / name).write_text(f'#!/bin/sh\necho "$@" > {folder}/arguments\nenv > {folder}/variables\nexit 75\n')
+        (folder / name).write_text("#!/bin/sh\nexit 75\n")
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return folder
-
-
-def test_step_of_several_machines(srun: Path, tmp_path: Path) -> None:
-    """It has none of the options of its job."""
-    step = Step(RunFolder(tmp_path / "run"), 2, 4, log=tmp_path / "log")
-    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_GPUS_PER_TASK": "1", "SRUN_CPUS_PER_TASK": "2"}
-    step.start({"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "3", **job})
-    assert step.poll(PATIENCE_S) == 75
-    step.kill()
-    words = (srun / "arguments").read_text()
-    assert "--overlap --overcommit --cpu-bind=none --mem=0" in words
-    assert "--nodes=2 --ntasks=8 --ntasks-per-node=4" in words
-    lines = (srun / "variables").read_text().splitlines()
-    names = {line.partition("=")[0] for line in lines}
-    assert {name for name in names if name.startswith(("SLURM", "SRUN"))} == {"SLURM_JOB_ID"}
-    assert "OMP_NUM_THREADS=3" in lines
-
-
-@pytest.mark.processes
-def test_job_of_benchmark(srun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It repeats the command in its own folder."""
-    monkeypatch.chdir(tmp_path)
-    submitted: list[Any] = []
-    monkeypatch.setattr(submission, "submit_command", lambda *given, **named: submitted.append(given))
-    typed = [*SMALLER, *JOB, "cluster.cpus_per_worker=8", "cluster.gpus_per_node=2", "benchmark.budget_s=7"]
-    assert command.run_benchmark(typed, compose.DEFAULT) == 0
-    ((folder, words, request),) = submitted
-    added = ["cluster=none", "trainer.num_nodes=1", f"hydra.run.dir={folder.path}"]
-    assert words[: len(SMALLER) + 5] == ["benchmark", *SMALLER, "benchmark.budget_s=7", *added]
-    assert (request.trainer.devices, request.trainer.num_nodes) == (1, 2)
-    assert (request.cluster.gpus_per_node, request.strategy.name) == (2, "auto")
-    (folder.path / "results.json").touch()
-    with pytest.raises(SystemExit, match="2"):
-        command.run_benchmark(words[1:], compose.DEFAULT)
 
 
 @pytest.mark.processes
@@ -395,7 +316,7 @@ def words(*overrides: str) -> list[str]:
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_benchmark_job_of_both_machines(shell: Shell, gpus: PretendedGpus, figure: Any) -> None:
+def test_benchmark_job_of_both_machines(shell: Shell, gpus: PretendedGpus) -> None:
     sizes = ("cluster.gpus_per_node=2", "cluster.cpus_per_worker=2", "cluster.memory_gib=8", "benchmark.budget_s=6")
     shell.slurm.run(*words(*JOB, *sizes), cwd=shell.cwd, environ=gpus.environ(2))
     folder = RunFolder(folder_of(shell.cwd))
@@ -410,10 +331,7 @@ def test_benchmark_job_of_both_machines(shell: Shell, gpus: PretendedGpus, figur
         "multi-gpu": ("measured", 1, 2, 16),
         "parallel-gpu": ("measured", 2, 4, 64),
     }
-    figure(", ".join(f"{name} {r['images_per_s']['median']:.0f} images/s" for name, r in measured.items()))
-    result = json.loads(shell.jobs("result", job).stdout)
-    assert result["nodes"] == "n[1-2]"
-    assert "cluster=slurm" in result["command"]  # as it was typed
+    assert json.loads(shell.jobs("result", job).stdout)["nodes"] == "n[1-2]"
 
 
 @pytest.mark.full
@@ -424,13 +342,8 @@ def test_benchmark_of_allocation(shell: Shell) -> None:
     shell.slurm.run(*options, *words("benchmark.budget_s=15"), cwd=shell.cwd)
     folder = RunFolder(folder_of(shell.cwd))
     assert by_name(shell.cwd)["gpu"]["state"] == "skipped"
-    one, other = (RunFolder(folder.path / name) for name in ("cpu", "parallel-cpu"))
-    assert other.read_status()["workers"] == 4
-    assert one.read_status()["host"] in ("n1", "n2")  # not this machine
-    rows = list(zip(one.read_metrics(), other.read_metrics(), strict=False))
-    assert rows
-    for of_one, of_other in rows:  # the batch of one worker, divided
-        assert float(of_other["val/loss"]) == pytest.approx(float(of_one["val/loss"]), abs=1e-9)
+    assert RunFolder(folder.path / "parallel-cpu").read_status()["workers"] == 4
+    assert RunFolder(folder.path / "cpu").read_status()["host"] in ("n1", "n2")  # not this machine
 
 
 @pytest.mark.full
@@ -457,5 +370,3 @@ def test_benchmark_job_interrupted(shell: Shell, interruption: list[str], state:
     states = {name: record["state"] for name, record in by_name(shell.cwd).items()}
     assert (states["parallel-cpu"], states["later"]) == ("stopped", "skipped")
     shell.jobs("requeue", job.id, code=EXIT_CONFIG)
-    assert run.last_checkpoint.exists()
-    assert (job.folder.path / "report.pdf").exists()

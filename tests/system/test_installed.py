@@ -29,7 +29,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment(folder / "environment", source(folder / "source"))
 
 
-def test_a_wheel_has_all_of_conf_and_of_a_new_project(installed: Path) -> None:
+def test_files_of_wheel(installed: Path) -> None:
     (home,) = installed.parent.glob("lib/python3.*/site-packages/lockstep")
 
     def files(folder: Path) -> dict[str, bytes]:
@@ -37,8 +37,8 @@ def test_a_wheel_has_all_of_conf_and_of_a_new_project(installed: Path) -> None:
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
     assert files(home / "conf") == files(ROOT / "conf")
-    starter = Path("starter", "files")
-    assert files(home / starter) == files(ROOT / "src" / "lockstep" / starter)
+    for data in ("starter/files", "board/static"):
+        assert files(home / data) == files(ROOT / "src" / "lockstep" / data)
     assert run(home, installed / "lockstep", "--version") == f"lockstep {lockstep.__version__}\n"
 
 
