@@ -208,30 +208,3 @@ def test_a_deferred_module_works_when_it_is_used(use: str) -> None:
         return
     done = commands.run([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
-
-
-def test_deferred_packages_end_with_the_names_of_plain_imports() -> None:
-    asked = (
-        "import torchmetrics.image, torch._dynamo.config, json\n"
-        "print(json.dumps([dir(torchmetrics), dir(torch._dynamo)]))"
-    )
-    waited, plain = (json.loads(python(f"{before}\n{asked}").splitlines()[-1]) for before in (IMPORTED, ""))
-    assert set(plain[0]) <= set(waited[0])
-    assert set(plain[1]) <= set(waited[1])
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"__init__.py": "here = 1\n"},
-        {"__init__.py": "import torchmetrics.parts\nhere = torchmetrics.parts.one", "parts.py": "one = 1\n"},
-        {"__init__.py": "from torchmetrics.parts import one as here", "parts/__init__.py": "one = 1\n"},
-    ],
-)
-def test_a_library_of_another_layout_is_imported_normally(tmp_path: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        path = tmp_path / "torchmetrics" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    code = "from lockstep.system.libraries import lazy\nwith lazy():\n    import torchmetrics\nprint(torchmetrics.here)"
-    assert python(code, PYTHONPATH=str(tmp_path)) == "1\n"
