@@ -1,7 +1,6 @@
 """The commands `lockstep` and `python train.py`: evaluate, predict, watch, stop, and report errors."""
 
 import csv
-import json
 import os
 import re
 import shutil
@@ -57,13 +56,6 @@ def test_a_run_leaves_all_its_files_and_no_other(trained: RunFolder) -> None:
     }  # fmt: skip
     assert {path.name for path in trained.checkpoints.iterdir()} == {"best.ckpt", "last.ckpt"}
     assert [row["epoch"] for row in trained.read_metrics()] == ["1", "2"]
-
-
-def test_another_number_of_workers_evaluates_the_same(trained: RunFolder) -> None:
-    done = lockstep(cwd_of(trained), "eval", "latest", "--devices", "3", "--checkpoint", "best", "--json")
-    result = json.loads(done.stdout)
-    assert result["images"] == 359
-    assert result["metrics"]["accuracy"] == pytest.approx(trained.read_summary()["test_accuracy"], abs=5e-7)
 
 
 @pytest.mark.parametrize("precision", ["tf32", pytest.param("float16", marks=pytest.mark.full)])
@@ -185,14 +177,3 @@ def test_a_project_its_other_files_and_a_folder_next_to_it_are_found(project: Pa
     train(project, "--config-name", "other", "--config-dir", "more", "model=tiny", "data=few", "hydra.run.dir=second")
     second = config_of(project / "second")
     assert (second["name"], second["data"]["_target_"]) == ("of-another-file", "lockstep.data.synthetic")
-
-
-@pytest.mark.full
-def test_a_multirun_takes_choices_ranges_globs_and_lists(project: Path) -> None:
-    swept = ["model=glob(tin*)", "seed=range(3,5)", "trainer.loads=[1],[2]"]
-    train(project, "--config-dir", "more", "-m", *swept, "data=few")
-    (sweep,) = (path.parent for path in project.glob("outputs/*/*/sweep.json"))
-    trials = [config_of(path.parent) for path in sweep.glob("*/config.yaml")]
-    found = {(trial["model"]["width"], trial["seed"], *trial["trainer"]["loads"]) for trial in trials}
-    assert found == {(width, seed, load) for width in (1, 2) for seed in (3, 4) for load in (1, 2)}
-    assert len(trials) == len(json.loads((sweep / "table.json").read_text())["trials"]) == 8

@@ -18,8 +18,6 @@ from tests.support.commands import latest
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, WATCHED, command, environ
 from tests.support.image_files import write_folder
 
-TOOL = [str(Path(sys.executable).parent / "lockstep")]
-WITHOUT_FOLDER = (command(), *([*TOOL, *words] for words in (["verify"], ["new", "roses"])))
 LIMIT_BYTES = 48 * 2**10  # of a file: every other file of a run is smaller, a checkpoint is not
 TINY = (*SMALL, "model.width=2", "trainer.max_epochs=1")
 # a file system of this size, for this command alone, in the place of its first argument
@@ -173,14 +171,3 @@ def test_no_run_folder_possible(tmp_path: Path, more: list[str], error: str) -> 
     (tmp_path / "outputs").touch()
     assert_error(run(tmp_path, command(*more, *TINY)), EXIT_CONFIG, "config error: ", error)
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
-
-
-@pytest.mark.full
-@pytest.mark.processes
-@pytest.mark.parametrize("words", WITHOUT_FOLDER)
-def test_current_folder_removed(tmp_path: Path, words: list[str]) -> None:
-    there = tmp_path / "there"
-    there.mkdir()
-    done = run(there, ["bash", "-c", 'rmdir "$PWD" && exec "$@"', "-", *words])
-    assert done.returncode == EXIT_CONFIG, done.stdout + done.stderr
-    assert "the current folder was removed" in done.stderr

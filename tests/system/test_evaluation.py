@@ -36,9 +36,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunFolder]:
     return folder, trained
 
 
-def test_other_images_are_evaluated_by_the_names_of_their_classes(
-    project: tuple[Path, RunFolder], tmp_path: Path
-) -> None:
+def test_other_images_by_class_name(project: tuple[Path, RunFolder], tmp_path: Path) -> None:
     folder, trained = project
     evaluate = ["eval", str(trained.path), f"data.root={folder / 'other'}", "--output", "rows.csv"]
     result = json.loads(output_of(tmp_path, *evaluate, "--top-k", "3", "--json"))
@@ -56,10 +54,8 @@ def test_other_images_are_evaluated_by_the_names_of_their_classes(
 
 
 @pytest.mark.full
-def test_other_images_have_splits_of_their_own_or_one_class_or_a_list(
-    project: tuple[Path, RunFolder], tmp_path: Path
-) -> None:
-    folder, trained = project
+def test_splits_of_other_images(project: tuple[Path, RunFolder], tmp_path: Path) -> None:
+    _, trained = project
     evaluate = ["eval", str(trained.path), "--devices", "2"]
     for number, split in enumerate(("train", "train", "test")):
         write_image(tmp_path / "own" / split / "bee" / f"new-{number}.png", seed=number)
@@ -69,32 +65,10 @@ def test_other_images_have_splits_of_their_own_or_one_class_or_a_list(
         (["--split", "all"], "on 3 images of own\n"),
     ):
         assert title in lockstep(tmp_path, *evaluate, "data.root=own", *words).stdout
-    moved = lockstep(tmp_path, *evaluate, f"data.root={folder / 'images'}")
-    taken = "is taken for the data of the run: its images have the same names and contents\n"
-    assert moved.stdout.partition(taken)[2] == lockstep(tmp_path, *evaluate).stdout
-    smaller = lockstep(tmp_path, *evaluate, "data.test_fraction=0.05")  # of new images, and there are none
-    assert smaller.stdout.endswith(lockstep(tmp_path, *evaluate).stdout)
-    cut = lockstep(tmp_path, *evaluate, f"data.root={folder / 'other'}", "--split", "test", "data.test_fraction=0.4")
-    assert "its test images\n" in cut.stdout, cut.stderr
 
 
 @pytest.mark.full
-def test_other_pictures_under_the_names_of_the_run_are_evaluated_as_a_whole(
-    project: tuple[Path, RunFolder], tmp_path: Path
-) -> None:
-    _, trained = project
-    for number in range(36):
-        write_image(tmp_path / "camera" / ("ant", "bee", "cat")[number % 3] / f"{number}.png", seed=200 + number)
-    evaluate = ("eval", str(trained.path), "data.root=camera", "--json", "--devices")
-    one, three = (json.loads(lockstep(tmp_path, *evaluate, count).stdout) for count in ("1", "3"))
-    assert three["metrics"] == pytest.approx(one["metrics"], rel=1e-12)
-    assert {**three, "metrics": None} == {**one, "metrics": None}
-    assert (one["images"], one["split"]) == (36, "all")
-    assert one["notes"].keys() == {"data", "other contents"}
-
-
-@pytest.mark.full
-def test_what_cannot_be_evaluated_is_refused_by_name(project: tuple[Path, RunFolder], tmp_path: Path) -> None:
+def test_evaluation_refused(project: tuple[Path, RunFolder], tmp_path: Path) -> None:
     folder, trained = project
     write_image(tmp_path / "odd" / "dog" / "0.png")
     write_image(tmp_path / "odd" / "bee" / "0.png")
@@ -130,7 +104,7 @@ def test_what_cannot_be_evaluated_is_refused_by_name(project: tuple[Path, RunFol
         ("number", "regression", ["true_ink", "ink"], ["mae", "rmse"], "min"),
     ],
 )
-def test_rows_and_metrics_of_other_tasks_are_theirs(
+def test_rows_of_other_tasks(
     tmp_path: Path, kind: str, task: str, columns: list[str], metrics: list[str], mode: str
 ) -> None:
     source = ["data=digits", *(f"~data.{key}" for key in ("val_fraction", "test_fraction", "split_seed"))]

@@ -1,6 +1,5 @@
 """The parent of workers: the signals it forwards, how it ends, and that nothing outlives it."""
 
-import json
 import os
 import signal
 import subprocess
@@ -76,34 +75,6 @@ def test_signal_at_exit_of_worker(tmp_path: Path) -> None:
         assert (parent.process.returncode, errors) == (75, "")
 
 
-def test_signal_at_exit_of_command(tmp_path: Path) -> None:
-    program = """
-import atexit, os, signal
-from lockstep.cli import entry
-from lockstep.system.process import leave
-entry.begin()
-atexit.register(os.kill, os.getpid(), signal.SIGINT)
-leave(lambda: 75)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S
-    )
-    assert (done.returncode, done.stderr) == (75, "")
-
-
-@pytest.mark.parametrize("option", [(), ("--json",)])
-def test_error_of_custom_code(tmp_path: Path, option: tuple[str, ...]) -> None:
-    (tmp_path / "own.py").write_text("def images():\n    return {}['lost']\n")
-    program = "import own; from lockstep.system.process import leave; leave(own.images)"
-    variables = {**environ(), "PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}"}
-    words = [sys.executable, "-c", program, *option]
-    done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 1
-    assert "  own.py:2 (images)\n    return {}['lost']\nKeyError: 'lost'" in done.stderr
-    message = json.loads(done.stdout)["errors"][0]["message"] if option else done.stderr
-    assert message.strip() == done.stderr.strip()
-
-
 def test_worker_killed_by_second_ctrl_c(tmp_path: Path) -> None:
     with started(tmp_path, "ignores") as parent:
         parent.process.send_signal(signal.SIGINT)
@@ -135,31 +106,8 @@ def test_signal_to_every_process(tmp_path: Path) -> None:
         assert parent.code() == 75
 
 
-def test_ctrl_z(tmp_path: Path) -> None:
-    with started(tmp_path, num_workers=2) as parent:
-        parent.to_group(signal.SIGTSTP)
-        for pid in (parent.process.pid, parent.worker):
-            wait_until(lambda pid=pid: _state(pid) == "T", "both are suspended")
-        parent.to_group(signal.SIGCONT)
-        wait_until(lambda: _state(parent.worker) != "T", "the worker goes on")
-        parent.process.send_signal(signal.SIGTERM)
-        assert parent.code() == 75
-
-
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
 def test_server_killed(tmp_path: Path) -> None:
     with started(tmp_path) as parent:
         for pid in children_of(parent.process.pid):
             os.kill(pid, signal.SIGKILL)
         assert parent.code() == 1
-
-
-def test_debugger(tmp_path: Path) -> None:
-    program = PROGRAM.format(work="listens", num_workers=1).replace(
-        "sys.exit", "parent.worker.run_here = lambda job, world: 7\nsys.settrace(lambda *_: None)\nsys.exit"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environ(), timeout=PATIENCE_S)
-    assert done.returncode == 7

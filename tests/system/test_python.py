@@ -47,39 +47,31 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 TRAINED = """
-found = [lockstep.train([*SMALL, f"trainer.devices={count}"]) for count in (1, 2, 1)]
-listed = lockstep.runs()
+runs = [lockstep.train([*SMALL, f"trainer.devices={count}"]) for count in (1, 2, 1)]
 print(json.dumps({
-    "runs": [str(one.path) for one in found],
-    "listed": [str(one.path) for one in listed],
-    "pids": [json.loads((one.path / "status.json").read_text())["pid"] for one in found],
-    "pid": os.getpid(),
-    "states": [one.state for one in found],
-    "overrides": found[1].overrides,
-    "rows": found[0].metrics,
-    "row": {name: str(value) for name, value in found[1].items()},
-    "summary": found[0].summary,
+    "runs": [str(run.path) for run in runs],
+    "listed": [str(run.path) for run in lockstep.runs()],
+    "states": [run.state for run in runs],
+    "overrides": runs[1].overrides,
+    "rows": runs[0].metrics,
+    "summary": runs[0].summary,
 }))
 """
 
 
 @pytest.mark.full
-def test_one_worker_two_and_one_again_train_in_a_process_what_the_command_does(
-    alone: RunFolder, tmp_path: Path, figure: Any
-) -> None:
+def test_runs_like_command(alone: RunFolder, tmp_path: Path, figure: Any) -> None:
+    """With one worker, two, and one again."""
     facts = said(tmp_path, TRAINED)
     one, two, again = (RunFolder(Path(path)) for path in facts["runs"])
     assert difference(alone, one) == difference(alone, again) == 0
     figure(f"two workers that a script starts against the command's one: {difference(alone, two):.1e}")
     assert difference(alone, two) <= 1e-12
-    assert facts["pid"] not in facts["pids"]
     assert facts["states"] == ["finished"] * 3
-    assert sorted(facts["listed"], reverse=True) == facts["listed"] == facts["runs"][::-1]
+    assert facts["listed"] == facts["runs"][::-1]
     assert facts["overrides"] == [*SMALL, "silent=true", "trainer.devices=2"]
-    assert facts["summary"] == json.loads((one.path / "summary.json").read_text())
-    assert [row["epoch"] for row in facts["rows"]] == [1, 2]
+    assert facts["summary"] == one.read_summary()
     assert facts["rows"][1]["val/loss"] == float(alone.read_metrics()[1]["val/loss"])
-    assert float(facts["row"]["test/accuracy"]) == two.read_summary()["test_accuracy"]
 
 
 @pytest.mark.full
@@ -97,7 +89,7 @@ for count in (1, 2):
 
 
 @pytest.mark.full
-def test_a_process_is_after_a_training_what_it_was_before(tmp_path: Path) -> None:
+def test_process_unchanged(tmp_path: Path) -> None:
     text = """
 import logging, random, warnings
 import numpy as np
@@ -140,7 +132,7 @@ print(json.dumps(found))
 # -- errors are exceptions ---------------------------------------------------------------------------------------------
 
 
-def test_all_errors_of_the_configuration_are_in_one_exception_and_nothing_is_made(tmp_path: Path) -> None:
+def test_errors_of_configuration(tmp_path: Path) -> None:
     text = """
 def error(overrides):
     try:
@@ -170,7 +162,7 @@ print(json.dumps([error(overrides) for overrides in (
 
 
 @pytest.mark.full
-def test_a_training_that_fails_raises_its_reason(tmp_path: Path) -> None:
+def test_failed_training(tmp_path: Path) -> None:
     text = """
 try:
     lockstep.train([*SMALL, "optimizer.lr=1e30", "trainer.gradient_clip_norm=null"])
@@ -182,25 +174,6 @@ print(json.dumps([*found, again]))
     message, how, path, again = said(tmp_path, text)
     assert RunFolder(Path(path)).read_status()["reason"] in message
     assert (how, again) == ("failed", "finished")
-
-
-@pytest.mark.full
-def test_data_error_of_a_worker(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / "images" / name).mkdir(parents=True)
-        (tmp_path / "images" / name / "broken.png").write_text("no image")
-    text = """
-plain = [text for text in SMALL if not text.startswith("data")]
-try:
-    lockstep.train([*plain, "data=image_folder", "data.root=images", "data.cache=null", "data.image_size=8",
-                    "data.memory=host", "data.val_fraction=0.3", "data.test_fraction=0.3",
-                    "trainer.devices=2"])
-except lockstep.ConfigError as error:
-    print(json.dumps(str(error).splitlines()))
-"""
-    errors = said(tmp_path, text)
-    assert errors
-    assert [error for error in errors if error.startswith("config error")] == []
 
 
 # -- stopping ----------------------------------------------------------------------------------------------------------
@@ -225,7 +198,7 @@ def started(cwd: Path, text: str, step: int = 3) -> Iterator[Command]:
 
 
 @pytest.mark.full
-def test_an_interrupt_stops_and_raises_and_the_run_resumes_exactly(tmp_path: Path) -> None:
+def test_interrupt_and_resume(tmp_path: Path) -> None:
     text = f"""
 how = [*{LONG}, "trainer.devices=2", "scheduler=constant"]
 try:
@@ -297,7 +270,7 @@ print(json.dumps({"folders": [str(folder), str(job.path)], "state": state, "umas
 
 
 @pytest.mark.full
-def test_the_group_of_a_notebook_cannot_write_its_runs_and_its_umask_stays(tmp_path: Path) -> None:
+def test_umask_of_group(tmp_path: Path) -> None:
     found = said(tmp_path, SHARING)
     assert (found["state"], found["umask"]) == ("completed", 0o002)
     assert [open_entries(Path(folder)) for folder in found["folders"]] == [[], []]

