@@ -147,17 +147,6 @@ def is_killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-# for sitecustomize.py: a process dies while it imports torch
-DIES_IN_TORCH = """
-import os, signal, sys
-class Dies:
-    def find_spec(self, name, path=None, target=None):
-        if name == "torch.nn":
-            os.kill(os.getpid(), signal.SIGSEGV)
-sys.meta_path.insert(0, Dies())
-"""
-
-
 class SendsSignal(L.Callback):
     """Sends a signal to the process of a rank, once, in the first call of `hook` after `step`.
 

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.callbacks.console import live_line
-from lockstep.runs.folder import EXIT_STOPPED
 from lockstep.system.terminal import Terminal
-from tests.support.harness import ROOT, SMALL, wait_until
+from tests.support.harness import ROOT, SMALL
 from tests.support.screens import on_terminal
-from tests.support.trainings import training
 
 
 @pytest.mark.parametrize(("width", "rest"), [(80, "step 120/5000  6:40 left  612 images/s"), (40, "step 120/5000")])
@@ -34,25 +32,6 @@ LONG = (
     "data.train_size=80000",
     "+callbacks.impatient._target_=tests.support.callbacks.Impatient",
 )
-
-
-@pytest.mark.full
-@pytest.mark.processes
-def test_log_of_long_epoch(tmp_path: Path) -> None:
-    line = re.compile(r"^ {6}1/2  step (\d+)/5000, [\d:. s]+ left, [\d,]+ images/s, [\d:. s]+ in total$", re.M)
-    with training(tmp_path, *LONG, "model._target_=tests.support.networks.Slow", "trainer.devices=2") as run:
-
-        def steps() -> list[int]:
-            assert run.process.poll() is None, run.log.read_text()
-            return [int(step) for step in line.findall(run.log.read_text())]
-
-        wait_until(lambda: len(steps()) >= 2, "two lines inside the epoch")
-        # which is written once a second
-        wait_until(lambda: run.folder.read_status()["epoch_remaining_s"] is not None, "the status of a later step")
-        status = run.folder.read_status()
-        assert status["remaining_s"] > status["epoch_remaining_s"] > 0
-        run.folder.request_stop("seen enough")
-        assert run.exit_code() == EXIT_STOPPED
 
 
 @pytest.mark.full

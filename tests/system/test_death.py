@@ -12,12 +12,11 @@ import pytest
 
 from lockstep.runs import vitals
 from lockstep.runs.folder import RunFolder
-from tests.support import callbacks, commands
+from tests.support import commands
 from tests.support.commands import Command, latest
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
-TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
 HOST = socket.gethostname()
 SOURCE = ROOT / "tests" / "support" / "callbacks.py"
 
@@ -86,16 +85,6 @@ def test_trial_dies(tmp_path: Path) -> None:
     (tree,) = tmp_path.glob("outputs/*/*_sweep")
     assert RunFolder(tree / "0").read_status()["state"] == "finished"
     assert_reported(RunFolder(tree / "1"), "the process of the trial", number, done.stderr + done.stdout)
-
-
-def test_torch_import_dies(tmp_path: Path) -> None:
-    assert run(tmp_path, command(*SMALL, "trainer.max_epochs=1")).returncode == 0
-    (tmp_path / "sitecustomize.py").write_text(callbacks.DIES_IN_TORCH)
-    variables = {**environ(), "PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path)}
-    words = [TOOL, "eval", "latest"]  # a new process, which reads sitecustomize.py
-    done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 1
-    assert done.stderr.startswith("The process that imports torch for the workers has died")
 
 
 STACK = """Fatal Python error: Segmentation error

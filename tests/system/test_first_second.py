@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.launch import worker
-from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
-from tests.support.harness import PATIENCE_S, SMALL, command, environ, wait_until, write_run
-from tests.support.trainings import is_alive
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
+from tests.support.harness import PATIENCE_S, SMALL, command, environ, write_run
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
@@ -67,24 +66,6 @@ def test_a_signal_before_there_is_a_run_ends_the_command_with_one_line(
     assert lines == [f"lockstep: terminated by {number.name}, no run was started"]
     assert done.returncode == 128 + number
     assert not list(tmp_path.glob("outputs/*/*"))
-
-
-def test_the_command_never_imports_torch_and_ctrl_c_reaches_it_alone(tmp_path: Path) -> None:
-    words = command(*SMALL, "trainer.max_epochs=100000", "silent=true", "trainer.devices=2")
-    with subprocess.Popen(words, cwd=tmp_path, env=environ(), process_group=0) as process:
-        try:
-            folder = RunFolder(tmp_path / "outputs" / "latest")
-            wait_until(lambda: folder.read_status().get("state") == "training", "a step")
-            pids = [int(beat.read_text().split()[1]) for beat in folder.heartbeats().values()]
-            assert len(pids) == 2
-            assert all("libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in pids)
-            assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-            assert process.wait(PATIENCE_S) == EXIT_STOPPED
-        finally:
-            process.kill()
-    assert folder.read_status()["reason"] == "signal SIGINT"
-    assert not any(map(is_alive, pids))
 
 
 def test_an_error_waits_for_nothing_that_is_imported(tmp_path: Path) -> None:

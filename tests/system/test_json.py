@@ -1,23 +1,14 @@
 """With --json, standard output of every command is one JSON value, of errors too."""
 
-import argparse
 import json
-import os
-import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from lockstep.cli import main
-from lockstep.cluster import commands as jobs
-from lockstep.config.errors import Code
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED
-from lockstep.system import json_output
 from tests.support.commands import latest, lockstep
-from tests.support.harness import ROOT
 from tests.support.image_files import write_image
 
 SMALL = ("data=digits", "model.width=2", "trainer.max_epochs=1", "strategy=cpu")
@@ -72,16 +63,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_a_command_prints_one_json_value_and_nothing_else(here: Path, words: tuple[str, ...], keys: str) -> None:
     assert {*keys.split()} <= value(lockstep(here, *words, "--json")).keys()
-
-
-@pytest.mark.processes
-def test_the_rows_of_a_prediction_are_those_of_its_file(here: Path) -> None:
-    rows = value(lockstep(here, "predict", "latest", "photos", "--json"))["rows"]
-    lockstep(here, "predict", "latest", "photos", "--output", "file.csv", "--top-k", "2")
-    head, *lines = [line.split(",") for line in (here / "file.csv").read_text().splitlines()]
-    assert [*rows[0]] == head
-    assert [[row["file"], row["class"]] for row in rows] == [line[:2] for line in lines]
-    assert [row["probability"] for row in rows] == pytest.approx([float(line[2]) for line in lines])
 
 
 @pytest.mark.full
@@ -143,44 +124,3 @@ def test_images_that_cannot_be_read_are_errors_of_a_prediction(here: Path) -> No
     found = value(lockstep(here, "predict", "latest", "odd", "--json"), EXIT_FAILED)
     assert (len(found["rows"]), found["unreadable"]) == (1, 1)
     assert "bad.png" in found["errors"][0]["message"]
-
-
-def leaves(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Every command of a parser, with its parser."""
-    nested = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    if not nested:
-        yield name.strip(), parser
-    for action in nested:
-        for word, subparser in action.choices.items():
-            yield from leaves(subparser, f"{name} {word}")
-
-
-def test_every_command_is_in_the_table_and_takes_the_option_unless_the_table_says_not() -> None:
-    commands, errors = (ROOT / "docs" / "json.md").read_text().split("## Errors")
-    assert re.findall(r"^\| `(.*?)` \|", errors, re.MULTILINE) == [*get_args(Code)]
-    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", commands, re.MULTILINE)
-    listed = {name: text for names, text in rows for name in re.findall(r"`(.*?)`", names)}
-    found = {name: parser for name, parser in leaves(main._parser()) if name not in ("train", "jobs")}
-    found |= dict(leaves(jobs._parser(), "jobs"))
-    assert found.keys() | {"train", "train -m", "python train.py"} == listed.keys()
-    for name, parser in found.items():
-        assert (json_output.OPTION in parser.format_help()) == ("no `--json`" not in listed[name]), name
-
-
-GENERAL = {
-    "code": "failed",
-    "key": "",
-    "message": "the command ended with exit code 3, see standard error",
-    "hint": "",
-}
-
-
-@pytest.mark.parametrize(("code", "expected"), [(0, {}), (3, {"errors": [GENERAL]})])
-def test_a_command_without_a_value_prints_an_empty_one_or_a_general_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, expected: object
-) -> None:
-    out = tmp_path / "out.json"
-    monkeypatch.setattr(json_output, "_outputs", [os.open(out, os.O_WRONLY | os.O_CREAT)])
-    monkeypatch.setattr(json_output, "_errors", [])
-    json_output.close(code)
-    assert json.loads(out.read_text()) == expected

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -74,17 +73,3 @@ def test_no_workflow_has_a_finding() -> None:
 def test_every_workflow_is_valid() -> None:
     workflows = [*ROOT.glob(".github/workflows/*"), *ROOT.glob("src/lockstep/starter/files/.github/workflows/*")]
     run(BIN / "actionlint", *workflows)
-
-
-def test_the_site_keeps_every_version_and_serves_the_newest_as_latest(tmp_path: Path) -> None:
-    (tmp_path / "pages").mkdir()
-    for version in ("0.9.0", "0.10.0", "0.2.1", "0.9.0"):  # a fix of an old version, and a version once more
-        (tmp_path / version).mkdir(exist_ok=True)
-        (tmp_path / version / "index.html").write_text(version)
-        run(".ci/site", tmp_path / version, version, tmp_path / "pages")
-    for name in ("main", "0.9.0/../.."):
-        run(".ci/site", tmp_path / "0.9.0", name, tmp_path / "pages", code=2)
-    index = (tmp_path / "pages" / "index.html").read_text()
-    assert re.findall(r'href="(.*?)/"', index) == ["latest", "0.10.0", "0.9.0", "0.2.1"]
-    shown = {path.parent.name: path.read_text() for path in tmp_path.glob("pages/*/index.html")}
-    assert shown == {"latest": "0.10.0", "0.10.0": "0.10.0", "0.9.0": "0.9.0", "0.2.1": "0.2.1"}

@@ -10,11 +10,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.benchmark import report, results
-from lockstep.config import overrides
 from lockstep.config.checks import validation
 from lockstep.config.composing import compose
-from lockstep.config.errors import ConfigError
-from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import BenchmarkConfig
 from lockstep.monitoring.comparison import differences
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
@@ -84,10 +81,3 @@ def test_a_benchmark_and_the_facts_of_a_run_keep_their_secrets(tmp_path: Path, m
     assert "api_token=***" in json.dumps(report.facts(found))
     monkeypatch.setattr("sys.argv", ["train.py", *texts])
     assert "hunter" not in json.dumps([found, report.facts(found), describe()])
-
-
-def test_frozen_keys_are_reported_without_secrets() -> None:
-    saved = validation.check_config(compose.compose_config([OWN, "+callbacks.own.api_token=hunter1"]))
-    with pytest.raises(ConfigError, match=r"api_token=\*\*\* cannot change on resume, this run has \*\*\*:"):
-        overrides.check(["resume=x", "callbacks.own.api_token=hunter2"], saved=saved)
-    assert config_file.to_tree(saved)["callbacks"]["own"]["api_token"] == "hunter1"

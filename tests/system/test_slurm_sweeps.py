@@ -1,7 +1,6 @@
 """Sweeps as job arrays, and searches by single jobs, on a real SLURM; the same command goes on with both."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from lockstep.runs.files import read_json
-from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, wait_until
 from tests.support.slurm import Slurm
 
@@ -38,9 +37,6 @@ def states_of(cwd: Path) -> list[str]:
 
 def test_sweep_as_array(slurm: Slurm, tmp_path: Path) -> None:
     """The same command submits the broken trial again, and no other."""
-    script = slurm.run(*command(*SWEEP, *SLURM, "launcher.parallel=2", "dry_run=true"), cwd=tmp_path).stdout
-    assert "#SBATCH --array=0-2%2" in script
-    assert not (tmp_path / "outputs").exists()
     slurm.run("scontrol", "update", "NodeName=n1,n2", "State=DRAIN", "Reason=test")  # no trial ends meanwhile
     slurm.run(*command(*SWEEP, *SLURM), cwd=tmp_path)
     tree = tree_of(tmp_path)
@@ -54,8 +50,6 @@ def test_sweep_as_array(slurm: Slurm, tmp_path: Path) -> None:
     slurm.run(*wait, cwd=tmp_path, code=EXIT_FAILED)
     slurm.run(*command(*SWEEP, *SLURM), cwd=tmp_path)
     assert states_of(tmp_path) == ["finished", "submitted", "finished"]
-    codes = [Path(trial.read_job()["code"]) for trial in trials]
-    assert codes == [tree / "code" / number for number in ("1", "2", "1")]  # that of the second job is of now
     slurm.run(*wait, cwd=tmp_path, code=EXIT_FAILED)
     assert trials[0].read_summary()["test_accuracy"] is None
     # the rest goes on here, and what is done meets the test set; with a failed seed the setting is not the best
@@ -138,23 +132,3 @@ def test_search_killed_and_resumed(slurm: Slurm, tmp_path: Path) -> None:
     # each trained in one job, the killed one in two
     assert [len(trial.read_job()["earlier"]) for trial in trials] == [1, *[0] * 7]
     assert all(job_of(trial) == before[trial.path] for trial in trials[1:] if before[trial.path])
-    codes = {Path(trial.read_job()["code"]) for trial in trials}
-    assert codes == {tree / "code" / "1", tree / "code" / "2"}  # one copy for each command
-
-
-def test_search_interrupted_and_stopped(slurm: Slurm, tmp_path: Path) -> None:
-    """Its jobs outlive Ctrl-C, and are stopped together: two run, one on each node, and one waits."""
-    search = ["search.num_trials=3", "launcher.parallel=3", "trainer.max_epochs=30", "cluster.memory_gib=9"]
-    tool = [sys.executable, "-m", "lockstep.cli.main"]
-    with searching(slurm, tmp_path, *search) as left:
-        wait_until(lambda: list(tmp_path.glob("outputs/*/*/2/job.json")), "three jobs")
-        tree = tree_of(tmp_path)
-        trials = [RunFolder(tree / str(number)) for number in range(3)]
-        wait_until(lambda: all(trial.read_status().get("step") for trial in trials[:2]), "the first steps")
-        left.send_signal(signal.SIGINT)
-        assert left.wait(PATIENCE_S) == EXIT_STOPPED
-    shown = json.loads(slurm.run(*tool, "status", tree, "--json", cwd=tmp_path).stdout)
-    assert sorted(trial["state"] for trial in shown["trials"]) == ["queued", "training", "training"]
-    slurm.run(*tool, "stop", tree, cwd=tmp_path)  # without the command
-    assert [slurm.wait(job_of(trial)) for trial in trials] == ["FAILED", "FAILED", "CANCELLED"]
-    assert [trial.read_status()["state"] for trial in trials] == ["stopped", "stopped", "not started"]

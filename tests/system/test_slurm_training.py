@@ -1,7 +1,6 @@
 """`srun python train.py` on a real SLURM of two nodes: the same numbers, parallel steps, data, refused commands."""
 
 import shlex
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from lockstep.launch import worker
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support.commands import latest
-from tests.support.harness import ROOT, SMALL, command, difference, train_all, write_run
+from tests.support.harness import ROOT, SMALL, command, difference, write_run
 from tests.support.image_files import write_listed
 from tests.support.slurm import Slurm
 from tests.support.slurm_jobs import Shell
@@ -34,48 +33,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return folder
 
 
-def test_three_tasks_on_two_nodes_are_three_workers(
-    slurm: Slurm, alone: RunFolder, tmp_path: Path, figure: Any
-) -> None:
+def test_three_tasks_of_two_nodes(slurm: Slurm, alone: RunFolder, tmp_path: Path, figure: Any) -> None:
     task = command(*SMALL, "trainer.loads=[3,1,1]", "strategy.interface=eth0")
     slurm.run("srun", "--nodes=2", "--ntasks=3", *task, cwd=tmp_path, environ={"PYTHONPATH": str(ROOT)})
     assert latest(tmp_path).read_summary()["workers"] == 3
     largest = difference(alone, latest(tmp_path))
     figure(f"largest difference {largest:.1e}")
     assert largest <= 1e-12
-
-
-def test_killed_task(slurm: Slurm, tmp_path: Path) -> None:
-    dies = "+callbacks.dies={_target_:tests.support.callbacks.Dies,how:SIGKILL,rank:1,seed:null}"
-    task = command(*BRIEF, "trainer.num_nodes=2", "strategy.interface=eth0", dies)
-    done = slurm.run("srun", "--nodes=2", *task, cwd=tmp_path, code=None, environ={"PYTHONPATH": str(ROOT)})
-    assert done.returncode == 128 + signal.SIGKILL
-    status = latest(tmp_path).read_status()
-    assert status["state"] == "failed"
-    assert "rank 1 of 2 on n2" in status["reason"]
-
-
-def test_two_steps_of_one_allocation_train_in_parallel(slurm: Slurm, alone: RunFolder, tmp_path: Path) -> None:
-    task = shlex.join(command(*SMALL, "strategy=ddp", "silent=true"))
-    lines = []
-    for name, other in ("ab", "ba"):
-        (tmp_path / name).mkdir()
-        # they start together, and each holds its port to its end
-        trained = f"touch ready; until [ -e ../{other}/ready ]; do sleep 0.1; done; exec {task}"
-        step = shlex.join(["srun", "--exact", "-n1", "-c1", "--mem=1G", "sh", "-c", trained])
-        lines.append(f"(cd {tmp_path / name} && {step}) & {name}=$!")
-    job = slurm.sbatch("\n".join([*lines, "wait $a && wait $b"]), "--ntasks=2", "--nodes=1", cwd=tmp_path)
-    assert slurm.wait(job) == "COMPLETED", (tmp_path / f"slurm-{job}.out").read_text()
-    for name in "ab":
-        assert latest(tmp_path / name).read_summary()["workers"] == 1
-        assert difference(alone, latest(tmp_path / name)) <= 1e-12
-
-
-def test_tasks_without_srun(slurm: Slurm, tmp_path: Path) -> None:
-    job = slurm.sbatch(shlex.join(command(*BRIEF, "trainer.devices=2")), "--ntasks=2", "--nodes=1", cwd=tmp_path)
-    assert slurm.wait(job) == "FAILED"
-    assert slurm.show(job)["ExitCode"] == "2:0"
-    assert "srun" in (tmp_path / f"slurm-{job}.out").read_text()
 
 
 # a node of this SLURM has two GPUs on paper; a task sees what it would see on a real one
@@ -129,9 +93,7 @@ def test_taken_port(slurm: Slurm, tmp_path: Path) -> None:
     assert "MASTER_PORT" in (tmp_path / f"slurm-{job}.out").read_text()
 
 
-def test_processes_of_a_known_folder_meet_on_a_port_that_is_free(
-    slurm: Slurm, alone: RunFolder, tmp_path: Path
-) -> None:
+def test_free_port_of_prepared_run(slurm: Slurm, alone: RunFolder, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "strategy.interface=eth0"])
     task = shlex.join([sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "--task", "train"])
     job = slurm.sbatch(f"{HOLD}\nsrun {task}", "--nodes=2", cwd=tmp_path)
@@ -155,31 +117,7 @@ def shell(slurm: Slurm, tmp_path: Path) -> Shell:
     return Shell(slurm, tmp_path)
 
 
-def test_a_list_is_copied_to_the_disk_of_each_node_by_the_variable_of_the_node(shell: Shell, tmp_path: Path) -> None:
-    recipe = [*RECIPE, f"data.file={write_listed(tmp_path / 'photos')}"]
-    alone = write_run(tmp_path / "alone", [*recipe, "data.cache=null"])
-    train_all([alone], 1)
-    (prolog := tmp_path / "prolog").write_text(f"#!/bin/sh\necho export TMPDIR={tmp_path}/disk of $SLURMD_NODENAME\n")
-    prolog.chmod(0o755)
-    run = shell.submit(
-        *recipe,
-        "data.copy_to=$TMPDIR/copies",
-        "data.cache=$TMPDIR/cache",
-        "trainer.num_nodes=2",
-        "trainer.devices=2",
-        "strategy.interface=eth0",
-        f"cluster.setup=['export SLURM_TASK_PROLOG={prolog}']",
-    )
-    run.wait()
-    for node in ("n1", "n2"):
-        assert len(list(tmp_path.glob(f"disk of {node}/copies/photos-*/photos/deep er/*.png"))) == 20, run.log
-        assert len(list(tmp_path.glob(f"disk of {node}/cache/*/*.rows"))) == 1
-    assert "copy_to: $TMPDIR/copies" in run.folder.config.read_text()
-    assert run.folder.read_summary()["workers"] == 4
-    assert difference(alone, run.folder) <= 1e-12
-
-
-def test_a_variable_that_the_node_lacks_ends_the_job_with_its_name(shell: Shell, tmp_path: Path) -> None:
+def test_variable_missing_on_node(shell: Shell, tmp_path: Path) -> None:
     run = shell.submit(*RECIPE, f"data.file={write_listed(tmp_path)}", "data.copy_to=$NO_SUCH_DISK/copies")
     run.wait(state="FAILED")
     assert shell.slurm.show(run.id)["ExitCode"] == f"{EXIT_CONFIG}:0"

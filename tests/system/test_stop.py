@@ -53,16 +53,6 @@ def test_nohup(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_sigquit_aborts(tmp_path: Path) -> None:
-    with training(tmp_path, *LONG) as run:
-        run.wait_for_step(2)
-        workers = run.workers()
-        run.process.send_signal(signal.SIGQUIT)
-        assert run.exit_code() == 130
-        assert_nothing_alive(workers)
-
-
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("hook", "step", "code"), [("on_train_start", 0, EXIT_STOPPED), ("on_test_start", 10, 0)], ids=["training", "test"]
 )
