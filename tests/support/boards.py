@@ -3,7 +3,6 @@
 import itertools
 import json
 import logging
-import signal
 import subprocess
 import sys
 import threading
@@ -14,11 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.trial import create_trial
 from tensorboard import program
 from tensorboard.backend import application
 from tensorboard.plugins.core import core_plugin
@@ -30,9 +24,8 @@ from lockstep.config.overrides import plan
 from lockstep.config.saved import config_file
 from lockstep.runs import files
 from lockstep.runs.folder import RunFolder
-from lockstep.sweeps.search import JOURNAL
-from lockstep.trials.ledger import Ledger
-from tests.support.harness import PATIENCE_S, environ, wait_until
+from lockstep.sweeps.ledger import Ledger
+from tests.support.harness import environ, wait_until
 
 BASE = f"/data/plugin/{NAME}"
 LOCAL = "http://localhost:6006"
@@ -62,11 +55,8 @@ def write_rows(folder: RunFolder, num_epochs: int) -> None:
     )
 
 
-def write_trials(path: Path, results: Mapping[tuple[str, ...], float], **fields: Any) -> list[RunFolder]:
-    """Write a sweep whose trials, given by their overrides, are finished with these validation accuracies.
-
-    `fields` of the status are those of all trials.
-    """
+def write_trials(path: Path, results: Mapping[tuple[str, ...], float]) -> list[RunFolder]:
+    """Write a sweep whose trials, given by their overrides, are finished with these validation accuracies."""
     config = plan(["data=digits"]).configs[0]
     values: dict[str, dict[str, None]] = defaultdict(dict)
     for override in itertools.chain(*results):
@@ -74,9 +64,9 @@ def write_trials(path: Path, results: Mapping[tuple[str, ...], float], **fields:
         values[key][value] = None
     ledger = Ledger(path, None, ("model.width=8", *(f"{key}={','.join(each)}" for key, each in values.items())))
     for number, (overrides, accuracy) in enumerate(results.items()):
-        known = {"best": accuracy, "monitor": "val/accuracy", "mode": "max", "epoch": 2, "max_epochs": 2}
-        known |= {"percent": 100.0, "started": 1e9 + number}
-        folder = write_run(path / str(number), "finished", **{**known, **fields})
+        monitor = {"best": accuracy, "monitor": "val/accuracy", "mode": "max"}
+        progress = {"epoch": 2, "max_epochs": 2, "percent": 100.0, "started": 1e9 + number}
+        folder = write_run(path / str(number), "finished", **monitor, **progress)
         folder.note(overrides=["model.width=8", *overrides])
         rows = [{"epoch": epoch, "train/loss": 2 / epoch, "val/accuracy": accuracy * epoch / 2} for epoch in (1, 2)]
         files.write_rows(folder.metrics, rows)
@@ -86,21 +76,6 @@ def write_trials(path: Path, results: Mapping[tuple[str, ...], float], **fields:
         ledger.add(overrides, str(number))
     ledger.write()
     return [trial.folder for trial in ledger.trials]
-
-
-def write_search(path: Path, results: Mapping[tuple[str, ...], float]) -> None:
-    """Write a sweep by `write_trials` as a search with its study."""
-    first, *_ = write_trials(path, results)
-    config_file.save(plan(["data=digits", "search=random"], is_multirun=True).configs[0], first.config)
-    journal = JournalStorage(JournalFileBackend(str(path / JOURNAL)))
-    study = optuna.create_study(study_name="study", storage=journal, direction="maximize")
-    drawn: dict[str, BaseDistribution] = {}
-    for texts in zip(*results, strict=True):  # of each key
-        values = [text.partition("=")[2] for text in dict.fromkeys(texts)]
-        drawn[texts[0].partition("=")[0]] = CategoricalDistribution(values)
-    for overrides, accuracy in results.items():
-        params = dict(text.split("=") for text in overrides)
-        study.add_trial(create_trial(params=params, distributions=drawn, value=accuracy))
 
 
 def save_checkpoint(folder: RunFolder) -> None:
@@ -154,10 +129,6 @@ class Board:
 
         wait_until(is_printed, "address of the tab")
         return next(word for word in self.output.read_text().split() if word.startswith("http"))
-
-    def end(self, number: signal.Signals = signal.SIGINT) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(PATIENCE_S)
 
 
 @contextmanager

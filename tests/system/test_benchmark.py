@@ -269,41 +269,6 @@ JOB = ("cluster=slurm", "cluster.time_min=9", "trainer.num_nodes=2")
 
 
 @pytest.fixture
-def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of programs in place of those of SLURM, which fail."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name in ("srun", "sbatch", "scontrol"):
-        (folder / name).write_text("#!/bin/sh\nexit 75\n")
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return folder
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("more", "error"),
-    [
-        (["trainer.precision=tf32", "cluster.gpus_per_node=2"], "benchmark.environments.cpu"),
-        ([], "sbatch refused the job"),  # this sbatch fails
-    ],
-)
-def test_job_of_benchmark_refused(
-    srun: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    more: list[str],
-    error: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="2"):
-        command.run_benchmark([*SMALLER, *JOB, *more], compose.DEFAULT)
-    assert error in capsys.readouterr().err
-    assert not list(tmp_path.glob("outputs/*/*"))
-
-
-@pytest.fixture
 def shell(slurm: Slurm, tmp_path: Path) -> Shell:
     if not slurm.has_networks:
         pytest.skip("both nodes of this SLURM are one machine")

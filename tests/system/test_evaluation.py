@@ -123,6 +123,3 @@ def test_rows_of_other_tasks(
     assert list(rows[0]) == ["file", *columns, "loss"]
     loss = sum(float(row["loss"]) for row in rows) / len(rows)
     assert loss == pytest.approx(trained.read_summary()["test_loss"], rel=1e-5)
-    lockstep(tmp_path, *evaluate, "--pictures", "report")
-    assert (tmp_path / "report" / "report.json").exists() == (kind == "labels")
-    assert "--top-k 2" in lockstep(tmp_path, *evaluate, "--output", "rows.csv", "--top-k", "2").stderr

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import lockstep
-from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED
-from tests.support.commands import latest
+from lockstep.runs.folder import EXIT_STOPPED
 from tests.support.harness import PATIENCE_S, ROOT, environ
 from tests.support.wheels import environment, run, source
 
@@ -69,47 +68,6 @@ def test_other_applications_of_hydra_see_nothing_of_lockstep(installed: Path, tm
     )
     assert "ran {'model': {'a': 1}}" in run(tmp_path, installed / "python", "app.py")
     assert "Could not find 'model/resnet18'" in run(tmp_path, installed / "python", "app.py", "model=resnet18", code=1)
-
-
-@pytest.fixture(scope="module")
-def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of an environment with a newer Lockstep: another default, and a renamed public name."""
-    folder = tmp_path_factory.mktemp("newer")
-    newer = source(folder / "source")
-
-    def change(name: str, before: str, after: str) -> None:
-        path = newer / name
-        text = path.read_text()
-        assert before in text
-        path.write_text(text.replace(before, after))
-
-    change("src/lockstep/__init__.py", f'"{lockstep.__version__}"', '"99.0.0"')
-    change("conf/optimizer/sgd.yaml", "momentum: 0.9", "momentum: 0.8")
-    change("src/lockstep/tasks/__init__.pyi", "import Accuracy as Accuracy", "import Accuracies as Accuracies")
-    change("src/lockstep/tasks/scores.py", "class Accuracy(", "Accuracies = None\n\n\nclass Accuracy(")
-    return environment(folder / "environment", newer)
-
-
-def test_a_newer_version_names_what_is_gone_and_a_run_keeps_its_settings(
-    installed: Path, newer: Path, tmp_path: Path
-) -> None:
-    run(tmp_path, installed / "lockstep", "new", "tulips")
-    project = tmp_path / "tulips"
-    run(project, installed / "lockstep", "train", *BRIEF, STOP, code=EXIT_STOPPED)
-    with_old_name = latest(project)
-    error = run(project, newer / "lockstep", "train", *BRIEF, code=EXIT_CONFIG)
-    name = "task.metrics.accuracy._target_=lockstep.tasks.Accuracy"
-    assert name in error
-    path = project / "conf" / "task" / "focal.yaml"
-    path.write_text(path.read_text().replace("  accuracy:\n    _target_: lockstep.tasks.Accuracy\n", ""))
-    error = run(project, newer / "lockstep", "train", f"resume={with_old_name.path}", code=EXIT_CONFIG)
-    assert name in error, "of the run, no more of the project"
-    run(project, installed / "lockstep", "train", *BRIEF, STOP, code=EXIT_STOPPED)
-    said = run(project, newer / "lockstep", "train", "resume=outputs/latest", ENDLESS)
-    assert f"keeps its settings of Lockstep {lockstep.__version__} (this is 99.0.0)" in said
-    assert "momentum: 0.9\n" in latest(project).config.read_text()
-    # a new run has the new default
-    assert "momentum: 0.8\n" in run(project, newer / "lockstep", "train", "--cfg", "job")
 
 
 # -- what a type checker sees -----------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import stat
@@ -164,13 +163,6 @@ def test_script_unprintable_folder(
     assert repr(name)[1:-1] in str(caught.value)
     assert str(caught.value).isprintable()
     assert not (tmp_path / "submitted").exists()
-
-
-def test_script_container(tools: Path, tmp_path: Path) -> None:
-    lines = script_of(tmp_path, "cluster.container='apptainer exec --nv a.sif'")
-    (line,) = [line for line in lines if line.startswith("srun")]
-    assert " apptainer exec --nv a.sif python -I -S -c " in line
-    assert sys.executable not in line
 
 
 def test_variables_of_sbatch(tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,15 +349,6 @@ def test_states_of_queue_and_accounts(tools: Path) -> None:
     assert not Scheduled("preempted").is_live  # SLURM's word where it cancels; what it requeues is never called so
 
 
-def test_variables_of_tools(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {"squeue": "SQUEUE_STATES", "sacct": "SACCT_FORMAT", "scancel": "SCANCEL_INTERACTIVE"}
-    for name, variable in names.items():
-        monkeypatch.setenv(variable, "1")
-        tool(tools, name, f'[ -z "${variable}" ] || {{ echo has {variable} >&2; exit 1; }}')
-    assert scheduler.states(["7"]) == {}
-    scheduler.cancel(["7"])
-
-
 @pytest.mark.parametrize(
     ("squeue", "sacct", "error"),
     [
@@ -462,16 +445,13 @@ def no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "take_signals", lambda: None)
 
 
-def test_record_of_later_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_of_later_submission(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     submitted(folder, "16", cancelled=True)
     later = threading.Timer(0.3, lambda: submitted(folder, "17"))
     later.start()
     assert job._record(folder, "17").cancelled is False
     later.join()
-    monkeypatch.setattr(job, "RECORD_S", 0.1)
-    with pytest.raises(TimeoutError, match="is not of job 18, whose submission was interrupted"):
-        job._record(folder, "18")
 
 
 @pytest.mark.parametrize(
@@ -548,24 +528,13 @@ def four(tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def cells_of(text: str) -> list[list[str]]:
-    """The lines of a table in a pipe."""
-    return [re.split("  +", line) for line in text.splitlines()]
-
-
 def test_jobs_list(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.run_jobs_command(["list"]) == 0
-    rows = cells_of(capsys.readouterr().out)[1:]
-    assert [row[:4] + row[5:6] for row in rows] == [
-        ["20", "pending", "outputs/day/waits", "-", "Resources"],
-        ["21", "completed", "outputs/day/done", "2/4", "why"],
-        ["22", "failed", "outputs/day/bad", "2/4", "why"],
-        ["23", "stopped", "outputs/day/old", "2/4", "why"],
-    ]
-    assert commands.run_jobs_command(["list", "--json", "22", "23"]) == 0
+    assert commands.run_jobs_command(["list", "--json"]) == 0
     records = json.loads(capsys.readouterr().out)
-    codes = [(each["id"], each["state"], each["exit_code"]) for each in records]
-    assert codes == [("22", "failed", 2), ("23", "stopped", 1)]
+    assert [(record["id"], record["state"], record["exit_code"]) for record in records] == [
+        *(("20", "pending", None), ("21", "completed", 0)),
+        *(("22", "failed", 2), ("23", "stopped", 1)),
+    ]
 
 
 @pytest.mark.parametrize("words", [["list"], ["show", "20", "21"], ["list", "--json"]])
@@ -657,12 +626,8 @@ def test_job_of_unknown_state(
     monkeypatch.setenv("PATH", str(tools))
     with pytest.raises(ValueError, match=rf"the state of job {name} is unknown"):
         commands.run_jobs_command([*words, name])
-    stopped = RunFolder(four / "outputs/day/old")
-    with pytest.raises(ConfigError, match="the state of job 23 is unknown"):
-        submission.refuse_live(stopped)
-    stopped.update_status(exit_code=EXIT_STOPPED)
+    RunFolder(four / "outputs/day/old").update_status(exit_code=EXIT_STOPPED)
     assert commands.run_jobs_command(["wait", "23"]) == EXIT_STOPPED
-    submission.refuse_live(stopped)
 
 
 def test_refuse_live_pending(four: Path) -> None:
@@ -717,29 +682,6 @@ def test_background_run_cancelled_and_requeued(tmp_path: Path) -> None:
     assert lockstep_jobs(tmp_path, "wait", "run").returncode == 0
     assert ", resumed" in Path(folder.read_job()["log"]).read_text()
     assert difference(alone, folder) == 0
-
-
-@pytest.mark.full
-@pytest.mark.processes
-def test_background_sweep_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It outlives its terminal, and the same command resumes it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    sweep = ["train", "-m", *TINY, SLOW, "seed=0,1", "launcher.parallel=1", "sweep.name=it", "cluster=local"]
-    with on_terminal(100, *sweep) as shown:
-        assert shown.end() == 0, shown.text
-    (tree,) = tmp_path.glob("outputs/*/*_it")
-    trial = RunFolder(tree / "0")
-    wait_until(lambda: trial.path.exists() and trial.read_status().get("step", 0) >= 1, "the first step")
-    for _ in range(2):  # the second time before it holds its lock
-        assert run_command([TOOL, "stop", str(tree)], tmp_path).returncode == 0
-        assert lockstep_jobs(tmp_path, "wait", str(tree)).returncode == EXIT_STOPPED
-        assert trial.read_status()["state"] == "stopped"
-        assert run_command([TOOL, *sweep], tmp_path).returncode == 0
-    assert lockstep_jobs(tmp_path, "wait", str(tree)).returncode == 0
-    table = json.loads(lockstep_jobs(tmp_path, "result", str(tree)).stdout)
-    assert [trial["state"] for trial in table["trials"]] == ["finished", "finished"]
-    assert table == json.loads(run_command([TOOL, "status", str(tree), "--json"], tmp_path).stdout)
 
 
 def test_background_dry_run(tmp_path: Path) -> None:

@@ -164,12 +164,3 @@ def test_evaluation_refused_damaged_checkpoint(folder: RunFolder) -> None:
     done = commands.lockstep(folder.path.parent, "eval", folder.path)
     assert done.returncode == EXIT_CONFIG
     assert "best.ckpt is damaged" in done.stderr
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("asked_in_step", "step", "epoch"), [(3, 4, 1), (5, 6, 2)])
-def test_status_of_stopped_run(tmp_path: Path, asked_in_step: int, step: int, epoch: int) -> None:
-    folder = write_run(tmp_path / "run", RECIPE)
-    cut_after(folder, asked_in_step)
-    status = folder.read_status()
-    assert (status["state"], status["step"], status["epoch"]) == ("stopped", step, epoch)
