@@ -119,19 +119,16 @@ class Breaks(L.Callback):
 
 
 class Dies(L.Callback):
-    """Ends one rank by a signal after its third step, only in a run with this seed unless it is None."""
+    """Ends one rank by a signal after its third step."""
 
-    def __init__(self, *, how: str, rank: int, seed: int | None) -> None:
+    def __init__(self, *, how: str, rank: int) -> None:
         self._how = {"SIGSEGV": reads_nowhere, "SIGABRT": aborts, "SIGKILL": is_killed}[how]
         self._rank = rank
-        self._seed = seed
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        own = Path(trainer.default_root_dir, "config.yaml").read_text()
-        is_this = self._seed is None or f"\nseed: {self._seed}\n" in own
-        if is_this and trainer.global_rank == self._rank and trainer.global_step == 3:
+        if trainer.global_rank == self._rank and trainer.global_step == 3:
             self._how()
 
 

@@ -55,14 +55,6 @@ class OfValues(OfFixedBatch):
         return Plain.forward(self, x if x.mean() > 0 else -x)
 
 
-class Slow(Plain):
-    """Takes 20 ms longer for a batch."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        time.sleep(0.02)
-        return super().forward(x)
-
-
 class WaitsInTheThirdBatch(Plain):
     """A plain network that waits in its third batch of rows while the current folder has a file `hold`."""
 

@@ -1,7 +1,6 @@
 """Blocks of a page of the docs. A block is a file if its first line, after Hydra's `# @package`, is a path."""
 
 import re
-import shlex
 import shutil
 from pathlib import Path
 
@@ -19,12 +18,6 @@ def files(page: Path) -> dict[str, str]:
     """Contents of the files that the blocks of a page are, by their paths in a project."""
     texts = [*blocks(page, "python"), *blocks(page, "yaml")]
     return {path[1]: text for text in texts if (path := FILE.match(text))}
-
-
-def commands(page: Path, part: str) -> list[list[str]]:
-    """The arguments of each command with this part in it, in the order of the page."""
-    lines = "".join(blocks(page, "sh")).splitlines()
-    return [shlex.split(line, comments=True) for line in lines if part in line]
 
 
 def write_files(page: Path, folder: Path) -> None:

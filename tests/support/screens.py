@@ -81,14 +81,6 @@ def on_terminal(columns: int, *words: str, **variables: str) -> Iterator[OnTermi
         shown.close()
 
 
-def seen(columns: int, *words: str, **variables: str) -> tuple[list[str], str]:
-    """Run a command. Returns its lines without colours and trailing blanks, and the raw text."""
-    with on_terminal(columns, *words, **variables) as shown:
-        assert shown.end() == 0, shown.text
-        lines = re.sub(r"\x1b\[[0-9;?]*\w", "", shown.text).replace("\r", "").splitlines()
-        return [line.rstrip() for line in lines], shown.text
-
-
 def take_terminal() -> None:
     """Make Ctrl-C a signal, which the parent of the tests may ignore."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

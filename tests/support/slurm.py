@@ -70,18 +70,6 @@ class Slurm:
         harness.wait_until(has_ended, f"the end of job {job}", self.logs)
         return self.state(job)
 
-    def node_state(self, node: str) -> str:
-        """idle, mixed, allocated, completing, down, ..., with a sign behind it when the node does not answer."""
-        return self.run("sinfo", "--noheader", "--nodes", node, "--partition=low", "--format=%T").stdout.strip()
-
-    def kill(self, node: str) -> None:
-        """End slurmd and all jobs on a node, like a power cut; without networks of its own, slurmd alone."""
-        self.run(SCRIPT, "kill", node)
-
-    def start(self, node: str) -> None:
-        """Start a killed node again."""
-        self.run(SCRIPT, "start", node)
-
     def logs(self, num_lines: int = 15) -> str:
         """The last lines of the logs of slurmctld and slurmd, and of what jobs wrote to the folder of the cluster."""
         paths = [*sorted((self.folder / "log").glob("*.log")), *sorted(self.folder.glob("slurm-*.out"))]

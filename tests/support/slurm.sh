@@ -3,8 +3,6 @@
 #   slurm.sh install     installs Debian's packages where they are missing and it may
 #   slurm.sh up          starts it; prints the line to put in your shell
 #   slurm.sh down        ends it, also what a broken `up` left
-#   slurm.sh kill n1     ends all that runs on a node, like a power cut
-#   slurm.sh start n1    starts a node again
 # SLURM_ROOT names the folder that holds all it writes. As root, where the machine allows it, every node has its own
 # network and host name (nodes.sh); else both are this machine.
 # With SLURM_ACCOUNTING=yes it has a data base that sacct reads, and forgets jobs after seconds; without it sacct fails.
@@ -222,7 +220,5 @@ export SLURM_CONF=$root/slurm.conf NODES_ROOT=$root/nodes
 case "${1:-}" in
   up) up ;;
   down) down ;;
-  kill) kill_node "$2" ;;
-  start) start_node "$2" ;;
-  *) sed -n '2,11s/^# //p' "$0" >&2; exit 2 ;;
+  *) sed -n '2,9s/^# //p' "$0" >&2; exit 2 ;;
 esac

@@ -1,6 +1,5 @@
 """Work of workers in tests of their parent, in place of a training."""
 
-import atexit
 import os
 import signal
 import time
@@ -32,14 +31,6 @@ def listens(job: Job, *_: Any, **__: Any) -> int:
             time.sleep(0.01)
     except KeyboardInterrupt:
         return 130
-    return 75
-
-
-def is_late(job: Job, *_: Any, **__: Any) -> int:
-    """Receive a signal after all is done."""
-    SignalFlag(has_parent=True).install()
-    print(os.getpid(), flush=True)
-    atexit.register(os.kill, os.getpid(), signal.SIGQUIT)
     return 75
 
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
 
-from lockstep.benchmark import command, report, results
+from lockstep.benchmark import command, results
 from lockstep.benchmark.environments import Environment, Machines, available_machines, environments
 from lockstep.config import overrides
 from lockstep.config.checks import validation
@@ -41,25 +40,6 @@ def record(name: str, workers: int, seconds: float, **changes: Any) -> dict[str,
         "elapsed_s": 60.0, "images_per_s": results.spread([1000 / time for time in times]),
         "epoch_s": results.spread(times), "val_accuracy": 0.9, **changes,
     }  # fmt: skip
-
-
-def whole(*records: dict[str, Any], name: str = "digits") -> dict[str, Any]:
-    """results.json of these records."""
-    return {
-        "command": f"lockstep benchmark {name}",
-        "date": "2026-11-21 12:00:00+00:00",
-        "name": f"{name}_resnet18",
-        "settings": {"budget_s": 60.0},
-        "nodes": "n[1-2]",
-        "environment": {
-            **{"cpu": name, "cpu_cores": 2, "gpus": [name, name], "python": "3.12", "commit": "abc"},
-            "packages": {"torch": "2.15", "lightning": "2.6", "lockstep": "1.0"},
-        },
-        "environments": list(records),
-    }
-
-
-SKIPPED = {"name": "gpu", "device": "gpu", "state": "skipped", "reason": "needs more GPUs than this machine has (0)"}
 
 
 def test_speed_up_single_worker_same_device() -> None:
@@ -181,12 +161,6 @@ def test_record_of_a_run(tmp_path: Path) -> None:
     epochs = results.record(environment, folder, "stopped", "interrupted")
     assert (epochs["epochs"], epochs["val_accuracy"]) == (3, 0.9)
     assert epochs["epoch_s"] == {"median": 5, "low": 4, "high": 10, "count": 3}
-
-
-def test_report_files(tmp_path: Path) -> None:
-    report.write(tmp_path, whole(record("cpu", 1, 10), record("two", 2, 6), SKIPPED))
-    assert {path.name for path in tmp_path.iterdir()} == {"report.pdf", "epoch_time.png"}
-    assert imread(tmp_path / "epoch_time.png").std() > 0
 
 
 def start(cwd: Path, *texts: str) -> subprocess.Popen[bytes]:

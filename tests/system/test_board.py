@@ -222,16 +222,6 @@ def test_unknown_address(client: Client) -> None:
         assert client.get(f"{BASE}/{address}", base_url=LOCAL).status_code == 404
 
 
-def test_sweep_of_trials(tmp_path: Path) -> None:
-    """Trials name their sweep, unless it is all there is."""
-    write_run(tmp_path / "day" / "sweep" / "0")
-    write_run(tmp_path / "day" / "alone")
-    (tmp_path / "day" / "sweep" / SWEEP).write_text("{}")
-    sweeps = {name: facts.get("sweep") for name, facts in listed(board(tmp_path)).items()}
-    assert sweeps == {"day/sweep/0": "day/sweep", "day/alone": None}
-    assert "sweep" not in listed(board(tmp_path / "day" / "sweep"))["0"]
-
-
 def test_sweep(tmp_path: Path) -> None:
     settings = [(lr, seed) for lr in (0.05, 0.1) for seed in (0, 1)]
     accuracies = {(f"optimizer.lr={lr}", f"seed={seed}"): 0.8 + lr + seed / 100 for lr, seed in settings}

@@ -79,7 +79,7 @@ def test_stop_live_run(tmp_path: Path, page: Any) -> None:
 
 def test_table_states(root: Path, site: str, page: Any) -> None:
     write_run(root / "finished", "finished", percent=100.0)
-    stopped = write_run(root / "stopped", "stopped", percent=50.0, reason="signal SIGTERM")
+    stopped = write_run(root / "stopped", "stopped", percent=50.0)
     save_checkpoint(stopped)
     write_run(root / "killed", host=socket.gethostname(), percent=50.0)
     (write_run(root / "broken", None).path / "status.json").write_text("{garbage")
@@ -97,11 +97,7 @@ def test_table_states(root: Path, site: str, page: Any) -> None:
         expect(line.locator(".percent")).to_have_text(percent)
         assert line.get_by_role("button", name=re.compile("^Stop")).is_visible() == (name == "live")
     row(page, "stopped").click()
-    expect(page.locator("dl")).to_contain_text("signal SIGTERM")
     expect(page.locator(".resume code")).to_have_text(f"python train.py resume={stopped.path}")
-    row(page, "broken").click()
-    expect(page.locator("dl")).to_contain_text("status.json cannot be read")
-    expect(page.locator(".resume")).to_be_hidden()
 
 
 def test_details(root: Path, site: str, page: Any) -> None:

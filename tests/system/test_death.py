@@ -21,8 +21,8 @@ HOST = socket.gethostname()
 SOURCE = ROOT / "tests" / "support" / "callbacks.py"
 
 
-def dies(how: str, rank: int = 0, seed: str = "null") -> str:
-    return f"+callbacks.dies={{_target_:tests.support.callbacks.Dies,how:{how},rank:{rank},seed:{seed}}}"
+def dies(how: str, rank: int) -> str:
+    return f"+callbacks.dies={{_target_:tests.support.callbacks.Dies,how:{how},rank:{rank}}}"
 
 
 def line_of(text: str) -> int:
@@ -76,15 +76,6 @@ def test_task_of_srun_dies(tmp_path: Path) -> None:
     assert reason.startswith(f"rank 1 of 2 on {HOST} (pid {tasks[1].pid}) has been silent since ")
     assert reason in told[0]
     assert f'File "{SOURCE}", line {line_of("    ctypes.string_at(0)")}' in folder.rank_log(1).read_text()
-
-
-def test_trial_dies(tmp_path: Path) -> None:
-    number = signal.SIGSEGV
-    done = run(tmp_path, command("-m", *SMALL, "trainer.max_epochs=1", dies(number.name, seed="1"), "seed=0,1"))
-    assert done.returncode == 1
-    (tree,) = tmp_path.glob("outputs/*/*_sweep")
-    assert RunFolder(tree / "0").read_status()["state"] == "finished"
-    assert_reported(RunFolder(tree / "1"), "the process of the trial", number, done.stderr + done.stdout)
 
 
 STACK = """Fatal Python error: Segmentation error

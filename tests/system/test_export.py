@@ -90,8 +90,6 @@ def test_export_of_photographs(trained: dict[str, RunFolder], tmp_path: Path) ->
             other = predict.predictions(module, replace(view, crop_percent=0.5)(image))[0]
             apart.append((other - expected).abs().max().item() / limit)
         assert max(apart) > 2 or kind == "letterbox"
-    state = torch.load(trained["photos"].best_checkpoint, weights_only=True)
-    assert "averaging_state" in state or "current_model_state" in state  # the averaged weights were exported
 
 
 def test_export_answers(trained: dict[str, RunFolder], tmp_path: Path) -> None:

@@ -159,13 +159,6 @@ def test_bytes_after_a_signal(
     assert written(tmp_path) == by_one(name)
 
 
-@pytest.mark.full
-def test_torchrun_evaluates(trained: RunFolder, tmp_path: Path) -> None:
-    evaluate = ("eval", str(trained.path), "--trust")
-    assert torchrun(tmp_path, *evaluate).stdout == lockstep(tmp_path, *evaluate).stdout
-    assert "trainer.devices=3" in torchrun(tmp_path, *evaluate, "--devices", "3").stderr
-
-
 @pytest.mark.parametrize(
     ("name", "more", "part"),
     [

@@ -114,13 +114,3 @@ def test_a_run_that_fails_has_its_path_and_its_error(here: Path) -> None:
     found = value(lockstep(here, "train", *SMALL, "hydra.run.dir=failed", "seed=0", breaks, "--json"), EXIT_FAILED)
     assert found["state"] == "failed"
     assert "RuntimeError: kaputt" in found["errors"][0]["message"]
-
-
-@pytest.mark.processes
-def test_images_that_cannot_be_read_are_errors_of_a_prediction(here: Path) -> None:
-    (here / "odd").mkdir()
-    write_image(here / "odd" / "good.png", 1)
-    (here / "odd" / "bad.png").write_bytes(b"no image")
-    found = value(lockstep(here, "predict", "latest", "odd", "--json"), EXIT_FAILED)
-    assert (len(found["rows"]), found["unreadable"]) == (1, 1)
-    assert "bad.png" in found["errors"][0]["message"]

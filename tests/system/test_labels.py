@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import lockstep, output_of
+from tests.support.commands import output_of
 from tests.support.harness import SMALL, train_all, write_run
 from tests.support.recipes import SOURCES
 from tests.support.sources import wrong_labels
@@ -45,10 +45,6 @@ def test_labels_of_a_run(tmp_path: Path) -> None:
     assert sum(row["suspicious"] == "1" for row in rows) == facts["suspicious"] == len(facts["labels"])
     assert facts["images"] == 54
     assert (tmp_path / "one.png").is_file()
-    again = lockstep(tmp_path, *words)
-    assert (again.returncode, "one.csv exists" in again.stderr) == (2, True)
-    shown = lockstep(tmp_path, "labels", run.path, "--strategy", "cpu").stdout
-    assert "data.folds=5 data.fold=0,1,2,3,4 judges all." in shown
 
 
 @pytest.mark.full

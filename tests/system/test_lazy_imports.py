@@ -26,20 +26,7 @@ assert "torchmetrics.image" not in sys.modules
 """
 
 
-def python(code: str, **variables: str) -> str:
-    """The output of a program in a new interpreter."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        env={**environ(), **variables},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_a_training_imports_no_unused_library(tmp_path: Path) -> None:
+def test_imports_of_training(tmp_path: Path) -> None:
     notes = f"+callbacks.notes={{_target_:tests.support.callbacks.NotesImports,path:'{tmp_path / 'modules.json'}'}}"
     words = command("debug=fast", "model.width=4", "strategy=cpu", "trainer.devices=2", notes)
     variables = {**environ(), "PYTHONPATH": str(ROOT)}
@@ -68,7 +55,7 @@ for code in json.loads(sys.argv[1]):
 """
 
 
-def test_upstream_still_imports_what_is_deferred() -> None:
+def test_imports_of_upstream() -> None:
     """Each line in a process that has imported torch alone."""
     words = [sys.executable, "-c", IN_FORKS, json.dumps([*UPSTREAM])]
     done = subprocess.run(words, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
@@ -131,35 +118,6 @@ assert torch._dynamo.utils.counters is not None and "torch._dynamo.eval_frame" i
 with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
     assert torch._dynamo.utils.get_optimize_ddp_mode() == "python_reducer"
 """,
-    "plots of metrics": """
-import matplotlib
-matplotlib.use("agg")
-import matplotlib.pyplot as plt
-from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
-metric = MulticlassAccuracy(3)
-metric.update(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1]))
-plt.rcParams["lines.linewidth"] = 7  # that of a style counts while torchmetrics draws
-figure, axes = metric.plot()
-assert isinstance(figure, plt.Figure)
-assert axes.lines[0].get_linewidth() == matplotlib.rcParamsDefault["lines.linewidth"]
-_, ax = plt.subplots()
-assert metric.plot(ax=ax)[0] is None
-together = MetricCollection([metric]).plot(together=True, ax=plt.subplots()[1])
-from torchmetrics.utilities import plot
-assert plot._error_on_missing_matplotlib() is None
-assert isinstance(ax, plot._AX_TYPE) and not isinstance(3, plot._AX_TYPE)
-""",
-    "a plot as the first use of matplotlib": """
-import os
-os.environ["MPLBACKEND"] = "agg"
-from torchmetrics.classification import MulticlassAccuracy
-metric = MulticlassAccuracy(3)
-metric.update(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1]))
-assert "matplotlib" not in sys.modules
-figure, axes = metric.plot()
-assert type(axes).__name__ == "Axes"
-""",
     "torch.compile": """
 parameter = torch.nn.Parameter(torch.ones(2))
 optimizer = torch.optim.SGD([parameter], lr=1.0)
@@ -200,11 +158,8 @@ with ThreadPoolExecutor(8) as pool:
 
 
 @pytest.mark.parametrize("use", LATER)
-def test_a_deferred_module_works_when_it_is_used(use: str) -> None:
-    """In forks of a process with deferred imports. It has drawn pictures, so tests of plots use a new process."""
+def test_deferred_module(use: str) -> None:
+    """In forks of a process with deferred imports."""
     code = f"import warnings; warnings.simplefilter('error')\n{IMPORTED}import torch\n{LATER[use]}"
-    if "plot" in use:
-        python(code)
-        return
     done = commands.run([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr

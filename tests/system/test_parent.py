@@ -69,12 +69,6 @@ def test_signal_forwarded(tmp_path: Path) -> None:
         assert parent.code() == 75
 
 
-def test_signal_at_exit_of_worker(tmp_path: Path) -> None:
-    with started(tmp_path, "is_late") as parent:
-        _, errors = parent.process.communicate(timeout=PATIENCE_S)
-        assert (parent.process.returncode, errors) == (75, "")
-
-
 def test_worker_killed_by_second_ctrl_c(tmp_path: Path) -> None:
     with started(tmp_path, "ignores") as parent:
         parent.process.send_signal(signal.SIGINT)

@@ -155,12 +155,3 @@ def test_resume_refused_damaged_file(folder: RunFolder, name: str, content: byte
     assert (folder.path / name).read_bytes() == content
     assert prepared_run.run_prepared(folder.path, "train") == EXIT_CONFIG
     assert name in folder.failure.read_text()
-
-
-@pytest.mark.full
-@pytest.mark.processes
-def test_evaluation_refused_damaged_checkpoint(folder: RunFolder) -> None:
-    cut_short(folder.best_checkpoint)
-    done = commands.lockstep(folder.path.parent, "eval", folder.path)
-    assert done.returncode == EXIT_CONFIG
-    assert "best.ckpt is damaged" in done.stderr

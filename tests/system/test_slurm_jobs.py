@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 
-from lockstep.cluster import submission
-from lockstep.config.checks import validation
-from lockstep.config.composing import compose
 from lockstep.launch import worker
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
 from tests.support.harness import difference, wait_until, write_run
 from tests.support.slurm import Slurm, started
-from tests.support.slurm_jobs import CLUSTER, SLOW, TINY, Shell, Submitted, on_node
+from tests.support.slurm_jobs import SLOW, TINY, Shell, Submitted, on_node
 
 pytestmark = pytest.mark.processes
 
@@ -65,32 +62,12 @@ def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> dict[str, Submit
     runs = {name: shell.submit(*TINY, SLOW % 4, *words, f"name={name}") for name, words in overrides.items()}
     for run in runs.values():
         run.wait_for_step(1)
-    shell.jobs("cancel", "999", code=EXIT_CONFIG)
-    shell.jobs("requeue", runs["cancelled"].id, code=EXIT_CONFIG)
     slurm.sbatch("true", "--partition=high", "--nodelist=n1", "--exclusive")
     slurm.run("scancel", "--signal=USR1", runs["inside"].id)  # as SLURM warns of the time limit
     shell.jobs("cancel", runs["cancelled"].folder.path)
     for run in runs.values():
         wait_until(lambda run=run: "requeued" in run.log or "cancelled" in run.log, f"{run.folder.path} is cut")
     return runs
-
-
-@pytest.mark.parametrize(("is_head", "num_lines"), [(False, 4), (True, 1)])
-def test_command_by_every_task_or_one(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch, is_head: bool, num_lines: int
-) -> None:
-    workers = ("trainer.num_nodes=2", "trainer.devices=2", "strategy=cpu")
-    config = validation.check_config(compose.compose_config([*CLUSTER, *workers]))
-    folder = RunFolder(shell.cwd / "outputs" / f"command{num_lines}")
-    folder.path.mkdir(parents=True)
-    monkeypatch.setenv("SLURM_CONF", shell.slurm.environ["SLURM_CONF"])
-    monkeypatch.chdir(shell.cwd)
-    submission.submit_command(folder, ["jobs", "list", str(folder.path)], config, name="list", is_head=is_head)
-    job = Submitted(shell, folder, "")
-    job.wait()
-    logs = "".join(path.read_text() for path in folder.job_files.glob(f"{job.id}_*_log.out"))
-    assert logs.count("running") == num_lines, logs
-    assert folder.read_status()["state"] == "finished"
 
 
 def test_two_nodes_of_two_processes(shell: Shell, alone: RunFolder, figure: Any) -> None:
@@ -145,25 +122,6 @@ def test_missing_gpus_in_container(shell: Shell, slurm: Slurm) -> None:
     assert slurm.show(run.id)["TresPerNode"] == "gres:gpu:1"  # which are files here
     assert slurm.show(run.id)["ExitCode"] == f"{EXIT_CONFIG}:0"
     assert "cluster.gpus_per_node=1, but SLURM shows 0 GPUs" in run.log
-
-
-@pytest.mark.full
-def test_node_failure(shell: Shell, slurm: Slurm, alone: RunFolder) -> None:
-    if not slurm.has_networks:
-        pytest.skip("both nodes are this machine")
-    slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")  # time_limited runs on there
-    run = shell.submit(*TINY, SLOW % 1, "name=moved")
-    run.wait_for_step(2)
-    slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
-    slurm.kill("n1")
-    try:
-        run.wait()
-        assert slurm.show(run.id)["NodeList"] == "n2"
-        assert int(slurm.show(run.id)["Restarts"]) == 1
-        assert difference(alone, run.folder) == 0
-    finally:
-        slurm.start("n1")
-        wait_until(lambda: slurm.node_state("n1") in ("idle", "mixed"), what="n1 is back")
 
 
 @pytest.mark.full

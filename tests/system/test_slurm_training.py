@@ -16,7 +16,6 @@ from tests.support.slurm import Slurm
 from tests.support.slurm_jobs import Shell
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
-BRIEF = (*SMALL, "trainer.max_epochs=1", "silent=true")
 
 
 @pytest.fixture(autouse=True)
@@ -84,13 +83,6 @@ pathlib.Path("taken").touch()
 time.sleep(600)
 """
 HOLD = f"{shlex.join([sys.executable, '-c', HOLDER])} &\nuntil [ -e taken ]; do sleep 0.1; done"
-
-
-def test_taken_port(slurm: Slurm, tmp_path: Path) -> None:
-    job = slurm.sbatch(f"{HOLD}\nsrun {shlex.join(command(*BRIEF, 'strategy=ddp'))}", "--ntasks=1", cwd=tmp_path)
-    assert slurm.wait(job) == "FAILED"
-    assert slurm.show(job)["ExitCode"] == "2:0"
-    assert "MASTER_PORT" in (tmp_path / f"slurm-{job}.out").read_text()
 
 
 def test_free_port_of_prepared_run(slurm: Slurm, alone: RunFolder, tmp_path: Path) -> None:

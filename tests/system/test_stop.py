@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -70,19 +69,6 @@ def test_time_limit(tmp_path: Path) -> None:
         assert run.exit_code() == EXIT_STOPPED
         assert run.folder.read_status()["reason"] == "time limit, trainer.max_time_s=1"
         assert "trainer.max_time_s=null" in run.log.read_text()
-
-
-@pytest.mark.full
-def test_frozen_rank(tmp_path: Path) -> None:
-    with training(tmp_path, *LONG, "trainer.devices=2", "strategy.timeout_s=20") as run:  # it is waited for
-        run.wait_for_step(2)
-        workers = run.workers()
-        os.kill(workers[1], signal.SIGSTOP)
-        assert run.exit_code() == 1
-        assert_nothing_alive(workers)
-        reason = run.folder.read_status()["reason"]
-        assert reason.startswith(f"rank 1 of 2 on {socket.gethostname()} (pid {workers[1]}) has been silent since ")
-        assert reason in run.log.read_text()
 
 
 def test_stops_and_resumes(tmp_path: Path, figure: Any) -> None:

@@ -14,7 +14,6 @@ from lockstep.runs.folder import RunFolder
 from tests.support.callbacks import SEES
 from tests.support.harness import (
     PATIENCE_S,
-    ROOT,
     difference,
     train_all,
     wait_until,
@@ -48,21 +47,6 @@ def test_eight_trials_on_two_cores(tmp_path: Path) -> None:
     assert max(difference(one, other) for one, other in zip(alone, folders, strict=True)) <= 1e-12
     best, known = (runs[table["best_trials"][0]] for runs in (folders, alone))
     assert best.read_summary()["test_accuracy"] == known.read_summary()["test_accuracy"]
-
-
-@pytest.mark.full
-def test_trials_on_four_gpus(tmp_path: Path) -> None:
-    """Trials with one and two workers see GPUs of their own, and all are used."""
-    path = f"{ROOT / 'tests' / 'support' / 'faked_gpus'}:{ROOT}"
-    texts = [*TINY, "strategy=auto", "trainer.devices=2,1", "seed=0,1,2", SEES % "2", "sweep.test=none"]
-    run(tmp_path, *texts, PYTHONPATH=path, code=0)
-    folders = trials_of(tmp_path)
-    facts = [{**seen(folder), "seen": seen(folder)["gpus"].split(",")} for folder in folders]
-    assert [len(each["seen"]) for each in facts] == [2, 2, 2, 1, 1, 1]
-    assert [folder.read_summary()["workers"] for folder in folders] == [2, 2, 2, 1, 1, 1]
-    beside = [(one, other) for one, other in itertools.combinations(facts, 2) if overlap(one, other)]
-    assert not any(set(one["seen"]) & set(other["seen"]) for one, other in beside)
-    assert {gpu for each in facts for gpu in each["seen"]} == {"0", "1", "2", "3"}
 
 
 @pytest.mark.full

@@ -186,13 +186,6 @@ def test_runs_empty_or_missing_folder(tmp_path: Path, lockstep: Any) -> None:
     assert (said.code, "nowhere" in said.err) == (2, True)
 
 
-def test_runs_unknown_sort(four: Path, lockstep: Any) -> None:
-    said = lockstep("runs", "--sort=-lr")
-    assert (said.code, said.out) == (2, "")
-    assert "--sort lr" in said.err
-    assert "val/accuracy" in said.err
-
-
 def test_runs_control_characters(tmp_path: Path, lockstep: Any) -> None:
     run(tmp_path / "outputs" / os.fsdecode(b"a\x1b[2J\tb\nc\xe9"), "x=\u202e1", name="\x1b]0;x\x07")
     run(tmp_path / "outputs" / "b")
