@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,6 +35,7 @@ from tests.support.boards import (
 )
 from tests.support.harness import PATIENCE_S
 from tests.support.trainings import children_of
+from tests.support.users import without_rights
 
 
 def why_off(client: Client, base_url: str = LOCAL) -> str:
@@ -159,6 +161,18 @@ def test_stop_searches_again(client: Client, live: RunFolder) -> None:
     late = write_run(live.path.parent / "late")
     assert stop(client, hashlib.sha256(b"late").hexdigest()[:16]).status_code == 200
     assert late.stop_flag.exists()
+
+
+def test_stop_run_of_another_user() -> None:
+    with tempfile.TemporaryDirectory() as root:  # not tmp_path, which only its owner may enter
+        folder = write_run(Path(root) / "run")
+        Path(root).chmod(0o755)
+        folder.path.chmod(0o555)
+        client = board(Path(root))
+        key = id_of(client, "run")
+        with without_rights():
+            assert stop(client, key).status_code == 403
+        folder.path.chmod(0o755)
 
 
 def test_note_saved(client: Client, live: RunFolder) -> None:

@@ -483,6 +483,14 @@ def test_finished_while_waiting(tmp_path: Path) -> None:
     assert not folder.last_checkpoint.exists()
 
 
+def test_warned_while_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that waits for an older process ends when SLURM warns of the time limit."""
+    monkeypatch.setattr(signal, "sigpending", lambda: {signal.SIGUSR1})
+    folder = write_run(tmp_path / "run", SMALL)
+    with folder.lock():
+        assert prepared_run.train_prepared(folder, has_test=True) == EXIT_STOPPED
+
+
 def test_signals_before_handlers() -> None:
     ours = """
 import os, signal, sys
