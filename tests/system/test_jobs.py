@@ -647,21 +647,6 @@ def test_refuse_live_pending(four: Path) -> None:
 # -- the background of this machine ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "ids"),
-    [
-        *(("local-a", ["local-b"]), ("local-b", ["local-b"]), ("21", ["25"]), ("17_1", ["25"])),
-        *(("25", ["25"]), ("17_0", ["17_0"]), ("17", ["17_0", "25"])),  # all runs of the array
-    ],
-)
-def test_select_jobs_requeued(tmp_path: Path, name: str, ids: list[str]) -> None:
-    records: list[jobs.Recorded] = [
-        (discovery.DiscoveredRun("", id, RunFolder(tmp_path)), Record(**job_records.fields(id=id, earlier=earlier)))
-        for id, earlier in (("17_0", ()), ("25", ("17_1", "21")), ("local-b", ("local-a",)))
-    ]
-    assert [record.id for _, record in jobs.select_jobs(records, [name])] == ids
-
-
 def lockstep_jobs(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return run_command([TOOL, "jobs", *words], cwd)
 

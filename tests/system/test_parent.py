@@ -19,11 +19,11 @@ pytestmark = [pytest.mark.full, pytest.mark.processes]
 
 
 class Parent:
-    """A parent in a process group of its own, as in a terminal, whose workers print their process ids first."""
+    """A parent in a process group of its own, as in a terminal, whose worker prints its process id first."""
 
-    def __init__(self, cwd: Path, work: str, num_workers: int) -> None:
+    def __init__(self, cwd: Path, work: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM.format(work=work, num_workers=num_workers)],
+            [sys.executable, "-c", PROGRAM.format(work=work)],
             cwd=cwd,
             env={**environ(), "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
@@ -44,8 +44,8 @@ class Parent:
 
 
 @contextmanager
-def started(cwd: Path, work: str = "listens", num_workers: int = 1) -> Iterator[Parent]:
-    parent = Parent(cwd, work, num_workers)
+def started(cwd: Path, work: str = "listens") -> Iterator[Parent]:
+    parent = Parent(cwd, work)
     try:
         yield parent
     finally:
@@ -61,12 +61,6 @@ def test_ctrl_c_twice(tmp_path: Path) -> None:
         assert parent.process.poll() is None
         parent.to_group(signal.SIGINT)
         assert parent.code() == 130
-
-
-def test_signal_forwarded(tmp_path: Path) -> None:
-    with started(tmp_path, num_workers=2) as parent:
-        parent.process.send_signal(signal.SIGTERM)
-        assert parent.code() == 75
 
 
 def test_worker_killed_by_second_ctrl_c(tmp_path: Path) -> None:

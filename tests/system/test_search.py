@@ -1,7 +1,6 @@
 """Searches by Optuna, with trainings that are replaced by a function, and with real ones."""
 
 import signal
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from lockstep.config import build
 from lockstep.config.checks import validation
 from lockstep.config.composing import compose
 from lockstep.config.composing.compose import CONF, groups
@@ -221,15 +219,6 @@ def test_study_of_other_objective(tmp_path: Path, directions: Any) -> None:
     optuna.create_study(storage=journal(tmp_path), study_name="study", directions=directions)
     with pytest.raises(ConfigError, match="optimizes something else"):
         study_in(Ledger.open(tmp_path, None, ()), {}, search_of(), ACCURACY)
-
-
-def test_samplers_of_conf() -> None:
-    for option in groups(CONF)["search"]:
-        found = validation.check_config(compose.compose_config([f"search={option}"])).search
-        assert found is not None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            assert isinstance(build.build(found.sampler), optuna.samplers.BaseSampler)
 
 
 @pytest.mark.full

@@ -169,14 +169,6 @@ def test_runs_sorted(four: Path, lockstep: Any, order: tuple[str, ...], expected
     assert "".join(line[1][-1] for line in lines) == expected
 
 
-def test_runs_json(four: Path, lockstep: Any) -> None:
-    found = json.loads(lockstep("runs", "--json").out)
-    assert [each["run"] for each in found] == ["day/11_b", "day/12_c", "day/13_d", "day/10_a"]
-    expected = {"best": 0.5, "epoch_s": 2.0, "started": NOW, "path": str(four / "day" / "10_a")}
-    assert (TRAINED | expected).items() <= found[3].items()
-    assert found[3]["overrides"] == ["model.width=8", "optimizer.lr=0.1"]
-
-
 def test_runs_empty_or_missing_folder(tmp_path: Path, lockstep: Any) -> None:
     said = lockstep("runs")
     assert (said.code, said.out) == (0, "")
