@@ -48,7 +48,7 @@ def cwd_of(folder: RunFolder) -> Path:
     return folder.path.parents[2]
 
 
-def test_a_run_leaves_all_its_files_and_no_other(trained: RunFolder) -> None:
+def test_files_of_run(trained: RunFolder) -> None:
     names = {path.name.partition(".tfevents")[0] for path in trained.path.iterdir()} - {".lock"}
     assert names == {
         "config.yaml", "run.json", "status.json", "metrics.csv",
@@ -59,9 +59,7 @@ def test_a_run_leaves_all_its_files_and_no_other(trained: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("precision", ["tf32", pytest.param("float16", marks=pytest.mark.full)])
-def test_a_run_in_a_precision_of_gpus_is_evaluated_without_one(
-    trained: RunFolder, tmp_path: Path, precision: str
-) -> None:
+def test_eval_in_precision_of_gpus(trained: RunFolder, tmp_path: Path, precision: str) -> None:
     folder = RunFolder(shutil.copytree(trained.path, tmp_path / "run"))
     folder.claim()
     text = folder.config.read_text()
@@ -70,7 +68,7 @@ def test_a_run_in_a_precision_of_gpus_is_evaluated_without_one(
     lockstep(cwd_of(trained), "eval", str(folder.path))
 
 
-def test_predictions_of_a_split_are_in_order_and_agree_with_the_evaluation(trained: RunFolder) -> None:
+def test_predictions_of_split(trained: RunFolder) -> None:
     lockstep(cwd_of(trained), "predict", "latest", "test", "--output", "out/test.csv", "--devices", "2")
     rows = list(csv.DictReader((cwd_of(trained) / "out/test.csv").read_text().splitlines()))
     truth = digits(val_fraction=0.1, test_fraction=0.2, split_seed=0).test
@@ -107,12 +105,12 @@ COMMANDS: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_works_as_installed_from_any_folder(trained: RunFolder, tmp_path: Path, name: str) -> None:
+def test_installed_command(trained: RunFolder, tmp_path: Path, name: str) -> None:
     paths = {"RUN": str(trained.path), "RUNS": str(cwd_of(trained) / "outputs")}
     lockstep(tmp_path, name, *(paths.get(word, word) for word in COMMANDS[name]))
 
 
-def test_no_command_is_left_out_of_those_that_are_tried(tmp_path: Path) -> None:
+def test_commands_complete(tmp_path: Path) -> None:
     names = re.findall(r"^    (\w+)\b", lockstep(tmp_path, "--help").stdout, re.MULTILINE)
     assert sorted(names) == sorted([*COMMANDS, *TRIED])
 
@@ -151,7 +149,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.full
-def test_values_of_every_kind_reach_the_configuration_of_the_run(project: Path) -> None:
+def test_overrides_of_all_types(project: Path) -> None:
     typed = (
         *("experiment=small", "model.stem=imagenet", "hydra.run.dir=here", "~callbacks.timer", "trainer.loads=[1]"),
         *("+callbacks.last.verbose=true", "++optimizer.lr=0.2", "trainer.max_time_s=null", "seed=7"),
@@ -170,7 +168,7 @@ def test_values_of_every_kind_reach_the_configuration_of_the_run(project: Path) 
 
 
 @pytest.mark.full
-def test_a_project_its_other_files_and_a_folder_next_to_it_are_found(project: Path) -> None:
+def test_config_files_of_project(project: Path) -> None:
     train(project, "model=tinier", "hydra.run.dir=first")
     first = config_of(project / "first")
     assert (first["name"], first["model"]["width"]) == ("of-the-project", 1)

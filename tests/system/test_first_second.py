@@ -59,22 +59,20 @@ def with_module(
         (signal.SIGUSR1, "lockstep.launch.runner"),
     ],
 )
-def test_a_signal_before_there_is_a_run_ends_the_command_with_one_line(
-    tmp_path: Path, number: signal.Signals, module: str
-) -> None:
+def test_signal_before_run(tmp_path: Path, number: signal.Signals, module: str) -> None:
     done, lines = signalled(tmp_path, command(*SMALL), number, module)
     assert lines == [f"lockstep: terminated by {number.name}, no run was started"]
     assert done.returncode == 128 + number
     assert not list(tmp_path.glob("outputs/*/*"))
 
 
-def test_an_error_waits_for_nothing_that_is_imported(tmp_path: Path) -> None:
+def test_error_before_imports(tmp_path: Path) -> None:
     done = with_module(tmp_path, "torch", "import time; time.sleep(1000)", command("optimizer.lrr=1"))
     assert done.returncode == EXIT_CONFIG
     assert "optimizer.lrr is not a setting" in done.stderr
 
 
-def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path: Path) -> None:
+def test_import_of_torch_fails(tmp_path: Path) -> None:
     done = with_module(tmp_path, "torch", "raise ImportError('failed to map segment')", command())
     line, end = done.stderr.splitlines()
     assert done.returncode == EXIT_FAILED
@@ -92,7 +90,7 @@ def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path: Path) -> None:
         (["benchmark", "trainer.max_epochs=1"], "lockstep.benchmark", signal.SIGTERM),
     ],
 )
-def test_a_command_with_nothing_to_save_ends_immediately(
+def test_signal_with_nothing_to_save(
     trained: RunFolder, tmp_path: Path, words: list[str], module: str, number: signal.Signals
 ) -> None:
     done, lines = signalled(tmp_path, [TOOL, *(word.format(run=trained.path) for word in words)], number, module)

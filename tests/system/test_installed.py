@@ -39,14 +39,7 @@ def test_files_of_wheel(installed: Path) -> None:
     assert run(home, installed / "lockstep", "--version") == f"lockstep {lockstep.__version__}\n"
 
 
-def test_what_the_unit_tests_read_of_the_package_is_in_the_wheel(installed: Path) -> None:
-    # as .github/workflows/release.yml tests a wheel, but only what depends on the place of its files
-    files = ("tests/unit/cli/test_schema.py", "tests/unit/test_architecture.py", "tests/unit/system/test_tracebacks.py")
-    words = ("-m", "pytest", "-q", "-n0", "-m", "not full and not processes", *files)
-    assert " passed" in run(ROOT, installed / "python", *words)
-
-
-def test_lockstep_trains_and_resumes_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+def test_train_in_empty_folder(installed: Path, tmp_path: Path) -> None:
     command = installed / "lockstep"
     stopped = run(tmp_path, command, "train", *BRIEF, "trainer.devices=2", STOP, code=EXIT_STOPPED)
     assert "  lockstep train resume=outputs/" in stopped, "no train.py here"
@@ -56,7 +49,7 @@ def test_lockstep_trains_and_resumes_in_an_empty_folder(installed: Path, tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["outputs"]
 
 
-def test_other_applications_of_hydra_see_nothing_of_lockstep(installed: Path, tmp_path: Path) -> None:
+def test_other_applications_of_hydra(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "conf" / "model").mkdir(parents=True)
     (tmp_path / "conf" / "model" / "mine.yaml").write_text("a: 1\n")
     (tmp_path / "conf" / "config.yaml").write_text("defaults: [model: mine]\n")
@@ -81,7 +74,7 @@ def pyright(cwd: Path, *words: str, **variables: str) -> dict[str, Any]:
     return json.loads(subprocess.run(line, cwd=cwd, env={**environ(), **variables}, **pipes).stdout)
 
 
-def test_a_strict_project_has_the_mistakes_that_it_marks_and_no_others(installed: Path, tmp_path: Path) -> None:
+def test_types_of_strict_project(installed: Path, tmp_path: Path) -> None:
     run(tmp_path, installed / "lockstep", "new", "tulips")
     marked: set[tuple[str, int]] = set()
     for path in PROJECT.glob("*.py"):

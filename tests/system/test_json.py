@@ -61,13 +61,13 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     ],
 )
-def test_a_command_prints_one_json_value_and_nothing_else(here: Path, words: tuple[str, ...], keys: str) -> None:
+def test_one_json_value(here: Path, words: tuple[str, ...], keys: str) -> None:
     assert {*keys.split()} <= value(lockstep(here, *words, "--json")).keys()
 
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_a_submitted_command_prints_its_job_and_jobs_print_theirs(here: Path) -> None:
+def test_json_of_jobs(here: Path) -> None:
     job = value(lockstep(here, "eval", "latest", "cluster=local", "--json"))
     (ended,) = value(lockstep(here, "jobs", "wait", job["job"], "--json"))
     assert (ended["id"], ended["exit_code"]) == (job["job"], 0)
@@ -100,7 +100,7 @@ def test_a_submitted_command_prints_its_job_and_jobs_print_theirs(here: Path) ->
         (("jobs", "wait", "--what"), "unknown", ""),
     ],
 )
-def test_an_error_is_json_too_with_its_exit_code(here: Path, words: tuple[str, ...], code: str, key: str) -> None:
+def test_json_of_error(here: Path, words: tuple[str, ...], code: int, error: tuple[str, str, str]) -> None:
     done = lockstep(here, *words, "--json")
     (found,) = value(done, EXIT_CONFIG)["errors"]
     assert [*found] == ["code", "key", "message", "hint"]
@@ -109,7 +109,7 @@ def test_an_error_is_json_too_with_its_exit_code(here: Path, words: tuple[str, .
 
 
 @pytest.mark.processes
-def test_a_run_that_fails_has_its_path_and_its_error(here: Path) -> None:
+def test_json_of_failed_run(here: Path) -> None:
     breaks = "+callbacks.breaks={_target_:tests.support.callbacks.Breaks,seed:0,word:kaputt}"
     found = value(lockstep(here, "train", *SMALL, "hydra.run.dir=failed", "seed=0", breaks, "--json"), EXIT_FAILED)
     assert found["state"] == "failed"

@@ -33,7 +33,7 @@ def senders(pid: int) -> list[int]:
     return found + [sender for child in below if child not in found for sender in senders(child)]
 
 
-def test_a_stopped_run_resumes_in_the_same_run_of_weights_and_biases(tmp_path: Path) -> None:
+def test_wandb_stop_and_resume(tmp_path: Path) -> None:
     with training(tmp_path, *LONG, *OFFLINE, "trainer.devices=2") as started:
         started.wait_for_step(6)
         (sender,) = senders(started.workers()[0])
@@ -56,7 +56,7 @@ def test_a_stopped_run_resumes_in_the_same_run_of_weights_and_biases(tmp_path: P
     assert len(points["test/loss"]) == 1
 
 
-def test_a_training_outlives_the_process_that_sends_its_points(tmp_path: Path) -> None:
+def test_wandb_killed(tmp_path: Path) -> None:
     with training(tmp_path, *LONG, *OFFLINE) as started:
         started.wait_for_step(3)
         (sender,) = senders(started.workers()[0])
@@ -72,7 +72,7 @@ def test_a_training_outlives_the_process_that_sends_its_points(tmp_path: Path) -
     assert "Traceback" not in started.log.read_text()
 
 
-def test_a_run_without_a_login_ends_before_its_first_step(tmp_path: Path) -> None:
+def test_wandb_without_login(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "WANDB_MODE": "online"}
     kept = {name: value for name, value in environ().items() if name != "WANDB_API_KEY"}
     words = command(*RECIPE, "logger=wandb", "trainer.devices=2")
@@ -81,7 +81,7 @@ def test_a_run_without_a_login_ends_before_its_first_step(tmp_path: Path) -> Non
     assert "config error: logger.wandb cannot start: " in done.stderr
 
 
-def test_two_workers_and_a_resume_write_one_run_of_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow", reason="pip install mlflow-skinny")
     from mlflow.tracking import MlflowClient
 

@@ -42,7 +42,7 @@ def test_data_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides:
 
 
 @pytest.mark.parametrize("setting", ["target_columns=[species]", "group_column=patient"])
-def test_a_wrong_column_is_refused_before_a_sweep(tmp_path: Path, setting: str) -> None:
+def test_wrong_column_of_sweep(tmp_path: Path, setting: str) -> None:
     rows = [{"path": write_image(tmp_path / f"{i}.png").name, "label": "ab"[i % 2]} for i in range(6)]
     file = write_list(tmp_path / "list.csv", rows)
     texts = ["data=list", f"data.file={file}", f"data.{setting}", "seed=0,1"]
@@ -61,9 +61,7 @@ def run(cwd: Path, words: list[str]) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.parametrize("more", [[], ["-m", "seed=0,1"]])
-def test_missing_data_ends_a_command_before_torch_is_imported_and_leaves_nothing(
-    tmp_path: Path, more: list[str]
-) -> None:
+def test_missing_data_of_command(tmp_path: Path, more: list[str]) -> None:
     words = command(*more, "data=image_folder", "data.root=nowhere")
     done = run(tmp_path, [words[0], "-X", "importtime", *words[1:]])
     assert done.returncode == EXIT_CONFIG, done.stderr

@@ -73,7 +73,7 @@ def test_secrets_of_sweep(tmp_path: Path) -> None:
     assert differences(trials) == []
 
 
-def test_a_benchmark_and_the_facts_of_a_run_keep_their_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_of_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["+benchmark=default", OWN, "+callbacks.own.api_token=hunter1"]
     config = validation.check_config(compose.compose_config(texts))
     assert isinstance(config, BenchmarkConfig)

@@ -23,7 +23,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_pages_work_offline_and_are_listed_for_programs(site: Path) -> None:
+def test_pages_offline(site: Path) -> None:
     listed = re.findall(r"^- \[.+\]\((.+\.md)\): .", (site / "llms.txt").read_text(), re.MULTILINE)
     pages = {path.stem for kind in ("md", "ipynb") for path in (ROOT / "docs").glob(f"*.{kind}")} - {"index"}
     assert sorted(listed) == sorted(f"{page}.md" for page in pages)
@@ -32,7 +32,7 @@ def test_the_pages_work_offline_and_are_listed_for_programs(site: Path) -> None:
         assert re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="https?:', page.read_text()) == [], page.name
 
 
-def test_the_notebook_shows_what_it_prints(tmp_path: Path) -> None:
+def test_notebook_current(tmp_path: Path) -> None:
     shown, now = notebook.stored(), notebook.executed(tmp_path)
     assert notebook.shapes(shown) == notebook.shapes(now), f"python -m {notebook.__name__}"
     for text in ("\n".join(notebook.texts(each)) for each in (shown, now)):
