@@ -55,7 +55,6 @@ def test_files_of_run(trained: RunFolder) -> None:
         "images.json.gz", "summary.json", "checkpoints", "events.out", "validation", "test", "pictures",
     }  # fmt: skip
     assert {path.name for path in trained.checkpoints.iterdir()} == {"best.ckpt", "last.ckpt"}
-    assert [row["epoch"] for row in trained.read_metrics()] == ["1", "2"]
 
 
 @pytest.mark.parametrize("precision", ["tf32", pytest.param("float16", marks=pytest.mark.full)])
