@@ -44,7 +44,7 @@ def test_sweep_as_array(slurm: Slurm, tmp_path: Path) -> None:
     array = job_of(trials[0]).partition("_")[0]
     assert [job_of(trial) for trial in trials] == [f"{array}_{number}" for number in range(3)]
     slurm.run(*command(*SWEEP, *SLURM), cwd=tmp_path)
-    assert states_of(tmp_path) == ["submitted"] * 3
+    assert states_of(tmp_path) == ["pending"] * 3  # the same jobs
     slurm.run("scontrol", "update", "NodeName=n1,n2", "State=RESUME")
     wait = (sys.executable, "-m", "lockstep.cli.main", "jobs", "wait", tree)
     slurm.run(*wait, cwd=tmp_path, code=EXIT_FAILED)
