@@ -24,7 +24,7 @@ from lockstep.config.overrides import plan
 from lockstep.config.saved import config_file
 from lockstep.runs import files
 from lockstep.runs.folder import RunFolder
-from lockstep.sweeps.ledger import Ledger
+from lockstep.trials.ledger import Ledger
 from tests.support.harness import environ, wait_until
 
 BASE = f"/data/plugin/{NAME}"

@@ -30,7 +30,7 @@ from lockstep.runs import discovery
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
 from lockstep.sweeps import array
 from lockstep.sweeps import command as sweeps
-from lockstep.sweeps.ledger import Ledger, Trial
+from lockstep.trials.ledger import Ledger, Trial
 from tests.support import job_records
 from tests.support.commands import run as run_command
 from tests.support.composed import composed_once

@@ -3,7 +3,7 @@
 import json
 import subprocess
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -100,7 +100,7 @@ def test_json_of_jobs(here: Path) -> None:
         (("jobs", "wait", "--what"), "unknown", ""),
     ],
 )
-def test_json_of_error(here: Path, words: tuple[str, ...], code: int, error: tuple[str, str, str]) -> None:
+def test_json_of_error(here: Path, words: tuple[str, ...], code: str, key: str) -> None:
     done = lockstep(here, *words, "--json")
     (found,) = value(done, EXIT_CONFIG)["errors"]
     assert [*found] == ["code", "key", "message", "hint"]

@@ -1,10 +1,13 @@
 """Errors for users: one record, composed and printed at one place."""
 
 import pickle
+import re
+from typing import get_args
 
 import pytest
 
-from lockstep.config.errors import ConfigError, Error, errors_of, exit_with, report
+from lockstep.config.errors import Code, ConfigError, Error, errors_of, exit_with, report
+from tests.support.harness import ROOT
 
 
 @pytest.mark.parametrize(
@@ -56,3 +59,8 @@ def test_all_errors_are_printed_once_without_secrets_and_read_again(capsys: pyte
 )
 def test_errors_of_texts(text: object, errors: list[Error]) -> None:
     assert errors_of(text) == errors
+
+
+def test_codes_in_docs() -> None:
+    _, table = (ROOT / "docs" / "json.md").read_text().split("## Errors")
+    assert re.findall(r"^\| `(.*?)` \|", table, re.MULTILINE) == [*get_args(Code)]
