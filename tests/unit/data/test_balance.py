@@ -1,6 +1,5 @@
 """Epochs with classes in chosen proportions: how often each image occurs, on any number of workers."""
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
@@ -14,8 +13,6 @@ from lockstep.assembly.try_out import refuse_unfit_images
 from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
 from lockstep.data.balance import order, sizes_of
-from lockstep.data.images.random_crop import RandomCrop
-from lockstep.data.loader import ShardDataset
 from lockstep.data.sampler import repeats
 from lockstep.data.sources.builtin import synthetic
 from lockstep.data.splits import Splits
@@ -30,19 +27,9 @@ CLASSES = torch.tensor([0] * 45 + [1] * 5).repeat(2)  # 9 : 1
 NINE_TO_ONE = partial(order, CLASSES, torch.tensor(sizes_of([90, 10], 1)))
 
 
-def test_the_classes_of_an_epoch_have_the_chosen_powers_of_their_counts() -> None:
-    assert sizes_of([900, 100], 0) == [900, 100]
-    assert sizes_of([900, 100], 0.5) == [750, 250]  # 30 : 10
-    assert sizes_of([900, 100], 1) == [500, 500]
-    assert sizes_of([5, 1, 1], 1) == [3, 2, 2]
-    assert sizes_of([6, 0, 2], 1) == [4, 0, 4]
-
-
 @repeatable
 @given(COUNTS, BALANCE, st.integers(0, 3))
-def test_an_epoch_keeps_its_length_and_has_each_image_of_a_class_as_often_or_once_more(
-    counts: list[int], balance: float, epoch: int
-) -> None:
+def test_epoch_balanced(counts: list[int], balance: float, epoch: int) -> None:
     classes = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     classes = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(1))]
     sizes = sizes_of(counts, balance)
@@ -57,9 +44,7 @@ def test_an_epoch_keeps_its_length_and_has_each_image_of_a_class_as_often_or_onc
 
 @repeatable
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any), st.booleans(), st.integers(0, 3))
-def test_the_shards_of_all_ranks_are_the_balanced_epoch_of_one_also_from_the_middle(
-    loads: list[int], with_partner: bool, epoch: int
-) -> None:
+def test_balanced_any_ranks(loads: list[int], with_partner: bool, epoch: int) -> None:
     cut = Plan(micro_batch_size=6, accumulate_grad_batches=2, order=NINE_TO_ONE, with_partner=with_partner)
     alone = list(cut.of(epoch=epoch))
     parts = [cut.of(rank, loads, epoch=epoch) for rank in range(len(loads))]
@@ -82,18 +67,6 @@ def plan_draws(indices: torch.Tensor, shard: Shard) -> torch.Tensor:
     return drawn_by[: shard.hi - shard.lo]
 
 
-def test_repeats_of_an_image_are_cropped_differently() -> None:
-    crop = RandomCrop(scale=[0.3, 1.0], ratio=[0.75, 1.3333], seed=0)
-    noise = torch.randint(0, 256, (100, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    images = ShardDataset(noise, CLASSES, crop)
-    batches = [images.batch(shard) for shard in Plan(order=NINE_TO_ONE).of()]
-    inputs, indices = torch.cat([batch.inputs for batch in batches]), torch.cat([batch.indices for batch in batches])
-    (rare, times), *_ = Counter(indices.tolist()).most_common(1)
-    assert times == 5
-    assert len(inputs[indices == rare].unique(dim=0)) == 5
-    assert all(repeats(shard, len(indices)) is None for indices, shard in Plan().of())  # the bits of before
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -103,7 +76,7 @@ def test_repeats_of_an_image_are_cropped_differently() -> None:
         (["data.fold=1"], "data.fold=1 .*data.folds=null"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(overrides: list[str], message: str) -> None:
+def test_contradicting_settings_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan(overrides)
 

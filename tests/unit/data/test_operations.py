@@ -1,6 +1,5 @@
 """Every operation of TrivialAugment and RandAugment, and the jitter of colours, against torchvision's."""
 
-import colorsys
 import math
 from collections.abc import Callable
 from functools import partial
@@ -11,14 +10,14 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as oracle
 
-from lockstep.data.transforms import moves, operations, photometric
+from lockstep.data.transforms import operations, photometric
 from lockstep.data.transforms.operations import MOVES, NUM_LEVELS, OPERATIONS, RANDOM, TRIVIAL, OperationDraws, Space
 from lockstep.distributed.rng import generator, uniform
 
 SIGNED = (*MOVES, "brightness", "color", "contrast", "sharpness")
 SPACES = pytest.mark.parametrize("space", [TRIVIAL, RANDOM], ids=["trivial", "rand_augment"])
-LEVELS = {name: range(-30 if name in SIGNED else 0, 31) for name in OPERATIONS}
-SHAPES = [(3, 32, 32), (1, 28, 28), (3, 9, 12), (1, 2, 5)]
+LEVELS = {name: range(-30 if name in SIGNED else 0, 31, 5) for name in OPERATIONS}
+SHAPES = [(3, 32, 32), (1, 28, 28)]
 
 
 def example_images(channels: int, height: int, width: int) -> Tensor:
@@ -94,7 +93,7 @@ def on_an_edge(maps: Tensor, height: int, width: int) -> Tensor:
 @SPACES
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", MOVES)
-def test_a_move_takes_the_pixels_torchvision_takes(space: Space, name: str, shape: tuple[int, int, int]) -> None:
+def test_moves_as_torchvision(space: Space, name: str, shape: tuple[int, int, int]) -> None:
     """All but those on an edge between two pixels: torchvision computes their positions in float32."""
     levels = list(LEVELS[name])
     maps = only(space, name, levels, *shape[1:]).maps
@@ -102,15 +101,6 @@ def test_a_move_takes_the_pixels_torchvision_takes(space: Space, name: str, shap
     for image in example_images(*shape):
         oracles = [expected(space, name, image, level) for level in levels]
         assert_equal_off_edges(changed(space, name, image, levels), oracles, maps)
-
-
-@pytest.mark.parametrize("shape", [*SHAPES, (2, 40, 56)])
-def test_a_rotation_by_any_angle_takes_the_pixels_torchvision_takes(shape: tuple[int, int, int]) -> None:
-    degrees = [-180.0, -77.7, -0.1, 0.0, 14.2, 45.3, 90.0, 133.0]
-    maps = moves.rotations(torch.tensor(degrees, dtype=torch.float64).deg2rad(), *shape[1:])
-    for image in example_images(*shape):
-        found = moves.map_pixels(image.expand(len(degrees), *shape).contiguous(), maps)
-        assert_equal_off_edges(found, [oracle.rotate(image, angle) for angle in degrees], maps)
 
 
 def assert_equal_off_edges(found: Tensor, oracles: list[Tensor], maps: Tensor) -> None:
@@ -127,9 +117,7 @@ MAY_DIFFER = {"brightness": 0.001, "color": 0.005, "contrast": 0.1, "sharpness":
 @SPACES
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if name not in MOVES])
-def test_a_change_of_colour_is_torchvisions_within_a_grey_level(
-    space: Space, name: str, shape: tuple[int, int, int]
-) -> None:
+def test_colors_as_torchvision(space: Space, name: str, shape: tuple[int, int, int]) -> None:
     levels = list(LEVELS[name])
     images = example_images(*shape)
     found = torch.stack([changed(space, name, image, levels) for image in images])
@@ -140,7 +128,7 @@ def test_a_change_of_colour_is_torchvisions_within_a_grey_level(
 
 
 @SPACES
-def test_strengths_are_those_of_torchvisions_spaces(space: Space) -> None:
+def test_strengths_as_torchvision(space: Space) -> None:
     """In which ours are called Identity, ShearX and so on."""
     theirs = v2.TrivialAugmentWide if space is TRIVIAL else v2.RandAugment
     bins_of = {name.lower(): entry for name, entry in theirs._AUGMENTATION_SPACE.items()}
@@ -165,9 +153,9 @@ JITTERED = {
 }
 
 
-@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 9, 12), (3, 1, 1)])
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", JITTERED)
-def test_a_jittered_colour_is_torchvisions_within_a_grey_level(name: str, shape: tuple[int, int, int]) -> None:
+def test_jitter_as_torchvision(name: str, shape: tuple[int, int, int]) -> None:
     strengths, change, unit = JITTERED[name]
     for image in example_images(*shape):
         images = image.expand(len(strengths), *shape).contiguous()
@@ -178,20 +166,7 @@ def test_a_jittered_colour_is_torchvisions_within_a_grey_level(name: str, shape:
         assert torch.equal(found[unchanged], image)
 
 
-def test_every_hue_turns_as_colorsys_turns_it() -> None:
-    """All colours of 18 levels, to the nearest grey level."""
-    levels = range(0, 256, 15)
-    colours = torch.tensor([(r, g, b) for r in levels for g in levels for b in levels])
-    images = colours.T.reshape(1, 3, -1, 1).to(torch.uint8)
-    for shift in (-2500, 700):
-        (found,) = photometric.hue(images, torch.tensor([shift]))
-        for colour, ours in zip(colours.tolist(), found.reshape(3, -1).T.tolist(), strict=True):
-            hue, *others = colorsys.rgb_to_hsv(*(level / 255 for level in colour))
-            exact = [255 * level for level in colorsys.hsv_to_rgb((hue + shift / 6000) % 1, *others)]
-            assert ours == pytest.approx(exact, abs=0.5 + 1e-9)
-
-
-def test_drawn_strengths_fill_their_ranges_evenly() -> None:
+def test_jitter_strengths_even() -> None:
     strengths = {"brightness": 0.4, "contrast": 1.5, "saturation": 0.0, "hue": 0.1}
     drawn = photometric.draw_jitter(strengths, lambda name: uniform(1, torch.arange(20_000), 3, name))
     ranges = {"brightness": (600, 1400), "contrast": (0, 2500), "hue": (-600, 600)}
@@ -202,17 +177,10 @@ def test_drawn_strengths_fill_their_ranges_evenly() -> None:
         assert counts.tolist() == pytest.approx([2500] * 8, rel=0.12)  # six standard deviations
 
 
-@pytest.mark.parametrize("channels", [1, 2, 4])
-def test_saturation_and_hue_leave_images_of_other_channels_as_they_are(channels: int) -> None:
-    images = example_images(channels, 8, 8)
-    for change, strength in ((photometric.saturation, 1999), (photometric.hue, 700)):
-        assert torch.equal(change(images, torch.full((len(images),), strength)), images)
-
-
 # -- a batch -----------------------------------------------------------------------------------------------------------
 
 
-def test_each_sample_has_its_operation_and_strength() -> None:
+def test_trivial_augment_by_sample() -> None:
     size = 400
     images = torch.randint(0, 256, (size, 3, 10, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     found = operations.apply(images, operations.draw_trivial(generator(7), size, torch.arange(size), 10, 10))
@@ -223,7 +191,7 @@ def test_each_sample_has_its_operation_and_strength() -> None:
         assert torch.equal(found[number], changed(TRIVIAL, name, image, [level])[0]), name
 
 
-def test_operations_of_randaugment_follow_each_other() -> None:
+def test_rand_augment_in_order() -> None:
     numbers = uniform(4, torch.arange(200), 7)
     images = torch.randint(0, 256, (200, 3, 10, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     found = images
@@ -236,19 +204,7 @@ def test_operations_of_randaugment_follow_each_other() -> None:
         assert torch.equal(found[number], image)
 
 
-def test_randaugment_draws_operations_and_signs_equally_often() -> None:
-    size = 14_000
-    both = operations.draw_random(uniform(4, torch.arange(size), 9), 9, 8, 8)
-    for draws in both:
-        assert draws.counts == pytest.approx([size / 14] * 14, rel=0.19)  # six standard deviations
-        levels = drawn_levels(draws, 30)
-        assert levels.unique().tolist() == [-9, 9]
-        assert (levels > 0).double().mean().item() == pytest.approx(0.5, abs=0.03)
-    first, second = ((draws.order[: draws.counts[0]]) for draws in both)
-    assert len(set(first.tolist()) & set(second.tolist())) == pytest.approx(size / 14**2, rel=0.7)
-
-
-def test_every_operation_strength_and_sign_is_drawn_equally_often() -> None:
+def test_trivial_augment_even() -> None:
     size = 14 * 61 * 100
     draws = operations.draw_trivial(generator(8), size, torch.arange(size), 8, 8)
     assert draws.counts == pytest.approx([size / 14] * 14, rel=0.08)  # six standard deviations

@@ -1,6 +1,5 @@
 """What goes wrong in photographs has one rule each, in training, evaluation, prediction and `lockstep.load`."""
 
-import io
 import struct
 import zlib
 from collections.abc import Callable
@@ -54,24 +53,6 @@ def deep_png(values: NDArray[np.uint16]) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
-def bmp(image: Image.Image) -> bytes:
-    """A BMP of 32 bits, whose fourth byte means nothing: viewers show it opaque."""
-    masks = struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
-    size = 4 * SIDE * SIDE
-    head = struct.pack("<IiiHHIIiiII", 108, SIDE, SIDE, 1, 32, 3, size, 0, 0, 0, 0)
-    rows = np.flipud(np.array(image))[..., [2, 1, 0, 3]].tobytes()
-    return b"BM" + struct.pack("<IHHI", 122 + size, 0, 0, 122) + head + masks + bytes(52) + rows
-
-
-def broken_second_frame() -> bytes:
-    frames = [Image.new("RGB", (SIDE, SIDE), (40 * number, 100, 0)) for number in range(3)]
-    stream = io.BytesIO()
-    frames[0].save(stream, "GIF", save_all=True, append_images=frames[1:])
-    content = stream.getvalue()
-    start = content.index(b"\x21\xf9", content.index(b"\x2c"))
-    return content[: start + 12]
-
-
 def orientation(number: int) -> Image.Exif:
     exif = Image.Exif()
     exif[0x0112] = number
@@ -93,7 +74,6 @@ KINDS: dict[str, tuple[str, Image.Image | bytes, dict[str, Any]]] = {
     "16 bits of PGM": ("a.pgm", Image.fromarray(DEEP[:, :, 0].copy()), {}),
     "16 bits of each color": ("a.png", deep_png(DEEP), {}),
     "all alpha 0": ("a.png", CLEAR, {}),
-    "all alpha 0 of BMP": ("a.bmp", bmp(CLEAR), {}),
     **{f"RGBA {suffix}": (f"a{suffix}", LAYER, {}) for suffix in (".png", ".webp", ".tif", ".avif", ".jp2")},
     **{f"LA {suffix}": (f"a{suffix}", LAYER.convert("LA"), {}) for suffix in (".png", ".jp2")},
     "palette, transparent bytes": ("a.png", PALETTE, {"transparency": bytes(range(0, 256, 16))}),
@@ -103,20 +83,26 @@ KINDS: dict[str, tuple[str, Image.Image | bytes, dict[str, Any]]] = {
     "grey, transparent value": ("a.png", GREY, {"transparency": GREY.getpixel((0, 0))}),
     "RGB, transparent value": ("a.png", PLAIN, {"transparency": PLAIN.getpixel((0, 0))}),
     **{f"animated {suffix}": (f"a{suffix}", PLAIN, FRAMES) for suffix in (".gif", ".webp", ".png", ".tif", ".avif")},
-    "broken second frame": ("a.gif", broken_second_frame(), {}),
 }
 SPECIAL = {
     "16 bits of grey": high_bytes(DEEP[:, :, 0]),
     "16 bits of PGM": high_bytes(DEEP[:, :, 0]),
     "16 bits of each color": high_bytes(DEEP),
     "all alpha 0": PLAIN,
-    "all alpha 0 of BMP": PLAIN,
 }
+
+
+FORMAT = ImageFormat(("a", "b"), (3, SIDE, SIDE), (0.5,) * 3, (0.25,) * 3)
+
+
+def opened_by_user(path: Path) -> Tensor:
+    """Pixels of an image that was opened with Pillow, for `lockstep.load`."""
+    with Image.open(path) as image:
+        return inputs_of(image, FORMAT, VIEW).images[0]
 
 
 def everywhere(path: Path) -> dict[str, Callable[[], Tensor]]:
     """Read the pixels of one photograph as training, evaluation, prediction and `lockstep.load` do."""
-    form = ImageFormat(("a", "b"), (3, SIDE, SIDE), (0.5,) * 3, (0.25,) * 3)
     settings = {"image_size": SIDE, "background": "grey"}
 
     def in_folder(memory: str) -> Tensor:
@@ -135,17 +121,13 @@ def everywhere(path: Path) -> dict[str, Callable[[], Tensor]]:
         images, _ = unlabelled_folder(str(path), view=VIEW, channels=3)
         return whole(images.pixels)[0]
 
-    def from_pillow() -> Tensor:
-        with Image.open(path) as image:
-            return inputs_of(image, form, VIEW).images[0]
-
     return {
         "streamed": lambda: in_folder("stream"),
         "evaluated": lambda: in_folder("once"),
         "cached": lambda: in_folder("host"),
         "predicted": predicted,
-        "loaded from a file": lambda: inputs_of(str(path), form, VIEW).images[0],
-        "loaded from Pillow": from_pillow,
+        "loaded from a file": lambda: inputs_of(str(path), FORMAT, VIEW).images[0],
+        "loaded from Pillow": lambda: opened_by_user(path),
     }
 
 
@@ -165,24 +147,15 @@ def test_pixels_by_pillow(folder: Path, kind: str) -> None:
         content.save(path, **options)
     expected = SPECIAL[kind] if kind in SPECIAL else by_pillow(path)
     pixels = torch.from_numpy(np.array(expected)).permute(2, 0, 1).int()
-    differences = {where: (read().int() - pixels).abs().max().item() for where, read in everywhere(path).items()}
     # half-transparent pixels are rounded once more by Pillow's alpha_composite
     limit = int(kind.startswith(("RGBA", "LA", "palette")))
-    assert max(differences.values()) <= limit, differences
-    assert len(set(differences.values())) == 1
+    for found in (decode(str(path), 3, VIEW).pixels, opened_by_user(path)):
+        assert (found.int() - pixels).abs().max() <= limit
     grey = decode(str(path), 1, VIEW).pixels[0].int()
     assert (grey - torch.from_numpy(np.array(expected.convert("L"))).int()).abs().max() <= limit
 
 
-@pytest.mark.parametrize("background", ["white", "black"])
-def test_background(tmp_path: Path, background: str) -> None:
-    LAYER.save(tmp_path / "a.png")
-    found = decode(str(tmp_path / "a.png"), 3, View((SIDE, SIDE), 1.0, "crop", "bilinear", background)).pixels
-    expected = np.array(by_pillow(tmp_path / "a.png", background))
-    assert (found.int() - torch.from_numpy(expected).permute(2, 0, 1).int()).abs().max() <= 1
-
-
-def test_a_large_photograph_is_the_same_from_every_file_and_nearly_so_from_pillow(folder: Path) -> None:
+def test_shrunk_jpeg_everywhere(folder: Path) -> None:
     """The decoder of a JPEG shrinks the file; who has opened it with Pillow has all its pixels."""
     picture = Image.fromarray(NOISE).resize((32 * SIDE, 48 * SIDE))
     picture.save(folder / "a.jpg", exif=orientation(6), quality=95)
@@ -194,31 +167,25 @@ def test_a_large_photograph_is_the_same_from_every_file_and_nearly_so_from_pillo
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("kind", ["truncated", "huge", "wide", "32 bits"])
-def test_a_photograph_that_cannot_be_used_is_refused_everywhere(
-    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = folder / "a.tif"
+def test_unusable_image_refused(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.tif"
     size = (40_000, 1) if kind == "wide" else (SIDE, SIDE)
     Image.new("I" if kind == "32 bits" else "RGB", size).save(path)
     if kind == "truncated":
         path.write_bytes(path.read_bytes()[:-40])
-    elif kind == "huge":
-        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE - 1)
-        write_image(folder / "b.png", height=4, width=4)
-    elif kind == "wide":
-        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 12 * 480_000 - 1)
+    limits = {"huge": SIDE * SIDE - 1, "wide": 12 * 480_000 - 1}
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limits.get(kind, Image.MAX_IMAGE_PIXELS))
     reason = {
         "truncated": "truncated",
         "huge": "are more than 143 pixels",
         "wide": r"1x40000 scaled to 12x480000 \(HxW\), to cover 12x12, is more than 5,759,999 pixels",
         "32 bits": "32-bit pixels",
     }[kind]
-    for where, pixels in everywhere(path).items():
-        if where == "loaded from Pillow" and kind == "huge":
-            continue  # who has the pixels in memory has chosen to read them
-        with pytest.raises(ValueError, match=reason) as error:
-            pixels()
-        assert where == "loaded from Pillow" or isinstance(error.value, ImageError), where
+    with pytest.raises(ImageError, match=reason):
+        decode(str(path), 3, VIEW)
+    if kind != "huge":  # who has the pixels in memory has chosen to read them
+        with pytest.raises(ValueError, match=reason):
+            opened_by_user(path)
 
 
 @pytest.fixture
@@ -227,8 +194,8 @@ def without_heif(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "has_heif", lambda: False)
 
 
-@pytest.mark.parametrize("name", ["a.heic", "a.HEIF", "a.hif", "a.jpg"])
-def test_heic_is_read_upright_whatever_its_name(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["a.HEIF", "a.jpg"])
+def test_heic(tmp_path: Path, name: str) -> None:
     pytest.importorskip("pi_heif")
     (tmp_path / name).write_bytes(HEIC)
     assert image_table.list_images(tmp_path) == [name]
@@ -258,6 +225,3 @@ def test_unread_images_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str
             (tmp_path / label / name).touch()
     assert image_table.list_images(tmp_path) == ["cat/a.png", "dog/a.png"]
     assert "6 files not read, 4 .heic, 2 .dng" in capsys.readouterr().out
-    for _ in range(2):
-        assert image_table.list_classes(str(tmp_path)).names == ["cat/a.png", "dog/a.png"]
-    assert capsys.readouterr().out.count("6 files not read, 4 .heic, 2 .dng") == 1

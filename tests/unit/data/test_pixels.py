@@ -24,8 +24,6 @@ PIXELS = torch.zeros(3, 1, 4, 4, dtype=torch.uint8)
         (PIXELS, 2, 3, r"there are 3 pixels, 2 targets, 3 names: give one of each for every image\."),
     ],
 )
-def test_images_that_do_not_fit_each_other_are_refused(
-    pixels: Any, num_targets: int, num_names: int, line: str
-) -> None:
+def test_images_that_do_not_fit_refused(pixels: Any, num_targets: int, num_names: int, line: str) -> None:
     with pytest.raises(ValueError, match=rf"^Images: .*{line}"):
         Images(pixels, torch.zeros(num_targets), [str(number) for number in range(num_names)])

@@ -34,7 +34,7 @@ def assert_close(pixels: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("capability", ["AVX2", "DEFAULT"])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize(("height", "width"), SIZES)
-def test_a_square_view_is_resize_and_centre_crop_of_torchvision(
+def test_square_as_torchvision(
     monkeypatch: pytest.MonkeyPatch,
     capability: str,
     interpolation: Literal["bilinear", "bicubic"],
@@ -50,7 +50,7 @@ def test_a_square_view_is_resize_and_centre_crop_of_torchvision(
 
 @pytest.mark.parametrize(("height", "width"), SIZES)
 @pytest.mark.parametrize("size", [(16, 24), (24, 10)])
-def test_a_rectangular_view_covers_its_size(height: int, width: int, size: tuple[int, int]) -> None:
+def test_rectangle_as_torchvision(height: int, width: int, size: tuple[int, int]) -> None:
     image, ratio = image_of(height, width), max(size[0] / height, size[1] / width)
     for percent in (1.0, 0.8):
         bounds = [math.floor(side / percent) for side in size]
@@ -63,9 +63,7 @@ def test_a_rectangular_view_covers_its_size(height: int, width: int, size: tuple
 @pytest.mark.parametrize(("height", "width"), SIZES)
 @pytest.mark.parametrize("size", [(16, 16), (16, 24)])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_letterbox_has_the_whole_image_on_its_background(
-    height: int, width: int, size: tuple[int, int], channels: int
-) -> None:
+def test_letterbox_as_torchvision(height: int, width: int, size: tuple[int, int], channels: int) -> None:
     image, ratio = image_of(height, width, channels), min(size[0] / height, size[1] / width)
     scaled = [max(1, round(height * ratio)), max(1, round(width * ratio))]
     down, right = size[0] - scaled[0], size[1] - scaled[1]
@@ -78,22 +76,20 @@ def test_a_letterbox_has_the_whole_image_on_its_background(
 @pytest.mark.parametrize(
     ("resized", "cropped"), [(232, 224), (256, 224), (342, 299), (320, 300), (384, 380), (238, 224), (246, 224)]
 )
-def test_a_crop_percent_of_two_sizes_scales_to_the_first(resized: int, cropped: int) -> None:
+def test_crop_percent_of_two_sizes(resized: int, cropped: int) -> None:
     assert view_of((cropped, cropped), crop_percent=cropped / resized).bounds == (resized, resized)
 
 
-@pytest.mark.parametrize("side", [160, 224, 240, 288, 380, 448, 600])
-@pytest.mark.parametrize("percent", [0.85, 0.875, 0.9, 0.904, 0.922, 0.934, 0.942, 0.95, 0.965, 1.0])
-def test_a_crop_percent_scales_as_timm_does(side: int, percent: float) -> None:
+@pytest.mark.parametrize("side", [224, 380])
+@pytest.mark.parametrize("percent", [0.875, 0.904, 0.922, 1.0])
+def test_crop_percent_as_timm(side: int, percent: float) -> None:
     assert view_of((side, side), crop_percent=percent).bounds == (math.floor(side / percent),) * 2
 
 
 @pytest.mark.parametrize("capability", ["AVX2", "DEFAULT"])
 @pytest.mark.parametrize("shape", [(3, 20, 30), (1, 8, 8), (2, 3, 16, 12)])
 @pytest.mark.parametrize("size", [[10, 15], [24, 9], [8, 8]])
-def test_images_are_resized_to_the_bits_of_torchvision(
-    monkeypatch: pytest.MonkeyPatch, capability: str, shape: tuple[int, ...], size: list[int]
-) -> None:
+def test_resize_bits(monkeypatch: pytest.MonkeyPatch, capability: str, shape: tuple[int, ...], size: list[int]) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     images = torch.rand(shape, generator=torch.Generator().manual_seed(0))
     for given in (images, (images * 255).to(torch.uint8)):
