@@ -77,7 +77,7 @@ def test_labels_as_scikit_learn() -> None:
 
 
 @pytest.mark.parametrize("drawn", [drawn_classes, drawn_labels])
-@pytest.mark.parametrize("shares", [[0.5, 0.5], [0.1, 0.0, 0.9], [0.0, 0.0, 0.3, 0.7]])
+@pytest.mark.parametrize("shares", [[0.5, 0.5], [0.1, 0.0, 0.9]])
 def test_any_ranks(drawn: Any, shares: Sequence[float]) -> None:
     outputs, targets = drawn()
     counts = [round(share * len(outputs)) for share in shares]
@@ -136,20 +136,3 @@ def test_label_without_optimum() -> None:
         (torch.full((900,), float("nan")), ones, "outputs that are not finite"),
     ):
         assert changed(given, expected) == (1.0, 0.0, f"cat: {note}")
-
-
-def test_label_almost_separated() -> None:
-    """With an outlier, too: its optimum is far from the others' scale."""
-    for outlier in (0.0, -1e4):
-        values = torch.linspace(-3, 3, 400)
-        values[0] = values[0] + outlier
-        ones = (torch.arange(400) >= 200).float()
-        ones[198], ones[201] = 1, 0
-        found = calibration.fit(values[:, None], ones[:, None], ("cat",), CPU)
-        slope, offset, note = found["slope"], found["offset"], found["note"]
-        logits = slope * values.double() + offset
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, ones.double(), reduction="sum")
-        assert (note, loss < 8) == ("", True)
-        residuals = logits.sigmoid() - ones
-        assert residuals.sum().abs() < 1e-6  # the gradient at an optimum
-        assert (residuals * values).sum().abs() < 1e-5 * max(1.0, -outlier)

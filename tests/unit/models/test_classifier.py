@@ -99,15 +99,6 @@ def test_loss_gradient_of_shards(loads: list[int], num_micro_batches: int, smoot
             torch.testing.assert_close(gradient, parameter.grad, rtol=0, atol=1e-12)
 
 
-def test_autocast_network_alone() -> None:
-    module = classifier(autocast=torch.bfloat16).float()
-    seen: list[torch.dtype] = []
-    module.net[1].register_forward_hook(lambda layer, inputs, output: seen.append(output.dtype))  # pyright: ignore[reportIndexIssue, reportCallIssue, reportArgumentType]
-    assert module(images(3).pixels).dtype == torch.float32
-    assert seen == [torch.bfloat16]
-    assert all(parameter.dtype == torch.float32 for parameter in module.parameters())
-
-
 # -- a fit -------------------------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,6 @@ OF_RESNET: dict[str, Any] = {
 FORMAT = ImageFormat(("a", "b"), (3, 64, 64), (0.5,) * 3, (0.25,) * 3)
 LAST_LAYERS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": lambda: ResNet18(in_channels=3, num_classes=2, **OF_RESNET),
-    "torchvision linear": lambda: torchvision(3, 2, name="mobilenet_v3_small", **OF_LIBRARY),
     "torchvision convolution": lambda: torchvision(3, 2, name="squeezenet1_1", **OF_LIBRARY),
     "timm": lambda: timm(3, 2, name="test_resnet", **OF_LIBRARY),
     "custom": lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)),

@@ -6,12 +6,12 @@ import torch
 from sklearn import metrics
 from torch import Tensor
 
+from lockstep.distributed.virtual_shards import VirtualShards
 from lockstep.inference.class_report import accuracy_interval
 from lockstep.inference.reliability import report
 from lockstep.models.calibration import Calibration
 from lockstep.models.outcomes import Findings, Outcomes
 from tests.support.modules import classification
-from tests.support.processes import Ranks
 
 NUM_CLASSES = 5
 ENTRY = {"slope": torch.tensor([0.7]), "offset": torch.tensor([0.0]), "num_images": 9, "note": ""}
@@ -37,28 +37,10 @@ def findings_of(logits: Tensor, labels: Tensor, parts: list[Tensor]) -> Findings
     return found
 
 
-def of_rank(cuts: list[int]) -> Findings:
-    """The findings of all ranks, each with its part of every batch."""
-    logits, labels = made_up()
-    rank = torch.distributed.get_rank()
-    batches = torch.arange(len(labels)).split(128)
-    return findings_of(logits, labels, [batch[cuts[rank] : cuts[rank + 1]] for batch in batches])
-
-
 def test_confusion() -> None:
     logits, labels = made_up()
     found = findings_of(logits, labels, list(torch.arange(400).split(150)))
     assert (found.confusion == metrics.confusion_matrix(labels, logits.argmax(1))).all()
-
-
-def test_worst_mistakes() -> None:
-    logits, labels = made_up()
-    found = findings_of(logits, labels, [torch.arange(400)])
-    rows = found.worst(7)
-    wrong = (logits.argmax(1) != labels).numpy()
-    assert wrong[rows].all()
-    assert sorted(found.probabilities[wrong], reverse=True)[:7] == list(found.probabilities[rows])
-    assert len(found.worst(1000)) == wrong.sum()
 
 
 def test_probabilities_as_predicted() -> None:
@@ -69,21 +51,20 @@ def test_probabilities_as_predicted() -> None:
     assert np.array_equal(found.probabilities, expected.numpy())
 
 
-def test_nan_outputs_counted() -> None:
-    outcomes = Outcomes(classification(), CALIBRATION, 3)
-    outcomes.update(torch.tensor([[float("nan")] * 3, [1.0, 5.0, 2.0]]), torch.tensor([1, 1]), torch.tensor([0, 1]))
-    found = outcomes.findings()
-    assert found is not None
-    assert found.confusion.sum() == 2
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("cuts", [[0, 64, 128], [0, 0, 128], [0, 100, 100, 128]])
-def test_any_ranks(ranks: Ranks, cuts: list[int]) -> None:
+@pytest.mark.parametrize("cuts", [[0, 0, 128], [0, 100, 100, 128]])
+def test_any_ranks(cuts: list[int]) -> None:
     logits, labels = made_up()
     alone = findings_of(logits, labels, [torch.arange(400)])
     groups = [str(position % 17) for position in range(400)]
-    for found in ranks.run(len(cuts) - 1, of_rank, cuts):
+
+    def on_rank(rank: int) -> Findings:
+        return findings_of(
+            logits, labels, [batch[cuts[rank] : cuts[rank + 1]] for batch in torch.arange(400).split(128)]
+        )
+
+    with VirtualShards(len(cuts) - 1, [1], 1) as ranks:
+        results = ranks.run(on_rank)
+    for found in results:
         for one, other in (*zip(alone, found, strict=True), *zip(alone.raw, found.raw, strict=True)):
             assert np.array_equal(np.asarray(one), np.asarray(other))
         assert accuracy_interval(found, groups) == accuracy_interval(alone, groups)
