@@ -42,15 +42,6 @@ class Ranks:
             future.result()
         return [pickle.loads(future.result()) for future in futures]
 
-    def run_cases(self, function: Callable[[list[Any]], list[Any]], cases: list[Any]) -> dict[Any, list[Any]]:
-        """Run cases on as many ranks as their `loads`. Returns the results of all ranks by case."""
-        results = {}
-        for world_size in {len(case.loads) for case in cases}:
-            chosen = [case for case in cases if len(case.loads) == world_size]
-            by_case = zip(*self.run(world_size, function, chosen), strict=True)
-            results |= dict(zip(chosen, map(list, by_case), strict=True))
-        return results
-
 
 @contextlib.contextmanager
 def started(num_processes: int) -> Iterator[Ranks]:

@@ -1,34 +1,26 @@
 """Batch norm over ranks against torch's on the whole batch: values, gradients, running statistics.
 
-float64 to 1e-12. float32 against float64 to 2e-5. bfloat16 against float32 within one rounding of each number to its 8
-bits (2^-8 of it), against torch's own bfloat16 within two.
+float64 to 1e-12. bfloat16 against float32 within one rounding of each number to its 8 bits (2^-8 of it), against
+torch's own bfloat16 within two.
 """
 
-import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
-from unittest import mock
 
 import pytest
 import torch
 from timm.layers import BatchNormAct2d, EvoNorm2dB0, LayerNorm2d  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor, nn
-from torch import distributed as dist
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from lockstep.distributed.batch_norm import ExactBatchNorm, SyncBatchNorm, refuse_inexact_norms
 from lockstep.distributed.partition import interval
-from lockstep.runs.folder import EXIT_CONFIG
-from tests.support import commands
-from tests.support.harness import ROOT, command, environ, own_network
-from tests.support.processes import Ranks
+from lockstep.distributed.virtual_shards import VirtualShards
 
 NUM_SAMPLES, NUM_CHANNELS, NUM_STEPS = 11, 3, 3
-LOADS = ([1], [1, 1], [1, 0], [10, 1], [2, 0, 1], [9, 1, 1])  # even, without samples, with a single sample
+LOADS = ([1], [1, 0], [10, 1], [2, 0, 1])  # without samples, with a single sample
 LAYERS = {
     "1d": (nn.BatchNorm1d, ()),
-    "1d_long": (nn.BatchNorm1d, (5,)),
     "2d": (nn.BatchNorm2d, (4, 2)),
     "3d": (nn.BatchNorm3d, (2, 3, 2)),
     "2d_timm": (BatchNormAct2d, (4, 2)),  # applies a ReLU, too
@@ -52,11 +44,6 @@ class Case:
     is_channels_last: bool = False
     is_autocast: bool = False
     offset: float = 5.0
-
-    def __str__(self) -> str:
-        flags = ["channels_last"] * self.is_channels_last + ["autocast"] * self.is_autocast
-        parts = [self.kind, "-".join(map(str, self.loads)), self.variant, str(self.dtype)[6:], f"{self.offset:g}"]
-        return "_".join([*parts, *flags])
 
     def layer(self) -> nn.Module:
         make, _ = LAYERS[self.kind]
@@ -88,13 +75,11 @@ class Result(NamedTuple):
     gradients: list[Tensor]
     buffers: list[Tensor]
     evaluated: Tensor
-    is_channels_last: bool
 
 
 def trained(case: Case, layer: nn.Module, lo: int, hi: int, dtype: torch.dtype | None = None) -> Result:
     """Train `layer` on the samples [lo, hi) of every step; `dtype` converts the input."""
     ys, dxs = [], []
-    is_channels_last = True
     for x, dy in case.inputs():
         x, dy = x.to(dtype or x.dtype)[lo:hi].detach().requires_grad_(), dy.to(dtype or dy.dtype)[lo:hi]
         with torch.autocast("cpu", torch.bfloat16, enabled=case.is_autocast and dtype is None):
@@ -102,7 +87,6 @@ def trained(case: Case, layer: nn.Module, lo: int, hi: int, dtype: torch.dtype |
         y.backward(dy)
         assert x.grad is not None
         assert (y.dtype, x.grad.dtype) == (x.dtype, x.dtype)
-        is_channels_last &= y.is_contiguous(memory_format=torch.channels_last) if y.dim() == 4 else False
         ys.append(y.detach())
         dxs.append(x.grad)
     gradients = [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
@@ -110,16 +94,18 @@ def trained(case: Case, layer: nn.Module, lo: int, hi: int, dtype: torch.dtype |
     whole = case.inputs()[0][0]
     with torch.no_grad():
         evaluated = layer.eval()(whole.to(dtype or whole.dtype))
-    return Result(ys, dxs, gradients, buffers, evaluated, is_channels_last)
+    return Result(ys, dxs, gradients, buffers, evaluated)
 
 
-def trained_shard(cases: list[Case]) -> list[Result]:
-    """On one rank: every case, one after the other."""
-    results = []
-    for case in cases:
+def trained_shards(case: Case) -> list[Result]:
+    """Train on every rank, in a thread for each."""
+
+    def train(rank: int) -> Result:
         layer = ExactBatchNorm().apply(case.layer())
-        results.append(trained(case, layer, *interval(NUM_SAMPLES, case.loads, dist.get_rank())))
-    return results
+        return trained(case, layer, *interval(NUM_SAMPLES, case.loads, rank))
+
+    with VirtualShards(len(case.loads), [1], 1) as ranks:
+        return ranks.run(train)
 
 
 EXACT = [
@@ -127,21 +113,12 @@ EXACT = [
     *(Case("2d", tuple(loads), variant) for variant in VARIANTS if variant != "plain" for loads in LOADS),
     *(Case("2d", tuple(loads), is_channels_last=True) for loads in LOADS),
 ]
-SINGLE = [Case(kind, tuple(loads), dtype=torch.float32) for kind in ("1d", "2d") for loads in LOADS]
 FAR = [Case("2d", tuple(loads), dtype=torch.float32, offset=3000.0) for loads in LOADS]
 AUTOCAST = [
     Case("2d", tuple(loads), dtype=torch.float32, is_autocast=True, is_channels_last=is_channels_last)
     for loads in LOADS
     for is_channels_last in (False, True)
 ]
-# bfloat16 throughout: weights, biases and running statistics, too; on one rank torch's own, which rounds more
-PURE = [Case(kind, tuple(loads), dtype=torch.bfloat16) for kind in ("1d", "2d") for loads in LOADS if len(loads) > 1]
-ALL = [*EXACT, *SINGLE, *FAR, *AUTOCAST, *PURE]
-
-
-@pytest.fixture(scope="module")
-def results(ranks: Ranks) -> dict[Case, list[Result]]:
-    return ranks.run_cases(trained_shard, ALL)
 
 
 def assert_values(parts: list[Result], whole: Result, rtol: float, atol: float) -> None:
@@ -159,6 +136,7 @@ def assert_gradients(parts: list[Result], whole: Result, atol: float) -> None:
 def assert_buffers(parts: list[Result], whole: Result, atol: float) -> None:
     for part in parts:
         assert difference(part.buffers, whole.buffers) <= atol
+        assert difference(part.buffers, parts[0].buffers) == 0
 
 
 def difference(found: list[Tensor], expected: list[Tensor]) -> float:
@@ -174,93 +152,41 @@ def sums(parts: list[list[Tensor]]) -> list[Tensor]:
 # -- values and gradients ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("case", EXACT, ids=str)
-def test_any_split_computes_the_batch_norm_of_the_whole_batch(case: Case, results: dict[Case, list[Result]]) -> None:
-    parts = results[case]
+def test_any_shards(case: Case) -> None:
+    parts = trained_shards(case)
     whole = trained(case, case.layer(), 0, NUM_SAMPLES)
     assert_values(parts, whole, 0, 1e-12)
     assert_gradients(parts, whole, 1e-12)
     assert_buffers(parts, whole, 1e-12)
     for part in parts:
-        assert part.is_channels_last or not case.is_channels_last
         if case.variant != "untracked":  # then the batch norm of an evaluation is that of its batch
             assert difference([part.evaluated], [whole.evaluated]) <= 1e-12
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("case", SINGLE, ids=str)
-def test_float32_stays_within_its_rounding_of_float64(case: Case, results: dict[Case, list[Result]]) -> None:
-    whole = trained(case, case.layer().double(), 0, NUM_SAMPLES, torch.float64)
-    assert_values(results[case], whole, 0, 2e-5)
-    assert_gradients(results[case], whole, 2e-4)
-    assert_buffers(results[case], whole, 2e-5)
-
-
-@pytest.mark.processes
 @pytest.mark.parametrize("case", FAR, ids=str)
-def test_a_mean_far_from_zero_cancels_no_digits(case: Case, results: dict[Case, list[Result]]) -> None:
+def test_mean_far_from_zero(case: Case) -> None:
     """float32 holds 3000 to 1e-4: y is exact to that. E[x^2] - E[x]^2 would be off by about 1."""
     whole = trained(case, case.layer().double(), 0, NUM_SAMPLES, torch.float64)
-    assert_values(results[case], whole, 0, 1e-3)
+    assert_values(trained_shards(case), whole, 0, 1e-3)
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("case", AUTOCAST, ids=str)
-def test_bfloat16_stays_within_its_rounding_of_float32(case: Case, results: dict[Case, list[Result]]) -> None:
+def test_autocast(case: Case) -> None:
+    parts = trained_shards(case)
     exact = trained(case, case.layer(), 0, NUM_SAMPLES, torch.float32)
     alone = trained(case, case.layer(), 0, NUM_SAMPLES)  # torch's own, in the same autocast
     for whole, num_roundings in ((exact, 1), (alone, 2)):
-        assert_values(results[case], whole, num_roundings * 2**-8, 1e-5)
-        assert_gradients(results[case], whole, 2e-4)
-        assert_buffers(results[case], whole, 2e-5)  # float32, whatever the input
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("case", PURE, ids=str)
-def test_bfloat16_parameters_and_statistics_are_rounded_no_more_than_torch_rounds_them(
-    case: Case, results: dict[Case, list[Result]]
-) -> None:
-    """Values within one rounding of float64. Gradients are rounded by each rank and step, statistics in each step."""
-    parts = results[case]
-    exact = trained(case, case.layer().double(), 0, NUM_SAMPLES, torch.float64)
-    alone = trained(case, case.layer(), 0, NUM_SAMPLES)
-    assert_values(parts, exact, 2**-8, 1e-5)
-    size = max(gradient.abs().max().item() for part in [alone, *parts] for gradient in part.gradients)
-    assert_gradients(parts, exact, NUM_STEPS * len(parts) * 2**-8 * size)
-    for part in parts:
-        assert [g.dtype for g in part.gradients] == [torch.bfloat16] * 2
-        for buffer, expected in zip(part.buffers, alone.buffers, strict=True):
-            torch.testing.assert_close(buffer, expected, rtol=NUM_STEPS * 2**-8, atol=0)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("case", [case for case in ALL if len(case.loads) > 1], ids=str)
-def test_running_statistics_have_the_same_bits_on_every_rank(case: Case, results: dict[Case, list[Result]]) -> None:
-    for part in results[case]:
-        assert len(part.buffers) == (0 if case.variant == "untracked" else 3)
-        assert all(torch.equal(a, b) for a, b in zip(part.buffers, results[case][0].buffers, strict=True))
+        assert_values(parts, whole, num_roundings * 2**-8, 1e-5)
+        assert_gradients(parts, whole, 2e-4)
+        assert_buffers(parts, whole, 2e-5)  # float32, whatever the input
 
 
 # -- edge cases ---------------------------------------------------------------------------------------------------
 
 
-def evaluated_alone() -> bool:
-    layer = ExactBatchNorm().apply(nn.BatchNorm1d(3)).eval()
-    with torch.no_grad():
-        return dist.get_rank() != 0 or layer(torch.ones(4, 3)).shape == (4, 3)
-
-
-@pytest.mark.processes
-def test_evaluation_waits_for_no_other_rank(ranks: Ranks) -> None:
-    assert ranks.run(2, evaluated_alone) == [True, True]
-
-
-def refusal(loads: list[int], shape: tuple[int, ...]) -> str:
-    """The error of a rank, or of torch alone, for a batch of one sample, in training."""
-    layer, x = LAYERS["2d" if len(shape) > 1 else "1d"][0](NUM_CHANNELS), torch.ones(1, NUM_CHANNELS, *shape)
-    if dist.is_initialized():
-        layer, x = ExactBatchNorm().apply(layer), x[slice(*interval(1, loads, dist.get_rank()))]
+def refusal(layer: nn.Module, x: Tensor) -> str:
+    """The error in training."""
     try:
         layer(x)
     except ValueError as error:
@@ -268,31 +194,18 @@ def refusal(loads: list[int], shape: tuple[int, ...]) -> str:
     return "computed"
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("loads", [[0, 1], [0, 1, 0]])
 @pytest.mark.parametrize(("shape", "is_refused"), [((1, 1), True), ((), True), ((1, 2), False)])
-def test_one_value_per_channel_over_all_ranks_is_refused_by_all_as_torch_refuses_it(
-    ranks: Ranks, loads: list[int], shape: tuple[int, ...], is_refused: bool
-) -> None:
-    expected = refusal(loads, shape)
+def test_one_value_per_channel_refused(shape: tuple[int, ...], is_refused: bool) -> None:
+    make = nn.BatchNorm2d if shape else nn.BatchNorm1d
+    expected = refusal(make(NUM_CHANNELS), torch.ones(1, NUM_CHANNELS, *shape))
     assert ("more than 1 value" in expected) == is_refused
-    assert ranks.run(len(loads), refusal, loads, shape) == [expected] * len(loads)
 
+    def refuse(rank: int) -> str:
+        x = torch.ones(int(rank == 1), NUM_CHANNELS, *shape)
+        return refusal(ExactBatchNorm().apply(make(NUM_CHANNELS)), x)
 
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("num_workers", "overrides"),
-    [(1, ["global_batch_size=1"]), (2, ["global_batch_size=2", "trainer.accumulate_grad_batches=2"])],
-)
-def test_a_training_by_single_values_is_refused_before_its_first_step(
-    tmp_path: Path, num_workers: int, overrides: list[str]
-) -> None:
-    words = command(*own_network("NormalizesSingleValues"), *overrides, f"trainer.devices={num_workers}")
-    variables = {**environ(), "PYTHONPATH": str(ROOT)}
-    done = commands.run(words, tmp_path, variables)
-    assert done.returncode == EXIT_CONFIG, done.stderr
-    assert re.search(r"config error: .* of shape \(1, .*Expected more than 1 value per channel", done.stderr)
-    assert "Traceback" not in done.stderr
+    with VirtualShards(3, [1], 1) as ranks:
+        assert ranks.run(refuse) == [expected] * 3
 
 
 # -- the plugin --------------------------------------------------------------------------------------------------------
@@ -318,20 +231,13 @@ def test_swap_and_revert() -> None:
     assert {name: type(module) for name, module in net.named_modules()} == before
 
 
-def test_swap_keeps_tensors_hooks_and_settings() -> None:
+def test_swap_keeps_tensors() -> None:
     net = nested()
     layer = net[1]
-    assert isinstance(layer, OwnBatchNorm)
-    layer.eps = 0.25
-    hook = mock.Mock(return_value=None)
-    layer.register_forward_hook(hook)
     tensors = {name: id(value) for name, value in net.state_dict(keep_vars=True).items()}
     ExactBatchNorm().apply(net)
     assert {name: id(value) for name, value in net.state_dict(keep_vars=True).items()} == tensors
     assert net[1] is layer
-    assert layer.eps == 0.25
-    layer(torch.ones(2, 4, 3, 3))
-    hook.assert_called_once()
 
 
 class Scaled(nn.BatchNorm2d):
@@ -351,11 +257,11 @@ class Scaled(nn.BatchNorm2d):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_norm_with_statistics_of_one_worker_is_refused_by_its_name(layer: nn.Module, what: str) -> None:
+def test_norm_of_one_worker_refused(layer: nn.Module, what: str) -> None:
     with pytest.raises(ValueError, match=what):
         refuse_inexact_norms(nn.Sequential(nn.Conv2d(1, 2, 3), layer))
 
 
-def test_norms_of_single_samples_and_of_fixed_statistics_pass() -> None:
+def test_other_norms_pass() -> None:
     layers = (nn.InstanceNorm2d(2), nn.GroupNorm(1, 2), LayerNorm2d(2), FrozenBatchNorm2d(2), SyncBatchNorm(2))
     refuse_inexact_norms(nn.Sequential(*layers))

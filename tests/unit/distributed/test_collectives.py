@@ -3,24 +3,21 @@ from datetime import timedelta
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch import distributed as dist
 
-from lockstep.distributed import collectives
-from lockstep.distributed.collectives import FlagChannel, gather_objects, is_distributed, sum_over_ranks
-from lockstep.models.layout import CompiledNetwork
-from lockstep.models.passes import Layout
+from lockstep.distributed.collectives import FlagChannel, gather_objects, sum_over_ranks
 from tests.support.processes import TIMEOUT, Ranks
 
 # the flag each of three ranks raises at each step
 SCRIPT = [(0, 0, 0), (0, 7, 0), (0, 0, 0), (3, 1, 2), (0, 0, 9), (1000, 0, 0), (0, 0, 0), (6, 0, 0)]
 
 
-def received(script: list[tuple[int, ...]], rank: int, *, is_slow: bool = False) -> list[int]:
-    """What a rank receives at each step, and after the last one."""
-    channel = FlagChannel(TIMEOUT)
+def received(is_slow: bool) -> list[int]:
+    """What this rank receives at each step, and after the last one."""
+    channel, rank = FlagChannel(TIMEOUT), dist.get_rank()
     flags = []
-    for step in script:
+    for step in SCRIPT:
         if is_slow:
             time.sleep(0.02 * rank)
         flags.append(channel.receive())
@@ -28,22 +25,18 @@ def received(script: list[tuple[int, ...]], rank: int, *, is_slow: bool = False)
     return [*flags, channel.receive(), channel.receive()]
 
 
-def received_by_rank(is_slow: bool) -> list[int]:
-    return received(SCRIPT, dist.get_rank(), is_slow=is_slow)
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize(("world_size", "has_memory", "is_slow"), [(2, True, False), (3, True, True), (2, False, True)])
-def test_a_flag_of_any_rank_reaches_all_ranks_at_the_same_step_one_late(
+def test_flag_one_step_late(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, world_size: int, has_memory: bool, is_slow: bool
 ) -> None:
     monkeypatch.setattr(ranks, "has_memory", has_memory)  # else the flags go by gloo
     largest = [max(step[:world_size]) for step in SCRIPT]
-    assert ranks.run(world_size, received_by_rank, is_slow) == [[0, *largest, 0]] * world_size
+    assert ranks.run(world_size, received, is_slow) == [[0, *largest, 0]] * world_size
 
 
 def agreed(is_pending: bool) -> tuple[int, int, int]:
-    rank = dist.get_rank() if is_distributed() else 0
+    rank = dist.get_rank()
     channel = FlagChannel(timedelta(seconds=30))
     if is_pending:
         channel.send(5 * rank)
@@ -52,7 +45,7 @@ def agreed(is_pending: bool) -> tuple[int, int, int]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_agreement_is_immediate_and_includes_a_pending_flag(ranks: Ranks, world_size: int) -> None:
+def test_agreement_includes_pending_flag(ranks: Ranks, world_size: int) -> None:
     last = world_size - 1
     assert ranks.run(world_size, agreed, False) == [(4, 0, last)] * world_size
     assert ranks.run(world_size, agreed, True) == [(5 * last, 0, last)] * world_size
@@ -69,7 +62,7 @@ def summed() -> tuple[Tensor, bool]:
 
 
 @pytest.mark.processes
-def test_the_sum_over_ranks_has_the_same_bits_on_each_and_leaves_the_counts_alone(ranks: Ranks) -> None:
+def test_sum_over_ranks(ranks: Ranks) -> None:
     results = ranks.run(3, summed)
     expected = torch.stack([counts_of(rank) for rank in range(3)]).sum(0)
     for total, is_untouched in results:
@@ -83,38 +76,5 @@ def gathered() -> list[dict[str, object]]:
 
 
 @pytest.mark.processes
-def test_objects_of_all_ranks_arrive_on_each_in_rank_order(ranks: Ranks) -> None:
+def test_gather_objects(ranks: Ranks) -> None:
     assert ranks.run(3, gathered) == [[{"rank": rank, "text": "x" * rank} for rank in range(3)]] * 3
-
-
-def test_one_process() -> None:
-    assert received(SCRIPT, 0) == [0, *(step[0] for step in SCRIPT), 0]
-    assert agreed(False) == agreed(True) == (4, 0, 0)
-    counts = counts_of(0)
-    total = sum_over_ranks(counts)
-    assert torch.equal(total, counts)
-    assert total.data_ptr() != counts.data_ptr()
-    assert gather_objects("alone") == ["alone"]
-
-
-def compiled_inputs(rank_row: Tensor) -> list[tuple[torch.dtype, int]]:
-    """Type and size of every input of the graphs into which torch.compile turns an exchange, and its sum last."""
-    CompiledNetwork(nn.Identity(), [], Layout(torch.contiguous_format, ""))
-    found: list[tuple[torch.dtype, int]] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
-        found.extend((each.dtype, each.numel()) for each in inputs if isinstance(each, Tensor))
-        return graph
-
-    gathered = torch.compile(lambda row: collectives.all_gather(row * 2).sum(0) + 1, backend=backend)
-    assert gathered(rank_row).tolist() == [5.0] * len(rank_row)
-    return found
-
-
-@pytest.mark.full
-@pytest.mark.processes
-@pytest.mark.filterwarnings("ignore")  # of the compiler's own imports
-def test_a_compiled_exchange_touches_only_its_own_row(ranks: Ranks) -> None:
-    for found in ranks.run(2, compiled_inputs, torch.ones(3)):
-        assert found, "the arithmetic around the exchange is compiled"
-        assert all(dtype == torch.float32 and size <= 2 * 3 for dtype, size in found), "not the segment"

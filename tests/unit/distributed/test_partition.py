@@ -18,7 +18,7 @@ def intervals(size: int, loads: list[int]) -> list[tuple[int, int]]:
 
 @repeatable
 @given(ANY_SIZE, LOADS)
-def test_every_shard_ends_where_the_next_one_begins(size: int, loads: list[int]) -> None:
+def test_bounds_meet(size: int, loads: list[int]) -> None:
     bounds = intervals(size, loads)
     assert (bounds[0][0], bounds[-1][1]) == (0, size)
     assert all(one[1] == other[0] for one, other in pairwise(bounds))
@@ -26,7 +26,7 @@ def test_every_shard_ends_where_the_next_one_begins(size: int, loads: list[int])
 
 @repeatable
 @given(ANY_SIZE, LOADS)
-def test_every_size_is_the_floor_or_the_ceiling_of_the_exact_one(size: int, loads: list[int]) -> None:
+def test_sizes_rounded(size: int, loads: list[int]) -> None:
     for (lo, hi), load in zip(intervals(size, loads), loads, strict=True):
         exact = Fraction(size * load, sum(loads))
         assert floor(exact) <= hi - lo <= ceil(exact)
@@ -34,12 +34,12 @@ def test_every_size_is_the_floor_or_the_ceiling_of_the_exact_one(size: int, load
 
 @repeatable
 @given(ANY_SIZE, LOADS, st.integers(2, 1000))
-def test_only_the_ratio_of_the_loads_counts(size: int, loads: list[int], factor: int) -> None:
+def test_ratio_of_weights(size: int, loads: list[int], factor: int) -> None:
     assert intervals(size, loads) == intervals(size, [factor * load for load in loads])
 
 
 @repeatable
 @given(st.integers(0, 300), LOADS)
-def test_a_shard_is_empty_exactly_when_it_owns_no_position(size: int, loads: list[int]) -> None:
+def test_empty_shard(size: int, loads: list[int]) -> None:
     for lo, hi in intervals(size, loads):
         assert Shard(0, 0, 0, size, lo, hi, size).is_empty == (len(range(lo, hi)) == 0)

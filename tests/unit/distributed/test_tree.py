@@ -22,7 +22,7 @@ def expression(lo: int, hi: int) -> Term:
 
 @repeatable
 @given(st.integers(1, 40), st.lists(st.integers(0, 9), min_size=1, max_size=7).filter(any))
-def test_any_cut_adds_up_the_same_expression(num_parts: int, loads: list[int]) -> None:
+def test_any_shards(num_parts: int, loads: list[int]) -> None:
     ranges = [range(*interval(num_parts, loads, rank)) for rank in range(len(loads))]
     spans = [span for own in ranges for span in largest_subtrees((0, num_parts), own)]
     assert add_tree((0, num_parts), {span: expression(*span) for span in spans}) == expression(0, num_parts)  # pyright: ignore
@@ -30,14 +30,14 @@ def test_any_cut_adds_up_the_same_expression(num_parts: int, loads: list[int]) -
 
 @repeatable
 @given(st.integers(1, 500), st.integers(0, 500), st.integers(0, 500))
-def test_a_rank_sends_few_subtrees_that_cover_its_parts(num_parts: int, one: int, other: int) -> None:
+def test_few_subtrees(num_parts: int, one: int, other: int) -> None:
     own = range(min(one, other) % (num_parts + 1), max(one, other) % (num_parts + 1))
     spans = largest_subtrees((0, num_parts), own)
     assert [part for span in spans for part in range(*span)] == list(own)
     assert len(spans) <= max(1, 2 * (num_parts - 1).bit_length())
 
 
-def test_the_left_half_has_a_power_of_two() -> None:
+def test_left_half() -> None:
     assert [halves((3, 3 + size)) for size in (2, 3, 5, 8)] == [
         ((3, 4), (4, 5)),
         ((3, 5), (5, 6)),
