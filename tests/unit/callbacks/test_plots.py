@@ -26,25 +26,12 @@ def drawn(figure: Figure) -> NDArray[np.uint8]:
         return np.asarray(Image.open(file).convert("RGB"))
 
 
-@pytest.mark.parametrize("names", [AWKWARD, [f"class {n}" for n in range(30)], list(map(str, range(1000)))])
+@pytest.mark.parametrize("names", [AWKWARD, list(map(str, range(1000)))])
 def test_confusion_matrix_any_classes(names: list[str]) -> None:
     counts = counts_of(len(names))
     with plots.style():
         pixels = drawn(plots.confusion_matrix(counts, names, "title"))
     assert pixels.std() > 1
-
-
-def test_confusion_matrix_counts() -> None:
-    figure = plots.confusion_matrix(np.array([[41, 0], [3, 1017]]), ["a", "b"], "title")
-    assert sorted(text.get_text() for ax in figure.axes for text in ax.texts) == ["1,017", "3", "41"]
-
-
-def test_confusion_matrix_least_accurate_first() -> None:
-    many = counts_of(100)
-    many[17] = 1
-    with plots.style():
-        figure = plots.confusion_matrix(many, list(map(str, range(100))), "title")
-    assert figure.axes[0].get_yticklabels()[0].get_text() == "17"
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -58,17 +45,7 @@ def test_image_grid(channels: int) -> None:
     assert drawn(figure).std() > 1
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_image_grid_of_floats(channels: int) -> None:
-    pixels = np.linspace(-2, 0.5, 2 * channels * 16, dtype=np.float32).reshape(2, channels, 4, 4)
-    figure = plots.image_grid([[*pixels]], ["a", "b"], [True, True], "title")
-    for image in figure.axes[0].images:
-        shown = np.asarray(image.get_array())
-        assert (shown.min(), shown.max()) == pytest.approx((0, 255), abs=0.01)
-
-
-@pytest.mark.parametrize("shape", [(1,), (30,), (5000,), (300, 4)])
-@pytest.mark.parametrize("is_calibrated", [False, True])
+@pytest.mark.parametrize(("shape", "is_calibrated"), [((1,), False), ((300,), True), ((300, 4), True)])
 def test_reliability_bins(shape: tuple[int, ...], is_calibrated: bool) -> None:
     made = np.random.default_rng(0)
     confidences = made.random(shape) ** 0.3

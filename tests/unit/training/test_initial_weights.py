@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from lockstep.config.errors import ConfigError
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.models.origin import Origin
 from lockstep.models.weight_files import adapt_channels
 from lockstep.tasks import Classification
 from lockstep.training import initial_weights
@@ -19,31 +18,6 @@ from tests.support.modules import classifier
 from tests.support.networks import Plain
 
 RGB = ImageFormat(tuple("abcd"), (3, 8, 8), (0.1, 0.2, 0.6), (0.5, 0.25, 0.75))
-FROM = "init_from=the-other"
-
-
-class Deeper(Plain):
-    """Has every layer of Plain, and one more."""
-
-    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
-        super().__init__(in_channels, num_classes, hidden)
-        self.more = nn.Linear(hidden, hidden)
-
-
-class NoHead(Plain):
-    """Has no layer with as many outputs as classes."""
-
-    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
-        super().__init__(in_channels, 9, hidden)
-
-
-class TwoHeads(Plain):
-    """Its last layer with as many outputs as classes is not its only head."""
-
-    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
-        super().__init__(in_channels, num_classes, hidden)
-        self.early = nn.Linear(hidden, num_classes)
-        self.origin = Origin(head=("fc", "early"))
 
 
 class Learned(Classification):
@@ -58,9 +32,9 @@ def formatted(classes: str, num_channels: int) -> ImageFormat:
     return ImageFormat(tuple(classes), (num_channels, 8, 8), (0.3,) * num_channels, (0.2,) * num_channels)
 
 
-def made(images: ImageFormat, kind: type[Plain] = Plain, hidden: int = 4, seed: int = 1) -> Classifier:
+def made(images: ImageFormat, hidden: int = 4, seed: int = 1) -> Classifier:
     torch.manual_seed(seed)
-    net = kind(images.image_shape[0], len(images.class_names), hidden)
+    net = Plain(images.image_shape[0], len(images.class_names), hidden)
     return classifier(net, Learned(float(seed)), image_format=images)
 
 
@@ -72,9 +46,9 @@ def saved(path: Path, module: L.LightningModule, **more: Any) -> Any:
     return SimpleNamespace(config=config, rank=0, folder=SimpleNamespace(initial_weights=path / "initial.ckpt"))
 
 
-def source(path: Path, images: ImageFormat = RGB, kind: type[Plain] = Plain, hidden: int = 4) -> tuple[Any, Any]:
+def source(path: Path) -> tuple[Any, Any]:
     """Return the session of a new run, and the state of the other one."""
-    session = saved(path, made(images, kind, hidden, seed=7), image_format=images._asdict())
+    session = saved(path, made(RGB, seed=7), image_format=RGB._asdict())
     return session, torch.load(session.folder.initial_weights)["state_dict"]
 
 
@@ -114,64 +88,6 @@ def test_other_classes_and_channels(tmp_path: Path, classes: str, num_channels: 
     assert all(torch.equal(found[name], state[name]) for name in fixed)
     assert module.image_format.mean == pytest.approx([value + 1 / 255 for value in mean])
     assert found["mean"].flatten().tolist() == pytest.approx([255 * value + 1 for value in mean])
-
-
-def test_other_classes_without_head(tmp_path: Path) -> None:
-    session, state = source(tmp_path, kind=NoHead, hidden=5)
-    images = formatted("wxyz", 3)
-    found = taken(session, made(images, NoHead, 5), images)
-    assert state.keys() - found.keys() == {"task.factor"}
-
-
-def test_several_heads(tmp_path: Path) -> None:
-    session, state = source(tmp_path, kind=TwoHeads)
-    images = formatted("xyz", 3)
-    found = taken(session, made(images, TwoHeads), images)
-    left = {"net.fc.weight", "net.fc.bias", "net.early.weight", "net.early.bias", "task.factor"}
-    assert state.keys() - found.keys() == left
-
-
-@pytest.mark.parametrize(
-    ("there", "here", "hidden", "classes", "error"),
-    [
-        # norm.num_batches_tracked fits: no reason to take it
-        (Plain, Plain, 5, "xy", "conv.weight"),
-        (Plain, Plain, 5, "abcd", "conv.weight"),
-        (Plain, Deeper, 4, "xy", "more.weight is missing"),
-        (Deeper, Plain, 4, "abcd", "more.weight is not expected"),
-    ],
-)
-def test_other_network_refused(
-    tmp_path: Path, there: type[Plain], here: type[Plain], hidden: int, classes: str, error: str
-) -> None:
-    session, _ = source(tmp_path, kind=there)
-    images = formatted(classes, 3)
-    with pytest.raises(ConfigError, match=f"{FROM}: the weights are of another network: {error}"):
-        initial_weights.load(session, made(images, here, hidden), images)
-
-
-class Own(L.LightningModule):
-    """A custom module around a network."""
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.net = Plain(3, num_classes, 4)
-        self.projection = nn.Linear(4, 7)
-
-
-def test_custom_module_other_classes(tmp_path: Path) -> None:
-    session = saved(tmp_path, Own(4), image_format=RGB._asdict())
-    module, images = Own(2), formatted("xy", 3)
-    found = taken(session, module, images)
-    assert module.state_dict().keys() - found.keys() == {"net.fc.weight", "net.fc.bias"}
-
-
-def test_network_of_custom_module(tmp_path: Path) -> None:
-    """Its classes are unknown, so that the head is new."""
-    session = saved(tmp_path, Own(4))
-    found = taken(session, made(RGB), RGB)
-    assert {"net.conv.weight", "net.norm.bias"} <= found.keys()
-    assert not {"net.fc.weight", "mean", "projection.weight"} & found.keys()
 
 
 def test_file_of_other_program_refused(tmp_path: Path) -> None:
