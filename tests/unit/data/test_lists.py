@@ -178,17 +178,6 @@ def test_group_in_one_split(tmp_path: Path, keys: dict[str, str], targets: dict[
     assert len(splits_of(splits, lambda name: name[:3])) == 20
 
 
-@pytest.mark.parametrize("keys", [{"group_column": "patient"}, {"group": r"^([^_]+)_"}])
-def test_group_blanks_ignored(tmp_path: Path, keys: dict[str, str]) -> None:
-    expected = read(write_patients(tmp_path), **keys)
-    rows = list(csv.DictReader((tmp_path / "list.csv").read_text().splitlines()))
-    for row in rows[1::2]:
-        path, row["patient"] = tmp_path / row["path"], f"{row['patient']} "
-        row["path"] = path.rename(path.with_name(path.name.replace("_", " _"))).name
-    splits = read(write_list(tmp_path / "blanks.csv", rows), **keys)
-    assert [part.groups for part in splits.parts.values()] == [part.groups for part in expected.parts.values()]
-
-
 @pytest.mark.parametrize("keys", [{}, {"group_column": "patient"}])
 def test_file_under_two_paths_in_one_split(tmp_path: Path, keys: dict[str, str]) -> None:
     rows = list(csv.DictReader(write_patients(tmp_path).read_text().splitlines()))

@@ -2,7 +2,6 @@
 
 import struct
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,46 +100,10 @@ def opened_by_user(path: Path) -> Tensor:
         return inputs_of(image, FORMAT, VIEW).images[0]
 
 
-def everywhere(path: Path) -> dict[str, Callable[[], Tensor]]:
-    """Read the pixels of one photograph as training, evaluation, prediction and `lockstep.load` do."""
-    settings = {"image_size": SIDE, "background": "grey"}
-
-    def in_folder(memory: str) -> Tensor:
-        for number in range(3):  # of another class; each split needs an image
-            write_image(path.parents[1] / "b" / f"{number}.png", number, SIDE, SIDE)
-        splits = read(path.parents[1], **settings, memory=memory, cache=str(path.parents[2] / "cache"))
-        (found,) = (
-            whole(part.pixels)[row]
-            for part in splits.parts.values()
-            for row, name in enumerate(part.names)
-            if name == f"a/{path.name}"
-        )
-        return found
-
-    def predicted() -> Tensor:
-        images, _ = unlabelled_folder(str(path), view=VIEW, channels=3)
-        return whole(images.pixels)[0]
-
-    return {
-        "streamed": lambda: in_folder("stream"),
-        "evaluated": lambda: in_folder("once"),
-        "cached": lambda: in_folder("host"),
-        "predicted": predicted,
-        "loaded from a file": lambda: inputs_of(str(path), FORMAT, VIEW).images[0],
-        "loaded from Pillow": lambda: opened_by_user(path),
-    }
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "root" / "a").mkdir(parents=True)
-    return tmp_path / "root" / "a"
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_pixels_by_pillow(folder: Path, kind: str) -> None:
+def test_pixels_by_pillow(tmp_path: Path, kind: str) -> None:
     name, content, options = KINDS[kind]
-    path = folder / name
+    path = tmp_path / name
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:
@@ -155,14 +118,22 @@ def test_pixels_by_pillow(folder: Path, kind: str) -> None:
     assert (grey - torch.from_numpy(np.array(expected.convert("L"))).int()).abs().max() <= limit
 
 
-def test_shrunk_jpeg_everywhere(folder: Path) -> None:
+def test_shrunk_jpeg_everywhere(tmp_path: Path) -> None:
     """The decoder of a JPEG shrinks the file; who has opened it with Pillow has all its pixels."""
-    picture = Image.fromarray(NOISE).resize((32 * SIDE, 48 * SIDE))
-    picture.save(folder / "a.jpg", exif=orientation(6), quality=95)
-    found = {where: pixels() for where, pixels in everywhere(folder / "a.jpg").items()}
-    whole_image = found.pop("loaded from Pillow")
-    assert len({tuple(pixels.flatten().tolist()) for pixels in found.values()}) == 1
-    assert 0 < (found["cached"].int() - whole_image.int()).abs().double().mean() < 1
+    root = tmp_path / "root"
+    for number in range(3):  # each split needs an image of another class
+        write_image(root / "b" / f"{number}.png", number, SIDE, SIDE)
+    path = write_image(root / "a" / "a.jpg")
+    Image.fromarray(NOISE).resize((32 * SIDE, 48 * SIDE)).save(path, exif=orientation(6), quality=95)
+    unlabelled, _ = unlabelled_folder(str(path), view=VIEW, channels=3)
+    found = [whole(unlabelled.pixels)[0], inputs_of(str(path), FORMAT, VIEW).images[0]]
+    for memory in ("stream", "once", "host"):
+        splits = read(root, image_size=SIDE, background="grey", memory=memory, cache=str(tmp_path / "cache"))
+        (part,) = (part for part in splits.parts.values() if "a/a.jpg" in part.names)
+        found.append(whole(part.pixels)[part.names.index("a/a.jpg")])
+    for pixels in found[1:]:
+        assert torch.equal(pixels, found[0])
+    assert 0 < (found[0].int() - opened_by_user(path).int()).abs().double().mean() < 1
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")

@@ -78,8 +78,6 @@ def test_changed_url_copied_again(root: Path, tmp_path: Path, server: str) -> No
     shutil.rmtree(folder.parent)
     assert contents(make(url, tmp_path / "scratch")) == contents(root)
     assert list_classes(str(folder)).digest != before
-    write_image(root / "red fox" / "new.png", seed=8)
-    assert contents(make(url, tmp_path / "scratch")) == contents(root)
 
 
 def test_files_of_list(root: Path, tmp_path: Path, server: str) -> None:
