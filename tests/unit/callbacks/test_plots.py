@@ -41,7 +41,6 @@ def test_image_grid(channels: int) -> None:
     (ax,) = figure.axes
     shown = np.asarray(ax.images[6].get_array())
     assert (shown == (pixels[6, 0] if channels == 1 else pixels[6].transpose(1, 2, 0))).all()
-    assert [text.get_color() for text in ax.texts[6:]] == [plots.DARK, plots.RED], "a mistake"
     assert drawn(figure).std() > 1
 
 

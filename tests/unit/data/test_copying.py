@@ -81,9 +81,8 @@ def test_list_is_copied_with_its_images_only(tmp_path: Path, scratch: Path, is_a
     prefix = f"{folder}/" if is_absolute else "./"
     rows = [{"path": f"{prefix}{name}", "label": "ab"[i % 2]} for i, name in enumerate(names)]
     file = write_list(folder / "list.csv", [*rows, rows[0]])  # one is listed twice
-    settings = {"cache": str(tmp_path / "cache")}
-    _, direct = loaded(listed(file, None, **settings))
-    root, copied = loaded(listed(file, scratch, **settings))
+    _, direct = loaded(listed(file, None))
+    root, copied = loaded(listed(file, scratch))
     assert contents(Path(root)) == {name: (folder / name).read_bytes() for name in names}
     for split, part in direct.parts.items():
         assert part.names == copied.parts[split].names

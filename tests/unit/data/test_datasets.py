@@ -114,7 +114,6 @@ def test_statistics() -> None:
     statistics = splits_of(Listed(pairs), **given).statistics
     assert statistics is not None
     assert statistics.mean == pytest.approx((0.4,) * 3)
-    assert splits_of(Listed(pairs), mean=[0.5] * 3, std=[0.1] * 3, **given).statistics == ((0.5,) * 3, (0.1,) * 3)
     floats = Listed([(image(number, torch.float32), 0) for number in range(5)])
     assert splits_of(floats).statistics == ((0.0,) * 3, (1.0,) * 3)
 

@@ -89,9 +89,6 @@ def test_folds_refused(tmp_path: Path) -> None:
     for unknown in (relabelled, Subset(Turned(), range(50))):
         with pytest.raises(ValueError, match="give it `targets`"):
             of_dataset(tmp_path)(train=unknown, class_names=Turned.classes, fold=Fold(0, 5))
-    (config,) = plan(["data=synthetic", "+data.folds=5"]).configs
-    with pytest.raises(ConfigError, match=r"data.folds=5.*no parameter `fold`"):
-        source(config.data)
 
 
 class Visits(Turned):

@@ -24,13 +24,6 @@ from tests.support import modules
 NUM_TRAIN = 200
 L2 = [10.0, 1e-4]
 
-# Lightning 2.6 wants worker processes for every loader, and uses what torch 2.15 has renamed, 2026-11-21
-pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated", "ignore:Found . module.* in eval mode")
-
-
-def newton() -> functools.partial[Newton]:
-    return functools.partial(Newton, first_l2=10.0, l2_factor=0.1, tolerance=1e-13, max_iterations=5000)
-
 
 @functools.cache
 def digits() -> tuple[Tensor, Tensor]:
@@ -40,22 +33,20 @@ def digits() -> tuple[Tensor, Tensor]:
     return torch.tensor(features), torch.tensor(classes)
 
 
-def batches(num_samples: int = NUM_TRAIN, rank: int = 0, loads: tuple[int, ...] = (1,)) -> GlobalBatches:
-    return GlobalBatches(
-        num_samples, global_batch_size=10**6, accumulate_grad_batches=1, shuffle_seed=3, rank=rank, loads=loads,
+def batch_of(targets: Tensor, rank: int = 0, loads: tuple[int, ...] = (1,)) -> Batch:
+    batches = GlobalBatches(
+        NUM_TRAIN, global_batch_size=10**6, accumulate_grad_batches=1, shuffle_seed=3, rank=rank, loads=loads,
         num_batches=None,
     )  # fmt: skip
-
-
-def batch_of(targets: Tensor, *shard: Any) -> Batch:
-    (batch,) = ShardLoader(ShardDataset(digits()[0][:NUM_TRAIN], targets), batches(NUM_TRAIN, *shard))
+    (batch,) = ShardLoader(ShardDataset(digits()[0][:NUM_TRAIN], targets), batches)
     return batch
 
 
 def fitted(task: Task, targets: Tensor, num_outputs: int, l2: float, *shard: Any) -> tuple[Tensor, Tensor]:
     """Weights and bias of a head of digits."""
     head = nn.Linear(64, num_outputs).double()
-    norm, is_converged = fit_head(head, task, batch_of(targets, *shard), newton()(head.parameters()), l2)
+    newton = Newton(head.parameters(), first_l2=10.0, l2_factor=0.1, tolerance=1e-13, max_iterations=5000)
+    norm, is_converged = fit_head(head, task, batch_of(targets, *shard), newton, l2)
     assert is_converged
     assert norm < 1e-6
     return head.weight.detach(), head.bias.detach()

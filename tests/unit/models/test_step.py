@@ -14,10 +14,6 @@ from lockstep.system import internals
 from tests.support.modules import batch_of, classifier
 from tests.support.processes import Ranks
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated", "ignore:.*no `val_dataloader`"
-)
-
 
 def guarded_weights(is_deferred: bool) -> tuple[nn.Parameter, torch.optim.Optimizer, LossGuard]:
     weight = nn.Parameter(torch.ones(3))

@@ -63,30 +63,17 @@ def test_logger_arguments(target: str, names: set[str], tmp_path: Path, monkeypa
     assert given == {"save_dir": str(tmp_path), **dict.fromkeys(names, 7)}
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """A run beside a file store of MLflow, which it allows only if asked."""
+def test_mlflow_service_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("mlflow", reason="pip install mlflow-skinny")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    folder = RunFolder(tmp_path / "one")
-    folder.path.mkdir()
-    return folder
-
-
-def mlflow_logger(folder: RunFolder, *, rank: int = 0) -> Any:
-    store = folder.path.parent / "mlruns"
-    config = compose.compose_config([*SMALL, "logger=mlflow", f"logger.mlflow.tracking_uri={store}"])
-    checked = validation.check_config(config)
-    here: Any = SimpleNamespace(folder=folder, rank=rank, config=checked, held=contextlib.ExitStack())
-    section = checked.logger["mlflow"]
-    assert section is not None
-    return observers._logger(here, "mlflow", section, 0)
-
-
-def test_mlflow_service_fails(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    logger = mlflow_logger(folder)
+    (tmp_path / "run").mkdir()
+    overrides = [*SMALL, "logger=mlflow", f"logger.mlflow.tracking_uri={tmp_path / 'mlruns'}"]
+    config = validation.check_config(compose.compose_config(overrides))
+    here: Any = SimpleNamespace(folder=RunFolder(tmp_path / "run"), rank=0, config=config, held=contextlib.ExitStack())
+    section: Any = config.logger["mlflow"]
+    logger: Any = observers._logger(here, "mlflow", section, 0)
     monkeypatch.setattr(type(logger), "run_id", "gone")
     for step in (1, 2):
         logger.log_metrics({"val/loss": 0.5}, step)
