@@ -147,6 +147,16 @@ def test_fewer_groups_than_folds_refused() -> None:
         cut(uncut, {}, Fold(0, 5))
 
 
+def test_cut_few_groups() -> None:
+    sizes = [50, 9, 30, 4, 1, 1, 70, 5, 20, 8]
+    groups = np.repeat([f"p{number}" for number in range(10)], sizes).tolist()
+    classes = np.repeat([0, 0, 0, 0, 1, 1, 1, 2, 2, 3], sizes)
+    uncut = Uncut([f"{row}" for row in range(len(groups))], classes, 0, groups)
+    counts = counts_of(uncut, cut(uncut, FRACTIONS))
+    assert counts[0].min() >= 1
+    assert counts[1:].tolist() == [[1, 1, 70], [5, 0, 20], [0, 0, 8]]
+
+
 def test_fewer_groups_than_splits_refused() -> None:
     uncut = images([20, 20], groups=[f"p{row % 2}" for row in range(40)])
     with pytest.raises(ValueError, match=r"data\.test_fraction=0\.2 .* 2 groups"):

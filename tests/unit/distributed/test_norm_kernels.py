@@ -1,13 +1,14 @@
 """Triton's kernels of batch norm + residual + ReLU, by Triton's interpreter on CPU tensors, against torch in float64.
 
 float32 to a few of its roundings, bfloat16 within one rounding of each number. The interpreter must be chosen before
-Triton is imported: all kernels run in processes of their own.
+Triton is imported: all kernels run in processes of their own. For a GPU they are compiled here, without one.
 """
 
 import importlib.util
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -186,6 +187,40 @@ def of_one_value(loads: list[int]) -> bool:
 @pytest.mark.parametrize("loads", [[1], [0, 1, 0]])
 def test_one_value_per_channel_refused(ranks: Ranks, loads: list[int]) -> None:
     assert ranks.run(len(loads), of_one_value, loads) == [True] * len(loads)
+
+
+# -- machine code ------------------------------------------------------------------------------------------------------
+
+BFLOAT16 = "*bf16"
+SCALARS = {"m": "i32", "c": "i32", "n": "i32", "eps": "fp32", "momentum": "fp32", "counter": "*i64"}
+COMPILED: dict[str, dict[str, Any]] = {
+    "_statistics": {"x": BFLOAT16},
+    "_merge": {},
+    "_normalize": {"x": BFLOAT16, "residual": BFLOAT16, "y": BFLOAT16},
+    "_gradient_sums": {"dy": BFLOAT16, "x": BFLOAT16, "y": BFLOAT16, "dz": BFLOAT16},
+    "_input_gradient": {"dz": BFLOAT16, "x": BFLOAT16, "dx": BFLOAT16},
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("name", COMPILED)
+def test_kernel_compiles(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For an H100, without one."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from lockstep.distributed import norm_kernels
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel, given = getattr(norm_kernels, name), COMPILED[name]
+    constants = {"rows": 64, "channels": 8}
+    constants = {argument: value for argument, value in constants.items() if argument in kernel.arg_names}
+    types = {argument: given.get(argument, SCALARS.get(argument, "*fp32")) for argument in kernel.arg_names}
+    types |= dict.fromkeys(constants, "constexpr")
+    source = ASTSource(kernel, types, {(kernel.arg_names.index(key),): value for key, value in constants.items()})
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=norm_kernels.OPTIONS)
+    assert compiled.asm["cubin"]
 
 
 # -- without kernels ---------------------------------------------------------------------------------------------------
