@@ -160,7 +160,8 @@ def test_mask_of_layer_epoch_step() -> None:
 
 def test_replace_dropout() -> None:
     deep = nn.Sequential(nn.Linear(2, 2), nn.ModuleDict({"deep": nn.Dropout2d(0.2)}))
-    net = nn.Sequential(nn.Dropout(0.1), deep, nn.Dropout1d(0.3), nn.Dropout3d(0.4))
+    shared = nn.Dropout(0.1)
+    net = nn.Sequential(shared, deep, nn.Dropout1d(0.3), nn.Dropout3d(0.4), shared)
     found = replace_dropout(net, seed=7)
     assert [module for module in net.modules() if isinstance(module, ExactDropout)] == found
     assert [(layer.keys, layer.p, layer.per_channel) for layer in found] == [

@@ -11,10 +11,12 @@ from datetime import timedelta
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.distributed import collectives
+from lockstep.distributed import collectives, gradients
+from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.distributed.collectives import add_up, all_gather, is_lost_rank
 from lockstep.distributed.shared_memory import Neighbours, RankLost, Segment
 from lockstep.system.hardware import num_cores
@@ -169,3 +171,27 @@ def test_row_posted_after_wait(other: subprocess.Popen[bytes], monkeypatch: pyte
     total = torch.ones(1)
     neighbours.add_up(total)
     assert total.item() == 4.0
+
+
+def what_a_backward_pass_raises() -> list[bool]:
+    """On rank 0, while rank 1 has left: once out of the hook of DDP, once out of a batch norm."""
+    model = DistributedDataParallel(nn.Linear(3, 3))
+    gradients.choose(model)
+    norm = ExactBatchNorm().apply(nn.BatchNorm1d(3))
+    outputs = [model(torch.ones(2, 3)), norm(torch.randn(4, 3, requires_grad=True))]
+    neighbours = collectives._neighbours
+    assert neighbours is not None
+    if dist.get_rank() == 1:
+        neighbours.leave()
+        return []
+    lost = []
+    for output in outputs:
+        with pytest.raises(RankLost) as caught:
+            output.sum().backward()
+        lost.append(is_lost_rank(caught.value))
+    return lost
+
+
+@pytest.mark.processes
+def test_rank_lost_in_backward(ranks: Ranks) -> None:
+    assert ranks.run(2, what_a_backward_pass_raises) == [[True, True], []]

@@ -18,7 +18,7 @@ from lockstep.callbacks.average import AveragedWeights
 from lockstep.data.loader import ShardDataset, ShardLoader
 from lockstep.models.classifier import Classifier
 from lockstep.models.schedules import Schedule, one_cycle_linear
-from lockstep.models.step import NonFiniteGradient
+from lockstep.models.step import NonFiniteGradient, NonFiniteLoss
 from tests.support.modules import bare_trainer, classifier
 from tests.support.networks import Overflows
 from tests.support.plans import Plan
@@ -188,3 +188,9 @@ def test_average_without_skipped_steps() -> None:
 def test_scale_below_one() -> None:
     with pytest.raises(NonFiniteGradient, match=r"optimizer step 17 though .*; 17 steps were skipped"):
         trained(EVERY, num_epochs=5)
+
+
+def test_loss_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Overflows, "forward", lambda self, x: self.linear(x) * math.inf)
+    with pytest.raises(NonFiniteLoss, match="optimizer step 1 "):
+        trained([])

@@ -43,6 +43,16 @@ def test_confusion() -> None:
     assert (found.confusion == metrics.confusion_matrix(labels, logits.argmax(1))).all()
 
 
+def test_worst_mistakes() -> None:
+    logits, labels = made_up()
+    found = findings_of(logits, labels, [torch.arange(400)])
+    rows = found.worst(7)
+    wrong = (logits.argmax(1) != labels).numpy()
+    assert wrong[rows].all()
+    assert sorted(found.probabilities[wrong], reverse=True)[:7] == list(found.probabilities[rows])
+    assert len(found.worst(1000)) == wrong.sum()
+
+
 def test_probabilities_as_predicted() -> None:
     """A rounded float64 number would be another one, and near 1 many images are a bit from the threshold."""
     logits, labels = (3 * made_up()[0]).float(), made_up()[1]

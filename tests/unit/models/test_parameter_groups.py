@@ -12,17 +12,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    ConstantLR,
     CosineAnnealingLR,
     LinearLR,
     LRScheduler,
     OneCycleLR,
+    PolynomialLR,
     ReduceLROnPlateau,
     SequentialLR,
 )
 
 from lockstep.data.loader import ShardDataset, ShardLoader
-from lockstep.models.parameter_groups import ParameterRule
+from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
 from lockstep.models.schedules import Schedule, constant, cosine
+from lockstep.tasks import Task
 from tests.support.modules import bare_trainer, classifier
 from tests.support.plans import Plan
 
@@ -101,6 +105,16 @@ def test_rules_as_plain_loop() -> None:
         torch.testing.assert_close(net.state_dict()[name], value, rtol=1e-12, atol=1e-12)
 
 
+def test_norm_frozen_for_epochs() -> None:
+    net = network()
+    groups = ParameterGroups(net, Task(), (ParameterRule("norm", "^1", frozen_epochs=2),))
+    modes = []
+    for epoch in range(3):
+        groups.start_epoch(epoch)
+        modes.append(net[1].training)
+    assert modes == [False, False, True]
+
+
 def test_lr_factor_any_schedule() -> None:
     """One factor for all is a schedule whose rates are larger."""
     factor = 3.0
@@ -119,10 +133,16 @@ def sequence(optimizer: Any, total_steps: int) -> LRScheduler:
     return SequentialLR(optimizer, parts, [2])
 
 
+def chain(optimizer: Any, total_steps: int) -> LRScheduler:
+    parts = [PolynomialLR(optimizer, total_steps, power=2.0), ConstantLR(optimizer, 0.5, total_steps // 2)]
+    return ChainedScheduler(parts, optimizer)
+
+
 KEEP_THEIR_LENGTH: dict[str, Callable[..., LRScheduler]] = {
     "one cycle": functools.partial(OneCycleLR, max_lr=0.2),
     "cosine annealing": lambda optimizer, total_steps: CosineAnnealingLR(optimizer, T_max=total_steps),
     "one after the other": sequence,
+    "several at once": chain,
     "no length at all": functools.partial(
         ReduceLROnPlateau, patience=0, threshold=10.0, threshold_mode="abs", factor=0.5
     ),

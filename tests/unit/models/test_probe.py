@@ -16,10 +16,12 @@ from lockstep.data.loader import ShardDataset, ShardLoader
 from lockstep.data.sampler import GlobalBatches
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.virtual_shards import VirtualShards
-from lockstep.models.frozen import take_features
-from lockstep.models.probe import Newton, fit_head
+from lockstep.models.classifier import ImageFormat
+from lockstep.models.frozen import freeze_below, take_features
+from lockstep.models.probe import Newton, Probe, fit_head
 from lockstep.tasks import Multilabel, Regression, Task
 from tests.support import modules
+from tests.support.plans import Plan
 
 NUM_TRAIN = 200
 L2 = [10.0, 1e-4]
@@ -122,6 +124,25 @@ def test_head_any_ranks() -> None:
         torch.testing.assert_close(its_weight, weight, rtol=0, atol=1e-10)
         torch.testing.assert_close(its_bias, bias, rtol=0, atol=1e-9)
         assert torch.equal(its_weight, found[0][0])
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*no `val_dataloader`")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated", "ignore:Found . module.* in eval mode")
+def test_not_converged_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
+    net = nn.Sequential(nn.Identity(), nn.Linear(64, 10))
+    freeze_below(net, ("1",))
+    take_features(net, ("1",))
+    module = modules.classifier(
+        net,
+        kind=Probe,
+        image_format=ImageFormat(tuple("0123456789"), (1, 8, 8), (0.5,), (0.25,)),
+        optimizer=functools.partial(Newton, first_l2=0.1, l2_factor=0.1, tolerance=1e-13, max_iterations=3),
+        total_steps=2,
+    ).double()
+    features, classes = (part[:NUM_TRAIN] for part in digits())
+    loader = ShardLoader(ShardDataset(features, classes), Plan(NUM_TRAIN, micro_batch_size=NUM_TRAIN).of())
+    modules.bare_trainer(max_epochs=2, precision="64-true").fit(module, loader)
+    assert capsys.readouterr().err.count("The head has not converged") == 1
 
 
 def test_head_without_bias_refused() -> None:

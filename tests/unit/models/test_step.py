@@ -52,15 +52,18 @@ def test_guard_immediate(bad: float) -> None:
 
 def test_guard_deferred() -> None:
     weight, optimizer, guard = guarded_weights(is_deferred=True)
+    logged = list[list[float]]()
     for step, loss in enumerate([1.0, float("nan"), 1.0], start=1):
         guard.check(torch.tensor(loss), batch_of(0, 2 * step), step)
         guard.check(torch.tensor(1.0), batch_of(0, 2 * step + 1), step)  # a second micro-batch
         guard.protect(step)
+        guard.defer(step, torch.tensor([loss]), logged.append)
         weight.grad = torch.ones(3)
         optimizer.step()
         assert weight.tolist() == [1.0 - step + (step > 1)] * 3, "steps 1 and 3 are applied, step 2 is not"
     with pytest.raises(NonFiniteLoss, match=r"optimizer step 2 \(epoch 2, micro-batches 5 to 6\) on rank 0"):
         guard.wait()
+    assert logged == [[1.0]]
 
 
 def test_guard_before_checkpoint() -> None:
