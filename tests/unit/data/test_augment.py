@@ -132,7 +132,7 @@ def test_bits_of_seed(augment: Augment, digest: str) -> None:
 # -- for any number of workers -----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     plain=st.sampled_from([ALL_PARTS, PHOTOGRAPHS, *BY_INDEX.values()]),
     size=st.integers(1, 40),

@@ -20,7 +20,7 @@ from lockstep.distributed.partition import Shard
 from tests.support.plans import Plan
 from tests.support.sources import labelled
 
-repeatable = settings(deadline=None, derandomize=True)
+repeatable = settings(max_examples=40, deadline=None, derandomize=True)
 COUNTS = st.lists(st.integers(1, 30), min_size=2, max_size=6)
 BALANCE = st.floats(0.01, 1)
 CLASSES = torch.tensor([0] * 45 + [1] * 5).repeat(2)  # 9 : 1

@@ -65,7 +65,7 @@ def usable(uncut: Uncut, fractions: dict[str, float]) -> bool:
     return True
 
 
-@settings(deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(COUNTS, SIZES, st.integers(0, 5))
 def test_class_fractions(counts: list[int], fractions: dict[str, float], seed: int) -> None:
     uncut = images(counts, seed)
@@ -83,7 +83,7 @@ def test_class_fractions(counts: list[int], fractions: dict[str, float], seed: i
             assert all(abs(size - exact) <= max(0.5, 1 - exact) for size, exact in zip(found, wanted, strict=False))
 
 
-@settings(deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(COUNTS, SIZES, st.integers(0, 5), st.data())
 def test_new_image_moves_few(counts: list[int], fractions: dict[str, float], seed: int, data: st.DataObject) -> None:
     more = images(counts, seed)
@@ -147,14 +147,14 @@ def test_fewer_groups_than_folds_refused() -> None:
         cut(uncut, {}, Fold(0, 5))
 
 
-def test_cut_few_groups() -> None:
-    sizes = [50, 9, 30, 4, 1, 1, 70, 5, 20, 8]
-    groups = np.repeat([f"p{number}" for number in range(10)], sizes).tolist()
-    classes = np.repeat([0, 0, 0, 0, 1, 1, 1, 2, 2, 3], sizes)
+def test_group_fractions() -> None:
+    sizes = np.arange(1, 25)  # of groups, whose classes alternate
+    groups = np.repeat([f"p{number}" for number in range(24)], sizes).tolist()
+    classes = np.repeat(np.arange(24) % 2, sizes)
     uncut = Uncut([f"{row}" for row in range(len(groups))], classes, 0, groups)
     counts = counts_of(uncut, cut(uncut, FRACTIONS))
-    assert counts[0].min() >= 1
-    assert counts[1:].tolist() == [[1, 1, 70], [5, 0, 20], [0, 0, 8]]
+    expected = np.bincount(classes)[:, None] * [0.1, 0.2, 0.7]
+    assert abs(counts - expected).max() <= 3
 
 
 def test_fewer_groups_than_splits_refused() -> None:

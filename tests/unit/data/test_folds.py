@@ -24,7 +24,7 @@ from tests.support.image_files import read, write_folder, write_image
 from tests.support.sources import SETTINGS, Turned
 
 
-@settings(deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.lists(st.integers(5, 30), min_size=2, max_size=6), st.integers(2, 5), st.integers(0, 5))
 def test_folds_as_scikit_learn(counts: list[int], num_folds: int, seed: int) -> None:
     classes = np.repeat(np.arange(len(counts)), counts)

@@ -12,7 +12,7 @@ from lockstep.data.sampler import GlobalBatches, ShardIndices
 from lockstep.distributed.batch import Batch
 from tests.support.plans import Plan
 
-repeatable = settings(deadline=None, derandomize=True)
+repeatable = settings(max_examples=40, deadline=None, derandomize=True)
 LOADS = st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any)
 PLANS = st.builds(
     Plan,

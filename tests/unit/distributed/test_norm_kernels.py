@@ -24,7 +24,7 @@ from lockstep.distributed.partition import interval
 from tests.support.processes import Ranks
 
 NUM_PROGRAMS = 4  # in place of hundreds, for small tensors of several tiles each
-LOADS = ((0, 1), (5, 1, 0))
+LOADS = (5, 1, 0)
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="torch for CPUs has no Triton")
 
 
@@ -116,12 +116,11 @@ SHAPES = ((7, 5, 4, 3), (2, 70, 7, 3), (2, 3, 1, 1))  # odd channels, several ti
 CASES = [
     *(Case(shape, dtype) for shape in SHAPES for dtype in (torch.float32, torch.bfloat16)),
     *(Case(has_residual=False), Case(relu=False)),
-    *(Case(dtype=torch.float16, has_residual=False), Case(affine=False), Case(momentum=None), Case(offset=3000.0)),
+    *(Case(affine=False), Case(momentum=None), Case(offset=3000.0)),
     *(Case(nan="x"), Case(nan="residual")),
 ]
 SPLIT = [
-    Case(dtype=dtype, has_residual=has, momentum=momentum, loads=loads)
-    for loads in LOADS
+    Case(dtype=dtype, has_residual=has, momentum=momentum, loads=LOADS)
     for dtype, has, momentum in ((torch.float32, True, 0.1), (torch.bfloat16, False, None))
 ]
 
@@ -129,16 +128,15 @@ SPLIT = [
 @pytest.fixture(scope="module")
 def results(ranks: Ranks) -> dict[Case, list[Result]]:
     found = dict[Case, list[Result]]()
-    for loads in ((1,), *LOADS):
-        cases = [case for case in (*CASES, *SPLIT) if case.loads == loads]
-        by_case = zip(*ranks.run(len(loads), computed, cases), strict=True)
+    for num_ranks, cases in ((1, CASES), (len(LOADS), SPLIT)):
+        by_case = zip(*ranks.run(num_ranks, computed, cases), strict=True)
         found |= dict(zip(cases, map(list, by_case), strict=True))
     return found
 
 
 def check(case: Case, found: list[Result]) -> None:
     values, gradients, buffers = trained(case, case.layer().double(), 0, case.shape[0], torch.float64)
-    rounding = {torch.float32: 1e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}[case.dtype]
+    rounding = {torch.float32: 1e-6, torch.bfloat16: 2**-8}[case.dtype]
     far = max(1.0, case.offset / 10)  # float32 holds 3000 to 1e-4
     # two values of a channel are +1 and -1, whatever they are: their gradients cancel
     atol = {"dx": 1e-2 * (case.shape[0] * case.shape[2] * case.shape[3] == 2) + 3e-6 * far}
