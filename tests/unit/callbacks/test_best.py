@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from lockstep.callbacks.best import ModelCheckpoint
 from lockstep.runs import files
 from lockstep.runs.folder import RunFolder
-from lockstep.sweeps.results import Objective, best_epoch
+from lockstep.trials.results import Objective, best_epoch
 from tests.support.modules import bare_trainer
 
 pytestmark = pytest.mark.filterwarnings(
