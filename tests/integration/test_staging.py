@@ -94,7 +94,7 @@ def _num_messages() -> int:
     """Messages of this rank while rank 0 worked."""
     with (
         mock.patch.object(agreement, "gather_objects", wraps=agreement.gather_objects) as gather,
-        mock.patch.object(staging, "HEARTBEAT_S", 0.05),
+        mock.patch.object(agreement, "HEARTBEAT_S", 0.05),
     ):
         agreement.together(lambda: time.sleep(1.0 - dist.get_rank().bit_length()))
     return gather.call_count

@@ -13,7 +13,7 @@ import sys
 from lockstep.launch import parent, worker
 from tests.support import workers
 worker.take_job = workers.{work}
-sys.exit(parent.run_workers(worker.Job(worker.TRAIN, ".", {{}}), 1, is_parallel=False))
+sys.exit(parent.run_workers(worker.Job(worker.train, ".", {{}}), 1, is_parallel=False))
 """
 
 
