@@ -30,9 +30,8 @@ def files_of(section: Data, *, is_cut: bool = True, is_other: bool = False, kept
     cutting = [arguments.pop(name) for name in ("val_fraction", "test_fraction", "split_seed", "test_after")]
     list_images = list_classes if section.target == IMAGE_FOLDER else read_list
     table = list_images(**arguments, is_other=is_other)
-    table = (
-        complete_splits(table, *cutting, fold=Fold.chosen(section.fold, section.folds), kept=kept) if is_cut else table
-    )
+    if is_cut:
+        table = complete_splits(table, *cutting, fold=Fold.chosen(section.fold, section.folds), kept=kept)
     return Decoding(table=table, view=view, **settings)
 
 
