@@ -82,6 +82,7 @@ def write_project(folder: Path, *, has_photos: bool) -> None:
         exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = taken
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(draw.integers(0, 256, (40, 50, 3), np.uint8)).save(folder / path, exif=exif)
+    torch.manual_seed(0)
     for name in ("resnet18", "mobilenet_v3_small"):
         weights = models.get_model_weights(name).DEFAULT  # pyright: ignore[reportAttributeAccessIssue]
         path = folder / "home" / "hub" / "checkpoints" / Path(weights.url).name

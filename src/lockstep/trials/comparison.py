@@ -49,7 +49,8 @@ def compare_sweeps(names: Sequence[str], *, is_json: bool) -> int:
         found += [(metric, at, each) for at, each in zip(others, holm([*others.values()], num_tests), strict=True)]
     if len({at for _, at, _ in found}) < max(1, len(sides) - 1):
         what = "compare needs settings with a common metric, each of two or more finished seeds or folds"
-        raise ValueError(f"{what}: {'; '.join(map(str, known))}.")
+        found_in = (f"{side}, metrics: {', '.join(side.results) or 'none'}" for side in known)
+        raise ValueError(f"{what}: {'; '.join(found_in)}.")
     settings = comparison.differences([next(iter(side.trials.values())) for side in sides])
     settings = [(key, values) for key, values in settings if key not in REPEATS]
     if is_json:
