@@ -267,7 +267,7 @@ class Classifier(L.LightningModule):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The newest global value of each metric, by <split>/<name>."""
+        """The newest global value of each metric, by `<split>/<name>`."""
         return self.training_log.metrics
 
     @property
