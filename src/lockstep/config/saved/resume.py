@@ -25,7 +25,7 @@ def merge_saved(saved: Config, cfg: DictConfig, choices: Sequence[Override]) -> 
     """Return the saved configuration, with those sections of `cfg` that a command decides or that `choices` name."""
     chosen = {override.key_or_group for override in choices}
     if not chosen.isdisjoint(EVERYWHERE):
-        return cfg
+        return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     typed: Any = OmegaConf.to_container(cfg, resolve=False)
     kept = {*names(Scope.SUBMISSION), "resume", *(group.partition("/")[0] for group in chosen)}
     tree = {**_literal(to_tree(saved)), **{key: typed[key] for key in kept if key in typed}}
