@@ -4,8 +4,10 @@ import shlex
 import sys
 
 import pytest
+import yaml
 
-from lockstep.cli import command_line, main, train
+from lockstep.cli import command_line, composed, main, train
+from lockstep.config.composing.compose import DEFAULT
 from lockstep.config.saved import project
 from lockstep.runs.folder import EXIT_CONFIG
 from tests.support.harness import ROOT
@@ -85,3 +87,18 @@ def test_an_unknown_command_is_answered_with_the_nearest_one_in_a_line(
     monkeypatch.setattr(sys, "argv", ["lockstep", *line.split()])
     assert main._command() == EXIT_CONFIG
     assert error in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("part", "sections"), [("job", {"data"}), ("hydra", {"hydra"}), ("all", {"hydra", "data"})])
+def test_cfg(capsys: pytest.CaptureFixture[str], part: str, sections: set[str]) -> None:
+    arguments = command_line.parse(["--cfg", part, "--resolve"])
+    composed.show(arguments, ["data=synthetic", "name=of-${seed}"], DEFAULT)
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed.keys() & {"hydra", "data"} == sections
+    assert printed.get("name", "of-0") == "of-0"
+
+
+def test_shell_completion(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMP_LINE", "python train.py data=di")
+    composed.complete(["query=bash"], DEFAULT)
+    assert capsys.readouterr().out.split() == ["data=digits"]
