@@ -33,7 +33,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     arguments.unknown = []
     for word, following in zip(words, [*words, "-"][1:], strict=True):
         if word.startswith("-") and word in rest:
-            value = "..." if following.startswith("-") or "=" in following else following
-            option, _, value = (word if "=" in word else f"{word}={value}").partition("=")
-            arguments.unknown.append((option, f"{option.lstrip('-').replace('-', '_')}={value}"))
+            option, equals, value = word.partition("=")
+            if not equals:
+                value = "..." if following.startswith("-") or "=" in following else following
+            key = option.lstrip("-").replace("-", "_")
+            arguments.unknown.append((option, f"{key}={value}"))
     return arguments

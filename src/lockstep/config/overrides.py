@@ -144,9 +144,9 @@ def _sweep_errors(config: Config, first: Config, command: Command) -> list[Error
 def _job(texts: Sequence[str], number: int, command: Command) -> Job:
     """Compose and check one job of a command. Raises ConfigError with all its errors."""
     cfg, errors = _compose(texts, command)
-    folders = ["", ""]
+    root = subdir = ""
     try:
-        folders = hydra_job.begin(cfg, number, is_multirun=command.is_multirun)
+        root, subdir = hydra_job.begin(cfg, number, is_multirun=command.is_multirun)
     except ConfigError as error:
         errors += error.errors
     try:
@@ -159,7 +159,6 @@ def _job(texts: Sequence[str], number: int, command: Command) -> Job:
         raise ConfigError(*errors, *error.errors) from error
     if errors:
         raise ConfigError(*errors)
-    root, subdir = [*folders, ""][:2]
     return Job(tuple(texts), config, root, subdir, None if command.is_multirun else cfg)
 
 
@@ -179,57 +178,55 @@ def _compose(texts: Sequence[str], command: Command) -> tuple[DictConfig, list[E
     with contextlib.suppress(*REFUSALS):
         if command.saved is None and len(good) == len(texts):
             return drop(compose(good)), []
-    typed = [parse_override(text) for text in good]
-    choices = [override for override in typed if is_choice(override, command.options)]
-    values = [override for override in typed if override not in choices]
+    choices = [text for text in good if is_choice(parse_override(text), command.options)]
+    values = [text for text in good if text not in choices]
     cfg, refusals = _compose_each(choices, compose)
-    errors = [_choice_error(override, error, command.options) for override, error in refusals]
-    command.refused.update(override.input_line or "" for override, _ in refusals)
+    errors = [_choice_error(text, error, command.options) for text, error in refusals.items()]
+    command.refused.update(refusals)
     if any(parse_override(text).key_or_group in LAST for text in command.refused.intersection(texts)):
         raise ConfigError(*errors)
+    choices = [text for text in choices if text not in refusals]
     if command.saved is None:
-        good = [override.input_line or "" for override in choices if override.input_line not in command.refused]
-        cfg, refusals = _compose_each(values, lambda values: compose([*good, *values]), cfg)
+        cfg, refusals = _compose_each(values, lambda values: compose([*choices, *values]), cfg)
         cfg = cfg if errors else drop(cfg)
     else:
         hydra = cfg.hydra
-        base = merge_saved(command.saved, cfg, choices)
+        base = merge_saved(command.saved, cfg, map(parse_override, choices))
         cfg, refusals = _compose_each(values, partial(compose, base=base))
         cfg.hydra = hydra
-    command.refused.update(override.input_line or "" for override, _ in refusals)
+    command.refused.update(refusals)
     # after all others, which may have changed a _target_ and with it the legal names
-    errors += [override_errors.refusal(cfg, override, error, command.options) for override, error in refusals]
+    for text, error in refusals.items():
+        errors.append(override_errors.refusal(cfg, parse_override(text), error, command.options))
     return cfg, errors
 
 
 def _compose_each(
-    overrides: Sequence[Override], compose: Callable[[list[str]], DictConfig], cfg: DictConfig | None = None
-) -> tuple[DictConfig, list[tuple[Override, Exception]]]:
+    texts: Sequence[str], compose: Callable[[Sequence[str]], DictConfig], cfg: DictConfig | None = None
+) -> tuple[DictConfig, dict[str, Exception]]:
     """Compose overrides together, or if Hydra refuses that one after the other. Returns the refused ones, too.
 
     `cfg` is what Hydra composes without them. Raises ConfigError if it refuses that.
     """
-    texts = [override.input_line or "" for override in overrides]
     if cfg is None:
         with contextlib.suppress(*REFUSALS):
-            return compose(texts), []
+            return compose(texts), {}
     good: list[str] = []
-    refusals = []
-    for text, override in zip(texts, overrides, strict=True):
+    refusals: dict[str, Exception] = {}
+    for text in texts:
         try:
             cfg = compose([*good, text])
             good.append(text)
         except REFUSALS as error:
-            refusals.append((override, error))
+            refusals[text] = error
     try:
         return compose([]) if cfg is None else cfg, refusals
     except REFUSALS as error:
         raise ConfigError(Error("failed", "", one_line(error))) from error
 
 
-def _choice_error(override: Override, error: Exception, options: Groups) -> Error:
-    text = override.input_line or ""
-    return override_errors.option_error(override, options) or Error("failed", text, f": {one_line(error)}")
+def _choice_error(text: str, error: Exception, options: Groups) -> Error:
+    return override_errors.option_error(parse_override(text), options) or Error("failed", text, f": {one_line(error)}")
 
 
 def is_choice(override: Override, options: Groups) -> bool:

@@ -39,9 +39,12 @@ def sweep(typed: Sequence[str], source: Source, arguments: Sequence[str], *, is_
     config = jobs[0].config
     check_inputs([job.config for job in jobs])
     path, is_new = _folder(jobs[0], typed, is_trusted=is_trusted)
-    search = sweep_space.separate_space(typed, compose.groups(*source.folders)) if config.search is not None else None
+    num_jobs, search = len(jobs), None
+    if config.search is not None:
+        num_jobs = 1
+        search = sweep_space.separate_space(typed, compose.groups(*source.folders))
     if config.cluster.name != "none" and config.dry_run:
-        print(array.script(path, config, 1 if search else len(jobs)), end="")
+        print(array.script(path, config, num_jobs), end="")
         return 0
     if is_new:
         path = naming.create_path(Path("outputs"), config.sweep.name or "sweep", datetime.now())
@@ -96,14 +99,15 @@ def _folder(job: Job, typed: Sequence[str], *, is_trusted: bool) -> tuple[Path, 
     A trusted sweep becomes this user's. Raises ConfigError if the folder cannot be made.
     """
     name, outputs = job.config.sweep.name, Path("outputs")
-    chosen = None if job.folder is None else Path(job.root)
-    resumed = chosen or find(outputs, name, redact(command_of(typed)))
-    path = resumed or naming.free_path(outputs, name or "sweep", datetime.now())
+    known = find(outputs, name, redact(command_of(typed)))
+    default = known or naming.free_path(outputs, name or "sweep", datetime.now())
+    chosen = None if job.folder is None else job.root
+    path = Path(chosen or default)
     if (path / SWEEP).exists():
         need_own(RunFolder(path.resolve()), is_trusted=is_trusted)
-    if error := refusals.folder_error("hydra.sweep.dir", chosen and str(chosen), str(path)):
+    if error := refusals.folder_error("hydra.sweep.dir", chosen, str(default)):
         raise ConfigError(error)
-    return path, resumed is None
+    return path, chosen is None and known is None
 
 
 def _compose_trial(

@@ -101,7 +101,9 @@ def _store_primary(source: Source, base: DictConfig | None, folders: Sequence[st
     last: dict[str, Any] = dict.fromkeys(LAST)
     kept: list[Any] = []
     for entry in content.get("defaults", []):
-        group, option = next(iter(entry.items())) if isinstance(entry, dict) and entry else ("", None)
+        group, option = "", None
+        if isinstance(entry, dict) and entry:
+            group, option = next(iter(entry.items()))
         name = str(group).split(" ")[-1].removeprefix("/")
         if name in last:
             last[name] = option
@@ -111,8 +113,10 @@ def _store_primary(source: Source, base: DictConfig | None, folders: Sequence[st
     added = [f"file://{path.resolve()}" for path in source.folders[1:]]
     inner, outer = f"defaults of {source.name}", f"{source.name} and its experiment"
     chosen = [{group: option} for group, option in last.items()]
+    if base is not None:
+        chosen = []  # the choices of the run
     around = {
-        "defaults": ["_self_", inner, *(chosen if base is None else ())],
+        "defaults": ["_self_", inner, *chosen],
         "hydra": {"searchpath": [*added, *own_folders, *folders]},
     }
     ConfigStore.instance().store(inner, {**content, "defaults": kept})
@@ -125,7 +129,8 @@ def _read_primary(source: Source) -> Any:
     paths = (folder / f"{source.name}.yaml" for folder in source.folders)
     path = next(filter(Path.is_file, paths), None)
     with contextlib.suppress(OSError, YAMLError):  # reported by Hydra
-        return path and OmegaConf.to_container(OmegaConf.load(path))
+        if path is not None:
+            return OmegaConf.to_container(OmegaConf.load(path))
     return None
 
 

@@ -23,7 +23,7 @@ def hydra_config(cfg: DictConfig) -> Iterator[None]:
         HydraConfig.instance().cfg = before
 
 
-def begin(cfg: DictConfig, number: int, *, is_multirun: bool) -> list[str]:
+def begin(cfg: DictConfig, number: int, *, is_multirun: bool) -> tuple[str, str]:
     """Set what Hydra sets when a job starts. Returns its folder, in a sweep that of the sweep and the part below it.
 
     Raises ConfigError if they cannot be resolved.
@@ -31,13 +31,16 @@ def begin(cfg: DictConfig, number: int, *, is_multirun: bool) -> list[str]:
     with read_write(cfg.hydra), open_dict(cfg.hydra):
         cfg.hydra.mode = RunMode.MULTIRUN if is_multirun else RunMode.RUN
         cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
-    folders: list[str] = []
     with hydra_config(cfg):
-        for key in ("hydra.sweep.dir", "hydra.sweep.subdir") if is_multirun else ("hydra.run.dir",):
-            try:
-                folders.append(str(OmegaConf.select(cfg, key)))
-            except OmegaConfBaseException as error:
-                raise ConfigError(Error("failed", key, f": {one_line(error)}")) from error
+        root = _text(cfg, "hydra.sweep.dir" if is_multirun else "hydra.run.dir")
+        subdir = _text(cfg, "hydra.sweep.subdir") if is_multirun else ""
     with read_write(cfg.hydra):
-        cfg.hydra.runtime.output_dir = str(Path.cwd().joinpath(*folders))
-    return folders
+        cfg.hydra.runtime.output_dir = str(Path.cwd() / root / subdir)
+    return root, subdir
+
+
+def _text(cfg: DictConfig, key: str) -> str:
+    try:
+        return str(OmegaConf.select(cfg, key))
+    except OmegaConfBaseException as error:
+        raise ConfigError(Error("failed", key, f": {one_line(error)}")) from error

@@ -1,7 +1,7 @@
 """Applies overrides to the saved configuration of a run; key_scopes.py has the keys that may change."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from math import isclose
 from typing import Any
 
@@ -21,7 +21,7 @@ from lockstep.system.redaction import redact
 from lockstep.system.trees import at, leaves
 
 
-def merge_saved(saved: Config, cfg: DictConfig, choices: Sequence[Override]) -> DictConfig:
+def merge_saved(saved: Config, cfg: DictConfig, choices: Iterable[Override]) -> DictConfig:
     """Return the saved configuration, with those sections of `cfg` that a command decides or that `choices` name."""
     chosen = {override.key_or_group for override in choices}
     if not chosen.isdisjoint(EVERYWHERE):
