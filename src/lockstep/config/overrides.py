@@ -23,7 +23,7 @@ from lockstep.config.schema.key_scopes import SAME_FOR_ALL_JOBS, names
 from lockstep.config.schema.legal_keys import Groups
 from lockstep.system import processes
 
-MAX_CHECKED = 50  # points of a search that are checked before it starts; the others are checked when they begin
+MAX_CHECKED = 50  # points of a search that are checked before it starts, and jobs of a sweep with errors
 
 
 class Job(NamedTuple):
@@ -111,7 +111,7 @@ def plan(
     intervals = [(override, texts) for override, texts in typed if isinstance(override.value(), IntervalSweep)]
     jobs: list[Job] = []
     for number, texts in enumerate(sweep_space.combinations(typed)):
-        if number == MAX_CHECKED and (not jobs or jobs[0].config.search is not None):
+        if number >= MAX_CHECKED and (errors or jobs[0].config.search is not None):
             break
         try:
             jobs.append(_job(texts, number, command))
@@ -149,6 +149,7 @@ def _job(texts: Sequence[str], number: int, command: Command) -> Job:
         root, subdir = hydra_job.begin(cfg, number, is_multirun=command.is_multirun)
     except ConfigError as error:
         errors += error.errors
+    errors += override_errors.unused_settings(cfg)
     try:
         with hydra_job.hydra_config(cfg):
             if command.saved is None:
@@ -174,16 +175,18 @@ def _compose(texts: Sequence[str], command: Command) -> tuple[DictConfig, list[E
     """
     compose = partial(compose_config, source=command.source, with_hydra=True)
     drop = partial(drop_replaced_parameters, texts=texts, compose=partial(compose_config, source=command.source))
+    if _has_refused_experiment(texts, command):
+        raise ConfigError
     good = [text for text in texts if text not in command.refused]
     with contextlib.suppress(*REFUSALS):
-        if command.saved is None and len(good) == len(texts):
+        if command.saved is None:
             return drop(compose(good)), []
     choices = [text for text in good if is_choice(parse_override(text), command.options)]
     values = [text for text in good if text not in choices]
     cfg, refusals = _compose_each(choices, compose)
     errors = [_choice_error(text, error, command.options) for text, error in refusals.items()]
     command.refused.update(refusals)
-    if any(parse_override(text).key_or_group in LAST for text in command.refused.intersection(texts)):
+    if _has_refused_experiment(texts, command):
         raise ConfigError(*errors)
     choices = [text for text in choices if text not in refusals]
     if command.saved is None:
@@ -199,6 +202,10 @@ def _compose(texts: Sequence[str], command: Command) -> tuple[DictConfig, list[E
     for text, error in refusals.items():
         errors.append(override_errors.refusal(cfg, parse_override(text), error, command.options))
     return cfg, errors
+
+
+def _has_refused_experiment(texts: Sequence[str], command: Command) -> bool:
+    return any(parse_override(text).key_or_group in LAST for text in command.refused.intersection(texts))
 
 
 def _compose_each(

@@ -45,6 +45,13 @@ def misplacement(override: Override, *, is_multirun: bool, is_benchmark: bool) -
     return None
 
 
+def unused_settings(cfg: DictConfig) -> list[Error]:
+    """Return the errors of settings in files that would change how Hydra starts a job."""
+    settings = {"hydra.job.chdir": cfg.hydra.job.chdir, "hydra.callbacks": cfg.hydra.callbacks}
+    problem = "is for jobs that Hydra starts"
+    return [Error("unsupported", key, problem, "remove it") for key, value in settings.items() if value]
+
+
 def option_error(override: Override, options: Groups) -> Error | None:
     key, value = override.key_or_group, override.value()
     wrong = [option for option in (value if isinstance(value, list) else [value]) if option not in options.get(key, ())]
