@@ -13,7 +13,7 @@ import lockstep
 from lockstep.assembly import checkpoint_io
 from lockstep.config.composing.compose import DEFAULT
 from lockstep.config.saved import config_file
-from lockstep.config.saved_run import change_config
+from lockstep.config.saved_run import change_run
 from lockstep.data.splits import whole
 from lockstep.models import calibration
 from lockstep.runs.folder import RunFolder
@@ -92,7 +92,7 @@ def test_resume_and_more_epochs(finished: RunFolder, tmp_path: Path) -> None:
     assert "calibration" not in torch.load(run.last_checkpoint, weights_only=True)
     assert train(run) == 0
     assert torch.equal(entry_of(run)["slope"], entry_of(finished)["slope"])
-    longer = change_config(run, config_file.load(run.config), ["trainer.max_epochs=3"], DEFAULT)
+    longer = change_run(run, config_file.load(run.config), ["trainer.max_epochs=3"], DEFAULT).config
     config_file.save(longer, run.config)
     run.forget_end()
     without_entry(run)  # if no later epoch is better

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.config.composing.compose import DEFAULT
 from lockstep.config.saved import config_file
-from lockstep.config.saved_run import change_config
+from lockstep.config.saved_run import change_run
 from tests.support.exact import cut_after, trained
 from tests.support.harness import train_all, write_run
 from tests.support.recipes import PLAIN, UNEQUAL, on_data
@@ -22,7 +22,9 @@ def test_class_weights_balanced_saved(tmp_path: Path) -> None:
     weights = saved.task.arguments()["class_weights"]
     classes = json.loads(gzip.decompress(run.images.read_bytes()))["train"]["targets"]
     assert weights == [len(classes) / (10 * classes.count(number)) for number in range(10)]
-    kept = change_config(run, saved, ["task.class_weights=balanced"], DEFAULT)  # as an experiment of a resume sets it
+    kept = change_run(
+        run, saved, ["task.class_weights=balanced"], DEFAULT
+    ).config  # as an experiment of a resume sets it
     assert kept.task.arguments()["class_weights"] == weights
 
 

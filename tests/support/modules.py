@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import lightning as L
@@ -11,7 +12,7 @@ from torch import nn
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Shard
 from lockstep.models import layout
-from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.models.classifier import Classifier, Execution, ImageFormat, Recipe
 from lockstep.models.schedules import Schedule, constant
 from lockstep.tasks import Accuracy, Classification, Task
 
@@ -23,15 +24,25 @@ def classification(label_smoothing: float = 0.0, class_weights: Sequence[float] 
 def classifier(
     net: nn.Module, task: Task | None = None, kind: Callable[..., Classifier] = Classifier, **changes: Any
 ) -> Classifier:
-    """Classifier of `net` for images (1, 3, 3) of four classes; `changes` replace its other arguments."""
+    """Classifier of `net` for images (1, 3, 3) of four classes; `changes` replace other arguments and parts of them."""
+    recipe = Recipe(
+        optimizer=functools.partial(torch.optim.SGD, lr=0.1),
+        scheduler=Schedule(constant),
+        rules=(),
+        total_steps=1,
+        accumulate_grad_batches=1,
+        gradient_clip_norm=None,
+        seed=0,
+        log_every_n_steps=1,
+    )
+    of_recipe = {field.name: changes.pop(field.name) for field in fields(Recipe) if field.name in changes}
+    of_execution = {field.name: changes.pop(field.name) for field in fields(Execution) if field.name in changes}
     plain = {
         "image_format": ImageFormat(("a", "b", "c", "d"), (1, 3, 3), (0.5,), (0.25,)),
-        "optimizer": functools.partial(torch.optim.SGD, lr=0.1), "scheduler": Schedule(constant), "rules": (),
-        "total_steps": 1, "accumulate_grad_batches": 1, "gradient_clip_norm": None,
-        "measured": {"accuracy": Accuracy(num_classes=4)}, "autocast": None,
-        "layout": layout.choose_layout("auto", None), "compiler": None, "grapher": None,
-        "seed": 0, "log_every_n_steps": 1,
-    }  # fmt: skip
+        "measured": {"accuracy": Accuracy(num_classes=4)},
+        "recipe": replace(recipe, **of_recipe),
+        "execution": Execution(**{"layout": layout.choose_layout("auto", None), **of_execution}),
+    }
     return kind(net, task or classification(), **{**plain, **changes})
 
 

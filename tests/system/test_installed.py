@@ -49,20 +49,6 @@ def test_train_in_empty_folder(installed: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["outputs"]
 
 
-def test_other_applications_of_hydra(installed: Path, tmp_path: Path) -> None:
-    (tmp_path / "conf" / "model").mkdir(parents=True)
-    (tmp_path / "conf" / "model" / "mine.yaml").write_text("a: 1\n")
-    (tmp_path / "conf" / "config.yaml").write_text("defaults: [model: mine]\n")
-    (tmp_path / "app.py").write_text(
-        "import hydra\n"
-        "@hydra.main(version_base='1.3', config_path='conf', config_name='config')\n"
-        "def main(cfg): print('ran', cfg)\n"
-        "main()\n"
-    )
-    assert "ran {'model': {'a': 1}}" in run(tmp_path, installed / "python", "app.py")
-    assert "Could not find 'model/resnet18'" in run(tmp_path, installed / "python", "app.py", "model=resnet18", code=1)
-
-
 # -- what a type checker sees -----------------------------------------------------------------------------------------
 
 PROJECT = ROOT / "tests" / "support" / "typed_project"

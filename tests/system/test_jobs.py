@@ -214,7 +214,7 @@ def sweep(path: Path, *overrides: str) -> tuple[Ledger, list[tuple[Trial, Config
     made = []
     for text in overrides:
         config = config_of(text)
-        made.append(sweeps.prepare_trial(ledger, [text], lambda number, config=config: (config, f"nested/{number}")))
+        made.append(sweeps.prepare_trial(ledger, [text], lambda _, number, config=config: (config, f"nested/{number}")))
     return ledger, made
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli import sweep
 from lockstep.config import overrides
 from lockstep.config.checks import data_presence, validation
 from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
 from lockstep.runs.folder import EXIT_CONFIG
+from lockstep.sweeps import start
 from tests.support.harness import PATIENCE_S, command, environ
 from tests.support.image_files import write_image, write_list
 
@@ -48,7 +48,7 @@ def test_wrong_column_of_sweep(tmp_path: Path, setting: str) -> None:
     texts = ["data=list", f"data.file={file}", f"data.{setting}", "seed=0,1"]
     configs = overrides.plan(texts, is_multirun=True).configs
     with pytest.raises(ConfigError, match=f"data.{setting.partition('=')[0]} is '"):
-        sweep.check_inputs(configs)
+        start.check_inputs(configs)
 
 
 # -- every command -----------------------------------------------------------------------------------------------------

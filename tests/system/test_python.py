@@ -147,7 +147,6 @@ print(json.dumps([error(overrides) for overrides in (
     ["hydra.job.chdir=true"],
     "seed=1",
     [1],
-    ["name=${hydra:job.name}"],
     ["trainer.devices=0"],
     ["resume=nowhere"],
 )]))
@@ -156,7 +155,7 @@ print(json.dumps([error(overrides) for overrides in (
     lines = many.splitlines()
     assert [line.partition(" ")[0] for line in lines] == ["optimizer.lrr", "trainer.max_epochs=a"]
     starts = ["optimizer.lr=0.1,0.2 ", "-m ", "cluster=local ", "hydra.job.chdir=true ", "'seed=1' ", "[1] "]
-    starts += ["name ", "trainer.devices=0 ", "resume=nowhere "]
+    starts += ["trainer.devices=0 ", "resume=nowhere "]
     assert [error[: len(start)] for error, start in zip(errors, starts, strict=True)] == starts
     assert not (tmp_path / "outputs").exists()
 

@@ -26,7 +26,7 @@ from tests.support.harness import PATIENCE_S, SMALL, wait_until
 from tests.support.sweeps import processes_of, run, started, table_of, tree_of, trials_of
 
 ACCURACY = Objective("val/accuracy", True)
-OPTIONS = groups(CONF).__getitem__
+OPTIONS = groups(CONF)
 
 
 def search_of(*overrides: str) -> Search:

@@ -100,7 +100,7 @@ def test_sweep_errors(text: str, error: str) -> None:
         ("hydra/launcher=basic", "hydra/launcher"),
         ("search=tpe", "needs an interval"),
         ("scale_with_workers=true", "trainer.devices"),
-        ("hydra/sweeper=optuna optimizer.lr=interval(0.1,1)", "hydra/sweeper=optuna"),
+        ("hydra/sweeper=optuna optimizer.lr=0.1", "hydra/sweeper=optuna"),
     ],
 )
 def test_refused_sweep_trains_nothing(tmp_path: Path, text: str, error: str) -> None:

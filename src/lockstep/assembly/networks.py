@@ -1,8 +1,6 @@
 """The network of a run with its task, optimizer, schedule and layout, built from the configuration."""
 
 import sys
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +17,7 @@ from lockstep.config.schema.target_sections import is_ours
 from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.rng import seed_of
 from lockstep.models import layout
-from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.models.classifier import Classifier, Execution, ImageFormat, Recipe
 from lockstep.models.parameter_groups import ParameterRule
 from lockstep.models.passes import Layout
 from lockstep.models.schedules import Schedule
@@ -81,38 +79,35 @@ def classifier(
         if origin.mean is not None and origin.std is not None:
             image_format = image_format._replace(mean=origin.mean, std=origin.std)
     with build.section_errors(config, "model"):
-        module = _classifier_class(session)(
-            net,
-            task,
-            measured=measured,
-            image_format=image_format,
+        recipe = Recipe(
             optimizer=build.build(config.optimizer),
             scheduler=_schedule(config),
             rules=rules,
             total_steps=total_steps,
             accumulate_grad_batches=config.trainer.accumulate_grad_batches,
             gradient_clip_norm=config.trainer.gradient_clip_norm,
-            autocast=AUTOCAST.get(session.precision),
-            layout=_layout(session, net, is_trained=is_trained),
-            compiler=layout.CompiledNetwork if config.compile else None,
-            grapher=_grapher(session),
             seed=config.seed,
             log_every_n_steps=config.trainer.log_every_n_steps,
         )
+        execution = Execution(
+            layout=_layout(session, net, is_trained=is_trained),
+            autocast=AUTOCAST.get(session.precision),
+            compiler=layout.CompiledNetwork if config.compile else None,
+            grapher=_grapher(session),
+            shards=session.shards,
+        )
+        kind = _classifier_class(config)
+        module = kind(net, task, measured=measured, image_format=image_format, recipe=recipe, execution=execution)
     # Lightning widens to float64 only after it has loaded a checkpoint, which would round that to float32
     return module.double() if session.precision == "float64" else module
 
 
-def _classifier_class(session: Session) -> Callable[..., Classifier]:
-    if session.config.optimizer.is_newton:
-        from lockstep.models.probe import Probe
-
-        return Probe
-    if session.shards is None:
+def _classifier_class(config: Config) -> type[Classifier]:
+    if not config.optimizer.is_newton:
         return Classifier
-    from lockstep.models.virtual import VirtualClassifier
+    from lockstep.models.probe import Probe
 
-    return partial(VirtualClassifier, shards=session.shards)
+    return Probe
 
 
 def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:

@@ -39,10 +39,9 @@ NAME = "benchmark"
 def run_benchmark(texts: Sequence[str], source: compose.Source) -> int:
     try:
         typed = add_benchmark(texts)
-        (config,) = overrides.check(typed, source, is_benchmark=True).configs
+        (job,) = overrides.check(typed, source, is_benchmark=True).jobs
+        config, chosen = job.config, job.folder
         assert isinstance(config, BenchmarkConfig)
-        folder = compose.hydra_value("hydra.run.dir", typed, source)
-        chosen = Path(folder).resolve() if folder else None
         if config.cluster.name != "none":
             return _submit(config, texts, chosen)
         if "SLURM_JOB_ID" in os.environ and "SLURMD_NODENAME" not in os.environ:  # in a shell of salloc

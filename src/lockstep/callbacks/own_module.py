@@ -17,7 +17,7 @@ def metrics_of(trainer: L.Trainer, module: L.LightningModule) -> dict[str, float
 
 def micro_batches(module: L.LightningModule) -> int:
     """Return the number of micro-batches of an optimizer step; a custom module has one."""
-    return module.accumulate_grad_batches if isinstance(module, Classifier) else 1
+    return module.recipe.accumulate_grad_batches if isinstance(module, Classifier) else 1
 
 
 def steps_done(trainer: L.Trainer, module: L.LightningModule) -> int:

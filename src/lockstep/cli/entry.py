@@ -52,4 +52,4 @@ def train(script: str) -> NoReturn:
     from lockstep.cli.train import run_command
     from lockstep.system.process import leave
 
-    leave(lambda: run_command(Path(script).resolve().parent))
+    leave(lambda: run_command(Path(script).resolve().parent, sys.argv[1:]))

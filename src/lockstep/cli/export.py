@@ -32,7 +32,7 @@ def run_export(arguments: argparse.Namespace, current: Path) -> int:
     inference.need_writable("--output", arguments.output)
     folder, checkpoint, saved, source = inference.open_run(arguments, current)
     here = saved_run.adapt_to_machine(saved, devices=1, strategy="cpu")
-    config = saved_run.change_config(folder, here, arguments.overrides, source)
+    config = saved_run.change_run(folder, here, arguments.overrides, source).config
     data_presence.check(config.data)
     trainer = config.trainer.model_copy(update={"precision": "float32", "memory_format": "contiguous"})
     config = config.model_copy(update={"compile": False, "trainer": trainer})

@@ -44,7 +44,7 @@ FIRST = ("trainer.max_epochs", "global_batch_size", "optimizer.lr", "trainer.dev
 FOOT = """
 null removes a callback or a logger: callbacks.timer=null. + sets a parameter that is not listed: \
 +callbacks.checkpoint.every_n_epochs=2. --trust resumes a copied run, or one of another project or user: \
-its code and commands run here. Options of Hydra itself: --hydra-help.
+its code and commands run here. --cfg job prints the composed settings.
 """
 BENCHMARK = """\
 Train the chosen experiment in every environment of these machines, and report whether more workers are faster.

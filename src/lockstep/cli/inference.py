@@ -50,7 +50,7 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
         )
         if is_evaluation:
             here, given["may_differ"] = saved_run.replace_images(here, arguments.overrides)
-        config = saved_run.change_config(folder, here, arguments.overrides, source)
+        config = saved_run.change_run(folder, here, arguments.overrides, source).config
         if config.cluster.name != "none":
             is_sweep = bool(given.get("predictions"))
             parents = (path for path in folder.path.parents if is_sweep and (path / SWEEP).is_file())

@@ -40,10 +40,9 @@ def main() -> NoReturn:
 def _command() -> int:
     if sys.argv[1:2] == ["train"]:
         entry.start_training()
-        from lockstep.cli.train import run_command as run
+        from lockstep.cli.train import run_command
 
-        sys.argv = [f"{sys.argv[0]} train", *sys.argv[2:]]
-        return run(_current_folder())
+        return run_command(_current_folder(), sys.argv[2:])
     try:
         if sys.argv[1:2] == ["jobs"]:
             _restore_handlers()

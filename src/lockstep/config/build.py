@@ -1,6 +1,7 @@
 """Builds the objects that the sections of a configuration describe."""
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -117,10 +118,17 @@ def _partial_target(target: str) -> Any:
         raise error.__cause__ from None
 
 
-def use_hydra(cfg: Any) -> None:
-    """Set Hydra's configuration and logging in a worker, for custom parts of a training."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.core.utils import configure_log
+def hydra_config() -> Any:
+    """Return Hydra's configuration in this process, None without one."""
+    module = sys.modules.get("hydra.core.hydra_config")
+    return module and module.HydraConfig.instance().cfg
 
+
+def use_hydra(cfg: Any) -> None:
+    """Set Hydra's configuration, resolvers and logging in a worker, for custom parts of a training."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.core.utils import configure_log, setup_globals
+
+    setup_globals()
     HydraConfig.instance().set_config(cfg)
     configure_log(cfg.hydra.job_logging, cfg.hydra.verbose)

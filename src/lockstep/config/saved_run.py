@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from lockstep.config import overrides
 from lockstep.config.composing.compose import Source, parse_override
 from lockstep.config.errors import ConfigError, Error, file_error
+from lockstep.config.overrides import Job
 from lockstep.config.saved import config_file, project, trust
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import OF_FILES
@@ -24,13 +25,6 @@ SELECTING = (
     *("root", "file", "path_column", "target_columns", "split_column", "val_fraction", "test_fraction", "split_seed"),
     *("group", "group_column", "date_column", "test_after"),
 )
-
-
-class SavedRun(NamedTuple):
-    """The folder of a run, and its configuration as this command changes it."""
-
-    folder: RunFolder
-    config: Config
 
 
 def run_to_resume(texts: Sequence[str]) -> RunFolder | None:
@@ -51,7 +45,7 @@ def run_to_resume(texts: Sequence[str]) -> RunFolder | None:
         raise ConfigError(Error("missing", "", f"resume={error}")) from error
 
 
-def check_resume(folder: RunFolder, texts: Sequence[str], source: Source, *, is_trusted: bool) -> SavedRun:
+def check_resume(folder: RunFolder, texts: Sequence[str], source: Source, *, is_trusted: bool) -> Job:
     """Check the run in `folder`, as these overrides change it, for a resume. Raises ConfigError with all errors."""
     try:
         gate.need_own(folder, naming.ADOPT, is_trusted=is_trusted)
@@ -60,13 +54,13 @@ def check_resume(folder: RunFolder, texts: Sequence[str], source: Source, *, is_
     saved = config_file.load(folder.config)
     trust.check(folder, saved, source, texts, is_trusted=is_trusted)
     try:
-        config = change_config(folder, saved, texts, source)
-        overrides.check_called([config])
+        job = change_run(folder, saved, texts, source)
+        overrides.check_called([job.config])
     except ConfigError as error:
         before, path = config_file.other_version(folder), display_path(folder.path)
         advice = [Error("changed", path, f"was trained by {before}", "resume with that version")] if before else []
         raise ConfigError(*error.errors, *advice) from error
-    max_epochs = config.trainer.max_epochs
+    max_epochs = job.config.trainer.max_epochs
     epochs, epoch = progress(folder)
     if max_epochs <= epochs:
         fix = f"set trainer.max_epochs above {max_epochs} to train longer"
@@ -74,16 +68,16 @@ def check_resume(folder: RunFolder, texts: Sequence[str], source: Source, *, is_
     if max_epochs < epoch:
         problem = f"is below epoch {epoch}, where {display_path(folder.path)} is already"
         raise ConfigError(Error("range", f"trainer.max_epochs={max_epochs}", problem, "set at least that"))
-    return SavedRun(folder, config)
+    return job
 
 
-def change_config(folder: RunFolder, saved: Config, texts: Sequence[str], source: Source) -> Config:
+def change_run(folder: RunFolder, saved: Config, texts: Sequence[str], source: Source) -> Job:
     """Apply overrides to the saved configuration of a run, and find its data.
 
     Raises ConfigError for overrides that would make it another run, and for all other errors.
     """
-    (config,) = overrides.plan(texts, source, saved=saved).configs
-    return project.find_data(folder, config)
+    (job,) = overrides.plan(texts, source, saved=saved).jobs
+    return job._replace(config=project.find_data(folder, job.config))
 
 
 def replace_images(saved: Config, texts: Sequence[str]) -> tuple[Config, bool]:

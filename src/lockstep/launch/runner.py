@@ -32,11 +32,10 @@ def start(
     chosen: Path | None,
     *,
     stop_signals: SignalList | None = None,
-    first: Callable[[], None] | None = None,
 ) -> tuple[RunFolder, int]:
     """Start a run in a new folder, or in the chosen one. Returns the folder and the exit code.
 
-    `stop_signals` records the signals for the caller. Each worker calls `first` before it trains.
+    `stop_signals` records the signals for the caller.
     """
     settled = build.settle_config(config)
     outputs = Path("outputs").resolve()
@@ -61,7 +60,7 @@ def start(
         return folder
 
     note = build.scaling_note(config, settled)
-    return run_workers(make, settled, note=note, stop_signals=stop_signals, first=first)
+    return run_workers(make, settled, note=note, stop_signals=stop_signals)
 
 
 def check_files(config: Config, *, is_new: bool = False) -> None:
@@ -99,13 +98,7 @@ def save(folder: RunFolder, config: Config, typed: Sequence[str]) -> None:
     folder.note(overrides=redact(typed))
 
 
-def resume(
-    folder: RunFolder,
-    config: Config,
-    *,
-    stop_signals: SignalList | None = None,
-    first: Callable[[], None] | None = None,
-) -> tuple[RunFolder, int]:
+def resume(folder: RunFolder, config: Config, *, stop_signals: SignalList | None = None) -> tuple[RunFolder, int]:
     """Resume a run in its folder, otherwise as `start`. Returns the folder and the exit code."""
 
     def make(held: contextlib.ExitStack) -> RunFolder:
@@ -120,7 +113,7 @@ def resume(
 
     before = config_file.other_version(folder)
     kept = f"{display_path(folder.path)} keeps its settings of {before}; new defaults do not apply"
-    return run_workers(make, config, known=folder, note=kept if before else "", stop_signals=stop_signals, first=first)
+    return run_workers(make, config, known=folder, note=kept if before else "", stop_signals=stop_signals)
 
 
 def prepare_resume(folder: RunFolder) -> None:
@@ -139,7 +132,6 @@ def run_workers(
     has_test: bool = True,
     is_worker: bool = False,
     stop_signals: SignalList | None = None,
-    first: Callable[[], None] | None = None,
 ) -> tuple[RunFolder, int]:
     """Prepare and lock the folder, once for all processes, and train in it.
 
@@ -169,7 +161,7 @@ def run_workers(
             print(note, flush=True)
         run = display_path(folder.path)
         options = {"command": resume_command(folder.path), "has_test": has_test}
-        job = Job(worker.train, str(folder.path), options, first)
+        job = Job(worker.train, str(folder.path), options, build.hydra_config())
         if isinstance(flag, SignalList):
             if is_parallel and not config.silent:
                 print(f"Starting {plural(num_workers, 'worker')} for {run} ...", flush=True)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from lockstep.config import build
 from lockstep.config.errors import PREFIX, ConfigError, Error, Refused, errors_of, report
 from lockstep.runs import vitals
 from lockstep.runs.files import open_to_append
@@ -41,13 +42,13 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
 class Job(NamedTuple):
     """A task on a run folder, with its plain options. Only its function imports torch, in the process that computes.
 
-    Each worker that is started for it calls `first` before.
+    `hydra` is Hydra's configuration, None without one.
     """
 
     task: Task
     folder: str
     options: dict[str, Any]
-    first: Callable[[], None] | None = None
+    hydra: Any = None
 
     @property
     def is_unsaved(self) -> bool:
@@ -68,8 +69,6 @@ def import_training() -> None:
 
 def take_job(job: Job, listener: socket.socket | None, *, is_parallel: bool) -> int:
     """Do the job in a worker; rank 0 opens the store on `listener`."""
-    if job.first is not None:
-        job.first()
     world = outer_world(os.environ) if is_parallel else None
     if world is not None and listener is not None:
         world = replace(world, listener=listener.detach())
@@ -101,6 +100,8 @@ def run_task(job: Job, world: World | None, flag: SignalFlag) -> int:
         with vitals.write_heartbeats(folder, rank):
             import_training()
             _prepare_libraries()
+            if job.hydra is not None:
+                build.use_hydra(job.hydra)
             try:
                 return job.task(folder, world, flag, **job.options)
             except Exception as error:

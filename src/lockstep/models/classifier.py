@@ -1,9 +1,11 @@
 """The LightningModule of an image classifier: loss and metrics of the global batch, from any split of it."""
 
+import copy
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import lightning as L
 import torch
@@ -20,16 +22,20 @@ from lockstep.distributed.batch import Batch
 from lockstep.distributed.batch_norm import refuse_inexact_norms
 from lockstep.distributed.collectives import sum_over_ranks, world_size
 from lockstep.distributed.rng import ExactDropout, replace_dropout
+from lockstep.distributed.virtual_shards import VirtualShards
 from lockstep.models.counts import EpochCounts
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
 from lockstep.models.passes import Compiler, Graphed, Grapher, Layout
 from lockstep.models.schedules import Schedule, replay
 from lockstep.models.step import LossGuard, OptimizerStep
+from lockstep.models.virtual import VirtualParts
 from lockstep.tasks.scores import Scores
 from lockstep.tasks.task import Task, checked_losses
 
 if TYPE_CHECKING:
     from lockstep.models.loss_scale import LossScale
+
+T = TypeVar("T")
 
 
 class ImageFormat(NamedTuple):
@@ -45,14 +51,45 @@ class ImageFormat(NamedTuple):
     is_float: bool = False
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """How the weights are updated, in `total_steps` optimizer steps of `accumulate_grad_batches` micro-batches.
+
+    `optimizer` takes parameter groups, which `rules` make. The gradient is clipped to `gradient_clip_norm`, if any.
+    `seed` draws the dropout masks. Means are logged every `log_every_n_steps` steps.
+    """
+
+    optimizer: functools.partial[Optimizer]
+    scheduler: Schedule
+    rules: Sequence[ParameterRule]
+    total_steps: int
+    accumulate_grad_batches: int
+    gradient_clip_norm: float | None
+    seed: int
+    log_every_n_steps: int
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the network is computed.
+
+    `autocast` is its number format; None: that of its weights. In float16 the loss is scaled. `compiler` makes what
+    calls the network, from it, its dropouts and its layout. `grapher` makes what replays training passes, from the
+    module and its dropouts. None: eager calls. `shards`: the virtual shards, each of which computes its own part.
+    """
+
+    layout: Layout
+    autocast: dtype | None = None
+    compiler: Compiler | None = None
+    grapher: Grapher | None = None
+    shards: VirtualShards | None = None
+
+
 class Classifier(L.LightningModule):
     """Trains any network, from inputs (B, ...) to the outputs that the losses of its task take.
 
-    `measured` are the metrics of an evaluation by name; each pass has copies. `metrics` has the newest global value of
-    each. `optimizer` takes parameter groups, made by `rules`. The network must accept an empty batch: a rank's shard
-    can be empty. `autocast` is the number format of the network; None: that of its weights. In float16 the loss is
-    scaled. `compiler` makes what calls the network, of it, its dropouts and its layout. `grapher` makes what replays
-    training passes, of this module and its dropouts. None: eager calls.
+    `measured` are the metrics of an evaluation by name; each pass has copies. The network must accept an empty batch: a
+    rank's shard can be empty.
 
     The step uses Lightning's manual optimization: the automatic one has no global count of an accumulated step, and
     costs another 0.3 ms (one CPU thread, 2026-11-21, benchmarks/step.py).
@@ -60,8 +97,6 @@ class Classifier(L.LightningModule):
 
     mean: Tensor
     std: Tensor
-    step_class: type[OptimizerStep] = OptimizerStep
-    caches_casts = True  # of weights to the number format of autocast, in a pass
 
     def __init__(
         self,
@@ -70,39 +105,24 @@ class Classifier(L.LightningModule):
         *,
         measured: Mapping[str, Metric],
         image_format: ImageFormat,
-        optimizer: functools.partial[Optimizer],
-        scheduler: Schedule,
-        rules: Sequence[ParameterRule],
-        total_steps: int,
-        accumulate_grad_batches: int,
-        gradient_clip_norm: float | None,
-        autocast: dtype | None,
-        layout: Layout,
-        compiler: Compiler | None,
-        grapher: Grapher | None,
-        seed: int,
-        log_every_n_steps: int,
+        recipe: Recipe,
+        execution: Execution,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.image_format = image_format
-        self._optimizer = optimizer
-        self._scheduler = scheduler
-        self._total_steps = total_steps
-        self.accumulate_grad_batches = accumulate_grad_batches
-        self._gradient_clip_norm = gradient_clip_norm
-        self.autocast: dtype | None = autocast
+        self.recipe = recipe
+        self.autocast: dtype | None = execution.autocast
         self.loss_scale: LossScale | None = None
-        if autocast == torch.float16:
+        if self.autocast == torch.float16:
             from lockstep.models import loss_scale
 
             self.loss_scale = loss_scale.LossScale()
-        self._log_every_n_steps = log_every_n_steps
         refuse_inexact_norms(net)
-        self.dropouts: list[ExactDropout] = replace_dropout(net, seed)
-        self._groups = ParameterGroups(net, task, rules)
-        self.layout = layout
-        self.net: nn.Module = net.to(memory_format=layout.memory_format)  # pyright: ignore[reportCallIssue]
+        self.dropouts: list[ExactDropout] = replace_dropout(net, recipe.seed)
+        self._groups = ParameterGroups(net, task, recipe.rules)
+        self.layout = execution.layout
+        self.net: nn.Module = net.to(memory_format=self.layout.memory_format)  # pyright: ignore[reportCallIssue]
         self.task = task
         self.calibration: nn.Module = nn.Identity()  # from outputs to those of predictions: of a trained network
         channels = (1, len(image_format.mean), 1, 1)
@@ -110,12 +130,16 @@ class Classifier(L.LightningModule):
         self.register_buffer("std", 255 * torch.tensor(image_format.std).view(channels))
         self.measured: tuple[str, ...] = (*measured, "loss")
         self.scores: nn.ModuleDict = nn.ModuleDict({split: Scores(measured) for split in ("val", "test")})
-        self._compiled = compiler and compiler(net, self.dropouts, layout)
-        self.grapher = grapher
+        self._compiled = execution.compiler and execution.compiler(net, self.dropouts, self.layout)
+        self.grapher = execution.grapher
         self._graphed: Graphed | None = None
         self.counts: EpochCounts = EpochCounts(task.scored)
         self._weight_sum: Tensor | None = None  # of this rank's samples of the global batch, if they have weights
-        self.metrics: dict[str, float] = {}
+        self.training_log = TrainingLog(self)
+        self.virtual: VirtualParts[Classifier] | None = None
+        if execution.shards is not None:
+            self.virtual = VirtualParts(self, execution.shards, self._copy_for_shard)
+        self._loaded_counts: dict[str, Any] | None = None  # of all virtual shards, from a checkpoint
         self._step: OptimizerStep | None = None
         self._guard: LossGuard | None = None
 
@@ -128,7 +152,9 @@ class Classifier(L.LightningModule):
         if values.dim() == 4:
             values = values.contiguous(memory_format=self.layout.memory_format)
         # only the network: autocast must not change the task
-        cast = self.autocast and torch.autocast(inputs.device.type, self.autocast, cache_enabled=self.caches_casts)
+        # autocast has one cache for all threads: a weight would be cast once or twice, by chance
+        is_cached = self.virtual is None
+        cast = self.autocast and torch.autocast(inputs.device.type, self.autocast, cache_enabled=is_cached)
         with cast or nullcontext():
             outputs = self.net(values) if self._compiled is None else self._compiled(values)
         return outputs.float() if outputs.dtype == self.autocast else outputs
@@ -137,14 +163,41 @@ class Classifier(L.LightningModule):
         """Compile nothing inside, and forget the batch sizes seen there."""
         return nullcontext() if self._compiled is None else self._compiled.eager_mode()
 
+    def _each(self, work: Callable[["Classifier"], T]) -> list[T]:
+        """Return `work` of this module, or of that of each virtual shard of this process, in its thread."""
+        return [work(self)] if self.virtual is None else self.virtual.each(work)
+
+    def _copy_for_shard(self) -> "Classifier":
+        """Return a copy with counts, gradients, buffers and metrics of its own; weights and the fit are shared."""
+        shared = (self.virtual, self.trainer, self._step, self._guard)
+        known: dict[int, Any] = {id(each): each for each in shared}
+        for parameter in self.parameters():
+            known[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+        module = copy.deepcopy(self, known)
+        module.counts.own.zero_()
+        return module
+
+    @override
+    def on_fit_start(self) -> None:
+        if self.virtual is None:
+            return
+        self.virtual.start()
+        if self._loaded_counts is not None:
+            shards = self.virtual.shards
+            for module, number in zip(self.virtual.modules, shards.own, strict=False):
+                module.counts.load_state_dict(self._loaded_counts, rank=number, world_size=shards.count)
+
     @override
     def on_train_start(self) -> None:
-        self.counts.to(self.device)
-        if (scale := self.loss_scale) is not None:
+        for module in [self] if self.virtual is None else self.virtual.modules:
+            module.counts.to(self.device)
+        scale = self.loss_scale
+        if scale is not None:
             scale.to(self.device)
-        self._step = self.step_class(self, self._groups, clip_norm=self._gradient_clip_norm, loss_scale=scale)
+        make_step = OptimizerStep if self.virtual is None else self.virtual.optimizer_step
+        self._step = make_step(self, self._groups, clip_norm=self.recipe.gradient_clip_norm, loss_scale=scale)
         if self.grapher is not None:
-            self._graphed = self.grapher(self, self.dropouts, accumulates=self.accumulate_grad_batches > 1)
+            self._graphed = self.grapher(self, self.dropouts, accumulates=self.recipe.accumulate_grad_batches > 1)
         self._guard = LossGuard(self.trainer.optimizers[0], self.device, rank=self.global_rank, loss_scale=scale)
 
     @override
@@ -155,16 +208,23 @@ class Classifier(L.LightningModule):
         loss = self.scaled_loss(batch)
         step = self.global_step + 1
         self._guard.check(loss, batch, step)
-        is_first = batch_idx % self.accumulate_grad_batches == 0
-        is_last = (batch_idx + 1) % self.accumulate_grad_batches == 0 or self.trainer.is_last_batch
+        num_micro_batches = self.recipe.accumulate_grad_batches
+        is_first = batch_idx % num_micro_batches == 0
+        is_last = (batch_idx + 1) % num_micro_batches == 0 or self.trainer.is_last_batch
         self._step.backward(loss, is_first=is_first, is_last=is_last)
         if is_last:
             self._step.finish_gradient(self.gradient_factor(batch.shard.group_size))
             self._guard.protect(step)
-            self._step.step(is_measured=step % self._log_every_n_steps == 0)
+            self._step.step(is_measured=step % self.recipe.log_every_n_steps == 0)
 
     def scaled_loss(self, batch: Batch) -> Tensor:
-        """Return the loss of a shard, and add it to the counts of the epoch.
+        """Return the loss of this rank's shard, and add it to the counts of the epoch."""
+        if self.virtual is None:
+            return self._shard_loss(batch)
+        return self.virtual.loss(Classifier._shard_loss, batch)
+
+    def _shard_loss(self, batch: Batch) -> Tensor:
+        """Return the loss of one shard, and add it to the counts of the epoch.
 
         Its gradient, averaged over the ranks by DDP and summed over micro-batches, is that of the global mean. Where
         samples have weights, it is still to be divided by their mean, which is known after the last micro-batch.
@@ -184,9 +244,16 @@ class Classifier(L.LightningModule):
 
     def gradient_factor(self, num_samples: int) -> Tensor | None:
         """Return 1 / the mean weight of a global batch; 0, which learns nothing, if all are 0; None without weights."""
-        own, self._weight_sum = self._weight_sum, None
-        total = None if own is None else sum_over_ranks(own)
-        return None if total is None else torch.where(total > 0, num_samples / total, 0.0)
+        if self._weight_sum is None:
+            return None
+        total = self._each(Classifier._global_weight)[0]
+        return torch.where(total > 0, num_samples / total, 0.0)
+
+    def _global_weight(self) -> Tensor:
+        """Return the sum of the weights of a global batch over all ranks."""
+        assert self._weight_sum is not None
+        weight_sum, self._weight_sum = self._weight_sum, None
+        return sum_over_ranks(weight_sum)
 
     def configure_callbacks(self) -> list[Callback]:
         """End a batch before any callback can write a checkpoint there; the module's own hook would run after them."""
@@ -195,46 +262,26 @@ class Classifier(L.LightningModule):
     def drop_graphs(self) -> None:
         """Free the memory of CUDA graphs after a fit, and end their use of NCCL, which waits for them at its end."""
         self._graphed = None
+        if self.virtual is not None:
+            self.virtual.drop()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The newest global value of each metric, by `<split>/<name>`."""
+        return self.training_log.metrics
 
     @property
     def gradient_norm(self) -> Tensor | None:
         """Gradient norm of the global mean loss in the last logging step, before clipping; equal on all ranks."""
         return self._step.gradient_norm if self._step is not None else None
 
-    def end_batch(self, batch_idx: int) -> None:
-        """Log the means over all samples since the last logging step; after the last batch, those of the epoch.
-
-        On a GPU the values of a step reach the host, and so the loggers, some steps later.
-        """
-        is_step_end = (batch_idx + 1) % self.accumulate_grad_batches == 0
-        is_logging_step = is_step_end and self.global_step % self._log_every_n_steps == 0
-        if not is_logging_step and not self.trainer.is_last_batch:
-            return
-        assert self._guard is not None
-        since, epoch = self.epoch_sums(is_end=self.trainer.is_last_batch)
-        if is_logging_step:
-            assert self.gradient_norm is not None
-            values = torch.cat([since, self.gradient_norm.detach().to(since)[None]])
-            rate = self.trainer.optimizers[0].param_groups[0]["lr"]
-            self._guard.defer(self.global_step, values, functools.partial(self._log_step, self.global_step, rate))
-        if self.trainer.is_last_batch:
-            self._guard.wait()
-            for name in [name for name in self.metrics if name.startswith("val/")]:
-                del self.metrics[name]  # of an earlier epoch; this one may have no validation
-            means = {f"train/{name}": value for name, value in self.counts.means(epoch.tolist()).items()}
-            self.metrics.update(means)
-            self._send_to_loggers(means)
-
     def epoch_sums(self, *, is_end: bool) -> tuple[Tensor, Tensor]:
-        return self.counts.global_sums(is_end=is_end)
+        return self._each(lambda module: module.counts.global_sums(is_end=is_end))[0]
 
-    def _log_step(self, step: int, learning_rate: float, values: list[float]) -> None:
-        """Log the sums since the last logging step, as means, and the norm of the gradient of this one."""
-        *sums, gradient_norm = values
-        means = {f"train_step/{name}": value for name, value in self.counts.means(sums).items()}
-        others = {"learning_rate": learning_rate, "gradient_norm": gradient_norm}
-        scale = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.value}
-        self._send_to_loggers(means | others | scale, step)
+    def defer(self, step: int, values: Tensor, use: Callable[[list[float]], None]) -> None:
+        """Call `use` with the values of a step once they are on the host and its loss is known to be finite."""
+        assert self._guard is not None
+        self._guard.defer(step, values, use)
 
     def wait(self) -> None:
         """Check and log the steps whose values are not on the host yet. Every rank must call it."""
@@ -258,17 +305,17 @@ class Classifier(L.LightningModule):
 
     @override
     def on_validation_epoch_start(self) -> None:
-        self._scores("val").start(self.device)
+        self._each(lambda module: module._scores("val").start(self.device))
 
     @override
     def on_test_epoch_start(self) -> None:
-        self._scores("test").start(self.device)
+        self._each(lambda module: module._scores("test").start(self.device))
 
     @override
     def on_validation_epoch_end(self) -> None:
         self._publish_scores("val", self.trainer.val_dataloaders)
         if self._step is not None and self.trainer.state.fn == TrainerFn.FITTING:
-            self._step.step_plateau(self._scheduler.monitor, {**self.trainer.callback_metrics, **self.metrics})
+            self._step.step_plateau(self.recipe.scheduler.monitor, {**self.trainer.callback_metrics, **self.metrics})
 
     @override
     def on_test_epoch_end(self) -> None:
@@ -277,20 +324,24 @@ class Classifier(L.LightningModule):
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer, scheduler = self._optimizer_and_schedule()
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self._scheduler.interval}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": self.recipe.scheduler.interval},
+        }
 
     def _optimizer_and_schedule(self) -> tuple[Optimizer, LRScheduler]:
-        optimizer = self._optimizer(self._groups.optimizer_groups(self._optimizer.keywords.get("weight_decay", 0.0)))
+        make = self.recipe.optimizer
+        optimizer = make(self._groups.optimizer_groups(make.keywords.get("weight_decay", 0.0)))
         # not trainer.estimated_stepping_batches: it builds the loader before a resume has restored its position
-        return optimizer, self._scheduler.build(optimizer, self._total_steps)
+        return optimizer, self.recipe.scheduler.build(optimizer, self.recipe.total_steps)
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the image format, the counts of an unfinished epoch and the loss scale. Every rank must call it."""
         self.wait()
         checkpoint["image_format"] = self.image_format._asdict()
-        checkpoint["train_counts"] = self.counts.state_dict()
-        checkpoint["total_steps"] = self._total_steps
+        checkpoint["train_counts"] = self._each(lambda module: module.counts.state_dict())[0]
+        checkpoint["total_steps"] = self.recipe.total_steps
         if self.loss_scale is not None:
             checkpoint["loss_scale"] = self.loss_scale.state_dict()
 
@@ -302,16 +353,25 @@ class Classifier(L.LightningModule):
         memory in order, and would use the momentum of another weight.
         """
         self.counts.load_state_dict(checkpoint["train_counts"], self.global_rank, self.trainer.world_size)
+        if self.virtual is not None:
+            self._loaded_counts = checkpoint["train_counts"]
         if self.loss_scale is not None:
             self.loss_scale.load_state_dict(checkpoint["loss_scale"])
         for slot in (slots for saved in checkpoint.get("optimizer_states", ()) for slots in saved["state"].values()):
             for name, value in slot.items():
                 if isinstance(value, Tensor) and value.dim() == 4:
                     slot[name] = value.contiguous(memory_format=self.layout.memory_format)
-        if checkpoint.get("total_steps") != self._total_steps and self.trainer.state.fn == TrainerFn.FITTING:
+        if checkpoint.get("total_steps") != self.recipe.total_steps and self.trainer.state.fn == TrainerFn.FITTING:
             replay(checkpoint, *self._optimizer_and_schedule())
 
     def _evaluate(self, split: str, batch: Batch) -> Tensor | None:
+        if self.virtual is None:
+            return self._evaluate_shard(split, batch)
+        outputs = self.virtual.each_part(lambda module, part: module._evaluate_shard(split, part), batch)
+        with_samples = [rows for rows in outputs if rows is not None]
+        return torch.cat(with_samples) if with_samples else None
+
+    def _evaluate_shard(self, split: str, batch: Batch) -> Tensor | None:
         if not len(batch.indices):
             return None
         outputs = self(batch.inputs)
@@ -325,17 +385,58 @@ class Classifier(L.LightningModule):
 
     def _publish_scores(self, split: str, loader: Any) -> None:
         """Publish loss and metrics of the whole split, as <split>/<name>."""
-        scores = self.global_scores(split, loader.batch_sampler.num_epoch_samples)
-        self.metrics.update(scores)
+        num_samples = loader.batch_sampler.num_epoch_samples
+        scores = self._each(lambda module: module._scores(split).compute(split, num_samples))[0]
+        self.training_log.metrics.update(scores)
         self.log_dict(scores, logger=False)
-        self._send_to_loggers(scores)
+        self.training_log.send(scores)
 
-    def global_scores(self, split: str, num_samples: int) -> dict[str, float]:
-        return self._scores(split).compute(split, num_samples)
 
-    def _send_to_loggers(self, values: dict[str, float], step: int | None = None) -> None:
-        for logger in self.trainer.loggers:
-            logger.log_metrics(values, self.global_step if step is None else step)
+class TrainingLog:
+    """Sends the global means of a training to the loggers; `metrics` has the newest value of each."""
+
+    def __init__(self, module: Classifier) -> None:
+        self._module = module
+        self.metrics: dict[str, float] = {}
+
+    def end_batch(self, batch_idx: int) -> None:
+        """Log the means over all samples since the last logging step; after the last batch, those of the epoch.
+
+        On a GPU the values of a step reach the host, and so the loggers, some steps later.
+        """
+        module, recipe = self._module, self._module.recipe
+        is_last_batch = module.trainer.is_last_batch
+        is_step_end = (batch_idx + 1) % recipe.accumulate_grad_batches == 0
+        is_logging_step = is_step_end and module.global_step % recipe.log_every_n_steps == 0
+        if not is_logging_step and not is_last_batch:
+            return
+        since, epoch = module.epoch_sums(is_end=is_last_batch)
+        if is_logging_step:
+            assert module.gradient_norm is not None
+            values = torch.cat([since, module.gradient_norm.detach().to(since)[None]])
+            rate = module.trainer.optimizers[0].param_groups[0]["lr"]
+            module.defer(module.global_step, values, functools.partial(self._log_step, module.global_step, rate))
+        if is_last_batch:
+            module.wait()
+            for name in [name for name in self.metrics if name.startswith("val/")]:
+                del self.metrics[name]  # of an earlier epoch; this one may have no validation
+            means = {f"train/{name}": value for name, value in module.counts.means(epoch.tolist()).items()}
+            self.metrics.update(means)
+            self.send(means)
+
+    def _log_step(self, step: int, learning_rate: float, values: list[float]) -> None:
+        """Log the sums since the last logging step, as means, and the norm of the gradient of this one."""
+        *sums, gradient_norm = values
+        means = {f"train_step/{name}": value for name, value in self._module.counts.means(sums).items()}
+        others = {"learning_rate": learning_rate, "gradient_norm": gradient_norm}
+        loss_scale = self._module.loss_scale
+        scale = {} if loss_scale is None else {"loss_scale": loss_scale.value}
+        self.send(means | others | scale, step)
+
+    def send(self, values: dict[str, float], step: int | None = None) -> None:
+        """Send values to all loggers, at this optimizer step or an earlier `step`."""
+        for logger in self._module.trainer.loggers:
+            logger.log_metrics(values, self._module.global_step if step is None else step)
 
 
 class _BatchEnd(Callback):
@@ -343,4 +444,4 @@ class _BatchEnd(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, Classifier)
-        pl_module.end_batch(batch_idx)
+        pl_module.training_log.end_batch(batch_idx)

@@ -159,7 +159,7 @@ class Probe(Classifier):
         with torch.no_grad():
             self._guard.check(self.scaled_loss(batch), batch, self.global_step)
         self.metrics["l2"] = l2
-        self._send_to_loggers({"l2": l2})
+        self.training_log.send({"l2": l2})
 
     @override
     def on_fit_end(self) -> None:

@@ -6,10 +6,9 @@ import importlib.machinery
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
 
-from lockstep.assembly import refusals
+from lockstep.cluster import request
+from lockstep.cluster.request import Request
 from lockstep.config import overrides, saved_run
 from lockstep.config.composing import compose, typed_text
 from lockstep.config.errors import ConfigError, Error
@@ -22,14 +21,6 @@ from lockstep.system.launcher import outer_world
 
 OUTPUT = "hydra.run.dir"  # the only setting of Hydra that concerns a training
 COMPOSING = (OUTPUT, "hydra.searchpath")
-
-
-class Request(NamedTuple):
-    """A requested training: its settings, and the named folder of a new run, or the run to resume."""
-
-    config: Config
-    folder: Path | None
-    resumed: RunFolder | None
 
 
 def is_sweep(typed: Sequence[str]) -> bool:
@@ -49,28 +40,13 @@ def check_sweep(typed: Sequence[str]) -> Config:
 
 def check_request(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool = False) -> Request:
     """Check overrides as the command line does. Raises ConfigError with every error."""
-    run = saved_run.run_to_resume(typed)
-    enter(None if is_trusted else run)
-    source = compose.source_of(project.current())
-    resumed = None if run is None else saved_run.check_resume(run, typed, source, is_trusted=is_trusted)
-    planned = overrides.Plan([resumed.config], frozenset()) if resumed else overrides.plan(typed, source)
-    config = planned.configs[0]
-    if (config.cluster.name != "none") != is_submitted:
+    enter(None if is_trusted else saved_run.run_to_resume(typed))
+    requested = request.read(typed, compose.source_of(project.current()), is_trusted=is_trusted)
+    if requested.is_submitted != is_submitted:
         hint = "add cluster=slurm or cluster=local" if is_submitted else "use lockstep.submit"
         problem = "is not for lockstep.submit" if is_submitted else "is not for lockstep.train, which trains here"
-        raise ConfigError(Error("conflict", f"cluster={config.cluster.name}", problem, hint))
-    if resumed:
-        return Request(config, None, resumed.folder)
-    errors = [
-        Error("unsupported", key, "uses a value of Hydra that only python train.py has", "set it")
-        for key in planned.later
-    ]
-    named = compose.hydra_value(OUTPUT, typed, source)
-    if error := refusals.folder_error(OUTPUT, named, "outputs"):
-        errors.append(error)
-    if errors:
-        raise ConfigError(*errors)
-    return Request(config, Path(named) if named else None, None)
+        raise ConfigError(Error("conflict", f"cluster={requested.config.cluster.name}", problem, hint))
+    return requested
 
 
 def readable(typed: Sequence[str]) -> list[str]:

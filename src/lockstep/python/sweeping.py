@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lockstep.cluster import jobs, submission, waiting
+from lockstep.cluster import jobs, request, waiting
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config
 from lockstep.python import configuration
@@ -96,11 +96,8 @@ def submit(overrides: Sequence[str]) -> list[Job]:
     """
     overrides = configuration.readable(overrides)
     if not configuration.is_sweep(overrides):
-        config, folder, resumed = configuration.check_request(overrides, is_trusted=False, is_submitted=True)
-        if resumed is None:
-            return [Job(submission.start(config, overrides, folder)[0].path)]
-        submission.refuse_live(resumed)
-        return [Job(submission.resume(resumed, config)[0].path)]
+        requested = configuration.check_request(overrides, is_trusted=False, is_submitted=True)
+        return [Job(request.start(requested)[0].path)]
     config = configuration.check_sweep(overrides)
     if config.cluster.name == "none" or (config.search is not None and config.cluster.name == "slurm"):
         raise ConfigError(

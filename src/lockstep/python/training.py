@@ -3,8 +3,8 @@
 import signal
 from collections.abc import Sequence
 
+from lockstep.cluster import request
 from lockstep.config.errors import ConfigError, errors_of
-from lockstep.launch import runner
 from lockstep.python import configuration
 from lockstep.python.run import Run
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STOPPED
@@ -37,15 +37,8 @@ def train(overrides: Sequence[str] = (), *, trust: bool = False) -> Run:
     """
     stop_signals = SignalList()
     overrides = configuration.readable(overrides)
-    request = configuration.check_request(overrides, is_trusted=trust)
-    if request.resumed is None:
-        folder, code = runner.start(request.config, overrides, request.folder, stop_signals=stop_signals)
-    else:
-        from lockstep.cluster import submission  # not needed for a new run
-
-        folder = request.resumed
-        submission.refuse_live(folder)
-        code = runner.resume(folder, request.config, stop_signals=stop_signals)[1]
+    requested = configuration.check_request(overrides, is_trusted=trust)
+    folder, code = request.start(requested, stop_signals)
     if code not in (0, EXIT_CONFIG, EXIT_STOPPED, EXIT_INTERRUPTED):
         reason = folder.read_status().get("reason") or "a worker failed without an error message"
         where = f"\nSee {display_path(folder.failure)}" if folder.failure.exists() else ""

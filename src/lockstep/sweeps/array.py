@@ -1,12 +1,10 @@
 """The trials of a sweep as one array of jobs, and a sweep as one job in the background of this machine."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.cluster import submission
 from lockstep.cluster.jobs import Job
-from lockstep.config.composing.compose import AROUND
 from lockstep.config.schema.configuration import Config
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.runs.naming import hydra_text, quote_path
@@ -25,12 +23,12 @@ def script(path: Path, config: Config, num_trials: int) -> str:
     return submission.script(RunFolder(path.resolve()), config, name=_name(config), num_runs=num_trials)
 
 
-def start_background(path: Path, config: Config) -> None:
-    """Start this command without `cluster` in the background, with `path` as its folder. Raises ConfigError."""
+def start_background(path: Path, config: Config, arguments: Sequence[str]) -> None:
+    """Start a command without `cluster` in the background, with `path` as its folder. Raises ConfigError."""
     folder = RunFolder(path.resolve())
     submission.refuse_live(folder)
-    words = [word for word in sys.argv[1:] if group_of(word) != "cluster" and not word.endswith(AROUND)]
-    words = ["train", *words, "cluster=none", f"hydra.sweep.dir={hydra_text(str(folder.path))}"]
+    kept = [text for text in arguments if group_of(text) != "cluster" and text not in ("--json", "--trust")]
+    words = ["train", *kept, "cluster=none", f"hydra.sweep.dir={hydra_text(str(folder.path))}"]
     submission.submit_command(folder, submission.add_ignored_conf(words), config, name=_name(config), is_head=True)
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from lockstep.cluster import submission
 from lockstep.cluster.jobs import Job
@@ -34,20 +35,29 @@ from lockstep.trials.ledger import DONE, Ledger, Trial, need_own, trial_of
 from lockstep.trials.results import monitored_objective
 from lockstep.trials.table import Table, table, table_facts, write
 
+Compose = Callable[[Sequence[str], int], tuple[Config, str]]  # of a trial: (overrides, number) -> (config, subfolder)
+
+
+class Sweep(NamedTuple):
+    """A sweep, the settings that its trials share, and the arguments of the command that starts or resumes it."""
+
+    ledger: Ledger
+    config: Config
+    arguments: Sequence[str]
+
 
 def prepare_trial(
     ledger: Ledger,
     overrides: Sequence[str],
-    compose: Callable[[int], tuple[Config, str]],
+    compose: Compose,
 ) -> tuple[Trial, Config]:
     """Return the known or new trial of some overrides, and its configuration, which is saved in its folder.
 
-    `compose` makes the configuration and the folder name of a trial from its number. Raises ConfigError if the known
-    trial has other values.
+    Raises ConfigError if the known trial has other values.
     """
     trial_overrides = trial_of(overrides)
     trial = ledger.find(trial_overrides)
-    config, subdir = compose(ledger.next_number if trial is None else trial.number)
+    config, subdir = compose(overrides, ledger.next_number if trial is None else trial.number)
     if config.scale_with_workers and config.trainer.devices == "auto":
         raise ConfigError(
             Error("missing", "scale_with_workers=true", "needs a number of workers", "set trainer.devices=...")
@@ -83,7 +93,7 @@ def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> 
 def check_study(
     ledger: Ledger,
     overrides: Sequence[str],
-    compose: Callable[[Sequence[str], int], tuple[Config, str]],
+    compose: Compose,
 ) -> None:
     """Raise ConfigError if a resumed study would draw from another space, or train something else."""
     if not ledger.trials:
@@ -97,20 +107,12 @@ def check_study(
         _check_same(ledger, first, config_file.load(first.folder.config), build.settle_config(config))
 
 
-def run_sweep(
-    ledger: Ledger,
-    source: Grid,
-    configs: dict[int, Config],
-    *,
-    config: Config,
-    total: int,
-    num_done: int,
-) -> int:
+def run_sweep(sweep: Sweep, source: Grid, configs: dict[int, Config], *, total: int, num_done: int) -> int:
     """Run the trials of a source, test the best ones, write and show the table. Returns the exit code.
 
-    `configs` maps trial numbers to configurations, and may grow; `config` has the settings that all share. Of `total`
-    trials `num_done` are done.
+    `configs` maps trial numbers to configurations, and may grow. Of `total` trials `num_done` are done.
     """
+    ledger, config, arguments = sweep
     is_submitted = config.cluster.name != "none"
     live = _live_jobs(ledger, is_submitted=is_submitted)
     if is_submitted:
@@ -152,7 +154,7 @@ def run_sweep(
     answer({"path": str(ledger.path), **table_facts(ledger, table_of({}))})
     tell("\n".join(joined))
     if is_submitted and pool.trials:
-        tell(job_pool.remaining_text(ledger, len(pool.trials)))
+        tell(job_pool.remaining_text(ledger, len(pool.trials), arguments))
     elif code:
         tell("Not all trials are done: the same command again resumes the sweep.")
     elif is_submitted and config.sweep.test == "best":

@@ -4,7 +4,7 @@ import contextlib
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lockstep.cluster import jobs, submission
@@ -82,9 +82,9 @@ class JobPool:
         """Let the jobs continue."""
 
 
-def remaining_text(ledger: Ledger, num_live: int) -> str:
+def remaining_text(ledger: Ledger, num_live: int, arguments: Sequence[str]) -> str:
     """Describe the jobs that continue without the command, with the commands for them."""
-    command = f"{training_command()} {shlex.join(redact(sys.argv[1:]))}"
+    command = f"{training_command()} {shlex.join(redact(arguments))}"
     text = f"{plural(num_live, 'job')} of the search continue. Resume the command, or stop all trials:"
     return "\n  ".join([text, command, f"lockstep stop {quote_path(ledger.path)}"])
 

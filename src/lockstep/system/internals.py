@@ -17,15 +17,11 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser
-
     import lightning as L
     import optuna
     import submitit
-    from hydra.core.override_parser.types import Override
     from lightning.pytorch.callbacks import WeightAveraging
     from lightning.pytorch.strategies import DDPStrategy
-    from omegaconf import DictConfig
     from torch import Tensor, nn
     from torch.nn.modules.batchnorm import _BatchNorm
     from torch.nn.modules.instancenorm import _InstanceNorm
@@ -251,21 +247,7 @@ def replace_sync(metric: "Metric", sync: Callable[..., None]) -> None:
     metric._sync_dist = sync
 
 
-# -- Hydra, submitit and Optuna ----------------------------------------------------------------------------------------
-
-
-def hydra_parser() -> "ArgumentParser":
-    """Return the parser of Hydra's options."""
-    from hydra._internal.utils import get_args_parser
-
-    return get_args_parser()
-
-
-def apply_override(override: "Override", cfg: "DictConfig") -> None:
-    """Apply an override to a configuration as Hydra does. Raises HydraException."""
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-
-    ConfigLoaderImpl._apply_overrides_to_config([override], cfg)
+# -- submitit and Optuna -----------------------------------------------------------------------------------------------
 
 
 def sbatch_script(executor: "submitit.SlurmExecutor") -> str:

@@ -2,14 +2,12 @@
 
 import argparse
 import re
-import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from typing_extensions import override
 
 from lockstep.system import json_output
-from lockstep.system.internals import hydra_parser
 from lockstep.system.wording import near_names, question
 
 
@@ -39,26 +37,4 @@ def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> ar
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")
     if rest:
         arguments.overrides = [*arguments.overrides, *rest]
-    return arguments
-
-
-def hydra_arguments() -> argparse.Namespace:
-    """Parse this command as Hydra does, and join the overrides in `sys.argv`, which Hydra parses again.
-
-    `unknown` of the result lists options that Hydra lacks, each with its text as a setting: ("--epochs", "epochs=5").
-    """
-    words = sys.argv[1:]
-    parser = hydra_parser()
-    parser.allow_abbrev = False  # --config is not --config-name
-    arguments, rest = parser.parse_known_args(words)
-    arguments.overrides += [word for word in rest if not word.startswith("-")]
-    arguments.unknown = []
-    for word, following in zip(words, [*words, "-"][1:], strict=True):
-        if word.startswith("-") and word in rest:
-            value = "..." if following.startswith("-") or "=" in following else following
-            option, _, value = (word if "=" in word else f"{word}={value}").partition("=")
-            arguments.unknown.append((option, f"{option.lstrip('-').replace('-', '_')}={value}"))
-    if rest:
-        options = [word for word in words if word not in arguments.overrides]
-        sys.argv[1:] = [*arguments.overrides, *options]  # options last: --info would take an override for its value
     return arguments

@@ -20,7 +20,7 @@ from lockstep.config.saved import config_file
 from lockstep.config.schema.key_scopes import CHECKPOINT, FREE_CALLBACKS
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
-from lockstep.models.virtual import VirtualClassifier
+from lockstep.models.virtual import VirtualParts
 from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
 from lockstep.system.launcher import World
@@ -155,7 +155,8 @@ class Trace(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        parts = pl_module.shards.cut(batch) if isinstance(pl_module, VirtualClassifier) else [batch]
+        virtual = _virtual(pl_module)
+        parts = [batch] if virtual is None else virtual.shards.cut(batch)
         self._values, self._sums, self._sizes = [{} for _ in parts], {}, [len(part.indices) for part in parts]
         self._is_step = False
         for place, part in enumerate(parts):
@@ -203,8 +204,13 @@ class Trace(L.Callback):
                 del module.task.losses
 
 
+def _virtual(module: L.LightningModule) -> VirtualParts[Classifier] | None:
+    return module.virtual if isinstance(module, Classifier) else None
+
+
 def _parts(module: L.LightningModule) -> Sequence[L.LightningModule]:
-    return module.parts if isinstance(module, VirtualClassifier) else [module]
+    virtual = _virtual(module)
+    return [module] if virtual is None else virtual.modules
 
 
 def rows(values: Tensor) -> Tensor:

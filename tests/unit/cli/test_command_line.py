@@ -4,11 +4,12 @@ import shlex
 import sys
 
 import pytest
+import yaml
 
-from lockstep.cli import main, train
+from lockstep.cli import command_line, composed, main, train
+from lockstep.config.composing.compose import DEFAULT
 from lockstep.config.saved import project
 from lockstep.runs.folder import EXIT_CONFIG
-from lockstep.system.internals import hydra_parser
 from tests.support.harness import ROOT
 
 
@@ -20,22 +21,17 @@ from tests.support.harness import ROOT
             "seed=1 -m data=digits ~callbacks.timer --config-name lockstep +x=1",
             "seed=1 data=digits ~callbacks.timer +x=1",
         ),
-        ("seed=1 --cfg job name=job -m --resolve seed=2 --info", "seed=1 name=job seed=2"),
+        ("seed=1 --cfg job name=job -m --resolve seed=2", "seed=1 name=job seed=2"),
         ("", ""),
         ("-m seed=1,2", "seed=1,2"),
         ("-- seed=1 seed=2", "seed=1 seed=2"),
     ],
 )
-def test_overrides_are_on_any_side_of_options(monkeypatch: pytest.MonkeyPatch, line: str, overrides: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py", *shlex.split(line)])
-    monkeypatch.setattr(project, "enter", lambda *_: None)
-    arguments, _ = train._parse_command(ROOT)
+def test_overrides_are_on_any_side_of_options(line: str, overrides: str) -> None:
+    arguments = command_line.parse(shlex.split(line))
     assert arguments.overrides == overrides.split()
     assert arguments.multirun is ("-m" in line)
-    for_hydra = hydra_parser().parse_args()
-    assert vars(for_hydra) == {
-        name: value for name, value in vars(arguments).items() if name not in ("is_trusted", "unknown")
-    }
+    assert arguments.unknown == []
 
 
 @pytest.mark.parametrize(
@@ -54,6 +50,7 @@ def test_overrides_are_on_any_side_of_options(monkeypatch: pytest.MonkeyPatch, l
         # Hydra's own, cut short
         ("--config mine.yaml", "remove it; --help lists the settings"),
         ("--res", "did you mean resume=...?"),
+        ("--info", "write --cfg job, hydra or all (other options of Hydra were removed in 0.3)"),
         # settings
         ("--seed 3", "write seed=3"),
         ("-lr 0.1", "did you mean optimizer.lr=0.1?"),
@@ -67,10 +64,9 @@ def test_an_option_is_refused_with_the_setting_to_write(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, fix: str
 ) -> None:
     words = line.split()
-    monkeypatch.setattr(sys, "argv", ["train.py", *words])
     monkeypatch.setattr(project, "enter", lambda *_: None)
     with pytest.raises(SystemExit, match=str(EXIT_CONFIG)):
-        train.run_command(ROOT)
+        train.run_command(ROOT, words)
     option = next(word for word in words if word.startswith("-")).partition("=")[0]
     assert f"config error: {option} is not an option: {fix}\n" in capsys.readouterr().err
 
@@ -91,3 +87,18 @@ def test_an_unknown_command_is_answered_with_the_nearest_one_in_a_line(
     monkeypatch.setattr(sys, "argv", ["lockstep", *line.split()])
     assert main._command() == EXIT_CONFIG
     assert error in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("part", "sections"), [("job", {"data"}), ("hydra", {"hydra"}), ("all", {"hydra", "data"})])
+def test_cfg(capsys: pytest.CaptureFixture[str], part: str, sections: set[str]) -> None:
+    arguments = command_line.parse(["--cfg", part, "--resolve"])
+    composed.show(arguments, ["data=synthetic", "name=of-${seed}"], DEFAULT)
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed.keys() & {"hydra", "data"} == sections
+    assert printed.get("name", "of-0") == "of-0"
+
+
+def test_shell_completion(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMP_LINE", "python train.py data=di")
+    composed.complete(["query=bash"], DEFAULT)
+    assert capsys.readouterr().out.split() == ["data=digits"]

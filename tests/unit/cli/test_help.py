@@ -1,7 +1,6 @@
 """The text of `python train.py --help`."""
 
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -56,8 +55,7 @@ def test_help_unknown_name(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, error: str
 ) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["train.py", *words.split(), "--help"])
     monkeypatch.setattr(project, "enter", lambda *_: None)
     with pytest.raises(SystemExit, match=str(EXIT_CONFIG)):
-        train.run_command(ROOT)
+        train.run_command(ROOT, [*words.split(), "--help"])
     assert error in capsys.readouterr().err

@@ -48,8 +48,7 @@ def test_every_file_is_valid_and_names_its_part_of_the_schema(path: Path) -> Non
     assert line is not None
     conf = FILES / "conf" if path.is_relative_to(FILES) else CONF
     assert (path.parent / line[1]).resolve() == conf / SCHEMA
-    if line[2] != "Open":  # the files of Hydra's groups
-        assert line[2] == (None if path.parent == conf or "@package _global_" in path.read_text() else path.parent.name)
+    assert line[2] == (None if path.parent == conf or "@package _global_" in path.read_text() else path.parent.name)
     assert errors(tree_of(path), line[2]) == []
 
 

@@ -84,3 +84,24 @@ def test_the_command_line_overrides_an_experiment(source: Source) -> None:
 def test_a_sweep_takes_each_experiment_with_its_choices(source: Source) -> None:
     configs = overrides.plan(["experiment=own,fashion_mnist"], source, is_multirun=True).configs
     assert [(config.name, config.trainer.max_epochs) for config in configs] == [("own", 3), ("fashion_mnist", 10)]
+
+
+def test_jobs_of_a_sweep_in_the_order_of_hydra(source: Source) -> None:
+    typed = ["seed=0,1", "optimizer.lr=0.1,0.2", "data=synthetic", "name=n${hydra:job.num}", "seed=3,4"]
+    folders = ["hydra.sweep.dir=of", "hydra.sweep.subdir=${hydra:job.num}_${seed}"]
+    jobs = overrides.plan([*typed, *folders], source, is_multirun=True).jobs
+    assert [(job.config.seed, job.config.optimizer.lr, job.config.name, job.root, job.subdir) for job in jobs] == [
+        (3, 0.1, "n0", "of", "0_3"),
+        (3, 0.2, "n1", "of", "1_3"),
+        (4, 0.1, "n2", "of", "2_4"),
+        (4, 0.2, "n3", "of", "3_4"),
+    ]
+
+
+def test_folder_of_a_run(source: Source, tmp_path: Path) -> None:
+    typed = ["experiment=own", f"hydra.run.dir={tmp_path}/${{name}}", "hydra.searchpath=[pkg://lockstep.data]"]
+    (job,) = overrides.plan(typed, source).jobs
+    assert job.folder == tmp_path / "own"
+    assert job.cfg is not None
+    assert job.cfg.hydra.searchpath[-1] == "pkg://lockstep.data"
+    assert (job.cfg.hydra.runtime.output_dir, job.cfg.hydra.job.config_name) == (str(job.folder), "config")

@@ -280,7 +280,7 @@ def test_a_sweep_whose_best_trial_cannot_be_tested_says_why_and_does_not_end_wel
         elif state != "queued":
             trial.folder.write_status(state="training" if state == "no signal" else state, host=socket.gethostname())
     config = config_of(f"sweep.test={test}", "silent=true")
-    code = command.run_sweep(ledger, Grid([]), {}, config=config, total=1, num_done=1)
+    code = command.run_sweep(command.Sweep(ledger, config, ()), Grid([]), {}, total=1, num_done=1)
     assert (code, reason in capsys.readouterr().err) == (1 if reason else 0, True)
 
 
@@ -300,7 +300,7 @@ def test_find_ledger(tmp_path: Path) -> None:
 
 def test_how_and_where_a_sweep_runs_makes_no_other_sweep_and_no_other_trial() -> None:
     typed = ["lr=1,2", "launcher.parallel=2", "search=tpe", "search.num_trials=9", "silent=true"]
-    typed += ["hydra.sweep.subdir=x", "hydra/launcher=workstation"]
+    typed += ["hydra.sweep.subdir=x"]
     assert command_of(typed) == ["lr=1,2", "search=tpe"]
     assert trial_of(typed) == ["lr=1,2"]
     assert trial_of(["lr=1", "seed=0", "lr=2"]) == ["lr=2", "seed=0"]  # the last one counts
@@ -497,7 +497,7 @@ def test_fold_resumed_alone_joined_again(tmp_path: Path, is_running: bool, expec
 
 def test_a_search_does_not_choose_a_fold() -> None:
     with pytest.raises(ConfigError, match=r"data.fold in a search would choose the easiest fold"):
-        separate_space(["optimizer.lr=interval(0.1,1)", "data.fold=0,1"], lambda group: ())
+        separate_space(["optimizer.lr=interval(0.1,1)", "data.fold=0,1"], {})
 
 
 def test_objective_of_best_epoch(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -120,14 +120,14 @@ def fits(annotation: Any, value: Any) -> bool:
     return True
 
 
-def errors(trees: Sequence[dict[str, Any]], later: Collection[str] = ()) -> list[Error]:
-    """Return the errors of all targets of some configurations, one for each key that is not set `later`."""
+def errors(trees: Sequence[dict[str, Any]]) -> list[Error]:
+    """Return the errors of all targets of some configurations, one for each key."""
     found: list[Error] = []
     for tree in trees:
         of_tree: dict[str, Error] = {}
         for key, error in (*_target_errors(tree), *_network_errors(tree)):
             of_tree.setdefault(key, error)
-        found += (error for key, error in of_tree.items() if key not in later)
+        found += of_tree.values()
     return found
 
 

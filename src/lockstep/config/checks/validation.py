@@ -27,12 +27,11 @@ def check_config(cfg: DictConfig, groups: Groups | None = None) -> Config:
 
 
 def check_tree(
-    tree: dict[str, Any], groups: Groups | None = None, unresolved: Mapping[str, Error | None] | None = None
+    tree: dict[str, Any], groups: Groups | None = None, unresolved: Mapping[str, Error] | None = None
 ) -> Config:
     """Return the typed configuration of plain values. Raises ConfigError, with one error for each key of the schema.
 
-    Rules between keys are checked only if each key is valid. `unresolved` has the error by key why a value is missing;
-    None reports nothing.
+    Rules between keys are checked only if each key is valid. `unresolved` has the error by key why a value is missing.
     """
     errors = dict(unresolved or {})
     tree = metric_names.resolve_auto(tree)
@@ -43,8 +42,8 @@ def check_tree(
 
         for key, message in schema_errors(tree, error, groups or {}):
             errors.setdefault(key, message)
-        raise ConfigError(*filter(None, errors.values())) from error
-    messages = list(filter(None, errors.values()))
+        raise ConfigError(*errors.values()) from error
+    messages = list(errors.values())
     if tree.get("resume") is None:  # else changes of the saved run are reported first
         messages += conflicts(config)
     if messages:

@@ -1,29 +1,23 @@
-"""Composes the configuration of a command line by Hydra, and parses its overrides."""
+"""Composes the configuration of some overrides, with Hydra as a library, and parses overrides."""
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, OverrideParseException
-from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from typing_extensions import override
 from yaml import YAMLError
 
-from lockstep.config.errors import ConfigError, Error, one_line
-from lockstep.config.schema.key_scopes import EVERYWHERE
+from lockstep.config.errors import Error, one_line
 from lockstep.runs.naming import hydra_text
 
 if yaml.__with_libyaml__:  # a config.yaml takes 1.5 ms with it, 11 in Python; OmegaConf and Hydra use it, too
@@ -36,7 +30,7 @@ CONF = next(path for path in (_PACKAGE / "conf", _PACKAGE.parents[1] / "conf") i
 
 LAST = ("experiment", "debug")  # groups whose options override those of config.yaml, and its values
 REFUSALS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)  # raised by Hydra for a choice or a file
-AROUND = " and its experiment"  # end of the name of a stored configuration
+SEARCH_PATH = "hydra.searchpath"
 
 
 class Source(NamedTuple):
@@ -60,72 +54,89 @@ def source_of(project: Path) -> Source:
     return Source(project / "conf") if (project / "conf").is_dir() else DEFAULT
 
 
-class Defaults(SearchPathPlugin):
-    """Adds Lockstep's configuration to Hydra's search path, after that of the project."""
+def compose_config(
+    overrides: Sequence[str],
+    source: Source = DEFAULT,
+    *,
+    base: DictConfig | None = None,
+    with_hydra: bool = False,
+) -> DictConfig:
+    """Compose the configuration of some overrides; `with_hydra` keeps the section `hydra`.
 
-    @override
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        path = f"file://{CONF}"
-        if all(element.path != path for element in search_path.get_path()):
-            search_path.append(provider="lockstep", path=path)
+    `base` replaces the primary configuration of `source`: that of a run which a command changes.
+    """
+    folders: list[str] = []
+    rest: list[str] = []
+    for text in overrides:
+        override = parse_override(text)
+        value = override.value()
+        if override.key_or_group == SEARCH_PATH and isinstance(value, list):
+            folders += map(str, value)
+        else:
+            rest.append(text)
+    with start_hydra(source, base, folders) as name:
+        cfg = compose(name, rest, return_hydra_config=with_hydra)
+    if with_hydra:
+        cfg.hydra.job.config_name = source.name
+    return cfg
 
 
-def search_defaults() -> None:
-    """Register `Defaults` only in this process: other Hydra applications of the environment do not get it."""
-    Plugins.instance().register(Defaults)
+@contextlib.contextmanager
+def start_hydra(source: Source, base: DictConfig | None = None, folders: Sequence[str] = ()) -> Iterator[str]:
+    """Let Hydra compose from `source`, and from more folders, in this block. Yields the name of the primary file."""
+    with initialize_config_dir(str(source.conf.resolve()), "train", version_base="1.3"):
+        yield _store_primary(source, base, folders)
 
 
-def compose_config(overrides: Sequence[str], source: Source = DEFAULT, *, with_hydra: bool = False) -> DictConfig:
-    """Compose the configuration of some overrides; `with_hydra` adds the section `hydra`."""
-    search_defaults()
-    search = [f"hydra.searchpath=[file://{source.added.resolve()}]"] if source.added is not None else []
-    name = primary(source)
-    with initialize_config_dir(config_dir=str(source.conf.resolve()), version_base="1.3"):
-        return compose(name, [*search, *overrides], return_hydra_config=with_hydra)
-
-
-def primary(source: Source) -> str:
-    """Return the name of the primary configuration, stored in this process: the file of `source`, then `LAST`.
+def _store_primary(source: Source, base: DictConfig | None, folders: Sequence[str]) -> str:
+    """Store the primary configuration in this process: the file of `source`, then `LAST`. Returns its name.
 
     Of several overrides of a group, Hydra takes the first that it reads. It reads a file before what the file includes,
     and a defaults list from its end. So an experiment has to come after the project's file, in a list around both.
+    Hydra reads the search path only in the outermost one.
     """
-    tree: Any = None
-    with contextlib.suppress(StopIteration, OSError, YAMLError):  # reported by Hydra
-        tree = OmegaConf.load(
-            next(path for folder in source.folders if (path := folder / f"{source.name}.yaml").is_file())
-        )
-    content: Any = OmegaConf.to_container(tree) if isinstance(tree, DictConfig) else {}
-    listed = content.get("defaults", [])
-    if not isinstance(tree, DictConfig) or not isinstance(listed, list):
-        return source.name
+    content = _read_primary(source) if base is None else OmegaConf.to_container(base)
+    if not isinstance(content, dict) or not isinstance(content.get("defaults", []), list):
+        return source.name  # Hydra reports what is wrong
     last: dict[str, Any] = dict.fromkeys(LAST)
     kept: list[Any] = []
-    for entry in listed:
-        group, option = next(iter(entry.items())) if isinstance(entry, dict) and entry else ("", None)
+    for entry in content.get("defaults", []):
+        group, option = "", None
+        if isinstance(entry, dict) and entry:
+            group, option = next(iter(entry.items()))
         name = str(group).split(" ")[-1].removeprefix("/")
         if name in last:
             last[name] = option
         else:
             kept.append(entry)
-    inner, outer = f"defaults of {source.name}", f"{source.name}{AROUND}"
-    around: dict[str, Any] = {"defaults": ["_self_", inner, *({group: option} for group, option in last.items())]}
-    with open_dict(tree):
-        tree.defaults = kept
-    if (search := OmegaConf.select(tree, "hydra.searchpath")) is not None:  # Hydra reads it only in the outermost
-        del tree.hydra.searchpath
-        around["hydra"] = {"searchpath": search}
-    ConfigStore.instance().store(inner, tree)
+    own_folders = (content.get("hydra") or {}).pop("searchpath", None) or []
+    added = [f"file://{path.resolve()}" for path in source.folders[1:]]
+    inner, outer = f"defaults of {source.name}", f"{source.name} and its experiment"
+    chosen = [{group: option} for group, option in last.items()]
+    if base is not None:
+        chosen = []  # the choices of the run
+    around = {
+        "defaults": ["_self_", inner, *chosen],
+        "hydra": {"searchpath": [*added, *own_folders, *folders]},
+    }
+    ConfigStore.instance().store(inner, {**content, "defaults": kept})
     ConfigStore.instance().store(outer, around)
     return outer
 
 
-def plain_tree(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Error | None]]:
-    """Return the resolved values of a configuration, and by key the error why one is None instead.
+def _read_primary(source: Source) -> Any:
+    """Return the content of the primary file, None if it cannot be read."""
+    paths = (folder / f"{source.name}.yaml" for folder in source.folders)
+    path = next(filter(Path.is_file, paths), None)
+    with contextlib.suppress(OSError, YAMLError):  # reported by Hydra
+        if path is not None:
+            return OmegaConf.to_container(OmegaConf.load(path))
+    return None
 
-    There is no error for `${hydra:...}` outside of a job: it has a value, and is checked, when the job starts.
-    """
-    reasons: dict[str, Error | None] = {}
+
+def plain_tree(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Error]]:
+    """Return the resolved values, without the section `hydra`, and by key the error why one is None instead."""
+    reasons: dict[str, Error] = {}
 
     def value_at(node: DictConfig | ListConfig, key: Any, path: str) -> Any:
         if OmegaConf.is_missing(node, key):
@@ -135,23 +146,18 @@ def plain_tree(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Error | None]
             return value_of(node[key], path)
         except (OmegaConfBaseException, RecursionError) as error:
             raw: Any = OmegaConf.to_container(node, resolve=False)
-            text = str(raw[key])
-            is_later = "${hydra:" in text and not HydraConfig.initialized()
-            reasons[path] = (
-                None if is_later else Error("missing", f"{path}={text}", "cannot be resolved", one_line(error))
-            )
+            reasons[path] = Error("missing", f"{path}={raw[key]}", "cannot be resolved", one_line(error))
             return None
 
     def value_of(value: Any, path: str) -> Any:
         if isinstance(value, DictConfig):
-            return {str(key): value_at(value, key, f"{path}.{key}".lstrip(".")) for key in value}
+            keys = [key for key in value if path or key != "hydra"]
+            return {str(key): value_at(value, key, f"{path}.{key}".lstrip(".")) for key in keys}
         if isinstance(value, ListConfig):
             return [value_at(value, i, path) for i in range(len(value))]
         return value
 
-    tree = value_of(cfg, "")
-    tree.pop("hydra", None)
-    return tree, reasons
+    return value_of(cfg, ""), reasons
 
 
 def groups(*folders: Path) -> dict[str, list[str]]:
@@ -182,20 +188,3 @@ def parse_override(text: str) -> Override:
             raise
         values = map(hydra_text, re.split(r",(?=[~/$])", value))
         return parser.parse_override(f"{key}={','.join(values)}")
-
-
-def hydra_value(key: str, texts: Sequence[str], source: Source) -> str | None:
-    """Return the value of a key of Hydra, None if these overrides leave it to conf/lockstep.yaml. Raises ConfigError.
-
-    Overrides with several values, those of a sweep, are left out.
-    """
-    parsed_overrides = [parse_override(text) for text in texts]
-    may_differ = any(o.is_hydra_override() or o.key_or_group in EVERYWHERE for o in parsed_overrides)
-    if not may_differ and source == DEFAULT:
-        return None  # composing takes 0.1 s
-    kept = [override.input_line or "" for override in parsed_overrides if not override.is_sweep_override()]
-    try:
-        value = OmegaConf.select(compose_config(kept, source, with_hydra=True), key)
-    except REFUSALS as error:
-        raise ConfigError(Error("failed", key, f": {one_line(error)}")) from error
-    return None if value in (None, ".") else str(value)

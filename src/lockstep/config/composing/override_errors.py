@@ -16,12 +16,17 @@ from lockstep.system import hardware
 from lockstep.system.trees import at
 from lockstep.system.wording import near_names
 
+# settings of jobs that Hydra starts, which it composes for nobody
+UNUSED = ("hydra/launcher", "hydra/sweeper", "hydra/callbacks", "hydra.launcher", "hydra.sweeper", "hydra.callbacks")
+UNUSED += ("hydra.job.chdir", "hydra.job.env_set", "hydra.job.env_copy", "hydra.output_subdir", "hydra.mode")
 LISTS = ("trainer.devices", "trainer.loads", "data.target_columns")  # settings that may be a list
 
 
 def misplacement(override: Override, *, is_multirun: bool, is_benchmark: bool) -> Error | None:
     """Describe an override of another command, or one with several values where there can be one."""
     key, text = override.key_or_group, override.input_line or ""
+    if key.startswith(UNUSED):
+        return Error("unsupported", text, "is for jobs that Hydra starts", "remove it")
     if is_benchmark:
         if key in ("resume", "changed_data"):
             return Error("conflict", text, "is not for a benchmark, which starts new runs", "remove it")
@@ -34,9 +39,17 @@ def misplacement(override: Override, *, is_multirun: bool, is_benchmark: bool) -
         if key in LISTS:
             line = f"write {key}=[{text.partition('=')[2]}], or {line}"
         return Error("conflict", text, "lists several values", f"{line}, or quote a value with commas")
-    if override.is_sweep_override() and scope(key) in SAME_FOR_ALL_JOBS:
+    is_shared = override.is_hydra_override() or scope(key) in SAME_FOR_ALL_JOBS
+    if override.is_sweep_override() and is_shared:
         return Error("conflict", text, "lists several values, but all jobs of a sweep share it", "give one")
     return None
+
+
+def unused_settings(cfg: DictConfig) -> list[Error]:
+    """Return the errors of settings in files that would change how Hydra starts a job."""
+    settings = {"hydra.job.chdir": cfg.hydra.job.chdir, "hydra.callbacks": cfg.hydra.callbacks}
+    problem = "is for jobs that Hydra starts"
+    return [Error("unsupported", key, problem, "remove it") for key, value in settings.items() if value]
 
 
 def option_error(override: Override, options: Groups) -> Error | None:

@@ -2,16 +2,14 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
 
-from lockstep.config.composing.compose import REFUSALS, Source, compose_config, parse_override
+from lockstep.config.composing.compose import parse_override
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.legal_keys import Groups
-
-MAX_CHECKED = 50  # jobs of a sweep that are checked before it starts; the others are checked when they begin
 
 
 class Interval(NamedTuple):
@@ -26,41 +24,32 @@ class Interval(NamedTuple):
 Space = dict[str, Interval | tuple[str, ...]]  # by key: an interval, or choices as they are typed
 
 
-def _has_search(overrides: Sequence[str], options: Groups, source: Source) -> bool:
-    chosen = [text for text in overrides if text.partition("=")[0] in options or text.startswith("hydra/")]
-    try:
-        single = [text for text in chosen if not parse_override(text).is_sweep_override()]
-        cfg = compose_config(single, source, with_hydra=True)
-    except REFUSALS:
-        return True  # the check reports them
-    return not cfg.hydra.sweeper._target_.endswith(".BasicSweeper")
+def values_of(override: Override, options: Groups) -> list[str]:
+    """Return an override for every value of a sweep, for an interval those at its ends.
 
-
-def values_of(override: Override, options: Groups, overrides: Sequence[str], source: Source) -> list[str]:
-    """Return an override for every value of a sweep, for a range or interval those at its ends.
-
-    Raises ConfigError if there is no value, or an interval without a search among all `overrides`.
+    Raises ConfigError if there is no value.
     """
     if not override.is_sweep_override():
         return [override.input_line or ""]
-    values = _values(override, lambda group: options.get(group, ()))
-    if isinstance(override.value(), IntervalSweep) and not _has_search(overrides, options, source):
-        fix = f"add one, or list them, {override.key_or_group}={values[0]},...,{values[1]}"
-        raise ConfigError(
-            Error("conflict", override.input_line or "", "needs a search that draws values (search=tpe)", fix)
-        )
-    ends = values[:2] if isinstance(values, Interval) else values
-    return [f"{override.get_key_element()}={value}" for value in ends]
+    values = _values(override, options)
+    if isinstance(override.value(), RangeSweep):
+        values = tuple(override.sweep_string_iterator())
+    texts = values[:2] if isinstance(values, Interval) else values
+    return [f"{override.get_key_element()}={value}" for value in texts]
 
 
-def separate_space(overrides: Sequence[str], options_of: Callable[[str], Sequence[str]]) -> tuple[list[str], Space]:
-    """Return the overrides with one value, and the space of the others. Raises ConfigError.
+def search_error(override: Override, low: str, high: str) -> Error:
+    """Return the error of an interval without a search; `low` and `high` are the overrides of its ends."""
+    low, high = (text.partition("=")[2] for text in (low, high))
+    fix = f"add one, or list them, {override.key_or_group}={low},...,{high}"
+    return Error("conflict", override.input_line or "", "needs a search that draws values (search=tpe)", fix)
 
-    `options_of` returns the options of a configuration group.
-    """
+
+def separate_space(overrides: Sequence[str], options: Groups) -> tuple[list[str], Space]:
+    """Return the overrides with one value, and the space of the others. Raises ConfigError."""
     typed = [parse_override(text) for text in overrides]
     fixed = [override.input_line or "" for override in typed if not override.is_sweep_override()]
-    space = {o.get_key_element(): _values(o, options_of) for o in typed if o.is_sweep_override()}
+    space = {o.get_key_element(): _values(o, options) for o in typed if o.is_sweep_override()}
     if not space:
         fix = "e.g. 'optimizer.lr=tag(log, interval(0.01, 1))'"
         raise ConfigError(Error("missing", "search=...", "needs an interval to search", fix))
@@ -70,7 +59,7 @@ def separate_space(overrides: Sequence[str], options_of: Callable[[str], Sequenc
     return fixed, space
 
 
-def _values(override: Override, options_of: Callable[[str], Sequence[str]]) -> Interval | tuple[str, ...]:
+def _values(override: Override, options: Groups) -> Interval | tuple[str, ...]:
     text, value = override.input_line or "", override.value()
     if isinstance(value, IntervalSweep):
         interval = Interval(value.start or 0, value.end or 0, None, "log" in value.tags)
@@ -86,12 +75,16 @@ def _values(override: Override, options_of: Callable[[str], Sequence[str]]) -> I
         raise ConfigError(Error("value", text, "has no value", "widen it"))
     if not isinstance(value, Glob):
         return tuple(override.sweep_string_iterator())
-    names = list(options_of(override.key_or_group))
+    names = list(options.get(override.key_or_group, ()))
     if found := tuple(value.filter(names)):
         return found
     raise ConfigError(Error("unknown", text, "matches no option", f"choose from {', '.join(names)}"))
 
 
-def combinations(values: Sequence[Sequence[str]]) -> Iterable[Sequence[str]]:
-    """Return the overrides of the first jobs of a sweep."""
-    return itertools.islice(itertools.product(*values), MAX_CHECKED)
+def combinations(overrides: Iterable[tuple[Override, Sequence[str]]]) -> Iterable[Sequence[str]]:
+    """Return the overrides of every job, in the order of Hydra's own sweeps, from overrides with their values.
+
+    Of several overrides of a key the last one counts.
+    """
+    values = {override.get_key_element(): texts for override, texts in overrides}
+    return itertools.product(*values.values())

@@ -1,7 +1,7 @@
 """Applies overrides to the saved configuration of a run; key_scopes.py has the keys that may change."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from math import isclose
 from typing import Any
 
@@ -21,11 +21,11 @@ from lockstep.system.redaction import redact
 from lockstep.system.trees import at, leaves
 
 
-def merge_saved(saved: Config, cfg: DictConfig, choices: Sequence[Override]) -> DictConfig:
+def merge_saved(saved: Config, cfg: DictConfig, choices: Iterable[Override]) -> DictConfig:
     """Return the saved configuration, with those sections of `cfg` that a command decides or that `choices` name."""
     chosen = {override.key_or_group for override in choices}
     if not chosen.isdisjoint(EVERYWHERE):
-        return cfg
+        return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     typed: Any = OmegaConf.to_container(cfg, resolve=False)
     kept = {*names(Scope.SUBMISSION), "resume", *(group.partition("/")[0] for group in chosen)}
     tree = {**_literal(to_tree(saved)), **{key: typed[key] for key in kept if key in typed}}

@@ -31,6 +31,8 @@ FOREIGN_NAMES = {
     "trainer.accumulate_grad_batches=...": "gradient_accumulation_steps grad_accum_steps",
     "trainer.log_every_n_steps=...": "log_every log_interval print_freq",
     "trainer.check_val_every_n_epoch=...": "val_check_interval",
+    "--cfg job, hydra or all (other options of Hydra were removed in 0.3)": "info hydra_help package",
+    "the command without it (--run was removed in 0.3)": "run",
     "lockstep eval latest": "evaluate eval test_only",
     "debug=fast": "fast_dev_run",
     "-m": "multi_run",

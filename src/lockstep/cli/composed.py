@@ -1,0 +1,38 @@
+"""`--cfg`, and what completes an argument in a shell."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf, open_dict, read_write
+
+from lockstep.config import overrides
+from lockstep.config.composing import compose, hydra_job
+from lockstep.config.composing.compose import Source
+
+
+def complete(arguments: list[str], source: Source) -> None:
+    """Print what a shell asks for: a script to install, or completions."""
+    with compose.start_hydra(source) as name:
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        hydra.shell_completion(name, arguments)
+
+
+def show(arguments: Namespace, typed: Sequence[str], source: Source) -> None:
+    """Print the configuration of some overrides, and that of Hydra. Raises ConfigError."""
+    try:
+        cfg = compose.compose_config(typed, source, with_hydra=True)
+    except compose.REFUSALS:
+        overrides.plan(typed, source)  # raises their errors
+        raise
+    with hydra_job.hydra_config(cfg), read_write(cfg.hydra):
+        if arguments.resolve:
+            OmegaConf.resolve(cfg)
+    with open_dict(cfg), read_write(cfg.hydra), open_dict(cfg.hydra):
+        if arguments.cfg == "job":
+            del cfg["hydra"]
+        elif arguments.cfg == "hydra":
+            del cfg.hydra["help"], cfg.hydra["hydra_help"]
+            cfg = {"hydra": cfg.hydra}
+    print(OmegaConf.to_yaml(cfg), end="")

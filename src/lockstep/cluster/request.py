@@ -1,0 +1,61 @@
+"""One requested training, of `python train.py` and of `lockstep.train` and `submit`: read once, then started."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lockstep.assembly import refusals
+from lockstep.config import overrides, saved_run
+from lockstep.config.composing import hydra_job
+from lockstep.config.composing.compose import Source
+from lockstep.config.errors import ConfigError
+from lockstep.config.schema.configuration import Config
+from lockstep.launch import runner
+from lockstep.runs.folder import RunFolder
+from lockstep.system.signals import SignalList
+
+
+class Request(NamedTuple):
+    """A requested training: its settings, and the named folder of a new run, or the run to resume.
+
+    `cfg` is what Hydra composed, with the section `hydra`.
+    """
+
+    overrides: Sequence[str]
+    config: Config
+    folder: Path | None
+    resumed: RunFolder | None
+    cfg: Any
+
+    @property
+    def is_submitted(self) -> bool:
+        return self.config.cluster.name != "none"
+
+
+def read(typed: Sequence[str], source: Source, *, is_trusted: bool) -> Request:
+    """Compose and check a request. Raises ConfigError with all errors."""
+    resumed = saved_run.run_to_resume(typed)
+    if resumed is not None:
+        job = saved_run.check_resume(resumed, typed, source, is_trusted=is_trusted)
+        return Request(typed, job.config, None, resumed, job.cfg)
+    (job,) = overrides.plan(typed, source).jobs
+    if error := refusals.folder_error("hydra.run.dir", job.folder and job.root, "outputs"):
+        raise ConfigError(error)
+    return Request(typed, job.config, job.folder, None, job.cfg)
+
+
+def start(request: Request, stop_signals: SignalList | None = None) -> tuple[RunFolder, int]:
+    """Start or resume the run, here or as a job. Returns its folder and the exit code. Raises ConfigError."""
+    config, resumed = request.config, request.resumed
+    with hydra_job.hydra_config(request.cfg):
+        if resumed is None and not request.is_submitted:
+            return runner.start(config, request.overrides, request.folder, stop_signals=stop_signals)
+        from lockstep.cluster import submission  # not imported for a new run on this machine
+
+        if resumed is None:
+            overrides.check_called([config])
+            return submission.start(config, request.overrides, request.folder)
+        submission.refuse_live(resumed)
+        if request.is_submitted:
+            return submission.resume(resumed, config)
+        return runner.resume(resumed, config, stop_signals=stop_signals)

@@ -1,0 +1,46 @@
+"""Hydra's configuration of a job, which `${hydra:...}` in settings and `HydraConfig.get()` in custom parts read."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from lockstep.config.errors import ConfigError, Error, one_line
+
+
+@contextlib.contextmanager
+def hydra_config(cfg: DictConfig) -> Iterator[None]:
+    """Let this process read the section `hydra` of `cfg` in this block."""
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(cfg)
+    try:
+        yield
+    finally:
+        HydraConfig.instance().cfg = before
+
+
+def begin(cfg: DictConfig, number: int, *, is_multirun: bool) -> tuple[str, str]:
+    """Set what Hydra sets when a job starts. Returns its folder, in a sweep that of the sweep and the part below it.
+
+    Raises ConfigError if they cannot be resolved.
+    """
+    with read_write(cfg.hydra), open_dict(cfg.hydra):
+        cfg.hydra.mode = RunMode.MULTIRUN if is_multirun else RunMode.RUN
+        cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
+    with hydra_config(cfg):
+        root = _text(cfg, "hydra.sweep.dir" if is_multirun else "hydra.run.dir")
+        subdir = _text(cfg, "hydra.sweep.subdir") if is_multirun else ""
+    with read_write(cfg.hydra):
+        cfg.hydra.runtime.output_dir = str(Path.cwd() / root / subdir)
+    return root, subdir
+
+
+def _text(cfg: DictConfig, key: str) -> str:
+    try:
+        return str(OmegaConf.select(cfg, key))
+    except OmegaConfBaseException as error:
+        raise ConfigError(Error("failed", key, f": {one_line(error)}")) from error

@@ -1,0 +1,158 @@
+"""`python train.py -m`: starts or resumes a sweep of all combinations of its values, or a search that draws them."""
+
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+from lockstep.assembly import checkpoints, refusals
+from lockstep.config import overrides
+from lockstep.config.checks import data_presence
+from lockstep.config.composing import compose, sweep_space
+from lockstep.config.composing.compose import Source
+from lockstep.config.composing.sweep_space import Space
+from lockstep.config.errors import ConfigError, Error, errors_of
+from lockstep.config.overrides import Job
+from lockstep.config.schema.configuration import Config
+from lockstep.runs import naming
+from lockstep.runs.folder import SWEEP, RunFolder
+from lockstep.sweeps import array, command
+from lockstep.sweeps.command import Compose, Sweep
+from lockstep.sweeps.course import Grid
+from lockstep.system import processes
+from lockstep.system.launcher import start_once
+from lockstep.system.redaction import redact
+from lockstep.trials.ledger import DONE, Trial, command_of, find, need_own
+
+
+def sweep(typed: Sequence[str], source: Source, arguments: Sequence[str], *, is_trusted: bool) -> int:
+    """Run or resume the sweep of these overrides, or submit it. Returns the exit code.
+
+    `arguments` are those of the command. Raises ConfigError, with all errors, before anything is written.
+    """
+    try:
+        start_once("train -m", os.environ)
+    except ValueError as error:
+        raise ConfigError(*errors_of(error)) from error
+    jobs = overrides.check(typed, source, is_multirun=True).jobs
+    config = jobs[0].config
+    check_inputs([job.config for job in jobs])
+    path, is_new = _folder(jobs[0], typed, is_trusted=is_trusted)
+    num_jobs, search = len(jobs), None
+    if config.search is not None:
+        num_jobs = 1
+        search = sweep_space.separate_space(typed, compose.groups(*source.folders))
+    if config.cluster.name != "none" and config.dry_run:
+        print(array.script(path, config, num_jobs), end="")
+        return 0
+    if is_new:
+        path = naming.create_path(Path("outputs"), config.sweep.name or "sweep", datetime.now())
+    with command.open_ledger(path, config.sweep.name, command_of(typed)) as ledger:
+        if config.cluster.name == "local":
+            ledger.write()  # so that the same command finds it
+        else:
+            checked = {(job.overrides, number): job for number, job in enumerate(jobs)}
+            compose_trial = partial(_compose_trial, checked, source)
+            if search is None:
+                return _run_grid(Sweep(ledger, config, arguments), jobs, compose_trial)
+            command.check_study(ledger, typed, compose_trial)
+            return _run_search(Sweep(ledger, config, arguments), search, compose_trial)
+    array.start_background(path, config, arguments)
+    return 0
+
+
+def check_inputs(configs: Sequence[Config]) -> None:
+    """Raise ConfigError if data or initial weights of the jobs of a sweep do not exist.
+
+    The images of the first job are listed: what each job would refuse is refused before the first starts.
+    """
+    if configs[0].cluster.name == "none":  # else the data may exist only on the nodes
+        for index, config in enumerate(configs):
+            if all(config.data != other.data for other in configs[:index]):
+                data_presence.check(config.data)
+        if errors := processes.call(_listing_errors, configs[0]):
+            raise ConfigError(*errors)
+    for init_from in {config.init_from for config in configs}:
+        checkpoints.initial_checkpoint(init_from)
+
+
+def _listing_errors(config: Config) -> list[Error]:
+    """Return the errors of the list of image files of a configuration. It imports torch."""
+    from lockstep.assembly.run_parts import open_source
+    from lockstep.assembly.try_out import refuse_shared_groups
+    from lockstep.config.schema.target_sections import OF_FILES
+
+    if config.data.target not in OF_FILES or config.data.is_copied:
+        return []
+    try:
+        images, _ = open_source(config.seed, config.data.resolve_paths())
+        refuse_shared_groups(config, images)
+    except (OSError, ValueError) as error:
+        return errors_of(error)
+    return []
+
+
+def _folder(job: Job, typed: Sequence[str], *, is_trusted: bool) -> tuple[Path, bool]:
+    """Return the folder that `hydra.sweep.dir` names, or of the sweep that is resumed, else a new one; True for that.
+
+    A trusted sweep becomes this user's. Raises ConfigError if the folder cannot be made.
+    """
+    name, outputs = job.config.sweep.name, Path("outputs")
+    known = find(outputs, name, redact(command_of(typed)))
+    default = known or naming.free_path(outputs, name or "sweep", datetime.now())
+    chosen = None if job.folder is None else job.root
+    path = Path(chosen or default)
+    if (path / SWEEP).exists():
+        need_own(RunFolder(path.resolve()), is_trusted=is_trusted)
+    if error := refusals.folder_error("hydra.sweep.dir", chosen, str(default)):
+        raise ConfigError(error)
+    return path, chosen is None and known is None
+
+
+def _compose_trial(
+    checked: dict[tuple[tuple[str, ...], int], Job], source: Source, texts: Sequence[str], number: int
+) -> tuple[Config, str]:
+    """Return the checked configuration of a trial, and the name of its folder. Raises ConfigError."""
+    job = checked.get((tuple(texts), number)) or overrides.compose_trial(texts, number, source)
+    return job.config, job.subdir
+
+
+def _run_grid(sweep: Sweep, jobs: Sequence[Job], compose_trial: Compose) -> int:
+    made = {}
+    for job in jobs:
+        trial, config = command.prepare_trial(sweep.ledger, job.overrides, compose_trial)
+        made[trial.number] = (trial, config)
+    if sweep.config.cluster.name == "slurm":
+        array.submit(sweep.ledger, list(made.values()))
+        return 0
+    left = [trial for trial, _ in made.values() if trial.state not in DONE]
+    configs = {number: config for number, (_, config) in made.items()}
+    return command.run_sweep(sweep, Grid(left), configs, total=len(made), num_done=len(made) - len(left))
+
+
+def _run_search(sweep: Sweep, search: tuple[list[str], Space], compose_trial: Compose) -> int:
+    from lockstep.sweeps.search import Draws, distributions, study_in  # imports optuna
+    from lockstep.trials.results import monitored_objective
+
+    ledger, config, _ = sweep
+    fixed, space = search
+    configs: dict[int, Config] = {}
+
+    def make_trial(drawn: Sequence[str]) -> Trial:
+        trial, configs[trial.number] = command.prepare_trial(ledger, [*fixed, *drawn], compose_trial)
+        ledger.write()  # before it starts: a command that is killed finds its job again
+        return trial
+
+    assert config.search is not None
+    objective, drawn_from = monitored_objective(config), distributions(space)
+    draws = Draws(
+        study_in(ledger, drawn_from, config.search, objective),
+        drawn_from,
+        ledger,
+        make_trial,
+        objective=objective,
+        num_trials=config.search.num_trials,
+    )
+    num_done = sum(trial.state in DONE for trial in ledger.trials)
+    return command.run_sweep(sweep, draws, configs, total=config.search.num_trials, num_done=num_done)
