@@ -1,209 +1,26 @@
-"""Every page as a reader types it, from top to bottom, each in a folder of its own and on less data.
+"""README and every page of the docs as a reader types it, but those for users of other libraries."""
 
-A block is a file if it begins with a comment that is a path, or else commands. What needs a GPU, a cluster or a
-registry is checked as far as it can be here.
-"""
-
-import re
-import shlex
-import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from PIL import ExifTags, Image
-from sybil import Example
-from sybil.document import Document
-from sybil.parsers.markdown import CodeBlockParser
-from torchvision import models
 
-from lockstep.config import overrides
-from lockstep.system import hardware
-from tests.support import commands
-from tests.support.harness import PATIENCE_S, ROOT, environ
-from tests.support.pages import FILE
+from tests.support.harness import ROOT
+from tests.support.reader import read
 
 pytestmark = pytest.mark.processes
-BIN = Path(sys.executable).parent
-DOCS = sorted((ROOT / "docs").glob("*.md"))
 # pages without commands of a user, and those whose commands set up a machine
 NOT_TYPED = ("api", "configuration", "design", "gpu", "hardware", "install", "platforms", "releasing", "ten-minutes")
+DOCS = [
+    page
+    for page in sorted((ROOT / "docs").glob("*.md"))
+    if page.stem not in NOT_TYPED and not page.stem.startswith("from-")
+]
 PAGES = [
     pytest.param(ROOT / "README.md", id="README"),
-    *(pytest.param(page, id=page.stem, marks=pytest.mark.full) for page in DOCS if page.stem not in NOT_TYPED),
+    *(pytest.param(page, id=page.stem, marks=pytest.mark.full) for page in DOCS),
 ]
-MORE = {"photographs": ("data.image_size=64",), "use": ("model.width=8",)}  # settings of the trainings of a page
-IN_TABLE = re.compile(r"^\|.*$", re.MULTILINE)
-IN_LINE = re.compile(r"`((?:python train\.py|lockstep) [^`]*)`")
-# a training of these is checked for a machine that has what it needs
-ELSEWHERE = re.compile(
-    r"cluster=slurm|strategy=(ddp|single_device)|devices=\[|--devices 0|precision=float16|zip://|https?://"
-)
-# what other files of tests do: make, servers, launchers and schedulers, jobs with made-up numbers
-OTHERS = re.compile(
-    r"make |lockstep (board|new|jobs (cancel|show|\w+ 17)|stop|schema|data fetch)|srun|salloc|.*(model=timm| \| )|cd "
-)
-SHORTER = {
-    "search.num_trials": "2",
-    "benchmark.budget_s": "1",
-    "seed": "0,1",
-    "trainer.max_epochs": "1",
-    "optimizer.lr": "0.05,0.1",
-}
-DATED = re.compile(r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d_(\w+)")
-# options with the names of Lockstep's own take their places
-OPTIONS = {
-    "config.yaml": "defaults: [lockstep, override callbacks: small, _self_]\neval_batch_size: 64\n",
-    "callbacks/small.yaml": "defaults: [default]\npictures: null\ncurves: null\n",
-    "model/resnet18.yaml": "_target_: lockstep.models.ResNet18\nwidth: 2\nstem: small\nshortcut_norm: true\n"
-    "bias: false\ndropout: 0.0\ninit: kaiming\n",
-}
-SIZES = "channels: 1\nimage_size: 16\ntrain_size: 70\nval_size: 23\ntest_size: 31\nseed: 0\n"
-for _name in ("synthetic", "fashion_mnist", "cifar10"):
-    OPTIONS[f"data/{_name}.yaml"] = f"_target_: lockstep.data.synthetic\nnum_classes: 10\n{SIZES}"
-
-
-def write_project(folder: Path, *, has_photos: bool) -> None:
-    """Write train.py, small options, images of three classes, and random weights for torchvision's networks."""
-    shutil.copy(ROOT / "train.py", folder)
-    for name, text in OPTIONS.items():
-        (folder / "conf" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "conf" / name).write_text(text)
-    draw = np.random.default_rng(0)
-    paths = [f"flowers/{name}/{day}_x.jpg" for name in ("daisy", "rose", "tulip") for day in range(20, 32)]
-    for path in [*paths, "photos/0.png"] if has_photos else paths:
-        exif = Image.Exif()
-        taken = f"2026:05:{Path(path).name[:2]} 12:00:00"
-        exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = taken
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(draw.integers(0, 256, (40, 50, 3), np.uint8)).save(folder / path, exif=exif)
-    torch.manual_seed(0)
-    for name in ("resnet18", "mobilenet_v3_small"):
-        weights = models.get_model_weights(name).DEFAULT  # pyright: ignore[reportAttributeAccessIssue]
-        path = folder / "home" / "hub" / "checkpoints" / Path(weights.url).name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(models.get_model(name).state_dict(), path)
-
-
-class Reader:
-    """Types the blocks of one page."""
-
-    def __init__(self, folder: Path, *, more: Sequence[str], has_threads: bool, has_photos: bool) -> None:
-        self.folder = folder
-        self.more: Sequence[str] = ()
-        self.num_epochs = 1
-        self.failures: list[str] = []
-        self.cells: list[str] = []
-        self.variables = {**environ(), "TORCH_HOME": str(folder / "home"), "PYTHONPATH": str(folder)}
-        if has_threads:
-            del self.variables["OMP_NUM_THREADS"]
-        write_project(folder, has_photos=has_photos)
-        self.dated: dict[str, str] = {}  # folders of this reader, by those of the page
-        self.run("python train.py seed=1")
-        self.run("python train.py")
-        self.more = more
-
-    def file(self, example: Example) -> None:
-        path = FILE.match(example.parsed)
-        if path is not None:
-            (self.folder / path[1]).parent.mkdir(parents=True, exist_ok=True)
-            (self.folder / path[1]).write_text(example.parsed)
-        elif example.document.text[example.region.start :].startswith("```python"):
-            self.cells.append(example.parsed)
-
-    def lines(self, example: Example) -> None:
-        for line in filter(None, map(str.strip, example.parsed.splitlines())):
-            self.run(line)
-
-    def run(self, line: str) -> None:
-        words = [self.here(word) for word in shlex.split(line, comments=True)]
-        if OTHERS.match(line):
-            return
-        if ELSEWHERE.search(line):
-            check(words)
-            return
-        is_training = words[:2] in (["python", "train.py"], ["lockstep", "train"])
-        if any(word.startswith("resume=") for word in words):
-            self.num_epochs += 1
-            words.append(f"trainer.max_epochs={self.num_epochs}")
-        elif is_training or "benchmark" in words:
-            words = [shorter(word) for word in words]
-            # digits train in seconds, and a page uses what the network has learned
-            if not any(word.startswith(("debug=", "data=digits")) for word in words):
-                words.append("debug=fast")
-            words += self.more
-        start = time.time()
-        done = run([str(BIN / words[0]), *words[1:]], self.folder, self.variables)
-        print(f"{time.time() - start:5.1f}", shlex.join(words), flush=True)
-        codes = (0, 1) if words[1:3] == ["data", "check"] else (0,)  # 1: it has found something
-        if done.returncode not in codes:
-            self.failures.append(f"{line}\n{done.stdout[-1000:]}\n{done.stderr[-2000:]}")
-        elif "cluster=local" in words:
-            self.run("lockstep jobs wait latest")
-
-    def here(self, word: str) -> str:
-        """The argument for this folder: its runs, its first sweep, its images, and a day on which some were taken."""
-
-        def folder(match: re.Match[str]) -> str:
-            is_sweep = match[1] in ("sweep", "other")
-            found = self.folder.glob(f"outputs/*/*/{'sweep.json' if is_sweep else 'config.yaml'}")
-            folders = [str(path.parent.relative_to(self.folder)) for path in sorted(found, key=changed)]
-            others = [each for each in folders if is_sweep or each not in self.dated.values()]
-            return self.dated.setdefault(match[0], others[0] if others else folders[-1])
-
-        word = word.replace("/mnt/flowers", "flowers").replace("2026-06-01", "2026-05-26")
-        return DATED.sub(folder, word)
-
-
-def changed(path: Path) -> int:
-    return path.stat().st_mtime_ns
-
-
-def run(words: list[str], cwd: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a command as a fork, or a launcher, which starts processes itself, as a new process."""
-    if not words[0].endswith("torchrun"):
-        return commands.run(words, cwd, variables)
-    return subprocess.run(words, cwd=cwd, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
-
-
-def shorter(word: str) -> str:
-    """The setting with fewer values, or a smaller one."""
-    name, _, value = word.partition("=")
-    short = SHORTER.get(name, value)
-    is_longer = len(value) > len(short) and ("," in value) == ("," in short)
-    return f"{name}={short}" if is_longer else word
-
-
-def check(words: list[str]) -> None:
-    """Compose and check a training as on a machine with four GPUs and a scheduler."""
-    if words[:2] not in (["python", "train.py"], ["lockstep", "train"]):
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hardware, "num_visible_gpus", lambda: 4)
-        patch.setattr(shutil, "which", lambda tool: f"/bin/{tool}")
-        given = [word for word in words[2:] if word != "-m"]
-        assert overrides.check(given, is_multirun="-m" in words).configs, words
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_page(page: Path, tmp_path: Path) -> None:
-    writes_photos = re.search("^python make_", page.read_text(), re.MULTILINE)
-    reader = Reader(
-        tmp_path, more=MORE.get(page.stem, ()), has_threads=page.stem == "README", has_photos=not writes_photos
-    )
-    parsers = [CodeBlockParser("sh", reader.lines)]
-    parsers += [CodeBlockParser(language, reader.file) for language in ("python", "yaml")]
-    document = Document.parse(str(page), *parsers)
-    for example in document.examples():
-        example.evaluate()
-    for row in IN_TABLE.findall(document.text) if page.stem.startswith("from-") else ():
-        for line in IN_LINE.findall(row):
-            reader.run(line)
-    (tmp_path / "cells.py").write_text("\n".join(reader.cells))
-    reader.run("python cells.py")
-    assert not reader.failures, "\n".join(reader.failures)
+def test_page_as_typed(page: Path, tmp_path: Path) -> None:
+    read(page, tmp_path)
