@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -95,25 +95,26 @@ def _refuse_mixed(device: torch.device, world: World, store: Store) -> None:
         raise ConfigError(Error("machine", "", problem, "start workers only where there are GPUs, or use strategy=cpu"))
 
 
+@contextlib.contextmanager
 def shared_folder(
-    make: Callable[[], RunFolder], config: Config, world: World, known: RunFolder | None = None
-) -> RunFolder:
-    """Return, on every rank of an outer launcher, the run folder that rank 0 makes; the ranks meet in `known`, if any.
+    run: contextlib.AbstractContextManager[RunFolder], config: Config, world: World
+) -> Iterator[RunFolder]:
+    """Let rank 0 of an outer launcher enter the context of a run folder, and give that folder to every rank.
 
-    Raises ConfigError if the configurations of the ranks differ, before the folder is made, and when `make` does.
+    The ranks have met. Raises ConfigError on all of them if their configurations differ, before, and if rank 0 does.
     """
-    join(config, world, known)
     agree(config, world.world_size)
     path, errors = "", list[Error]()
-    if world.rank == 0:
-        try:
-            path = str(make().path)
-        except ConfigError as error:
-            errors = error.errors
-    path, errors = gather_objects((path, errors))[0]
-    if errors:
-        raise ConfigError(*errors)
-    return RunFolder(Path(path))
+    with contextlib.ExitStack() as stack:
+        if world.rank == 0:
+            try:
+                path = str(stack.enter_context(run).path)
+            except ConfigError as error:
+                errors = error.errors
+        path, errors = gather_objects((path, errors))[0]
+        if errors:
+            raise ConfigError(*errors)
+        yield RunFolder(Path(path))
 
 
 class JoinedEnvironment(LightningEnvironment):

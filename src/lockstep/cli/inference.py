@@ -1,10 +1,12 @@
 """`lockstep eval`, `predict`, `embed` and `labels`: by workers of this machine, a launcher's processes, or as a job."""
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -198,21 +200,25 @@ def _compute(task: Task, given: dict[str, Any], config: Config, job: Path | None
     worker.import_training()
     from lockstep.assembly.process_group import meet, shared_folder
 
-    def make() -> RunFolder:
-        outputs = Path("outputs").resolve()
-        if (error := refusals.write_obstacle(outputs)) is not None:
-            raise ConfigError(error)
-        outputs.mkdir(exist_ok=True)
-        return RunFolder(Path(tempfile.mkdtemp(prefix=f".{task.__name__}-", dir=outputs)))
-
     meet(config, world, known)
-    folder = known or shared_folder(make, config, world)
-    code = worker.run_here(Job(task, str(folder.path), given), world)
-    if world.rank == 0:
-        answers.end_task(folder)
-        if known is None:
-            shutil.rmtree(folder.path, ignore_errors=True)  # others may still write their logs
+    logs = shared_folder(_temporary_logs(task), config, world) if known is None else contextlib.nullcontext(known)
+    with logs as folder:
+        code = worker.run_here(Job(task, str(folder.path), given), world)
+        if world.rank == 0:
+            answers.end_task(folder)
     return code
+
+
+@contextlib.contextmanager
+def _temporary_logs(task: Task) -> Iterator[RunFolder]:
+    """Create a folder in outputs/ for the logs of a task, and remove it at the end."""
+    outputs = Path("outputs").resolve()
+    if (error := refusals.write_obstacle(outputs)) is not None:
+        raise ConfigError(error)
+    outputs.mkdir(exist_ok=True)
+    path = Path(tempfile.mkdtemp(prefix=f".{task.__name__}-", dir=outputs))
+    yield RunFolder(path)
+    shutil.rmtree(path, ignore_errors=True)  # others may still write their logs
 
 
 def _submit(arguments: argparse.Namespace, names: list[str], config: Config) -> int:

@@ -8,7 +8,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lockstep.config import saved_run
@@ -43,21 +43,30 @@ def train_prepared(folder: RunFolder, *, has_test: bool, is_worker: bool = False
             return EXIT_STOPPED
         time.sleep(LOCKED_EVERY_S)
 
-    def make(held: contextlib.ExitStack) -> RunFolder:
-        runner.check_files(config)
-        while True:
-            try:
-                held.enter_context(folder.lock())
-                break
-            except BlockingIOError:
-                time.sleep(LOCKED_EVERY_S)
-        folder.remove_leftovers()
-        runner.prepare_resume(folder)
-        return folder
-
     if folder.read_summary():
         return 0
-    return runner.run_workers(make, config, known=folder, has_test=has_test, is_worker=is_worker)[1]
+    run = _prepared_run(folder, config)
+    with runner.open_launch(config, folder, is_worker=is_worker) as launch, launch.share(run):
+        code = runner.train(folder, launch, has_test=has_test)
+    runner.refresh_folds(folder, launch, code)
+    return code
+
+
+@contextlib.contextmanager
+def _prepared_run(folder: RunFolder, config: Config) -> Iterator[RunFolder]:
+    """Lock a prepared run, once no other process trains it."""
+    with contextlib.ExitStack() as stack:
+        with runner.access_errors(runner.DISK_FIX):
+            runner.check_files(config)
+            while True:
+                try:
+                    stack.enter_context(folder.lock())
+                    break
+                except BlockingIOError:
+                    time.sleep(LOCKED_EVERY_S)
+            folder.remove_leftovers()
+            runner.prepare_resume(folder)
+        yield folder
 
 
 def main(argv: Sequence[str]) -> int:
