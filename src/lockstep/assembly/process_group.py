@@ -18,8 +18,7 @@ from typing_extensions import override
 
 from lockstep.assembly.agreement import agree
 from lockstep.assembly.precision import chosen_device
-from lockstep.config.checks import workers
-from lockstep.config.checks.workers import resolve_workers
+from lockstep.config.checks.workers import Workers, interface_errors
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config
 from lockstep.distributed import collectives
@@ -30,7 +29,12 @@ from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World
 
 
-def join(config: Config, world: World, folder: RunFolder | None = None) -> None:
+def join(
+    config: Config,
+    workers: Workers,
+    world: World,
+    folder: RunFolder | None = None,
+) -> None:
     """Enter the process group of the job, unless this process is in it already.
 
     Processes of srun meet at the address that rank 0 writes into `folder`, which all of them can read; without one, on
@@ -40,7 +44,7 @@ def join(config: Config, world: World, folder: RunFolder | None = None) -> None:
     if dist.is_initialized():
         return
     _choose_network(config, world)
-    device = chosen_device(config, resolve_workers(config).gpus, world)
+    device = chosen_device(config, workers.gpus, world)
     backend = config.strategy.process_group_backend
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -58,10 +62,10 @@ def join(config: Config, world: World, folder: RunFolder | None = None) -> None:
         collectives.connect(timeout, num_cores())  # all have joined: the meeting can end
 
 
-def meet(config: Config, world: World, folder: RunFolder | None) -> None:
+def meet(config: Config, workers: Workers, world: World, folder: RunFolder | None) -> None:
     """`join` the process group of an outer launcher; exit with one line if ranks are missing."""
     try:
-        join(config, world, folder)
+        join(config, workers, world, folder)
     except RuntimeError as error:
         if not collectives.is_lost_rank(error) and not collectives.is_missing_rank(error):
             raise
@@ -99,9 +103,10 @@ def _refuse_mixed(device: torch.device, world: World, store: Store) -> None:
 def shared_folder(
     run: contextlib.AbstractContextManager[RunFolder], config: Config, world: World
 ) -> Iterator[RunFolder]:
-    """Let rank 0 of an outer launcher enter the context of a run folder, and give that folder to every rank.
+    """Return, on every rank of an outer launcher, the folder of a context that rank 0 enters.
 
-    The ranks have met. Raises ConfigError on all of them if their configurations differ, before, and if rank 0 does.
+    The ranks have met. Raises ConfigError on all of them if their configurations differ, before
+    rank 0 enters, and when it does.
     """
     agree(config, world.world_size)
     path, errors = "", list[Error]()
@@ -158,7 +163,7 @@ class JoinedEnvironment(LightningEnvironment):
 
 def _choose_network(config: Config, world: World) -> None:
     """Set the variables that gloo and NCCL read when the process group is made."""
-    errors = workers.interface_errors(config)
+    errors = interface_errors(config)
     if errors:
         raise ConfigError(*errors)
     name = config.strategy.interface

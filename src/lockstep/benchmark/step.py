@@ -35,7 +35,7 @@ class Step:
     """Trains the run in a folder in the tasks of a step, as `parent.Workers` does on one machine."""
 
     def __init__(self, folder: RunFolder, num_nodes: int, num_local: int, *, log: Path) -> None:
-        task = ("-m", "lockstep.launch.prepared_run", str(folder.path), "--task", "train")
+        task = ("-m", "lockstep.launch.prepared_run", str(folder.path), "train")
         self._words = [*command(num_nodes, num_local), sys.executable, "-I", "-S", "-c", HOLD, sys.executable, *task]
         self._log = log
 

@@ -155,7 +155,7 @@ class Verification:
         for number, part in enumerate(VARIANTS[variant]):
             config_file.save(self._config_of(part), folder.config)
             options = {"cut_after": part.cut_after, "part": number, "num_threads": part.num_threads}
-            job = Job(_verify, str(folder.path), options)
+            job = Job(_verify, folder, options)
             if code := parent.run_workers(job, len(part.loads), self._signals, log=folder.path / LOG):
                 return code
         return 0
