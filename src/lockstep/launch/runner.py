@@ -140,9 +140,11 @@ def new_run(config: Config, overrides: Sequence[str], path: Path | None) -> Iter
     with contextlib.ExitStack() as lock:
         with access_errors(alternative):
             check_files(config, is_new=True)
-            checkpoints.initial_checkpoint(config.init_from)
-            folder = gate.open_new(
-                path or naming.create_path(outputs, config.run_name, datetime.now()),
+            weights = checkpoints.initial_checkpoint(config.init_from)
+            folder = (
+                RunFolder(naming.create_path(outputs, config.run_name, datetime.now()))
+                if path is None
+                else gate.open_new(path)
             )
             earlier_files = os.listdir(folder.path)
             lock.enter_context(lock_run(folder))
@@ -157,8 +159,8 @@ def new_run(config: Config, overrides: Sequence[str], path: Path | None) -> Iter
             )
         try:
             with access_errors(alternative):
-                save(folder, config, overrides)
-                if path is None:  # after `save`: init_from=outputs/latest is the run before
+                save(folder, config, overrides, weights)
+                if path is None:
                     naming.link_latest(outputs, folder.path)
             yield folder
         except ConfigError:
@@ -235,12 +237,14 @@ def check_files(config: Config, *, is_new: bool = False) -> None:
             data_presence.check_weights(config)
 
 
-def save(folder: RunFolder, config: Config, overrides: Sequence[str]) -> None:
-    """Write the configuration, the module folders, the initial weights and the overrides of a run.
-
-    Raises ConfigError if the weights of `init_from` cannot be read.
-    """
-    checkpoints.keep_initial(folder, config.init_from)
+def save(
+    folder: RunFolder,
+    config: Config,
+    overrides: Sequence[str],
+    weights: Path | None,
+) -> None:
+    """Write the configuration, the module folders, the initial weights and the overrides of a run."""
+    checkpoints.keep_initial(folder, weights)
     config_file.save(config, folder.config)
     project.record(folder)
     folder.note(overrides=redact(overrides))

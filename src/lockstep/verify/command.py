@@ -151,7 +151,7 @@ class Verification:
     def _train(self, variant: str) -> int:
         folder = self._folder(variant)
         folder.checkpoints.mkdir(parents=True)
-        checkpoints.keep_initial(folder, self._config.init_from)
+        checkpoints.keep_initial(folder, checkpoints.initial_checkpoint(self._config.init_from))
         for number, part in enumerate(VARIANTS[variant]):
             config_file.save(self._config_of(part), folder.config)
             options = {"cut_after": part.cut_after, "part": number, "num_threads": part.num_threads}
