@@ -47,10 +47,10 @@ class Step:
                 self._words, env=kept, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
-    def poll(self, most_s: float) -> int | None:
-        """Return the exit code of the step; None if it has not ended after `most_s`."""
+    def poll(self, timeout_s: float) -> int | None:
+        """Return the exit code of the step; None if it has not ended after `timeout_s`."""
         try:
-            return self._process.wait(most_s)
+            return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 

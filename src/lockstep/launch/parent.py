@@ -80,16 +80,21 @@ class Workers:
                     if self._is_parallel:
                         variables |= _rank_variables(rank, self._num_workers, listener.getsockname()[1])
                         variables.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // self._num_workers)))
-                    given = listener if self._is_parallel and rank == 0 else None
-                    work = partial(worker.take_job, self._job, given, is_parallel=self._is_parallel)
+                    own_listener = listener if self._is_parallel and rank == 0 else None
+                    work = partial(
+                        worker.take_job,
+                        self._job,
+                        own_listener,
+                        is_parallel=self._is_parallel,
+                    )
                     self._processes.append(child.start(work, variables, log=log, has_input=not self._is_parallel))
         except ServerDied as error:
             self.kill()
             self._processes.clear()
             self._job.folder.record_failure(f"{error}\n")
 
-    def poll(self, most_s: float) -> int | None:
-        """Return the common exit code once all workers have ended; else wait at most `most_s` and return None."""
+    def poll(self, timeout_s: float) -> int | None:
+        """Return the common exit code once all workers have ended; else wait at most `timeout_s` and return None."""
         if not self._processes:  # the server died
             self._show_failure()
             return EXIT_FAILED
@@ -101,7 +106,7 @@ class Workers:
         if time.monotonic() > self._deadline_s:
             for process in alive:
                 process.kill()
-        wait([process.sentinel for process in alive], most_s)
+        wait([process.sentinel for process in alive], timeout_s)
         return None
 
     def forward(self, numbers: Sequence[int]) -> None:
