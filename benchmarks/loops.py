@@ -124,7 +124,7 @@ def lockstep(task: Task) -> float:
         folder = RunFolder(Path(root))
         config_file.save(validation.check_tree(lockstep_tree(task)), folder.config)
         with contextlib.redirect_stdout(io.StringIO()):
-            code = worker.run_here(worker.Job(worker.train, root, {"command": "", "has_test": True}), None)
+            code = worker.run_here(worker.Job(worker.train, folder, {"command": "", "has_test": True}), None)
         assert code == 0
         rows = list(csv.DictReader((folder.path / "metrics.csv").open()))
     return task.batch_size / float(rows[-1]["images_per_s"])

@@ -37,7 +37,7 @@ def evaluated(folder: RunFolder, tmp_path: Path, *overrides: str) -> int:
     options["checkpoint"] = str(folder.last_checkpoint)
     shutil.rmtree(tmp_path / "eval", ignore_errors=True)
     (tmp_path / "eval").mkdir()
-    return worker.run_here(worker.Job(tasks.evaluate, str(tmp_path / "eval"), options), None)
+    return worker.run_here(worker.Job(tasks.evaluate, RunFolder(tmp_path / "eval"), options), None)
 
 
 def trained(tmp_path: Path, *recipe: str) -> RunFolder:
@@ -53,7 +53,7 @@ def test_changed_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
     folder = trained(tmp_path, *FOLDER, f"data.root={root}")
     assert evaluated(folder, tmp_path) == 0
     write_image(root / "cat" / "3.png", seed=99)
-    test = worker.Job(worker.test, str(folder.path), {})
+    test = worker.Job(worker.test, folder, {})
     for use in (lambda: evaluated(folder, tmp_path), lambda: train(folder), lambda: worker.run_here(test, None)):
         assert use() == EXIT_CONFIG
         folder.failure.unlink(missing_ok=True)

@@ -137,7 +137,7 @@ def test_failure_elsewhere_recorded_there(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(worker, "train", told)
     place = World("torchrun", rank=0, local_rank=0, node_rank=0, world_size=2)
-    assert worker.run_here(worker.Job(worker.train, str(tmp_path), {}), place) == 1
+    assert worker.run_here(worker.Job(worker.train, RunFolder(tmp_path), {}), place) == 1
     assert RunFolder(tmp_path).failure.read_text() == "rank 1 failed: the cause\n"
 
 
@@ -153,7 +153,7 @@ def test_second_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: s
 
     monkeypatch.setattr(worker, "train", interrupted)
     world = World("torchrun", rank=rank, local_rank=rank, node_rank=0, world_size=2)
-    assert worker.run_here(worker.Job(worker.train, str(tmp_path), {}), world) == code
+    assert worker.run_here(worker.Job(worker.train, RunFolder(tmp_path), {}), world) == code
     status = RunFolder(tmp_path).read_status()
     assert status["state"] == ("failed" if (state, rank) == ("training", 0) else state)
 

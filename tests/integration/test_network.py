@@ -29,11 +29,13 @@ import os, sys
 from pathlib import Path
 from lockstep.config.saved import config_file as storage
 from lockstep.assembly import process_group
+from lockstep.config.checks.workers import resolve_workers
 from lockstep.system.launcher import World
 from lockstep.distributed.collectives import gather_objects
 from lockstep.runs.folder import RunFolder
 rank, folder = int(sys.argv[1]), RunFolder(Path(sys.argv[2]))
-process_group.join(storage.load(folder.config), World("srun", rank, rank, 0, 2, 1, "7-0-2", ("nowhere", 1)), folder)
+config, world = storage.load(folder.config), World("srun", rank, rank, 0, 2, 1, "7-0-2", ("nowhere", 1))
+process_group.join(config, resolve_workers(config), world, folder)
 print(gather_objects((rank, [os.environ.get(name) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "X")])))
 """
 

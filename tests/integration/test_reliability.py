@@ -90,8 +90,8 @@ def test_report_without_calibration(
 
 def test_report_of_late_test(runs: dict[int, RunFolder], tmp_path: Path) -> None:
     late = write_run(tmp_path / "late", DIGITS)
-    assert worker.run_here(worker.Job(worker.train, str(late.path), {"command": "", "has_test": False}), None) == 0
-    assert worker.run_here(worker.Job(worker.test, str(late.path), {}), None) == 0
+    assert worker.run_here(worker.Job(worker.train, late, {"command": "", "has_test": False}), None) == 0
+    assert worker.run_here(worker.Job(worker.test, late, {}), None) == 0
     expected = runs[1].read_summary()["calibration"]
     assert numbers(late.read_summary()["calibration"]) == pytest.approx(numbers(expected), rel=1e-9)
     assert "test" in torch.load(late.best_checkpoint, weights_only=True)["calibration"]

@@ -13,7 +13,7 @@ from tests.support.harness import write_run
 
 def train(folder: RunFolder) -> int:
     """Train and test a run. Returns the exit code."""
-    return worker.run_here(worker.Job(worker.train, str(folder.path), {"command": "none", "has_test": True}), None)
+    return worker.run_here(worker.Job(worker.train, folder, {"command": "none", "has_test": True}), None)
 
 
 def trained(path: Path, overrides: Sequence[str]) -> RunFolder:

@@ -190,7 +190,7 @@ def _work(text: str) -> int:
     os.chdir(ROOT)
     for path, port in json.loads(text):
         os.environ["MASTER_PORT"] = str(port)
-        job = Job(training.train, path, {"command": "none", "has_test": True})
+        job = Job(training.train, RunFolder(Path(path)), {"command": "none", "has_test": True})
         code = run_here(job, outer_world(os.environ))
         if code:
             return code

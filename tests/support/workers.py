@@ -10,10 +10,13 @@ from lockstep.system.signals import SignalFlag
 
 PROGRAM = """
 import sys
+from pathlib import Path
 from lockstep.launch import parent, worker
+from lockstep.runs.folder import RunFolder
 from tests.support import workers
 worker.take_job = workers.{work}
-sys.exit(parent.run_workers(worker.Job(worker.train, ".", {{}}), 1, is_parallel=False))
+job = worker.Job(worker.train, RunFolder(Path()), {{}})
+sys.exit(parent.run_workers(job, 1, is_parallel=False))
 """
 
 

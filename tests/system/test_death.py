@@ -57,7 +57,7 @@ def test_rank_dies(tmp_path: Path, num_workers: int, rank: int, number: signal.S
 
 def test_task_of_srun_dies(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", dies("SIGSEGV", rank=1)])
-    words = [sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "--task", "train"]
+    words = [sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "train"]
     place = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     place |= {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "localhost"}
     tasks = [

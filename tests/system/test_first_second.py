@@ -29,7 +29,7 @@ sys.meta_path.insert(0, Signals())
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = write_run(tmp_path_factory.mktemp("trained") / "run", [*SMALL, "trainer.max_epochs=1"])
-    assert worker.run_here(worker.Job(worker.train, str(folder.path), {"command": "", "has_test": False}), None) == 0
+    assert worker.run_here(worker.Job(worker.train, folder, {"command": "", "has_test": False}), None) == 0
     return folder
 
 

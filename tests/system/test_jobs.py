@@ -475,7 +475,7 @@ def test_finished_while_waiting(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", SMALL)
     with ThreadPoolExecutor(1) as pool:
         with folder.lock():
-            code = pool.submit(prepared_run.train_prepared, folder, has_test=True)
+            code = pool.submit(prepared_run.run_prepared, folder.path, "train")
             time.sleep(3 * prepared_run.LOCKED_EVERY_S)
             assert not code.done()
             folder.write_summary({"epochs": 2})
@@ -488,7 +488,7 @@ def test_warned_while_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(signal, "sigpending", lambda: {signal.SIGUSR1})
     folder = write_run(tmp_path / "run", SMALL)
     with folder.lock():
-        assert prepared_run.train_prepared(folder, has_test=True) == EXIT_STOPPED
+        assert prepared_run.run_prepared(folder.path, "train") == EXIT_STOPPED
 
 
 def test_signals_before_handlers() -> None:
@@ -659,7 +659,7 @@ SLOW = "+callbacks.slow={_target_:tests.support.callbacks.SlowAtFirst,step_s:1}"
 def test_background_run_cancelled_and_requeued(tmp_path: Path) -> None:
     """It outlives its terminal, is cancelled with a checkpoint, and goes on exactly."""
     alone = write_run(tmp_path / "alone", TINY)
-    assert worker.run_here(worker.Job(worker.train, str(alone.path), {"command": "", "has_test": True}), None) == 0
+    assert worker.run_here(worker.Job(worker.train, alone, {"command": "", "has_test": True}), None) == 0
     words = ["train", *TINY, SLOW, "trainer.devices=1", "cluster=local", f"hydra.run.dir={tmp_path}/run"]
     folder = RunFolder(tmp_path / "run")
     with on_terminal(100, *words) as shown:

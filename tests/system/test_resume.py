@@ -96,7 +96,7 @@ def uncut(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def test_curves_after_kill(uncut: RunFolder, tmp_path: Path, hook: str, step: int, flushes: bool) -> None:
     kill = f"_target_:tests.support.callbacks.SendsSignal,hook:{hook},step:{step},flushes:{flushes}"
     folder = write_run(tmp_path / "run", [*RECIPE, WITH_CURVES, f"+callbacks.killed={{{kill}}}"])
-    words = [sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "--task", "train"]
+    words = [sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "train"]
     for code in (128 + signal.SIGKILL, 0):
         done = commands.run(words, ROOT)
         assert done.returncode == code, done.stdout + done.stderr

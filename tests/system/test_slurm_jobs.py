@@ -36,7 +36,7 @@ def shell(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Shell:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run of all these tests, in one process and in one go."""
     folder = write_run(tmp_path_factory.mktemp("alone") / "run", TINY)
-    assert worker.run_here(worker.Job(worker.train, str(folder.path), {"command": "", "has_test": True}), None) == 0
+    assert worker.run_here(worker.Job(worker.train, folder, {"command": "", "has_test": True}), None) == 0
     return folder
 
 

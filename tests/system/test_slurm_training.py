@@ -28,7 +28,7 @@ def _nodes_have_networks(slurm: Slurm) -> None:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run of one process without SLURM."""
     folder = write_run(tmp_path_factory.mktemp("alone") / "run", SMALL)
-    assert worker.run_here(worker.Job(worker.train, str(folder.path), {"command": "", "has_test": True}), None) == 0
+    assert worker.run_here(worker.Job(worker.train, folder, {"command": "", "has_test": True}), None) == 0
     return folder
 
 
@@ -87,7 +87,7 @@ HOLD = f"{shlex.join([sys.executable, '-c', HOLDER])} &\nuntil [ -e taken ]; do 
 
 def test_free_port_of_prepared_run(slurm: Slurm, alone: RunFolder, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "strategy.interface=eth0"])
-    task = shlex.join([sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "--task", "train"])
+    task = shlex.join([sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "train"])
     job = slurm.sbatch(f"{HOLD}\nsrun {task}", "--nodes=2", cwd=tmp_path)
     assert slurm.wait(job) == "COMPLETED", (tmp_path / f"slurm-{job}.out").read_text()
     assert folder.read_summary()["workers"] == 2

@@ -88,16 +88,13 @@ def initial_checkpoint(init_from: str | None) -> Path | None:
     return best
 
 
-def keep_initial(folder: RunFolder, init_from: str | None) -> None:
-    """Copy the checkpoint `init_from` into the folder of the run: the other run may change or be removed.
+def keep_initial(folder: RunFolder, checkpoint: Path | None) -> None:
+    """Copy the initial checkpoint into the folder of the run: the other run may change or be removed.
 
-    Keeps an earlier copy. Raises ConfigError if there is nothing to copy.
+    Keeps an earlier copy.
     """
-    if folder.initial_weights.exists():
-        return
-    source = initial_checkpoint(init_from)
-    if source is not None:
-        with open(source, "rb", opener=no_link) as file, atomic_file(folder.initial_weights) as kept:
+    if checkpoint is not None and not folder.initial_weights.exists():
+        with open(checkpoint, "rb", opener=no_link) as file, atomic_file(folder.initial_weights) as kept:
             shutil.copyfileobj(file, kept)
 
 

@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -18,8 +18,7 @@ from typing_extensions import override
 
 from lockstep.assembly.agreement import agree
 from lockstep.assembly.precision import chosen_device
-from lockstep.config.checks import workers
-from lockstep.config.checks.workers import resolve_workers
+from lockstep.config.checks.workers import Workers, interface_errors
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config
 from lockstep.distributed import collectives
@@ -30,7 +29,12 @@ from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World
 
 
-def join(config: Config, world: World, folder: RunFolder | None = None) -> None:
+def join(
+    config: Config,
+    workers: Workers,
+    world: World,
+    folder: RunFolder | None = None,
+) -> None:
     """Enter the process group of the job, unless this process is in it already.
 
     Processes of srun meet at the address that rank 0 writes into `folder`, which all of them can read; without one, on
@@ -40,7 +44,7 @@ def join(config: Config, world: World, folder: RunFolder | None = None) -> None:
     if dist.is_initialized():
         return
     _choose_network(config, world)
-    device = chosen_device(config, resolve_workers(config).gpus, world)
+    device = chosen_device(config, workers.gpus, world)
     backend = config.strategy.process_group_backend
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -58,10 +62,10 @@ def join(config: Config, world: World, folder: RunFolder | None = None) -> None:
         collectives.connect(timeout, num_cores())  # all have joined: the meeting can end
 
 
-def meet(config: Config, world: World, folder: RunFolder | None) -> None:
+def meet(config: Config, workers: Workers, world: World, folder: RunFolder | None) -> None:
     """`join` the process group of an outer launcher; exit with one line if ranks are missing."""
     try:
-        join(config, world, folder)
+        join(config, workers, world, folder)
     except RuntimeError as error:
         if not collectives.is_lost_rank(error) and not collectives.is_missing_rank(error):
             raise
@@ -95,25 +99,27 @@ def _refuse_mixed(device: torch.device, world: World, store: Store) -> None:
         raise ConfigError(Error("machine", "", problem, "start workers only where there are GPUs, or use strategy=cpu"))
 
 
+@contextlib.contextmanager
 def shared_folder(
-    make: Callable[[], RunFolder], config: Config, world: World, known: RunFolder | None = None
-) -> RunFolder:
-    """Return, on every rank of an outer launcher, the run folder that rank 0 makes; the ranks meet in `known`, if any.
+    run: contextlib.AbstractContextManager[RunFolder], config: Config, world: World
+) -> Iterator[RunFolder]:
+    """Return, on every rank of an outer launcher, the folder of a context that rank 0 enters.
 
-    Raises ConfigError if the configurations of the ranks differ, before the folder is made, and when `make` does.
+    The ranks have met. Raises ConfigError on all of them if their configurations differ, before
+    rank 0 enters, and when it does.
     """
-    join(config, world, known)
     agree(config, world.world_size)
     path, errors = "", list[Error]()
-    if world.rank == 0:
-        try:
-            path = str(make().path)
-        except ConfigError as error:
-            errors = error.errors
-    path, errors = gather_objects((path, errors))[0]
-    if errors:
-        raise ConfigError(*errors)
-    return RunFolder(Path(path))
+    with contextlib.ExitStack() as stack:
+        if world.rank == 0:
+            try:
+                path = str(stack.enter_context(run).path)
+            except ConfigError as error:
+                errors = error.errors
+        path, errors = gather_objects((path, errors))[0]
+        if errors:
+            raise ConfigError(*errors)
+        yield RunFolder(Path(path))
 
 
 class JoinedEnvironment(LightningEnvironment):
@@ -157,7 +163,7 @@ class JoinedEnvironment(LightningEnvironment):
 
 def _choose_network(config: Config, world: World) -> None:
     """Set the variables that gloo and NCCL read when the process group is made."""
-    errors = workers.interface_errors(config)
+    errors = interface_errors(config)
     if errors:
         raise ConfigError(*errors)
     name = config.strategy.interface

@@ -79,7 +79,7 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
     if world is not None:
         from lockstep.assembly.process_group import JoinedEnvironment, join  # a single worker needs none
 
-        join(config, world, folder)
+        join(config, workers, world, folder)
         environment = JoinedEnvironment(world)
     world = world or World("", rank=0, local_rank=0, node_rank=0, world_size=1)
     device = chosen_device(config, workers.gpus, world)

@@ -137,7 +137,7 @@ def _train(environment: Environment, folder: RunFolder, flag: SignalFlag) -> int
             workers = step.Step(folder, environment.num_nodes, environment.num_local, log=log)
         else:
             options = {"command": naming.resume_command(folder.path), "has_test": True}
-            job = Job(worker.train, str(folder.path), options)
+            job = Job(worker.train, folder, options)
             workers = Workers(job, environment.num_workers, is_parallel=environment.is_data_parallel, log=log)
             stack.enter_context(folder.lock())
         stack.callback(workers.kill)

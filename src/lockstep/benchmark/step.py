@@ -35,7 +35,7 @@ class Step:
     """Trains the run in a folder in the tasks of a step, as `parent.Workers` does on one machine."""
 
     def __init__(self, folder: RunFolder, num_nodes: int, num_local: int, *, log: Path) -> None:
-        task = ("-m", "lockstep.launch.prepared_run", str(folder.path), "--task", "train")
+        task = ("-m", "lockstep.launch.prepared_run", str(folder.path), "train")
         self._words = [*command(num_nodes, num_local), sys.executable, "-I", "-S", "-c", HOLD, sys.executable, *task]
         self._log = log
 
@@ -47,10 +47,10 @@ class Step:
                 self._words, env=kept, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
-    def poll(self, most_s: float) -> int | None:
-        """Return the exit code of the step; None if it has not ended after `most_s`."""
+    def poll(self, timeout_s: float) -> int | None:
+        """Return the exit code of the step; None if it has not ended after `timeout_s`."""
         try:
-            return self._process.wait(most_s)
+            return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 

@@ -3,8 +3,9 @@
 import argparse
 import os
 import re
-import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -189,30 +190,43 @@ def _compute(task: Task, given: dict[str, Any], config: Config, job: Path | None
     world, known = outer_world(os.environ), RunFolder(job) if job is not None else None
     if known is not None and (world is None or world.rank == 0):
         known.forget_end()  # of this job before it was requeued
+    workers = resolve_workers(config)
     if world is None:
-        num_workers = resolve_workers(config).world_size
+        num_workers = workers.world_size
         with tempfile.TemporaryDirectory(prefix="lockstep-") as path:
-            code = parent.run_workers(Job(task, str(job or path), given), num_workers, is_parallel=num_workers > 1)
-            answers.end_task(RunFolder(job or Path(path)))
-            return code
+            folder = known or RunFolder(Path(path))
+            code = parent.run_workers(
+                Job(task, folder, given),
+                num_workers,
+                is_parallel=num_workers > 1,
+            )
+            answers.end_task(folder)
+        return code
     worker.import_training()
     from lockstep.assembly.process_group import meet, shared_folder
 
-    def make() -> RunFolder:
-        outputs = Path("outputs").resolve()
-        if (error := refusals.write_obstacle(outputs)) is not None:
-            raise ConfigError(error)
-        outputs.mkdir(exist_ok=True)
-        return RunFolder(Path(tempfile.mkdtemp(prefix=f".{task.__name__}-", dir=outputs)))
-
-    meet(config, world, known)
-    folder = known or shared_folder(make, config, world)
-    code = worker.run_here(Job(task, str(folder.path), given), world)
-    if world.rank == 0:
-        answers.end_task(folder)
-        if known is None:
-            shutil.rmtree(folder.path, ignore_errors=True)  # others may still write their logs
+    meet(config, workers, world, known)
+    logs = nullcontext(known) if known else shared_folder(_temporary_logs(task), config, world)
+    with logs as folder:
+        code = worker.run_here(Job(task, folder, given), world)
+        if world.rank == 0:
+            answers.end_task(folder)
     return code
+
+
+@contextmanager
+def _temporary_logs(task: Task) -> Iterator[RunFolder]:
+    """Create a folder in outputs/ for the logs of a task, and remove it at the end."""
+    outputs = Path("outputs").resolve()
+    if (error := refusals.write_obstacle(outputs)) is not None:
+        raise ConfigError(error)
+    outputs.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        prefix=f".{task.__name__}-",
+        dir=outputs,
+        ignore_cleanup_errors=True,  # others may still write their logs
+    ) as path:
+        yield RunFolder(Path(path))
 
 
 def _submit(arguments: argparse.Namespace, names: list[str], config: Config) -> int:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from lockstep.assembly import refusals
 from lockstep.config import overrides, saved_run
-from lockstep.config.composing import hydra_job
 from lockstep.config.composing.compose import Source
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema.configuration import Config
@@ -47,15 +46,20 @@ def read(typed: Sequence[str], source: Source, *, is_trusted: bool) -> Request:
 def start(request: Request, stop_signals: SignalList | None = None) -> tuple[RunFolder, int]:
     """Start or resume the run, here or as a job. Returns its folder and the exit code. Raises ConfigError."""
     config, resumed = request.config, request.resumed
-    with hydra_job.hydra_config(request.cfg):
-        if resumed is None and not request.is_submitted:
-            return runner.start(config, request.overrides, request.folder, stop_signals=stop_signals)
-        from lockstep.cluster import submission  # not imported for a new run on this machine
+    if resumed is None and not request.is_submitted:
+        return runner.start(
+            config,
+            request.overrides,
+            request.folder,
+            hydra=request.cfg,
+            stop_signals=stop_signals,
+        )
+    from lockstep.cluster import submission  # not imported for a new run on this machine
 
-        if resumed is None:
-            overrides.check_called([config])
-            return submission.start(config, request.overrides, request.folder)
-        submission.refuse_live(resumed)
-        if request.is_submitted:
-            return submission.resume(resumed, config)
-        return runner.resume(resumed, config, stop_signals=stop_signals)
+    if resumed is None:
+        overrides.check_called([config])
+        return submission.start(config, request.overrides, request.folder)
+    submission.refuse_live(resumed)
+    if request.is_submitted:
+        return submission.resume(resumed, config)
+    return runner.resume(resumed, config, hydra=request.cfg, stop_signals=stop_signals)

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from lockstep.assembly import checkpoints
 from lockstep.cluster import background, code, jobs, record, slurm
 from lockstep.cluster.jobs import Job
 from lockstep.cluster.record import Record
@@ -39,7 +40,12 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
     if config.dry_run:
         return _dry_run(config, config.run_name, chosen), 0
     with interruptible(), _new_folder(chosen, config.run_name) as folder:
-        runner.save(folder, job_config(config), typed)
+        runner.save(
+            folder,
+            job_config(config),
+            typed,
+            checkpoints.initial_checkpoint(config.init_from),
+        )
         _submit(folder, config, config.run_name)
         if chosen is None:
             naming.link_latest(Path("outputs").resolve(), folder.path)

@@ -1,14 +1,12 @@
 """Builds the objects that the sections of a configuration describe."""
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Any, Literal
 
 from lockstep.config.checks import metric_names
 from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError, Error, one_line
-from lockstep.config.saved.config_file import to_tree
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import Open, Target
 
@@ -50,17 +48,17 @@ def _scale_with_workers(config: Config) -> Config:
     if not config.scale_with_workers:
         return config
     num_workers = resolve_workers(config).world_size
-    tree = to_tree(config)
-    tree["global_batch_size"] *= num_workers
-    tree["optimizer"]["lr"] *= num_workers
-    tree["scale_with_workers"] = False
-    return Config.model_validate(tree)
+    learning_rate = (config.optimizer.lr or 0) * num_workers  # the check requires one
+    update = {
+        "global_batch_size": config.global_batch_size * num_workers,
+        "optimizer": config.optimizer.model_copy(update={"lr": learning_rate}),
+        "scale_with_workers": False,
+    }
+    return config.model_copy(update=update)
 
 
 def scaling_note(config: Config, scaled: Config) -> str:
-    """Return what `scale_with_workers` has changed, as a line to print; empty without it."""
-    if not config.scale_with_workers:
-        return ""
+    """Return what `scale_with_workers` has changed, as a line to print."""
     rates = " -> ".join(f"{each.optimizer.lr or 0:g}" for each in (config, scaled))
     sizes = f"{config.global_batch_size} -> {scaled.global_batch_size}"
     return f"scale_with_workers: global batch {sizes}, learning rate {rates}"
@@ -116,12 +114,6 @@ def _partial_target(target: str) -> Any:
         if error.__cause__ is None:
             raise
         raise error.__cause__ from None
-
-
-def hydra_config() -> Any:
-    """Return Hydra's configuration in this process, None without one."""
-    module = sys.modules.get("hydra.core.hydra_config")
-    return module and module.HydraConfig.instance().cfg
 
 
 def use_hydra(cfg: Any) -> None:

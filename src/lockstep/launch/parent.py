@@ -21,7 +21,7 @@ from lockstep.launch import child, worker
 from lockstep.launch.worker import Job
 from lockstep.runs import vitals
 from lockstep.runs.files import no_link, write_atomically
-from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, GRACE_S, RunFolder
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, GRACE_S
 from lockstep.system.hardware import num_cores
 from lockstep.system.processes import UNKNOWN_END, ServerDied
 from lockstep.system.signals import LEAVE, SignalList, block_signals, is_main_thread, report_end, restore_signals
@@ -61,7 +61,6 @@ class Workers:
     def __init__(self, job: Job, num_workers: int, *, is_parallel: bool, log: Path | None = None) -> None:
         self._job = job
         self._log = log
-        self._folder = RunFolder(Path(job.folder))
         self._num_workers = num_workers
         self._is_parallel = is_parallel
         self._forwarded: list[int] = []
@@ -76,20 +75,26 @@ class Workers:
             with block_signals(), socket.socket() as listener:  # signals wait until all are started
                 listener.bind(("127.0.0.1", 0))  # rank 0 listens later; the others retry until then
                 for rank in range(self._num_workers):
-                    variables, log = dict(environ), self._folder.rank_log(rank) if rank else self._log
+                    variables = dict(environ)
+                    log = self._job.folder.rank_log(rank) if rank else self._log
                     if self._is_parallel:
                         variables |= _rank_variables(rank, self._num_workers, listener.getsockname()[1])
                         variables.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // self._num_workers)))
-                    given = listener if self._is_parallel and rank == 0 else None
-                    work = partial(worker.take_job, self._job, given, is_parallel=self._is_parallel)
+                    own_listener = listener if self._is_parallel and rank == 0 else None
+                    work = partial(
+                        worker.take_job,
+                        self._job,
+                        own_listener,
+                        is_parallel=self._is_parallel,
+                    )
                     self._processes.append(child.start(work, variables, log=log, has_input=not self._is_parallel))
         except ServerDied as error:
             self.kill()
             self._processes.clear()
-            self._folder.record_failure(f"{error}\n")
+            self._job.folder.record_failure(f"{error}\n")
 
-    def poll(self, most_s: float) -> int | None:
-        """Return the common exit code once all workers have ended; else wait at most `most_s` and return None."""
+    def poll(self, timeout_s: float) -> int | None:
+        """Return the common exit code once all workers have ended; else wait at most `timeout_s` and return None."""
         if not self._processes:  # the server died
             self._show_failure()
             return EXIT_FAILED
@@ -101,7 +106,7 @@ class Workers:
         if time.monotonic() > self._deadline_s:
             for process in alive:
                 process.kill()
-        wait([process.sentinel for process in alive], most_s)
+        wait([process.sentinel for process in alive], timeout_s)
         return None
 
     def forward(self, numbers: Sequence[int]) -> None:
@@ -144,16 +149,16 @@ class Workers:
             if code < 0 and not self._aborted_by:
                 self._record_death(self._first_failed, code)
             elif code == UNKNOWN_END:
-                self._folder.record_failure(
+                self._job.folder.record_failure(
                     "The process that started the workers was killed (kill -9, or out of memory), or your code ended "
                     f"one with exit code {code}: correct that, or use less memory\n"
                 )
 
     def _record_death(self, rank: int, code: int) -> None:
         """Write the death of a rank to failure.txt, in place of the errors that it caused; print it if that fails."""
-        text = vitals.end_of(self._folder, rank, f"rank {rank} of {self._num_workers}", code)
+        text = vitals.end_of(self._job.folder, rank, f"rank {rank} of {self._num_workers}", code)
         try:
-            write_atomically(self._folder.failure, text)
+            write_atomically(self._job.folder.failure, text)
         except OSError:
             print(text, end="", file=sys.stderr, flush=True)
 
@@ -187,7 +192,7 @@ class Workers:
             process.kill()
         for rank, process in enumerate(self._processes):
             process.join()
-            vitals.forget(self._folder, rank)  # a killed rank could not
+            vitals.forget(self._job.folder, rank)  # a killed rank could not
 
 
 def _rank_variables(rank: int, num_workers: int, port: int) -> dict[str, str]:

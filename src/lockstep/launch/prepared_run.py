@@ -1,20 +1,20 @@
 """Trains, resumes or tests a prepared run: a trial of a sweep, or a job.
 
-`python -m lockstep.launch.prepared_run FOLDER --task TASK` does it in a new process.
+`python -m lockstep.launch.prepared_run FOLDER TASK` does it in a new process.
 """
 
-import argparse
 import contextlib
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.config import saved_run
 from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError, report
 from lockstep.config.saved import config_file, project
+from lockstep.config.schema.configuration import Config
 from lockstep.launch import parent, runner, worker
 from lockstep.launch.worker import Job
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
@@ -25,56 +25,18 @@ from lockstep.system.signals import STOP_SIGNALS, SignalFlag
 LOCKED_EVERY_S = 0.5
 
 
-def train_prepared(folder: RunFolder, *, has_test: bool, is_worker: bool = False) -> int:
-    """Train a prepared run from its last checkpoint, if any. Returns the exit code; 0 if it has finished already.
-
-    A worker (`is_worker`) starts no other process for a run of one worker. Waits while another process trains the run:
-    a requeued job can overlap with the end of its predecessor.
-    """
-    config = config_file.load(folder.config)
-    project.use(folder, config)
-    if errors := resolve_workers(config).errors:
-        raise ConfigError(*errors)
-    saved_run.progress(folder)  # raises for damaged files
-    if folder.is_locked():
-        print(f"{display_path(folder.path)} is being trained by another process: waiting for it to end", flush=True)
-    while folder.is_locked():  # every rank: one that waits in a collective would run into its timeout
-        if signal.sigpending() & set(STOP_SIGNALS):  # they are blocked until there is a run to stop
-            return EXIT_STOPPED
-        time.sleep(LOCKED_EVERY_S)
-
-    def make(held: contextlib.ExitStack) -> RunFolder:
-        runner.check_files(config)
-        while True:
-            try:
-                held.enter_context(folder.lock())
-                break
-            except BlockingIOError:
-                time.sleep(LOCKED_EVERY_S)
-        folder.remove_leftovers()
-        runner.prepare_resume(folder)
-        return folder
-
-    if folder.read_summary():
-        return 0
-    return runner.run_workers(make, config, known=folder, has_test=has_test, is_worker=is_worker)[1]
-
-
-def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m lockstep.launch.prepared_run")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--task", choices=("train", "train-without-test", "test"), required=True)
-    arguments = parser.parse_args(argv)
-    return run_prepared(arguments.folder, arguments.task)
-
-
 def run_prepared(path: Path, task: str, *, is_worker: bool = False) -> int:
-    """Do "train", "train-without-test" or "test" in a prepared run folder. Returns the exit code."""
+    """Do "train", "train-without-test" or "test" in a prepared run folder. Returns the exit code.
+
+    A worker (`is_worker`) starts no other process for a run of one worker.
+    """
     folder = RunFolder(path.resolve())
     try:
+        config = config_file.load(folder.config)
+        project.use(folder, config)
         if task == "test":
-            return test(folder, is_worker=is_worker)
-        return train_prepared(folder, has_test=task == "train", is_worker=is_worker)
+            return _test(folder, config, is_worker=is_worker)
+        return _train(folder, config, has_test=task == "train", is_worker=is_worker)
     except ConfigError as error:
         with contextlib.suppress(OSError):  # it is printed in any case
             folder.record_failure(report(error))
@@ -83,12 +45,52 @@ def run_prepared(path: Path, task: str, *, is_worker: bool = False) -> int:
         return EXIT_CONFIG
 
 
-def test(folder: RunFolder, *, is_worker: bool) -> int:
-    """Evaluate a finished run on its test set; the result is added to its summary. Returns the exit code."""
-    config = config_file.load(folder.config)
-    project.use(folder, config)
+def _train(folder: RunFolder, config: Config, *, has_test: bool, is_worker: bool) -> int:
+    """Train from the last checkpoint, if any. Returns the exit code; 0 if the run has finished.
+
+    Waits while another process trains the run: a requeued job can overlap with the end of its
+    predecessor.
+    """
+    if errors := resolve_workers(config).errors:
+        raise ConfigError(*errors)
+    saved_run.progress(folder)  # raises for damaged files
+    if folder.is_locked():
+        where = display_path(folder.path)
+        print(f"{where} is being trained by another process: waiting for it to end", flush=True)
+    while folder.is_locked():  # every rank: one that waits in a collective would time out
+        if signal.sigpending() & set(STOP_SIGNALS):  # blocked until there is a run to stop
+            return EXIT_STOPPED
+        time.sleep(LOCKED_EVERY_S)
+    if folder.read_summary():
+        return 0
+    with (
+        runner.open_launch(config, folder, is_worker=is_worker) as launch,
+        launch.share(_prepared_run(folder, config)),
+    ):
+        code = runner.train(folder, launch, has_test=has_test)
+    runner.refresh_folds(folder, launch, code)
+    return code
+
+
+@contextlib.contextmanager
+def _prepared_run(folder: RunFolder, config: Config) -> Iterator[RunFolder]:
+    """Lock a prepared run, once no other process trains it."""
+    with contextlib.ExitStack() as lock:
+        with runner.access_errors():
+            runner.check_files(config)
+            lock.enter_context(folder.lock(is_patient=True))
+            folder.remove_leftovers()
+            runner.prepare_resume(folder)
+        yield folder
+
+
+def _test(folder: RunFolder, config: Config, *, is_worker: bool) -> int:
+    """Evaluate a finished run on its test set, and add the result to its summary.
+
+    Returns the exit code.
+    """
     num_workers = resolve_workers(config).world_size
-    job = Job(worker.test, str(folder.path), {})
+    job = Job(worker.test, folder, {})
     with runner.lock_run(folder):
         if is_worker and num_workers == 1:
             return worker.run_here(job, None, SignalFlag(has_parent=True))
@@ -96,4 +98,5 @@ def test(folder: RunFolder, *, is_worker: bool) -> int:
 
 
 if __name__ == "__main__":
-    leave(lambda: main(sys.argv[1:]))
+    path, task = sys.argv[1:]
+    leave(lambda: run_prepared(Path(path), task))

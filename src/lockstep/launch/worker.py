@@ -7,7 +7,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from lockstep.config import build
@@ -46,7 +45,7 @@ class Job(NamedTuple):
     """
 
     task: Task
-    folder: str
+    folder: RunFolder
     options: dict[str, Any]
     hydra: Any = None
 
@@ -89,7 +88,6 @@ def run_here(job: Job, world: World | None, flag: SignalFlag | None = None) -> i
 
 def run_task(job: Job, world: World | None, flag: SignalFlag) -> int:
     """Run the task; write the traceback of a failure to failure.txt and the log of the rank. Returns the exit code."""
-    folder = RunFolder(Path(job.folder))
     rank, world_size = (world.rank, world.world_size) if world else (0, 1)
     lost = ""
     try:
@@ -97,20 +95,21 @@ def run_task(job: Job, world: World | None, flag: SignalFlag) -> int:
         if world and sys.platform == "linux":  # gloo aborts if foreign connections exhaust the open files
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        with vitals.write_heartbeats(folder, rank):
+        with vitals.write_heartbeats(job.folder, rank):
             import_training()
             _prepare_libraries()
             if job.hydra is not None:
                 build.use_hydra(job.hydra)
             try:
-                return job.task(folder, world, flag, **job.options)
+                return job.task(job.folder, world, flag, **job.options)
             except Exception as error:
-                lost = _missing_ranks(error, folder, world_size)  # while this rank still has a heartbeat
+                # while this rank still has a heartbeat
+                lost = _missing_ranks(error, job.folder, world_size)
                 raise
     except Ended as ended:
         return 128 + ended.args[0]
     except ConfigError as error:
-        folder.record_failure(report(error))
+        job.folder.record_failure(report(error))
         return EXIT_CONFIG
     except BaseException as error:  # process border: every error is recorded
         if flag.aborted_by:  # Lightning turns KeyboardInterrupt into sys.exit(1)
@@ -118,9 +117,11 @@ def run_task(job: Job, world: World | None, flag: SignalFlag) -> int:
         text = redact(f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}")
         try:
             if lost:
-                folder.record_failure(f"{lost}\nrank {rank} of {world_size} waited for it: {error}\n")
-            folder.record_failure(f"{error}\n" if isinstance(error, Refused) else text)
-            with open_to_append(folder.rank_log(rank)) as log:
+                job.folder.record_failure(
+                    f"{lost}\nrank {rank} of {world_size} waited for it: {error}\n",
+                )
+            job.folder.record_failure(f"{error}\n" if isinstance(error, Refused) else text)
+            with open_to_append(job.folder.rank_log(rank)) as log:
                 log.write(text.encode(errors="backslashreplace"))
         except OSError:  # `show_failure` reports it
             if not isinstance(error, Refused):
@@ -155,38 +156,35 @@ def end_aborted(job: Job, by: str, *, has_record: bool) -> int:
     """Return the exit code of an aborted task; with `has_record` update the status of a training."""
     if job.task is not train:
         return EXIT_INTERRUPTED
-    folder = RunFolder(Path(job.folder))
-    state = folder.read_status().get("state")
+    state = job.folder.read_status().get("state")
     if state in ENDS:
         return ENDS[state]
     if has_record:
-        folder.update_status(state="failed", reason=f"aborted by {by}")
+        job.folder.update_status(state="failed", reason=f"aborted by {by}")
     return EXIT_INTERRUPTED
 
 
 def refusal_errors(job: Job) -> list[Error]:
     """Return the configuration errors because of which a training did not begin or resume; empty for other tasks."""
-    folder = RunFolder(Path(job.folder))
-    has_begun = folder.read_status().get("state", "starting") != "starting"
-    if job.task is not train or has_begun or not folder.failure.exists():
+    has_begun = job.folder.read_status().get("state", "starting") != "starting"
+    if job.task is not train or has_begun or not job.folder.failure.exists():
         return []
-    text = folder.failure.read_text("utf-8")
+    text = job.folder.failure.read_text("utf-8")
     return errors_of(text) if text.startswith(PREFIX) else []
 
 
 def show_failure(job: Job, out: TextIO | None = None) -> None:
     """Print the first failure of a job, by default to standard error, and update the status of a run."""
-    folder = RunFolder(Path(job.folder))
-    failure = folder.failure.read_text("utf-8").rstrip() if folder.failure.exists() else ""
+    failure = job.folder.failure.read_text("utf-8").rstrip() if job.folder.failure.exists() else ""
     text = failure or "a worker failed without an error message"
     try:
         if job.task is train:
-            folder.update_status(state="failed", reason=folder.failure_cause() or text)
+            job.folder.update_status(state="failed", reason=job.folder.failure_cause() or text)
     except OSError as error:
         from lockstep.assembly.refusals import explain_error
 
-        text = failure or explain_error(error, folder.path, "the command") or text
+        text = failure or explain_error(error, job.folder.path, "the command") or text
     from lockstep.system import tracebacks
 
-    where = (str(folder.path), display_path(folder.failure)) if job.task is train else None
+    where = (str(job.folder.path), display_path(job.folder.failure)) if job.task is train else None
     print(tracebacks.report(text, where), file=out or sys.stderr, flush=True)

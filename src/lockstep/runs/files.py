@@ -100,14 +100,18 @@ def move(folder: Path, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def hold_lock(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is created if necessary. Raises BlockingIOError if another process holds it."""
+def hold_lock(path: Path, *, is_patient: bool = False) -> Iterator[None]:
+    """Hold the lock of a file, which is created if necessary.
+
+    Raises BlockingIOError if another process holds it, unless this one waits for it (`is_patient`).
+    """
     with open(path, "ab", opener=no_link) as file:
         # only users who can write the file may take its lock: reading is enough for flock
         writers = os.fstat(file.fileno()).st_mode & 0o222
         with contextlib.suppress(PermissionError):  # the file of another user
             os.fchmod(file.fileno(), writers | writers << 1)
-        for _ in range(19):  # `is_held` in another process takes the lock for an instant
+        attempts = itertools.count() if is_patient else range(19)
+        for _ in attempts:  # `is_held` in another process takes the lock for an instant
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break

@@ -281,12 +281,12 @@ class RunFolder:
 
     # -- one trainer at a time ---------------------------------------------------------------------------------------
 
-    def lock(self) -> contextlib.AbstractContextManager[None]:
+    def lock(self, *, is_patient: bool = False) -> contextlib.AbstractContextManager[None]:
         """Lock the run for this process; the kernel releases the lock when the process ends, for any reason.
 
-        Raises BlockingIOError while another process holds it.
+        Raises BlockingIOError while another process holds it, unless this one waits (`is_patient`).
         """
-        return files.hold_lock(self.lock_file)
+        return files.hold_lock(self.lock_file, is_patient=is_patient)
 
     def is_locked(self) -> bool | None:
         """Check whether a live process on this machine trains the run; None for a run of another user."""

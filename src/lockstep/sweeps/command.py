@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from lockstep.assembly import checkpoints
 from lockstep.cluster import submission
 from lockstep.cluster.jobs import Job
 from lockstep.config import build
@@ -74,7 +75,12 @@ def prepare_trial(
     folder.path.mkdir(parents=True, exist_ok=True)
     # a job may read them; its submission writes them again
     if is_new or (config.cluster.name == "none" and trial.state not in (*DONE, *LIVE_STATES)):
-        runner.save(folder, saved, trial.overrides)
+        runner.save(
+            folder,
+            saved,
+            trial.overrides,
+            checkpoints.initial_checkpoint(config.init_from),
+        )
     return trial, config
 
 

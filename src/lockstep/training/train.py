@@ -48,6 +48,7 @@ def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: 
             show_header(here, data, module, is_resumed=resumed_from.path is not None)
         callbacks = observers.built_callbacks(config)
         checkpoint = observers.prepared_checkpoint(callbacks, folder)
+        profiler = observers.built_profiler(config, folder)
         timer = next((callback for callback in callbacks if isinstance(callback, Timer)), None)
         record = Record(
             folder,
@@ -71,7 +72,7 @@ def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: 
             module,
             callbacks=[*first, record, Relocation(), *console, *callbacks, stop],
             logger=observers.built_loggers(here, observers.next_step(resumed_from.path, is_own=config.has_own_module)),
-            profiler=observers.built_profiler(config, folder),
+            profiler=profiler,
             max_epochs=config.trainer.max_epochs,
             log_every_n_steps=config.trainer.log_every_n_steps,
             check_val_every_n_epoch=config.trainer.check_val_every_n_epoch,

@@ -151,11 +151,11 @@ class Verification:
     def _train(self, variant: str) -> int:
         folder = self._folder(variant)
         folder.checkpoints.mkdir(parents=True)
-        checkpoints.keep_initial(folder, self._config.init_from)
+        checkpoints.keep_initial(folder, checkpoints.initial_checkpoint(self._config.init_from))
         for number, part in enumerate(VARIANTS[variant]):
             config_file.save(self._config_of(part), folder.config)
             options = {"cut_after": part.cut_after, "part": number, "num_threads": part.num_threads}
-            job = Job(_verify, str(folder.path), options)
+            job = Job(_verify, folder, options)
             if code := parent.run_workers(job, len(part.loads), self._signals, log=folder.path / LOG):
                 return code
         return 0

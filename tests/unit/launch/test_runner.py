@@ -9,6 +9,8 @@ import pytest
 
 from lockstep.config.checks import validation
 from lockstep.config.composing.compose import compose_config
+from lockstep.config.errors import ConfigError
+from lockstep.config.saved import config_file
 from lockstep.launch import parent, runner, worker
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, RunFolder
 from lockstep.system.launcher import World
@@ -37,19 +39,38 @@ def test_fold_reported_once_unlocked(
         assert not run.is_locked()
         refreshed.append(run)
 
+    def train(*args: object, **settings: object) -> int:
+        assert folder.is_locked()
+        return code
+
+    config = validation.check_config(compose_config(FOLDS))
     folder = RunFolder(tmp_path)
+    config_file.save(config, folder.config)
     world = None if rank is None else World("torchrun", rank, rank, 0, 2)
     monkeypatch.setattr(out_of_fold, "refresh", refresh)
-    monkeypatch.setattr(worker, "run_here", lambda job, place, flag: code)
+    monkeypatch.setattr(worker, "run_here", train)
     monkeypatch.setattr(worker, "import_training", lambda: None)
-    monkeypatch.setattr(parent, "run_workers", lambda job, count, flag, is_parallel: code)
+    monkeypatch.setattr(parent, "run_workers", train)
     monkeypatch.setattr(runner, "outer_world", lambda environ: world)
-    group = SimpleNamespace(meet=lambda *args: None, shared_folder=lambda make, config, place, known: make())
+    group = SimpleNamespace(meet=lambda *args: None, shared_folder=lambda run, config, place: run)
     monkeypatch.setitem(sys.modules, "lockstep.assembly.process_group", group)  # which imports torch
-
-    def make(held: contextlib.ExitStack) -> RunFolder:
-        held.enter_context(runner.lock_run(folder))
-        return folder
-
-    assert runner.run_workers(make, validation.check_config(compose_config(FOLDS))) == (folder, code)
+    assert runner.resume(folder, config) == (folder, code)
     assert bool(refreshed) == expected
+
+
+@pytest.mark.parametrize("is_rejected", [True, False])
+def test_rejected_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_rejected: bool) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = tmp_path / "outputs/2026-11-20/before"
+    before.mkdir(parents=True)
+    (tmp_path / "outputs/latest").symlink_to("2026-11-20/before")
+    config = validation.check_config(compose_config(["silent=true"]))
+    error = ConfigError if is_rejected else OSError
+    with contextlib.suppress(error), runner.new_run(config, [], None) as folder:
+        assert folder.is_locked()
+        assert (tmp_path / "outputs/latest").resolve() == folder.path
+        raise error
+    assert not folder.is_locked()
+    assert folder.config.exists() != is_rejected
+    assert len(list((tmp_path / "outputs").iterdir())) == (2 if is_rejected else 3)
+    assert (tmp_path / "outputs/latest").resolve() == (before if is_rejected else folder.path)
