@@ -65,7 +65,7 @@ def _command() -> int:
         arguments = parse_arguments(_parser(), sys.argv[1:])
         if not arguments.has_workers:
             _restore_handlers()
-        return arguments.run(arguments)
+        return arguments.function(arguments)
     except FileNotFoundError as error:
         json_output.fail(error, code="missing")
     except ValueError as error:
@@ -126,17 +126,17 @@ def _declare(
     commands: "Commands",
     name: str,
     text: str,
-    run: Callable[[argparse.Namespace], int],
+    function: Callable[[argparse.Namespace], int],
     *,
     has_workers: bool = False,
     **settings: Any,
 ) -> argparse.ArgumentParser:
-    """Add a command; its function `run` imports what it needs, and returns the exit code.
+    """Add a command; `function` runs it, imports what it needs, and returns the exit code.
 
     A command that `has_workers` keeps the signal handlers of `entry.begin` until its workers start.
     """
     parser = commands.add_parser(name, **{"help": text, "description": text, **settings})
-    parser.set_defaults(run=run, has_workers=has_workers)
+    parser.set_defaults(function=function, has_workers=has_workers)
     return parser
 
 
