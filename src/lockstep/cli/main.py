@@ -26,14 +26,13 @@ from lockstep.system.signals import STOP_SIGNALS
 if TYPE_CHECKING:
     from lockstep.config.composing.compose import Source
 
-    Commands = argparse._SubParsersAction[CommandParser]
-
 NEW = "Create a project with its own data source, network, task and settings, and a test of exact training."
 VERIFYING = """\
 Trains two epochs of three steps in float64 with 1 worker, and compares with several workers: even shards, uneven
 shards, an empty shard, and a resume with another number of workers. Exit code 0: equal up to rounding; 1: different,
 and the first difference is printed, or a training failed; 2: errors in the configuration.
 """
+AddParser = Callable[..., argparse.ArgumentParser]  # of a parser of commands
 PRECISIONS = ("auto", "bfloat16", "float16", "tf32", "float32", "float64")
 # help of arguments that several commands have
 OVERRIDES = "as for lockstep train"
@@ -91,30 +90,31 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="lockstep", description="Train, monitor and use image classifiers.")
     parser.add_argument("--version", action="version", version=f"lockstep {lockstep.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    commands.add_parser("train", help="train a network (same as python train.py)", add_help=False)
-    _declare_new(commands)
-    _declare_benchmark(commands)
-    _declare_verify(commands)
-    _declare_model(commands)
-    _declare_status(commands)
-    _declare_runs(commands)
-    _declare_compare(commands)
-    _declare_labels(commands)
-    commands.add_parser(
+    add_parser = commands.add_parser
+    add_parser("train", help="train a network (same as python train.py)", add_help=False)
+    _declare_new(add_parser)
+    _declare_benchmark(add_parser)
+    _declare_verify(add_parser)
+    _declare_model(add_parser)
+    _declare_status(add_parser)
+    _declare_runs(add_parser)
+    _declare_compare(add_parser)
+    _declare_labels(add_parser)
+    add_parser(
         "jobs",
         help="list, wait for, cancel and requeue submitted runs",
         add_help=False,
     )
-    _declare_stop(commands)
-    _declare_eval(commands)
-    _declare_predict(commands)
-    _declare_embed(commands)
-    _declare_export(commands)
-    _declare_board(commands)
-    data.add_commands(_declare(commands, "data", "check and fetch images", _run_data))
-    _declare_machine(commands)
+    _declare_stop(add_parser)
+    _declare_eval(add_parser)
+    _declare_predict(add_parser)
+    _declare_embed(add_parser)
+    _declare_export(add_parser)
+    _declare_board(add_parser)
+    data.add_commands(_declare(add_parser, "data", "check and fetch images", _run_data))
+    _declare_machine(add_parser)
     _declare(
-        commands,
+        add_parser,
         "schema",
         "print a JSON Schema of the files in conf/, for editors",
         _run_schema,
@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _declare(
-    commands: "Commands",
+    add_parser: AddParser,
     name: str,
     text: str,
     function: Callable[[argparse.Namespace], int],
@@ -135,7 +135,7 @@ def _declare(
 
     A command that `has_workers` keeps the signal handlers of `entry.begin` until its workers start.
     """
-    parser = commands.add_parser(name, **{"help": text, "description": text, **settings})
+    parser = add_parser(name, **{"help": text, "description": text, **settings})
     parser.set_defaults(function=function, has_workers=has_workers)
     return parser
 
@@ -201,9 +201,9 @@ def _enter_project() -> "Source":
     return compose.source_of(folder)
 
 
-def _declare_new(commands: "Commands") -> None:
+def _declare_new(add_parser: AddParser) -> None:
     parser = _declare(
-        commands,
+        add_parser,
         "new",
         "create a project with your own data and network",
         _run_new,
@@ -234,9 +234,9 @@ def _run_new(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _declare_benchmark(commands: "Commands") -> None:
+def _declare_benchmark(add_parser: AddParser) -> None:
     parser = _declare(
-        commands,
+        add_parser,
         "benchmark",
         "measure whether several workers train faster here",
         _run_benchmark,
@@ -262,9 +262,9 @@ def _run_benchmark(arguments: argparse.Namespace) -> int:
     return run_benchmark(arguments.overrides, source)
 
 
-def _declare_verify(commands: "Commands") -> None:
+def _declare_verify(add_parser: AddParser) -> None:
     parser = _declare(
-        commands,
+        add_parser,
         "verify",
         "check that a configuration gives the same results on 1, 2 and 3 workers",
         _run_verify,
@@ -290,9 +290,9 @@ def _run_verify(arguments: argparse.Namespace) -> int:
     return run_verification(arguments.overrides, source, is_by_bits=arguments.bits)
 
 
-def _declare_model(commands: "Commands") -> None:
+def _declare_model(add_parser: AddParser) -> None:
     parser = _declare(
-        commands,
+        add_parser,
         "model",
         "show the layers of a network with their shapes, parameters and FLOPs",
         _run_model,
@@ -313,9 +313,9 @@ def _run_model(arguments: argparse.Namespace) -> int:
     return show_model(arguments.overrides, _enter_project(), depth=arguments.depth)
 
 
-def _declare_status(commands: "Commands") -> None:
+def _declare_status(add_parser: AddParser) -> None:
     parser = _declare(
-        commands,
+        add_parser,
         "status",
         "show the state of a run, or the table of a sweep",
         _run_status,
@@ -340,9 +340,9 @@ def _run_status(arguments: argparse.Namespace) -> int:
     return show_status(naming.find(arguments.run), is_json=arguments.json)
 
 
-def _declare_runs(commands: "Commands") -> None:
+def _declare_runs(add_parser: AddParser) -> None:
     parser = _declare(
-        commands,
+        add_parser,
         "runs",
         "list the runs in a folder",
         _run_runs,
@@ -364,9 +364,9 @@ def _run_runs(arguments: argparse.Namespace) -> int:
     return show_runs(arguments.folder, sort=arguments.sort, is_json=arguments.json)
 
 
-def _declare_compare(commands: "Commands") -> None:
+def _declare_compare(add_parser: AddParser) -> None:
     parser = _declare(
-        commands,
+        add_parser,
         "compare",
         "compare runs, or settings over their seeds or folds",
         _run_compare,
@@ -389,9 +389,9 @@ def _run_compare(arguments: argparse.Namespace) -> int:
     return compare(arguments.runs, is_json=arguments.json)
 
 
-def _declare_stop(commands: "Commands") -> None:
+def _declare_stop(add_parser: AddParser) -> None:
     parser = _declare(
-        commands,
+        add_parser,
         "stop",
         "stop a run, or all trials of a sweep, with a checkpoint",
         _run_stop,
@@ -420,9 +420,9 @@ def _run_inference(arguments: argparse.Namespace) -> int:
     return infer(arguments, _current_folder())
 
 
-def _declare_labels(commands: "Commands") -> None:
+def _declare_labels(add_parser: AddParser) -> None:
     parser = _declare(
-        commands,
+        add_parser,
         "labels",
         "list the images whose label is probably wrong, with pictures",
         _run_inference,
@@ -443,9 +443,9 @@ def _declare_labels(commands: "Commands") -> None:
     json_output.add_option(parser)
 
 
-def _declare_eval(commands: "Commands") -> None:
+def _declare_eval(add_parser: AddParser) -> None:
     parser = _declare(
-        commands,
+        add_parser,
         "eval",
         "evaluate a trained network, on any number of workers",
         _run_inference,
@@ -472,9 +472,9 @@ def _declare_eval(commands: "Commands") -> None:
     json_output.add_option(parser)
 
 
-def _declare_predict(commands: "Commands") -> None:
+def _declare_predict(add_parser: AddParser) -> None:
     parser = _declare(
-        commands,
+        add_parser,
         "predict",
         "predict images: a table, or a CSV file",
         _run_inference,
@@ -494,9 +494,9 @@ def _declare_predict(commands: "Commands") -> None:
     json_output.add_option(parser)
 
 
-def _declare_embed(commands: "Commands") -> None:
+def _declare_embed(add_parser: AddParser) -> None:
     parser = _declare(
-        commands,
+        add_parser,
         "embed",
         "write the features of images, which the last layer takes, to a NumPy array",
         _run_inference,
@@ -515,9 +515,9 @@ def _declare_embed(commands: "Commands") -> None:
     json_output.add_option(parser)
 
 
-def _declare_export(commands: "Commands") -> None:
+def _declare_export(add_parser: AddParser) -> None:
     parser = _declare(
-        commands,
+        add_parser,
         "export",
         "write a trained network to a file for other programs, and check it",
         _run_export,
@@ -538,9 +538,9 @@ def _run_export(arguments: argparse.Namespace) -> int:
     return run_export(arguments, _current_folder())
 
 
-def _declare_board(commands: "Commands") -> None:
+def _declare_board(add_parser: AddParser) -> None:
     parser = _declare(
-        commands,
+        add_parser,
         "board",
         "show all runs in a browser",
         _run_board,
@@ -574,8 +574,8 @@ def _run_data(arguments: argparse.Namespace) -> int:
     return data.run_data_command(arguments, _enter_project())
 
 
-def _declare_machine(commands: "Commands") -> None:
-    parser = _declare(commands, "machine", "show GPUs, cores, memory and disks", _run_machine)
+def _declare_machine(add_parser: AddParser) -> None:
+    parser = _declare(add_parser, "machine", "show GPUs, cores, memory and disks", _run_machine)
     json_output.add_option(parser)
 
 
