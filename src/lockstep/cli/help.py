@@ -140,8 +140,8 @@ def _rows(tree: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:
 
 
 def _meaning(tree: dict[str, Any], path: Sequence[str]) -> str:
-    kind, meaning = descriptions.describe(tree, list(path)) if path[-1] != "_target_" else ("", "")
-    if not kind:
+    kind, meaning = descriptions.describe(tree, list(path))
+    if path[-1] == "_target_" or not kind:
         return ""
     kind = f"({kind})"
     words = [word if len(word) <= LEAST else word.replace("|", " | ") for word in kind.split(" ")]
