@@ -16,13 +16,12 @@ from typing import Any, Protocol
 from omegaconf import OmegaConf
 
 import lockstep
-from lockstep.cli import declarations
+from lockstep.cli import descriptions
 from lockstep.config.composing.compose import CONF, compose_config, groups
 from lockstep.config.errors import literal
 from lockstep.config.schema.configuration import CALLED
 from lockstep.config.schema.key_scopes import scope
 from lockstep.config.schema.sections import Scope
-from lockstep.config.schema.type_names import kind_of
 from lockstep.system.trees import at, leaves
 
 CONFIGURATION = """\
@@ -106,7 +105,7 @@ def _tree(*overrides: str) -> dict[str, Any]:
 def _table(title: str, tree: dict[str, Any], keys: list[str]) -> Iterator[str]:
     """A heading, the purpose of the section, and a row for each key."""
     yield f"\n## {title}\n"
-    if "." in keys[0] and (purpose := declarations.purpose(tree, keys[0].partition(".")[0])):
+    if "." in keys[0] and (purpose := descriptions.purpose(tree, keys[0].partition(".")[0])):
         yield f"{purpose}\n"
     yield COLUMNS
     for key in keys:
@@ -116,9 +115,8 @@ def _table(title: str, tree: dict[str, Any], keys: list[str]) -> Iterator[str]:
 
 def _row(tree: dict[str, Any], key: str) -> str:
     path = key.split(".")
-    field = declarations.meaning(tree, path)
-    kind, meaning = (kind_of(field), field.description) if field is not None else ("", "")
-    cells = (f"`{key}`", f"`{literal(at(tree, path))}`", kind, _word(scope(key, tree)), meaning or "")
+    kind, meaning = descriptions.describe(tree, path)
+    cells = (f"`{key}`", f"`{literal(at(tree, path))}`", kind, _word(scope(key, tree)), meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

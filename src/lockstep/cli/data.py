@@ -1,7 +1,7 @@
 """`lockstep data`: its commands check images, or download what a training needs."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lockstep.runs import naming
 from lockstep.system import json_output
@@ -9,23 +9,24 @@ from lockstep.system import json_output
 if TYPE_CHECKING:
     from lockstep.config.composing.compose import Source
 
-SETTINGS: dict[str, Any] = {"nargs": "*", "default": [], "metavar": "setting=value"}  # an argument of commands
-
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="data_command")
-    for name, text in (
-        ("check", "check all images for errors, near and equal copies, leaks between splits; exit code 1 for errors"),
-        ("fetch", "download the data and pretrained weights that a training needs, for jobs without a network"),
-    ):
-        subparser = commands.add_parser(name, help=text, description=text)
-        text = "folder or URL of images, and settings, as for lockstep train"
-        subparser.add_argument("overrides", **{**SETTINGS, "metavar": "FOLDER|setting=value"}, help=text)
-        if name == "check":
-            text = "PNG file to write: the worst pairs of copies, leaks and contradictions first"
-            subparser.add_argument("--pictures", metavar="FILE", help=text)
-    for subparser in commands.choices.values():
-        subparser.add_argument(json_output.OPTION, action="store_true", help="print one JSON value only")
+    text = "check all images for errors, near and equal copies, leaks between splits; exit code 1 for errors"
+    check = commands.add_parser("check", help=text, description=text)
+    _add_overrides(check)
+    text = "PNG file to write: the worst pairs of copies, leaks and contradictions first"
+    check.add_argument("--pictures", metavar="FILE", help=text)
+    json_output.add_option(check)
+    text = "download the data and pretrained weights that a training needs, for jobs without a network"
+    fetch = commands.add_parser("fetch", help=text, description=text)
+    _add_overrides(fetch)
+    json_output.add_option(fetch)
+
+
+def _add_overrides(parser: argparse.ArgumentParser) -> None:
+    text = "folder or URL of images, and settings, as for lockstep train"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="FOLDER|setting=value", help=text)
 
 
 def run_data_command(arguments: argparse.Namespace, source: "Source") -> int:

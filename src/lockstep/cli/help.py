@@ -8,12 +8,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from lockstep.cli import declarations
+from lockstep.cli import descriptions
 from lockstep.config.composing.compose import DEFAULT, REFUSALS, Source, compose_config, groups
 from lockstep.config.errors import ConfigError, Error, literal
 from lockstep.config.overrides import plan
 from lockstep.config.schema.legal_keys import Groups, hint, meant_key
-from lockstep.config.schema.type_names import kind_of
 from lockstep.runs.naming import SCRIPTLESS, training_command
 from lockstep.system.trees import leaves
 from lockstep.system.wording import question
@@ -111,7 +110,7 @@ def _print_part(tree: dict[str, Any], name: str, options: Groups) -> None:
 
 def _print_section(tree: dict[str, Any], name: str) -> None:
     if isinstance(tree.get(name), dict):
-        _print_text(f"\n{name}: {declarations.purpose(tree, name)}".removesuffix(": "))
+        _print_text(f"\n{name}: {descriptions.purpose(tree, name)}".removesuffix(": "))
     _print_rows(_rows(tree, name))
 
 
@@ -141,13 +140,13 @@ def _rows(tree: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:
 
 
 def _meaning(tree: dict[str, Any], path: Sequence[str]) -> str:
-    field = declarations.meaning(tree, list(path)) if path[-1] != "_target_" else None
-    if field is None:
+    kind, meaning = descriptions.describe(tree, list(path))
+    if path[-1] == "_target_" or not kind:
         return ""
-    kind = f"({kind_of(field)})"
+    kind = f"({kind})"
     words = [word if len(word) <= LEAST else word.replace("|", " | ") for word in kind.split(" ")]
     blank = NO_BREAK if len(kind) <= LEAST else " "  # a short type stays on one line
-    return " ".join(filter(None, [field.description, blank.join(words)]))
+    return " ".join(filter(None, [meaning, blank.join(words)]))
 
 
 def _print_rows(rows: Iterable[tuple[str, str]], left: int = LEFT) -> None:

@@ -1,37 +1,10 @@
-"""`lockstep schema`: a JSON Schema of the files in conf/, for editors. It imports no torch and no target.
-
-Its top describes config.yaml and files with `# @package _global_`, and `#/$defs/GROUP` the files of a group.
-"""
+"""`lockstep schema`: a JSON Schema of the files in conf/, for editors."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, create_model
-from pydantic.json_schema import GenerateJsonSchema
-from typing_extensions import override
-
-from lockstep.cli import declarations
-from lockstep.config.composing.compose import CONF, Source, groups, source_of
-from lockstep.config.schema.configuration import CALLED, BenchmarkConfig
-from lockstep.config.schema.target_sections import is_ours, targets
-from lockstep.system.trees import from_yaml
-
-Schema = dict[str, Any]
-Targets = dict[str, set[str]]  # the keys in conf/ of each callable
-LEFT_OUT = ("default", "required", "title")  # a file has some of the keys, and conf/ has the defaults
-INTERPOLATION: Schema = {"type": "string", "pattern": r"^\?\?\?$|\$\{.+\}"}  # or ???: a command has to give the value
-HYDRA: Schema = {"hydra": {"description": "settings of Hydra", "type": "object"}}
-DEFAULTS: Schema = {"defaults": {"$ref": "#/$defs/defaults"}}
-CALL: Schema = {"type": "object", "required": ["_target_"]}  # whose result is the value
-
-
-class _Generator(GenerateJsonSchema):
-    """Allows any value for the types of other libraries."""
-
-    @override
-    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> Schema:
-        return {}
+from lockstep.config.composing.compose import SCHEMA, Source, groups, source_of
 
 
 def show_schema(project: Path) -> int:
@@ -39,95 +12,15 @@ def show_schema(project: Path) -> int:
     return 0
 
 
-def json_schema(source: Source) -> Schema:
+def json_schema(source: Source) -> dict[str, Any]:
     """Return the schema; it suggests the options in the folders of `source`, and also accepts others."""
-    whole = _loosen(BenchmarkConfig.model_json_schema(schema_generator=_Generator))
-    sections = {name: _loosen(section) for name, section in whole.pop("$defs").items()}
-    ours = _our_targets()
-    parts: Schema = {}
-    for name, value in whole["properties"].items():
-        choice = value["anyOf"][0]
-        section = sections[choice["$ref"].rpartition("/")[2]] if "$ref" in choice else choice
-        if section.get("type") == "object":
-            section = {**section, "properties": {**DEFAULTS, **section.get("properties", {})}}
-            parts[name] = _with_parameters(section, ours.get(name, {}), is_complete=True)
-            value["anyOf"][0] = {"$ref": f"#/$defs/{name}"}
-    sections["Open"] = _with_parameters(sections["Open"], ours["Open"], is_complete=False)
-    text = json.dumps([whole, parts, sections])
-    used = {name: section for name, section in sections.items() if f'"#/$defs/{name}"' in text}
-    return {
-        "$schema": GenerateJsonSchema.schema_dialect,
-        **whole,
-        "description": "Settings of a run, or some of them",
-        "properties": {**DEFAULTS, **HYDRA, **whole["properties"]},
-        "$defs": {"interpolation": INTERPOLATION, "defaults": _defaults(source), **parts, **used},
-    }
+    schema = json.loads(SCHEMA.read_text("utf-8"))
+    schema["$defs"]["defaults"] = defaults(source)
+    return schema
 
 
-def _loosen(schema: Schema) -> Schema:
-    """Return a schema that requires no key, and accepts an interpolation for any value."""
-    loose = {key: value for key, value in schema.items() if key not in LEFT_OUT}
-    for key in {"properties", "patternProperties"} & loose.keys():
-        loose[key] = {name: _value(value) for name, value in loose[key].items()}
-    for key in {"additionalProperties", "items"} & loose.keys():
-        loose[key] = _value(loose[key]) if isinstance(loose[key], dict) else loose[key]
-    if "anyOf" in loose:
-        loose["anyOf"] = [_loosen(choice) for choice in loose["anyOf"]]
-    if "patternProperties" in loose:
-        loose["additionalProperties"] = False
-    return loose
-
-
-def _value(schema: Schema) -> Schema:
-    return _or(_loosen(schema), {"$ref": "#/$defs/interpolation"})
-
-
-def _or(schema: Schema, other: Schema) -> Schema:
-    """Return a schema that also accepts `other`, with the description outside."""
-    choice = {key: value for key, value in schema.items() if key != "description"}
-    text = {"description": schema["description"]} if "description" in schema else {}
-    return {**text, "anyOf": [*choice.get("anyOf", [choice]), other]}
-
-
-def _our_targets() -> dict[str, Targets]:
-    """Return the callables of Lockstep in its conf/ by group; `Open` has those of callbacks, loggers and metrics."""
-    found: dict[str, Targets] = {}
-    for path in sorted(CONF.rglob("*.yaml")):
-        group = path.parent.name
-        for above, value in targets(from_yaml(path.read_text("utf-8"))):
-            if is_ours(value["_target_"]):
-                name = group if group in CALLED and not above else "Open"
-                found.setdefault(name, {}).setdefault(value["_target_"], set()).update(value)
-    return found
-
-
-def _with_parameters(section: Schema, ours: Targets, *, is_complete: bool) -> Schema:
-    """Add parameters of callables: rules for sections that name the callable, and for others suggestions.
-
-    `is_complete`: conf/ has every parameter of these callables.
-    """
-    own, rules = section["properties"], []
-    suggestions: Schema = {}
-    for target, keys in sorted(ours.items()):
-        found = {name: field for name, field in declarations.parameters(target).items() if name in keys}
-        fields: Any = {name: (field.annotation, field) for name, field in found.items()}
-        model = create_model(target, __config__=ConfigDict(arbitrary_types_allowed=True), **fields)
-        types = _loosen(model.model_json_schema(schema_generator=_Generator)).get("properties", {})
-        checked = {name: _or(schema, CALL) for name, schema in types.items()}
-        then: Schema = {"properties": checked}
-        if is_complete:
-            suggestions = {**types, **suggestions}
-            others = {name: {} for name in (*own, *sorted(keys - own.keys() - types.keys()))}
-            then = {"properties": {**others, **checked}, "patternProperties": {"^_": {}}, "additionalProperties": False}
-        rules.append({"if": {"properties": {"_target_": {"const": target}}, "required": ["_target_"]}, "then": then})
-    if not rules:
-        return section
-    suggested = {name: _or(schema, {}) for name, schema in suggestions.items()}
-    named = {"_target_": _or(own["_target_"], {"enum": sorted(ours)})}
-    return {**section, "properties": {**suggested, **own, **named}, "allOf": rules}
-
-
-def _defaults(source: Source) -> Schema:
+def defaults(source: Source) -> dict[str, Any]:
+    """Return the schema of a defaults list."""
     chosen = {"type": ["string", "array", "null"]}
     options = groups(*source.folders).items()
     choices = {f"override /{group}": {"anyOf": [{"enum": names}, chosen]} for group, names in options}

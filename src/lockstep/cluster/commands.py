@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     requeue = command("requeue", _requeue, "resume the runs of ended jobs in new jobs", names="+")
     requeue.add_argument("--trust", action="store_true", help=TRUSTING)
     for subparser in commands.choices.values():
-        subparser.add_argument(json_output.OPTION, action="store_true", help="print one JSON value only")
+        json_output.add_option(subparser)
     return parser
 
 

@@ -6,9 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import IntervalSweep, Override, OverrideType
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError
 
 from lockstep.config.checks import signatures
 from lockstep.config.checks.validation import check_config
@@ -58,7 +59,8 @@ class Plan(NamedTuple):
 class Command(NamedTuple):
     """What the jobs of a command share. Overrides change the `saved` configuration of a run if there is one.
 
-    Those that Hydra has `refused` in one job are left out in the next: their errors are known.
+    Texts and keys that Hydra has `refused` in one job are left out in the next: their errors are known. `rejected` has
+    the configurations of jobs with errors by their structure; the next job of a structure assigns its values there.
     """
 
     source: Source
@@ -66,6 +68,7 @@ class Command(NamedTuple):
     is_multirun: bool
     saved: Config | None
     refused: set[str]
+    rejected: dict[tuple[str, ...], DictConfig]
 
 
 def check(overrides: Sequence[str], source: Source = DEFAULT, **settings: Any) -> Plan:
@@ -94,7 +97,7 @@ def plan(
 
     Of a search, points from the ends of its intervals. Overrides change the `saved` configuration if there is one.
     """
-    command = Command(source, groups(*source.folders), is_multirun, saved, set())
+    command = Command(source, groups(*source.folders), is_multirun, saved, set(), {})
     errors: list[Error] = []
     typed: list[tuple[Override, list[str]]] = []
     for text in overrides:
@@ -144,6 +147,7 @@ def _sweep_errors(config: Config, first: Config, command: Command) -> list[Error
 def _job(texts: Sequence[str], number: int, command: Command) -> Job:
     """Compose and check one job of a command. Raises ConfigError with all its errors."""
     cfg, errors = _compose(texts, command)
+    config = None
     root = subdir = ""
     try:
         root, subdir = hydra_job.begin(cfg, number, is_multirun=command.is_multirun)
@@ -157,15 +161,16 @@ def _job(texts: Sequence[str], number: int, command: Command) -> Job:
             else:
                 config = resumed_config(command.saved, cfg, command.options)
     except ConfigError as error:
-        raise ConfigError(*errors, *error.errors) from error
-    if errors:
+        errors += error.errors
+    if config is None or errors:
+        command.rejected[_structure(texts, command.options)] = cfg
         raise ConfigError(*errors)
     return Job(tuple(texts), config, root, subdir, None if command.is_multirun else cfg)
 
 
 def compose_trial(texts: Sequence[str], number: int, source: Source) -> Job:
     """Compose and check a trial of a sweep. Raises ConfigError with all its errors."""
-    return _job(texts, number, Command(source, groups(*source.folders), True, None, set()))
+    return _job(texts, number, Command(source, groups(*source.folders), True, None, set(), {}))
 
 
 def _compose(texts: Sequence[str], command: Command) -> tuple[DictConfig, list[Error]]:
@@ -177,8 +182,15 @@ def _compose(texts: Sequence[str], command: Command) -> tuple[DictConfig, list[E
     drop = partial(drop_replaced_parameters, texts=texts, compose=partial(compose_config, source=command.source))
     if _has_refused_experiment(texts, command):
         raise ConfigError
-    good = [text for text in texts if text not in command.refused]
+    good = [text for text in texts if command.refused.isdisjoint((text, parse_override(text).key_or_group))]
+    structure = _structure(texts, command.options)
     with contextlib.suppress(*REFUSALS):
+        if structure in command.rejected:
+            cfg = command.rejected[structure]
+            for text in good:
+                if text not in structure:
+                    _assign(cfg, text)
+            return cfg, []
         if command.saved is None:
             return drop(compose(good)), []
     choices = [text for text in good if is_choice(parse_override(text), command.options)]
@@ -201,6 +213,7 @@ def _compose(texts: Sequence[str], command: Command) -> tuple[DictConfig, list[E
     # after all others, which may have changed a _target_ and with it the legal names
     for text, error in refusals.items():
         errors.append(override_errors.refusal(cfg, parse_override(text), error, command.options))
+    command.refused.update(error.key for error in errors)
     return cfg, errors
 
 
@@ -222,7 +235,10 @@ def _compose_each(
     refusals: dict[str, Exception] = {}
     for text in texts:
         try:
-            cfg = compose([*good, text])
+            if cfg is not None and _is_assignment(parse_override(text)):
+                _assign(cfg, text)
+            else:
+                cfg = compose([*good, text])
             good.append(text)
         except REFUSALS as error:
             refusals[text] = error
@@ -234,6 +250,28 @@ def _compose_each(
 
 def _choice_error(text: str, error: Exception, options: Groups) -> Error:
     return override_errors.option_error(parse_override(text), options) or Error("failed", text, f": {one_line(error)}")
+
+
+def _structure(texts: Sequence[str], options: Groups) -> tuple[str, ...]:
+    """Return the overrides that do more than to replace the value of a setting."""
+    typed = [(text, parse_override(text)) for text in texts]
+    return tuple(text for text, override in typed if is_choice(override, options) or not _is_assignment(override))
+
+
+def _is_assignment(override: Override) -> bool:
+    """Return whether an override that is not a choice only replaces the value of a setting."""
+    is_value = override.type is OverrideType.CHANGE and override.package is None
+    return is_value and not override.key_or_group.endswith("_target_")
+
+
+def _assign(cfg: DictConfig, text: str) -> None:
+    """Replace the value of a setting as Hydra does. Raises OmegaConfBaseException if `cfg` does not have it."""
+    override = parse_override(text)
+    key = override.key_or_group
+    parent = OmegaConf.select(cfg, key.rpartition(".")[0]) if "." in key else cfg
+    if not OmegaConf.is_config(parent):
+        raise ConfigKeyError(key)
+    OmegaConf.update(cfg, key, override.value(), merge=True)
 
 
 def is_choice(override: Override, options: Groups) -> bool:

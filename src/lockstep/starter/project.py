@@ -10,11 +10,10 @@ import shutil
 from pathlib import Path
 
 import lockstep
-from lockstep.config.composing.compose import CONF
+from lockstep.config.composing.compose import SCHEMA
 from lockstep.runs.naming import display_path
 
 FILES = Path(__file__).parent / "files"
-SCHEMA = "lockstep.schema.json"  # in conf/, for editors; written by `lockstep schema`
 NAME = "flowers"  # replaced by the name of the new project
 DISTRIBUTION = "lockstep-vision"
 REQUIREMENT = f'"{DISTRIBUTION}"'  # in its pyproject.toml
@@ -39,7 +38,7 @@ def create(path: Path) -> str:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 text = source.read_text("utf-8").replace(NAME, package)
                 target.write_text(text.replace(REQUIREMENT, json.dumps(requirement)), "utf-8")
-        shutil.copyfile(CONF / SCHEMA, new / "conf" / SCHEMA)
+        shutil.copyfile(SCHEMA, new / "conf" / SCHEMA.name)
         os.rename(new, path)
     except OSError as error:
         raise ValueError(f"{display_path(path)} cannot be created: {error.strerror or error}.") from error

@@ -3,6 +3,7 @@
 All other texts go to standard error, also those of the processes that the command starts.
 """
 
+import argparse
 import contextlib
 import json
 import os
@@ -15,6 +16,10 @@ FIELDS = ("code", "key", "message", "hint")
 _values: list[Any] = []  # the last one is printed
 _errors: list[dict[str, str]] = []
 _outputs: list[int] = []  # the descriptor of standard output, while it is reserved
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(OPTION, action="store_true", help="print one JSON value only")
 
 
 def reserve() -> None:

@@ -3,13 +3,16 @@
 Variables of a launcher that are left in a shell do not matter.
 """
 
-import argparse
 import os
 import sys
 
 import pytest
 
+import lockstep.benchmark.command
+import lockstep.cli.inference
+import lockstep.verify.command
 from lockstep.cli import main
+from lockstep.config.saved import project
 from lockstep.system.launcher import outer_world
 
 COMMANDS = {
@@ -32,12 +35,15 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.delenv(name, raising=False)
     found: list[str] = []
 
-    def start(arguments: argparse.Namespace) -> int:
+    def start(*_: object, **__: object) -> int:
         world = outer_world(os.environ)
-        found.append(arguments.command)
+        found.append(sys.argv[1])
         return 0 if world is None else world.world_size
 
-    monkeypatch.setattr(main, "_run", start)
+    monkeypatch.setattr(lockstep.cli.inference, "infer", start)
+    monkeypatch.setattr(lockstep.benchmark.command, "run_benchmark", start)
+    monkeypatch.setattr(lockstep.verify.command, "run_verification", start)
+    monkeypatch.setattr(project, "enter", lambda *_: None)
     return found
 
 

@@ -3,7 +3,6 @@
 A file of tests/wrong_files has one error. Its first line names the key, and whether only a training refuses it.
 """
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,12 @@ from omegaconf import OmegaConf
 
 from lockstep.cli.schema import json_schema
 from lockstep.config import overrides
-from lockstep.config.composing.compose import CONF, DEFAULT, Source
+from lockstep.config.composing.compose import CONF, DEFAULT, SCHEMA, Source
 from lockstep.config.errors import ConfigError
-from lockstep.starter.project import FILES, SCHEMA
+from lockstep.starter.project import FILES
 from lockstep.system import hardware, processes
 from lockstep.system.trees import at
+from tests.support import schema
 from tests.support.harness import ROOT
 
 WRONG = ROOT / "tests/wrong_files"
@@ -28,8 +28,9 @@ LINE = re.compile(r"^(?:# @package _global_\n)?# yaml-language-server: \$schema=
 
 
 def errors(tree: Any, part: str | None = None) -> list[str]:
-    schema = WHOLE if part is None else {"$ref": f"#/$defs/{part}", "$defs": WHOLE["$defs"]}
-    return [f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema).iter_errors(tree)]
+    whole_or_part = WHOLE if part is None else {"$ref": f"#/$defs/{part}", "$defs": WHOLE["$defs"]}
+    found = Draft202012Validator(whole_or_part).iter_errors(tree)
+    return [f"{error.json_path}: {error.message}" for error in found]
 
 
 def tree_of(path: Path) -> Any:
@@ -39,7 +40,8 @@ def tree_of(path: Path) -> Any:
 def test_it_is_a_schema_of_2020_12_and_the_committed_file_is_current() -> None:
     Draft202012Validator.check_schema(WHOLE)
     assert WHOLE["$schema"] == Draft202012Validator.META_SCHEMA["$id"]
-    assert json.loads((CONF / SCHEMA).read_text()) == WHOLE, "lockstep schema > conf/lockstep.schema.json"
+    current = schema.json_schema()
+    assert current == WHOLE, "python -m tests.support.schema > conf/lockstep.schema.json"
 
 
 @pytest.mark.parametrize("path", FILES_OF_CONF, ids=lambda path: f"{path.parent.name}/{path.name}")
@@ -47,7 +49,7 @@ def test_every_file_is_valid_and_names_its_part_of_the_schema(path: Path) -> Non
     line = LINE.match(path.read_text())
     assert line is not None
     conf = FILES / "conf" if path.is_relative_to(FILES) else CONF
-    assert (path.parent / line[1]).resolve() == conf / SCHEMA
+    assert (path.parent / line[1]).resolve() == conf / SCHEMA.name
     assert line[2] == (None if path.parent == conf or "@package _global_" in path.read_text() else path.parent.name)
     assert errors(tree_of(path), line[2]) == []
 

@@ -166,6 +166,7 @@ def test_custom_target_keys(custom: Path, texts: list[str], expected: dict[str, 
 ERRORS: list[tuple[str, str, str]] = [
     # unknown keys
     ("optimizer.lrr=1", "unknown optimizer.lrr", "optimizer.lr?"),
+    ("optimizer.lr.x=1", "unknown optimizer.lr.x", "remove it"),
     ("optimzer.lr=1", "unknown optimzer.lr", "optimizer.lr?"),
     ("+model.colour=1", "unknown model.colour", "ResNet18 has width"),  # not itself, which the tree has now
     ("+optimizer.colour=1", "unknown optimizer.colour", "SGD has lr"),
@@ -495,6 +496,10 @@ def test_broken_yaml_file(conf: Path, name: str, text: str, parts: list[str]) ->
         (
             ["data.val_fraction=range(0.5,1.2,0.1)", "data.test_fraction=0.01"],
             [f"range data.val_fraction={each} and data.test_fraction=0.01" for each in (1.0, 1.1)],
+        ),
+        (
+            ["optimizer.lrr=1,2", "optimizer.lr=0.1,-1", "seed=0,-1"],
+            ["unknown optimizer.lrr", "value seed=-1", "value optimizer.lr=-1"],
         ),
         (["data=glob(*)"], ["missing data.train", "missing data.root", "missing data.file"]),
         (["data=digits,nope"], ["unknown data=nope"]),

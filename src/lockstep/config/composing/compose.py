@@ -26,6 +26,7 @@ if yaml.__with_libyaml__:  # a config.yaml takes 1.5 ms with it, 11 in Python; O
 
 _PACKAGE = Path(__file__).parents[2]
 CONF = next(path for path in (_PACKAGE / "conf", _PACKAGE.parents[1] / "conf") if path.is_dir())  # of a wheel; of src/
+SCHEMA = CONF / "lockstep.schema.json"  # of the files in conf/; written by tests/support/schema.py
 
 
 LAST = ("experiment", "debug")  # groups whose options override those of config.yaml, and its values

@@ -1,0 +1,43 @@
+"""Type, range and meaning of settings, as texts for `--help` and docs/configuration.md. No torch.
+
+Sections have them in their fields. The parameters of Lockstep's own callables have them in their signatures, which
+need torch; conf/lockstep.schema.json, which is written from these signatures, has them here.
+"""
+
+import json
+from functools import cache
+from typing import Any
+
+from lockstep.config.composing.compose import SCHEMA
+from lockstep.config.schema.configuration import fields, section
+from lockstep.config.schema.type_names import kind_of
+from lockstep.system.trees import at
+
+
+def describe(tree: dict[str, Any], path: list[str]) -> tuple[str, str]:
+    """Return type and range, and the meaning, of the key at `path`. Both are empty for another library."""
+    *above, name = path
+    section_type = section(tree, above)
+    field = fields(section_type).get(name) if section_type is not None else None
+    if field is not None:
+        return kind_of(field), field.description or ""
+    rule = _rules().get(str(at(tree, [*above, "_target_"])), {"properties": {}})
+    parameter = rule["properties"].get(name, {})
+    return parameter.get("title", ""), parameter.get("description", "")
+
+
+def purpose(tree: dict[str, Any], name: str) -> str:
+    """Describe a section at the top of a configuration in one line."""
+    rule = _rules().get(str(at(tree, [name, "_target_"])))
+    if rule is not None:
+        return rule["description"]
+    section_type = section(tree, [name])
+    return (section_type.__doc__ or "") if section_type is not None else ""
+
+
+@cache
+def _rules() -> dict[str, Any]:
+    """Return the schema of the parameters of each callable of Lockstep in conf/, by its target."""
+    schema = json.loads(SCHEMA.read_text("utf-8"))
+    rules = [rule for part in schema["$defs"].values() for rule in part.get("allOf", ())]
+    return {rule["if"]["properties"]["_target_"]["const"]: rule["then"] for rule in rules}
