@@ -33,11 +33,11 @@ def write_classes(root: Path) -> None:
 def evaluated(folder: RunFolder, tmp_path: Path, *overrides: str) -> int:
     """The exit code of an evaluation, as `lockstep eval` asks for it."""
     (config,) = check(overrides, saved=config_file.load(folder.config)).configs
-    options = {"config": config_file.to_tree(config), "run": str(folder.path), "split": "test"}
-    options["checkpoint"] = str(folder.last_checkpoint)
+    trained = tasks.TrainedRun(folder, folder.last_checkpoint, config)
+    request = {"trained": trained, "options": tasks.EvalOptions("test")}
     shutil.rmtree(tmp_path / "eval", ignore_errors=True)
     (tmp_path / "eval").mkdir()
-    return worker.run_here(worker.Job(tasks.evaluate, str(tmp_path / "eval"), options), None)
+    return worker.run_here(worker.Job(tasks.evaluate, str(tmp_path / "eval"), request), None)
 
 
 def trained(tmp_path: Path, *recipe: str) -> RunFolder:

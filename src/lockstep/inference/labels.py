@@ -7,15 +7,14 @@ from typing import Any
 from lockstep.assembly import data_record, run_parts, session
 from lockstep.assembly.agreement import together
 from lockstep.assembly.session import Session
-from lockstep.config.checks import validation
 from lockstep.config.errors import ConfigError, Error
 from lockstep.data.splits import Splits
 from lockstep.inference import confident_learning, predict, tables
+from lockstep.inference.tasks import LabelsOptions, TrainedRun
 from lockstep.runs.files import atomic_file, csv_text, write_json
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import quote_path
 from lockstep.system.launcher import World
-from lockstep.system.signals import SignalFlag
 from lockstep.system.terminal import new_table, print_table, say, terminal
 from lockstep.system.wording import plural
 from lockstep.tasks.classification import Classification
@@ -25,38 +24,24 @@ JUDGED = ("val", "test")  # splits of a run
 MOST_ROWS, NUM_IMAGES = 20, 24  # in the terminal, and in the picture
 
 
-def judge(
-    folder: RunFolder,
-    world: World | None,
-    flag: SignalFlag,
-    *,
-    config: dict[str, Any],
-    run: str,
-    checkpoint: str,
-    predictions: Sequence[str],
-    output: str,
-) -> int:
-    """Write the list of images to the CSV file `output`, with pictures of the first ones next to it; print a summary.
-
-    `predictions` are the files of all folds of a setting, of which `run` is one. Without any the validation and test
-    images of `run` are judged by its `checkpoint`.
-    """
-    settings = validation.check_tree(config)
-    predict.refuse_own_module(settings, "lockstep labels")
-    with session.open_session(folder, settings, world) as here:
-        images = run_parts.splits(here, RunFolder(Path(run)), is_once=True)
-        data_record.compare(here, images, RunFolder(Path(run)))
-        paths = list(map(Path, predictions)) or _predict(here, images, Path(checkpoint))
+def judge(folder: RunFolder, world: World | None, trained: TrainedRun, options: LabelsOptions) -> int:
+    """Write the list of images to a CSV file, with pictures of the first ones next to it; print a summary."""
+    predict.refuse_own_module(trained.config, "lockstep labels")
+    with session.open_session(folder, trained.config, world) as here:
+        images = run_parts.splits(here, trained.folder, is_once=True)
+        data_record.compare(here, images, trained.folder)
+        paths = options.predictions or _predict(here, images, trained.checkpoint)
 
         def write() -> None:
-            facts, rows = _judge(paths, images, is_run=not predictions)
-            pictures = Path(output).with_suffix(".png")
-            facts |= {"run": run, "predictions": predictions, "output": output, "pictures": str(pictures)}
-            facts["root"] = settings.data.arguments().get("root")
-            summaries = [RunFolder(Path(path).parent).read_summary() for path in predictions]
+            facts, rows = _judge(paths, images, is_run=not options.predictions)
+            pictures = options.output.with_suffix(".png")
+            facts |= {"run": str(trained.folder.path), "predictions": list(map(str, options.predictions))}
+            facts |= {"output": str(options.output), "pictures": str(pictures)}
+            facts["root"] = trained.config.data.arguments().get("root")
+            summaries = [RunFolder(path.parent).read_summary() for path in options.predictions]
             facts["weights"] = [summary.get(predict.FOLD_WEIGHTS) for summary in summaries]
             pictures.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_file(Path(output)) as file:  # which is there once the pictures are
+            with atomic_file(options.output) as file:  # which is there once the pictures are
                 file.write(csv_text([HEAD, *rows]).encode(errors="surrogateescape"))
                 _draw(rows[:NUM_IMAGES], images, pictures, _summary(facts))
             write_json(folder.scores, facts)

@@ -1,32 +1,108 @@
-"""What workers do for a command. Their modules import torch, which a command does not: each imports its own."""
+"""What workers do for a command, and the options that the command sends them.
 
-from typing import Any
+The modules of the tasks import torch, which a command does not: each task imports its own.
+"""
 
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.config.schema.configuration import Config
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.libraries import lazy
 from lockstep.system.signals import SignalFlag
 
 
-def evaluate(folder: RunFolder, world: World | None, flag: SignalFlag, **options: Any) -> int:
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run, its checkpoint to use, and its configuration as adapted to this machine and checked."""
+
+    folder: RunFolder
+    checkpoint: Path
+    config: Config
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """Options of `lockstep eval`.
+
+    `split` is None by default. Images that are not those of the run are evaluated if they `may_differ`. `output` is a
+    CSV file for a row of each image with its `top_k` most probable classes, `pictures` a folder for pictures and
+    numbers.
+    """
+
+    split: str | None
+    output: Path | None = None
+    top_k: int = 1
+    pictures: Path | None = None
+    may_differ: bool = False
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """Options of `lockstep predict`.
+
+    `source` is a folder or an image file, or `val` or `test` of the data of the run. Without the CSV file `output` the
+    predictions are printed, with `is_json` also recorded. If `is_strict`, nothing is written if a file cannot be read.
+    With `max_error` the class of an image without an answer is `unknown`: see `selective.threshold_of`.
+    """
+
+    source: str
+    output: Path | None
+    is_strict: bool
+    top_k: int
+    max_error: float | None
+    is_json: bool
+
+
+@dataclass(frozen=True)
+class EmbedOptions:
+    """Options of `lockstep embed`: the array `output`, the rest as in `PredictOptions`."""
+
+    source: str
+    output: Path
+    is_strict: bool
+
+
+@dataclass(frozen=True)
+class LabelsOptions:
+    """Options of `lockstep labels`.
+
+    `predictions` are the files of all folds of a setting, of which the run is one. Without any the validation and test
+    images of the run are judged by its checkpoint.
+    """
+
+    output: Path
+    predictions: list[Path]
+
+
+def evaluate(
+    folder: RunFolder, world: World | None, flag: SignalFlag, *, trained: TrainedRun, options: EvalOptions
+) -> int:
     with lazy():
         from lockstep.inference import evaluate
-    return evaluate.evaluate(folder, world, flag, **options)
+    return evaluate.evaluate(folder, world, trained, options)
 
 
-def predict(folder: RunFolder, world: World | None, flag: SignalFlag, **options: Any) -> int:
+def predict(
+    folder: RunFolder, world: World | None, flag: SignalFlag, *, trained: TrainedRun, options: PredictOptions
+) -> int:
     with lazy():
         from lockstep.inference import predict
-    return predict.predict(folder, world, flag, **options)
+    return predict.predict(folder, world, trained, options)
 
 
-def embed(folder: RunFolder, world: World | None, flag: SignalFlag, **options: Any) -> int:
+def embed(
+    folder: RunFolder, world: World | None, flag: SignalFlag, *, trained: TrainedRun, options: EmbedOptions
+) -> int:
     with lazy():
         from lockstep.inference import embed
-    return embed.embed(folder, world, flag, **options)
+    return embed.embed(folder, world, trained, options)
 
 
-def judge(folder: RunFolder, world: World | None, flag: SignalFlag, **options: Any) -> int:
+def judge(
+    folder: RunFolder, world: World | None, flag: SignalFlag, *, trained: TrainedRun, options: LabelsOptions
+) -> int:
     with lazy():
         from lockstep.inference import labels
-    return labels.judge(folder, world, flag, **options)
+    return labels.judge(folder, world, trained, options)
