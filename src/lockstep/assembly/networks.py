@@ -1,6 +1,7 @@
 """The network of a run with its task, optimizer, schedule and layout, built from the configuration."""
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,7 @@ from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.rng import seed_of
 from lockstep.models import layout
 from lockstep.models.classifier import Classifier, Execution, ImageFormat, Recipe
+from lockstep.models.origin import Origin, origin_of
 from lockstep.models.parameter_groups import ParameterRule
 from lockstep.models.passes import Layout
 from lockstep.models.schedules import Schedule
@@ -59,36 +61,22 @@ def classifier(
         from lockstep.assembly.network_checks import parameter_rules
 
         rules = parameter_rules(config, net, task, num_outputs)
-    if is_trained:
-        if config.model.target != "lockstep.models.ResNet18":
-            from lockstep.assembly.network_checks import refuse_draws
+    if is_trained and config.model.target != "lockstep.models.ResNet18":
+        from lockstep.assembly.network_checks import refuse_draws
 
-            refuse_draws(config, net, shape)
-        with build.section_errors(config, "optimizer"):
-            optimizer = build.build(config.optimizer)(list(net.parameters()))
-        with build.section_errors(config, "scheduler"):
-            _schedule(config).build(optimizer, total_steps)
-    if hasattr(net, "origin"):
-        from lockstep.models.origin import origin_of
+        refuse_draws(config, net, shape)
+    recipe = _recipe(config, net, rules, total_steps, is_trained=is_trained)
+    origin = origin_of(net)
+    if is_trained and session.rank == 0 and not config.silent:
+        _hint_at_size(origin, min(shape[1:]))
+    if origin.mean is not None and origin.std is not None:
+        image_format = image_format._replace(mean=origin.mean, std=origin.std)
+    kind: type[Classifier] = Classifier
+    if config.optimizer.is_newton:
+        from lockstep.models.probe import Probe
 
-        origin = origin_of(net)
-        side, expected, is_printed = min(shape[1:]), origin.image_size, session.rank == 0 and not config.silent
-        if is_trained and expected and side * MUCH_SMALLER < expected and is_printed:
-            text = f"The network was made for images of {expected} pixels, these have {side}"
-            print(f"{text}: set a larger data.image_size, or model=resnet18.", file=sys.stderr, flush=True)
-        if origin.mean is not None and origin.std is not None:
-            image_format = image_format._replace(mean=origin.mean, std=origin.std)
+        kind = Probe
     with build.section_errors(config, "model"):
-        recipe = Recipe(
-            optimizer=build.build(config.optimizer),
-            scheduler=_schedule(config),
-            rules=rules,
-            total_steps=total_steps,
-            accumulate_grad_batches=config.trainer.accumulate_grad_batches,
-            gradient_clip_norm=config.trainer.gradient_clip_norm,
-            seed=config.seed,
-            log_every_n_steps=config.trainer.log_every_n_steps,
-        )
         execution = Execution(
             layout=_layout(session, net, is_trained=is_trained),
             autocast=AUTOCAST.get(session.precision),
@@ -96,18 +84,40 @@ def classifier(
             grapher=_grapher(session),
             shards=session.shards,
         )
-        kind = _classifier_class(config)
         module = kind(net, task, measured=measured, image_format=image_format, recipe=recipe, execution=execution)
     # Lightning widens to float64 only after it has loaded a checkpoint, which would round that to float32
     return module.double() if session.precision == "float64" else module
 
 
-def _classifier_class(config: Config) -> type[Classifier]:
-    if not config.optimizer.is_newton:
-        return Classifier
-    from lockstep.models.probe import Probe
+def _recipe(
+    config: Config, net: nn.Module, rules: Sequence[ParameterRule], total_steps: int, *, is_trained: bool
+) -> Recipe:
+    """Build optimizer and schedule of a network, tried before a training builds them for its parameter groups."""
+    with build.section_errors(config, "optimizer"):
+        optimizer = build.build(config.optimizer)
+        tried = optimizer(list(net.parameters())) if is_trained else None
+    with build.section_errors(config, "scheduler"):
+        scheduler = build.build(config.scheduler)
+        schedule = Schedule(scheduler, config.scheduler.interval, *build.monitored_metric(config))
+        if tried is not None:
+            schedule.build(tried, total_steps)
+    return Recipe(
+        optimizer=optimizer,
+        scheduler=schedule,
+        rules=rules,
+        total_steps=total_steps,
+        accumulate_grad_batches=config.trainer.accumulate_grad_batches,
+        gradient_clip_norm=config.trainer.gradient_clip_norm,
+        seed=config.seed,
+        log_every_n_steps=config.trainer.log_every_n_steps,
+    )
 
-    return Probe
+
+def _hint_at_size(origin: Origin, side: int) -> None:
+    """Print that a network was made for much larger images than those of `side` pixels."""
+    if origin.image_size and side * MUCH_SMALLER < origin.image_size:
+        text = f"The network was made for images of {origin.image_size} pixels, these have {side}"
+        print(f"{text}: set a larger data.image_size, or model=resnet18.", file=sys.stderr, flush=True)
 
 
 def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
@@ -128,10 +138,6 @@ def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
         prepare_metric(f"task.metrics.{name}", metric)
         metrics[name] = metric
     return metrics
-
-
-def _schedule(config: Config) -> Schedule:
-    return Schedule(build.build(config.scheduler), config.scheduler.interval, *build.monitored_metric(config))
 
 
 def _grapher(session: Session) -> "type[GraphedModule] | None":
