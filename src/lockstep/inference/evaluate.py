@@ -17,7 +17,6 @@ from lockstep.assembly import data_changes, run_parts, session
 from lockstep.assembly.agreement import together
 from lockstep.assembly.listed_images import files_of
 from lockstep.assembly.session import Session
-from lockstep.assembly.staging import once_a_node
 from lockstep.callbacks import reliability
 from lockstep.callbacks.own_module import metrics_of
 from lockstep.config.errors import ConfigError, Error
@@ -172,7 +171,7 @@ def find_images(here: Session, run: RunFolder, form: ImageFormat, split: str | N
         return replace(images, statistics=identity_statistics(shape[0])), chosen, notes
 
     config = here.config
-    return once_a_node(config.data, load, rank=here.rank, local_rank=here.local_rank, is_silent=config.silent)
+    return run_parts.once_a_node(config.data, load, rank=here.rank, local_rank=here.local_rank, is_silent=config.silent)
 
 
 def _refuse_similar_classes(table: ImageTable, known: Sequence[str]) -> None:

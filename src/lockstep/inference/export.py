@@ -21,8 +21,7 @@ from typing_extensions import override
 
 from lockstep import __version__
 from lockstep.assembly import session
-from lockstep.assembly.run_parts import open_source
-from lockstep.assembly.staging import once_a_node
+from lockstep.assembly.run_parts import once_a_node, open_source
 from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.schema.configuration import Config
 from lockstep.data.images.image_files import ImageFiles
