@@ -23,7 +23,7 @@ from lockstep.distributed.partition import Shard
 from lockstep.distributed.rng import drawing_layer, replace_dropout, seed_of
 from lockstep.models import layout
 from lockstep.models.classifier import Classifier, Execution, ImageFormat, Recipe
-from lockstep.models.origin import Origin, attach_ends, origin_of
+from lockstep.models.origin import attach_ends, origin_of
 from lockstep.models.parameter_groups import ParameterRule, rule_of
 from lockstep.models.passes import Layout
 from lockstep.models.schedules import Schedule
@@ -67,8 +67,10 @@ def classifier(
         refuse_draws(config, net, shape)
     recipe = _recipe(config, net, rules, total_steps, is_trained=is_trained)
     origin = origin_of(net)
-    if is_trained and session.rank == 0 and not config.silent:
-        _hint_at_size(origin, min(shape[1:]))
+    side, expected = min(shape[1:]), origin.image_size or 0
+    if is_trained and side * MUCH_SMALLER < expected and session.rank == 0 and not config.silent:
+        text = f"The network was made for images of {expected} pixels, these have {side}"
+        print(f"{text}: set a larger data.image_size, or model=resnet18.", file=sys.stderr, flush=True)
     if origin.mean is not None and origin.std is not None:
         image_format = image_format._replace(mean=origin.mean, std=origin.std)
     kind: type[Classifier] = Classifier
@@ -101,9 +103,14 @@ def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, in
             dropout.shard = Shard(0, 0, 0, 2, 0, 2, 2)
         layer = drawing_layer(trial, torch.zeros(2, *image_shape))
         if layer is not None:
-            problem = f": the layer {layer} draws random numbers by a function, for each worker others"
-            hint = "use nn.Dropout or nn.Dropout2d"
-            raise ConfigError(Error("unsupported", f"model._target_={config.model.target}", problem, hint))
+            raise ConfigError(
+                Error(
+                    "unsupported",
+                    f"model._target_={config.model.target}",
+                    f": the layer {layer} draws random numbers by a function, for each worker others",
+                    "use nn.Dropout or nn.Dropout2d",
+                )
+            )
 
 
 def parameter_rules(config: Config, net: nn.Module, task: nn.Module, num_outputs: int) -> list[ParameterRule]:
@@ -162,13 +169,6 @@ def _recipe(
     )
 
 
-def _hint_at_size(origin: Origin, side: int) -> None:
-    """Print that a network was made for much larger images than those of `side` pixels."""
-    if origin.image_size and side * MUCH_SMALLER < origin.image_size:
-        text = f"The network was made for images of {origin.image_size} pixels, these have {side}"
-        print(f"{text}: set a larger data.image_size, or model=resnet18.", file=sys.stderr, flush=True)
-
-
 def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
     """Build the metrics by name, with those arguments of the task that they take."""
     metrics: dict[str, Metric] = {}
@@ -212,6 +212,12 @@ def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
     faulty = next((name for name in gather_objects(faulty) if name is not None), None)  # "" is the network itself
     memory_format = session.config.trainer.memory_format
     if memory_format == "channels_last" and faulty is not None and is_trained:  # a forward pass is safe
-        problem = f": oneDNN crashes or errs in the gradient of {faulty} on this CPU"
-        raise ConfigError(Error("machine", "trainer.memory_format=channels_last", problem, "use auto"))
+        raise ConfigError(
+            Error(
+                "machine",
+                "trainer.memory_format=channels_last",
+                f": oneDNN crashes or errs in the gradient of {faulty} on this CPU",
+                "use auto",
+            )
+        )
     return layout.choose_layout(memory_format, faulty)

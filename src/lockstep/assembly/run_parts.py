@@ -73,13 +73,25 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
             Error("conflict", "data.memory=stream", f", but {name} does not stream its images", "use data.memory=auto")
         )
     if images.statistics is None and not isinstance(pixels, Tensor):
-        hint = "return Splits(..., statistics=Statistics(mean, std))"
-        found.append(Error("missing", name, "returns neither pixels nor statistics of them", hint))
+        found.append(
+            Error(
+                "missing",
+                name,
+                "returns neither pixels nor statistics of them",
+                "return Splits(..., statistics=Statistics(mean, std))",
+            )
+        )
     uses = {"data.balance": config.data.balance, "task.class_weights": config.task.arguments().get("class_weights")}
     counting = [f"{key}={value}" for key, value in uses.items() if value and not isinstance(value, list)]
     if counting and images.class_counts("train") is None:
-        hint = f"let {name} return them, a Dataset as `targets` (no target_transform)"
-        found.append(Error("missing", counting[0], "needs the class of each training image", hint))
+        found.append(
+            Error(
+                "missing",
+                counting[0],
+                "needs the class of each training image",
+                f"let {name} return them, a Dataset as `targets` (no target_transform)",
+            )
+        )
     if (absent := images.absent_classes("train")) and (counting or len(images.train.targets)):
         found.append(
             Error("missing", name, f"has no training image of {join_names(absent)}", "add some, or remove the class")
@@ -87,15 +99,33 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
     augment = config.augment
     used = [f"augment.{name}={literal(value)}" for name, value in augment.used.items()]
     if used and images.train.dtype != torch.uint8:
-        hint = "remove it, and change the images in the source"
-        found.append(Error("conflict", ", ".join(used), f"needs uint8 images, and {name} returns floats", hint))
+        found.append(
+            Error(
+                "conflict",
+                ", ".join(used),
+                f"needs uint8 images, and {name} returns floats",
+                "remove it, and change the images in the source",
+            )
+        )
     side = min(pixels.shape[-2:])
     if augment.crop_border == "reflect" and augment.crop_padding >= side:
-        key, hint = f"augment.crop_padding={augment.crop_padding}", f"use less than their shorter side, {side}"
-        found.append(Error("range", key, f"reflects more than the images of {name} have", hint))
+        found.append(
+            Error(
+                "range",
+                f"augment.crop_padding={augment.crop_padding}",
+                f"reflects more than the images of {name} have",
+                f"use less than their shorter side, {side}",
+            )
+        )
     if augment.cutout_inside and augment.cutout > side:
-        key, hint = f"augment.cutout={augment.cutout}", f"use at most their shorter side, {side}"
-        found.append(Error("range", key, f"does not fit inside the images of {name}", hint))
+        found.append(
+            Error(
+                "range",
+                f"augment.cutout={augment.cutout}",
+                f"does not fit inside the images of {name}",
+                f"use at most their shorter side, {side}",
+            )
+        )
     if found:
         raise ConfigError(*found)
 
@@ -116,9 +146,14 @@ def refuse_shared_groups(config: Config, images: Splits) -> None:
         shared = [group for group in first if group in second]
         if shared and config.data.shared_groups == "refuse":
             example = f"{shared[0]} ({first[shared[0]]}, {second[shared[0]]})"
-            problem = f"forbids {plural(len(shared), unit)} in both {one} and {other}, such as {example}"
-            hint = "move their images, or set data.shared_groups=accept"
-            raise ConfigError(Error("conflict", "data.shared_groups=refuse", problem, hint))
+            raise ConfigError(
+                Error(
+                    "conflict",
+                    "data.shared_groups=refuse",
+                    f"forbids {plural(len(shared), unit)} in both {one} and {other}, such as {example}",
+                    "move their images, or set data.shared_groups=accept",
+                )
+            )
 
 
 def serve_images(session: Session, images: Splits) -> ImageData:

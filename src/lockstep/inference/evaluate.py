@@ -65,9 +65,14 @@ def evaluate(folder: RunFolder, world: World | None, trained: TrainedRun, option
         if options.pictures is not None and findings is None:
             raise ConfigError(Error("unsupported", "--pictures", "needs one prediction for each image", "remove it"))
         place = redact(config.data.arguments().get("file") or config.data.root or config.data.target)
-        result: dict[str, Any] = {"run": str(trained.folder.path), "checkpoint": str(trained.checkpoint)}
-        result |= {"data": place, "split": chosen, "images": len(images)}
-        result["metrics"] = {name.removeprefix(f"{part}/"): value for name, value in sorted(metrics.items())}
+        result: dict[str, Any] = {
+            "run": str(trained.folder.path),
+            "checkpoint": str(trained.checkpoint),
+            "data": place,
+            "split": chosen,
+            "images": len(images),
+            "metrics": {name.removeprefix(f"{part}/"): value for name, value in sorted(metrics.items())},
+        }
         if here.rank == 0:
             if findings is not None:
                 if not findings.is_multilabel:
@@ -111,8 +116,14 @@ def _refuse_unfit(config: Config, module: L.LightningModule, part: str, options:
     """Raise ConfigError if the module cannot be evaluated on the part, or not with these options."""
     is_ours = isinstance(module, Classifier)
     if options.pictures is not None and not (is_ours and has_probabilities(module.task)):
-        problem = f"needs classes or labels, and task._target_={config.task.target}"
-        raise ConfigError(Error("unsupported", "--pictures", problem, "remove it"))
+        raise ConfigError(
+            Error(
+                "unsupported",
+                "--pictures",
+                f"needs classes or labels, and task._target_={config.task.target}",
+                "remove it",
+            )
+        )
     if is_ours:
         ranking_argument(module, options.top_k)
     step = "test_step" if part == "test" else "validation_step"
@@ -147,9 +158,10 @@ def find_images(here: Session, run: RunFolder, form: ImageFormat, split: str | N
             return None
         again = shared.trained
         if split is None and 2 * len(again) > shared.num_trained:
-            text = f"the data has {len(again)} of the {shared.num_trained} training images, such as {again[0]}"
-            hint = "if it is the run's, add changed_data=accept, else --split all or test"
-            raise ValueError(f"{text}: {hint}")
+            raise ValueError(
+                f"the data has {len(again)} of the {shared.num_trained} training images, such as {again[0]}: "
+                "if it is the run's, add changed_data=accept, else --split all or test"
+            )
         if split in ("val", "test") and split not in files.table.splits:
             files = files_of(section, is_other=True, kept=data_changes.known_splits(run))
         table = _match_classes(files.table, form.class_names)

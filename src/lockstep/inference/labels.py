@@ -35,11 +35,15 @@ def judge(folder: RunFolder, world: World | None, trained: TrainedRun, options: 
         def write() -> None:
             facts, rows = _judge(paths, images, is_run=not options.predictions)
             pictures = options.output.with_suffix(".png")
-            facts |= {"run": str(trained.folder.path), "predictions": list(map(str, options.predictions))}
-            facts |= {"output": str(options.output), "pictures": str(pictures)}
-            facts["root"] = trained.config.data.arguments().get("root")
             summaries = [RunFolder(path.parent).read_summary() for path in options.predictions]
-            facts["weights"] = [summary.get(predict.FOLD_WEIGHTS) for summary in summaries]
+            facts |= {
+                "run": str(trained.folder.path),
+                "predictions": list(map(str, options.predictions)),
+                "output": str(options.output),
+                "pictures": str(pictures),
+                "root": trained.config.data.arguments().get("root"),
+                "weights": [summary.get(predict.FOLD_WEIGHTS) for summary in summaries],
+            }
             pictures.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(options.output) as file:  # which is there once the pictures are
                 file.write(csv_text([HEAD, *rows]).encode(errors="surrogateescape"))
@@ -56,8 +60,14 @@ def _predict(here: Session, images: Splits, checkpoint: Path) -> list[Path]:
     module, paths = predict.load_network(here, checkpoint), []
     for split in JUDGED:
         if not isinstance(module.task, Classification) or images.parts[split].classes is None:
-            problem = f"needs one class for each image, and task._target_={here.config.task.target}"
-            raise ConfigError(Error("unsupported", "lockstep labels", problem, "use lockstep eval with --output"))
+            raise ConfigError(
+                Error(
+                    "unsupported",
+                    "lockstep labels",
+                    f"needs one class for each image, and task._target_={here.config.task.target}",
+                    "use lockstep eval with --output",
+                )
+            )
         paths.append(here.folder.path / f"{split}.csv")
         predict.write_probabilities(here, module, images.parts[split], paths[-1], split)
     return paths

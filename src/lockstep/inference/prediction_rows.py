@@ -51,8 +51,14 @@ class PredictionRows:
             outputs = self.module(inputs)
             predicted = task.predictions(self.module.calibration(outputs))
             if predicted.dim() != 2:
-                problem = f"predicts shapes {tuple(predicted.shape[1:])}, and a file has rows of numbers"
-                raise ConfigError(Error("unsupported", self.task_target, problem, "use lockstep.load in Python"))
+                raise ConfigError(
+                    Error(
+                        "unsupported",
+                        self.task_target,
+                        f"predicts shapes {tuple(predicted.shape[1:])}, and a file has rows of numbers",
+                        "use lockstep.load in Python",
+                    )
+                )
             cells = task.cells(predicted, self.module.image_format.class_names, **self.ranks)
             if self.threshold is not None:
                 has_no_answer = selective.answers(predicted, self.threshold) < 0
