@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.assembly import data_changes, run_parts
+from lockstep.assembly import data_record, run_parts
 from lockstep.config.overrides import check
 from lockstep.config.saved import config_file
 from lockstep.inference import tasks
@@ -94,7 +94,7 @@ def resume(folder: RunFolder, *overrides: str) -> None:
 
 def splits_in(folder: RunFolder) -> dict[str, str]:
     """The splits of all images, by name, in the record of a run."""
-    return data_changes.known_splits(folder) or {}
+    return data_record.known_splits(folder) or {}
 
 
 def test_growing_source_keeps_splits(tmp_path: Path) -> None:

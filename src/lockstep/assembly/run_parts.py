@@ -248,8 +248,14 @@ def source(section: Data, *, is_once: bool = False, kept: Kept = None) -> Splits
     given = {key: value for key, value in given.items() if value is not None}
     supplied: dict[str, Any] = {key: given[key] for key in given if signatures.has_parameter(section.target, key)}
     if "fold" in given and "fold" not in supplied:
-        problem = f", but data._target_={section.target} has no parameter `fold`"
-        raise ConfigError(Error("unsupported", f"data.folds={section.folds}", problem, "remove data.folds"))
+        raise ConfigError(
+            Error(
+                "unsupported",
+                f"data.folds={section.folds}",
+                f", but data._target_={section.target} has no parameter `fold`",
+                "remove data.folds",
+            )
+        )
     if is_once and section.memory == "auto" and is_ours(section.target) and "cache" in section.arguments():
         supplied["memory"] = "once"
     return build.build(section, **supplied)

@@ -54,8 +54,14 @@ def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
     mixing = [name for name in used if name in ("mixup", "cutmix")]
     wrong: list[Error] = []
     if mixing and not task.takes_mixed:
-        problem = f"mixes two samples, and {target} has no loss of mixed ones"
-        wrong.append(Error("conflict", f"augment.{mixing[0]}", problem, "set it to 0"))
+        wrong.append(
+            Error(
+                "conflict",
+                f"augment.{mixing[0]}",
+                f"mixes two samples, and {target} has no loss of mixed ones",
+                "set it to 0",
+            )
+        )
     if batch.targets.dim() > 2 and batch.targets.shape[-2:] == batch.inputs.shape[-2:]:  # they lie in the image
         can_move = type(task).moved_targets is not Task.moved_targets
         for name in (name for name in used if name in OTHERS or (name in MOVING and not can_move)):
@@ -112,9 +118,13 @@ def refuse_unfit(
     if len(bad) == len(targets):
         found = f"{dtype} of shape {tuple(sample.shape)} for each sample, {found}"
     takes = task.takes.format(count=outputs.shape[1], last=outputs.shape[1] - 1)
-    problem = f"takes {takes}, and {split} has {found}"
     raise ConfigError(
-        Error("value", f"task._target_={config.task.target}", problem, "correct them, or use another task")
+        Error(
+            "value",
+            f"task._target_={config.task.target}",
+            f"takes {takes}, and {split} has {found}",
+            "correct them, or use another task",
+        )
     )
 
 
@@ -126,8 +136,14 @@ def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch)
         outputs = module(batch.inputs)
     if not isinstance(outputs, Tensor) or len(outputs) != len(batch.indices):
         kind = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        problem = f"returns {kind} for {plural(len(batch.indices), 'sample')}"
-        raise ConfigError(Error("value", network, problem, "return a tensor with a row for each"))
+        raise ConfigError(
+            Error(
+                "value",
+                network,
+                f"returns {kind} for {plural(len(batch.indices), 'sample')}",
+                "return a tensor with a row for each",
+            )
+        )
     shapes = f"outputs {tuple(outputs.shape)} and targets {batch.targets.dtype} {tuple(batch.targets.shape)}"
     with _config_error(module, task, f"cannot take {shapes}"):
         refuse_targets(config, data, module, outputs)

@@ -21,14 +21,13 @@ from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.key_scopes import scope
 from lockstep.config.schema.sections import Scope
 from lockstep.inference import tasks
-from lockstep.inference.tasks import EmbedOptions, EvalOptions, LabelsOptions, PredictOptions, TrainedRun
 from lockstep.launch import parent, worker
 from lockstep.launch.worker import Job, Task
 from lockstep.runs import gate, naming
 from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.launcher import outer_world
 
-Options = EvalOptions | PredictOptions | EmbedOptions | LabelsOptions
+Options = tasks.EvalOptions | tasks.PredictOptions | tasks.EmbedOptions | tasks.LabelsOptions
 OF_A_TRAINING = ("hydra.", "resume=", "init_from=", "trainer.precision=")  # overrides of no use here
 # options that the command of a job repeats
 VALUES = (
@@ -50,19 +49,19 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
             saved, devices=devices, strategy=arguments.strategy, world=world, precision=arguments.precision
         )
         may_differ = False
-        if isinstance(options, EvalOptions):
+        if isinstance(options, tasks.EvalOptions):
             adapted, may_differ = saved_run.replace_images(adapted, arguments.overrides)
         config = saved_run.change_run(folder, adapted, arguments.overrides, source).config
         if config.cluster.name != "none":
-            is_sweep = isinstance(options, LabelsOptions) and bool(options.predictions)
+            is_sweep = isinstance(options, tasks.LabelsOptions) and bool(options.predictions)
             parents = (path for path in folder.path.parents if is_sweep and (path / SWEEP).is_file())
             return _submit(arguments, [str(next(parents, folder.path))], config)
         may_differ = may_differ and config.changed_data == "refuse"
-        if isinstance(options, EvalOptions):
+        if isinstance(options, tasks.EvalOptions):
             options = replace(options, may_differ=may_differ)
         if reads_data and not may_differ:
             data_presence.check(config.data)
-        return _compute(task, TrainedRun(folder, checkpoint, config), options, arguments.job)
+        return _compute(task, tasks.TrainedRun(folder, checkpoint, config), options, arguments.job)
     except ConfigError as error:
         exit_with(error)
 
@@ -95,16 +94,16 @@ def open_run(
     return folder, checkpoint, saved, source
 
 
-def _evaluation(arguments: argparse.Namespace) -> EvalOptions:
+def _evaluation(arguments: argparse.Namespace) -> tasks.EvalOptions:
     if arguments.output is None and arguments.top_k != 1:
         raise ValueError(f"--top-k {arguments.top_k} has no rows to be written to: add --output rows.csv.")
     top_k, output = _top_k(arguments), _output(arguments.output)
-    return EvalOptions(arguments.split, output, top_k, pictures=_pictures(arguments.pictures))
+    return tasks.EvalOptions(arguments.split, output, top_k, pictures=_pictures(arguments.pictures))
 
 
-def _prediction(arguments: argparse.Namespace) -> PredictOptions:
+def _prediction(arguments: argparse.Namespace) -> tasks.PredictOptions:
     source, output = _source(arguments), _output(arguments.output)
-    return PredictOptions(
+    return tasks.PredictOptions(
         source,
         output,
         arguments.strict,
@@ -114,16 +113,16 @@ def _prediction(arguments: argparse.Namespace) -> PredictOptions:
     )
 
 
-def _embedding(arguments: argparse.Namespace) -> EmbedOptions:
+def _embedding(arguments: argparse.Namespace) -> tasks.EmbedOptions:
     if not arguments.output.endswith(".npy"):
         raise ValueError(f"--output {arguments.output} is not named as an array: use features.npy.")
     _output(f"{arguments.output}.csv")  # names of its rows
     source, output = _source(arguments), _output(arguments.output)
     assert output is not None
-    return EmbedOptions(source, output, arguments.strict)
+    return tasks.EmbedOptions(source, output, arguments.strict)
 
 
-def _judgement(arguments: argparse.Namespace) -> LabelsOptions:
+def _judgement(arguments: argparse.Namespace) -> tasks.LabelsOptions:
     """Return what judges labels; a sweep becomes one of its runs, with the files of predictions of all folds."""
     output = Path(arguments.output).resolve()
     if output.suffix != ".csv":
@@ -132,12 +131,12 @@ def _judgement(arguments: argparse.Namespace) -> LabelsOptions:
         raise ValueError(f"--output: {naming.display_path(path)} exists: remove it, or name another file.")
     need_writable("--output", arguments.output)
     if not (Path(arguments.run) / SWEEP).is_file():
-        return LabelsOptions(output, [])
+        return tasks.LabelsOptions(output, [])
     from lockstep.trials import out_of_fold
 
     folds = out_of_fold.of_best(Path(arguments.run).resolve())
     arguments.run, arguments.devices, arguments.checkpoint = str(folds[0].path), "1", None  # which only draws
-    return LabelsOptions(output, [fold.fold_rows for fold in folds])
+    return tasks.LabelsOptions(output, [fold.fold_rows for fold in folds])
 
 
 def _source(arguments: argparse.Namespace) -> str:
@@ -190,7 +189,7 @@ def _devices(text: str | None) -> int | list[int] | None:
     return [int(number) for number in text.split(",") if number] if "," in text else int(text)
 
 
-def _compute(task: Task, trained: TrainedRun, options: Options, job: Path | None) -> int:
+def _compute(task: Task, trained: tasks.TrainedRun, options: Options, job: Path | None) -> int:
     """Run a task in workers of this machine, or as a rank of a launcher. Returns the exit code.
 
     Logs are in the folder of the `job`, or in a temporary one, for a launcher in outputs/, which all machines see.

@@ -54,9 +54,13 @@ def features(module: Classifier, inputs: Tensor) -> Tensor:
     net, count = module.net, len(module.image_format.class_names)
     head = "".join(attach_ends(net, count).head[:1])
     if not head:
-        hint = "name it as the `head` of its lockstep.models.Origin"
         raise ConfigError(
-            Error("unsupported", type(net).__name__, f"has no last layer of {plural(count, 'output')}", hint)
+            Error(
+                "unsupported",
+                type(net).__name__,
+                f"has no last layer of {plural(count, 'output')}",
+                "name it as the `head` of its lockstep.models.Origin",
+            )
         )
     with torch.inference_mode(), module.eager_mode(), head_inputs(net, head) as found:
         module(inputs.to(module.device))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lockstep.assembly import data_changes, run_parts, session
+from lockstep.assembly import data_record, run_parts, session
 from lockstep.assembly.agreement import together
 from lockstep.assembly.listed_images import files_of
 from lockstep.assembly.session import Session
@@ -153,7 +153,7 @@ def find_images(here: Session, run: RunFolder, form: ImageFormat, split: str | N
         run_parts.refuse_unfit_arguments(section)
         files = files_of(section, is_cut=False, is_other=True)
         _refuse_similar_classes(files.table, form.class_names)
-        shared = data_changes.overlap(run, files.table)
+        shared = data_record.overlap(run, files.table)
         if shared is None:
             return None
         again = shared.trained
@@ -163,7 +163,7 @@ def find_images(here: Session, run: RunFolder, form: ImageFormat, split: str | N
                 "if it is the run's, add changed_data=accept, else --split all or test"
             )
         if split in ("val", "test") and split not in files.table.splits:
-            files = files_of(section, is_other=True, kept=data_changes.known_splits(run))
+            files = files_of(section, is_other=True, kept=data_record.known_splits(run))
         table = _match_classes(files.table, form.class_names)
         chosen = split or ("test" if "test" in table.splits else "all")
         rows = np.arange(len(table.names)) if chosen == "all" else table.splits[chosen]

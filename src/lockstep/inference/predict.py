@@ -89,8 +89,14 @@ def report(here: Session, noun: str, output: Path | None, result: dict[str, Any]
 def refuse_own_module(config: Config, who: str) -> None:
     """Raise ConfigError for a run of a custom LightningModule, which has no task that predicts."""
     if config.has_own_module:
-        problem = f"needs the predictions of a task, and module._target_={config.module.target} has none"
-        raise ConfigError(Error("unsupported", who, problem, "load its checkpoint with Lightning"))
+        raise ConfigError(
+            Error(
+                "unsupported",
+                who,
+                f"needs the predictions of a task, and module._target_={config.module.target} has none",
+                "load its checkpoint with Lightning",
+            )
+        )
 
 
 def load_network(here: Session, checkpoint: Path) -> Classifier:
