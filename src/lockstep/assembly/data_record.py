@@ -61,8 +61,9 @@ def compare(here: Session, images: Splits, run: RunFolder, *, is_new: bool = Fal
             return
         text = f"the data of {display_path(run.path)} changed: {'; '.join(changes)}"
         if before is not None and len(before["class_names"]) != len(now["class_names"]):
-            hint = "restore the data, or train a new run"
-            raise ValueError(f"{text}. Its network has a different number of outputs: {hint}")
+            raise ValueError(
+                f"{text}. Its network has a different number of outputs: restore the data, or train a new run"
+            )
         if here.config.changed_data == "refuse":
             raise ValueError(f"{text}. Restore the data, or add changed_data=accept to use them as they are now")
         print(f"changed_data=accept: {text}", file=sys.stderr, flush=True)
@@ -196,5 +197,6 @@ def read(run: RunFolder) -> Record | None:
         _replaced_names(_contents(record), ({}, {}))
         return record
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        hint = "delete it, and add changed_data=accept"
-        raise ValueError(f"{display_path(run.images)} cannot be read ({error}): {hint}") from error
+        raise ValueError(
+            f"{display_path(run.images)} cannot be read ({error}): delete it, and add changed_data=accept"
+        ) from error

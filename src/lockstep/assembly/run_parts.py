@@ -288,8 +288,13 @@ def seed_splits(splits: Splits, seed: int) -> Splits:
 
 
 def image_format(data: ImageData) -> ImageFormat:
-    is_float = data.splits.train.dtype.is_floating_point
-    return ImageFormat(data.class_names, data.image_shape, data.mean, data.std, is_float)
+    return ImageFormat(
+        data.class_names,
+        data.image_shape,
+        data.mean,
+        data.std,
+        is_float=data.splits.train.dtype.is_floating_point,
+    )
 
 
 def build_module(

@@ -71,8 +71,7 @@ def refuse_training_overrides(texts: list[str], precision_hint: str) -> None:
     for text in texts:
         if text.lstrip("+~").startswith(OF_A_TRAINING):
             hint = precision_hint if "precision" in text else "remove it"
-            problem = "is for a training, which this command does not start"
-            raise ConfigError(Error("conflict", text, problem, hint))
+            raise ConfigError(Error("conflict", text, "is for a training, which this command does not start", hint))
 
 
 def open_run(

@@ -39,8 +39,7 @@ from lockstep.system.redaction import redact
 from lockstep.system.terminal import show_table
 from lockstep.system.wording import join_names, plural, similar_names
 
-Notes = dict[str, str]
-Found = tuple[Splits, str, Notes]  # images, the name of the part to evaluate, and remarks
+Found = tuple[Splits, str, dict[str, str]]  # images, the name of the part to evaluate, and remarks
 
 
 def evaluate(folder: RunFolder, world: World | None, trained: TrainedRun, options: EvalOptions) -> int:
@@ -96,7 +95,7 @@ def evaluate(folder: RunFolder, world: World | None, trained: TrainedRun, option
     return 0
 
 
-def _load_data(here: Session, trained: TrainedRun, options: EvalOptions) -> tuple[ImageData, str, Notes]:
+def _load_data(here: Session, trained: TrainedRun, options: EvalOptions) -> tuple[ImageData, str, dict[str, str]]:
     """Return the data to evaluate, the name of the part that is evaluated, and remarks. Every rank must call it."""
     split = options.split
     if options.may_differ:

@@ -133,8 +133,14 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path, max_e
         except ImageError:
             raise
         except Exception as error:  # of custom code, of an operator that ONNX lacks, or of the file on other images
-            key = f"model._target_={config.model.target}"
-            raise ConfigError(Error("failed", key, "cannot be exported", located(_reason(error), error))) from error
+            raise ConfigError(
+                Error(
+                    "failed",
+                    f"model._target_={config.model.target}",
+                    "cannot be exported",
+                    located(_reason(error), error),
+                )
+            ) from error
         largest, largest_scaled = torch.stack(differences).amax(0).tolist()
         checked = plural(len(differences), "test image")
         if not largest <= LIMIT:  # also NaN

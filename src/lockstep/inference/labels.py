@@ -123,8 +123,11 @@ def _show(facts: dict[str, Any]) -> None:
     say(out, f"{_summary(facts)}; {facts['suspicious_by_chance']:.1f} would be if all labels were right.")
     say(out, f"Estimated fraction of wrong labels: {100 * facts['wrong_fraction']:.1f} %.")
     if not facts["predictions"]:
-        what = "A sweep over data.folds=5 data.fold=0,1,2,3,4 judges all."
-        say(out, f"Only the validation and test images are judged: the network has learned the others. {what}")
+        say(
+            out,
+            "Only the validation and test images are judged: the network has learned the others. "
+            "A sweep over data.folds=5 data.fold=0,1,2,3,4 judges all.",
+        )
     output, pictures = (quote_path(Path(facts[key])) for key in ("output", "pictures"))
     say(out, f"All images, the most suspicious first: {output}; pictures of the first: {pictures}")
     say(out, "Correct the column label, or remove rows, and train on the list:")

@@ -47,8 +47,7 @@ def predict(folder: RunFolder, world: World | None, trained: TrainedRun, options
     config, output = trained.config, options.output
     refuse_own_module(config, "lockstep predict")
     with session.open_session(folder, config, world) as here:
-        choose_threshold = partial(selective.threshold_of, trained.checkpoint, config, options.max_error)
-        threshold, text = together(choose_threshold)
+        threshold, text = together(lambda: selective.threshold_of(trained.checkpoint, config, options.max_error))
         print(text if here.rank == 0 else "", end="", flush=True)
         module = load_network(here, trained.checkpoint)
         images = images_of(here, trained.folder, options.source, module.image_format)
@@ -80,10 +79,12 @@ def report(here: Session, noun: str, output: Path | None, result: dict[str, Any]
         if output is not None:
             print(f"{plural(num_rows, noun)} in {output}", flush=True)
         write_json(here.folder.scores, {"output": output and str(output), **result})
-    if errors:  # the command prints a recorded failure
-        count = f"{len(errors)} of {plural(num_rows + len(errors), 'image')} cannot be read and are left out"
-        here.folder.record_failure("\n".join([*errors, f"{count}; --strict writes nothing then\n"]))
-    return EXIT_FAILED if errors else 0
+    if not errors:
+        return 0
+    count = f"{len(errors)} of {plural(num_rows + len(errors), 'image')} cannot be read and are left out"
+    # the command prints a recorded failure
+    here.folder.record_failure("\n".join([*errors, f"{count}; --strict writes nothing then\n"]))
+    return EXIT_FAILED
 
 
 def refuse_own_module(config: Config, who: str) -> None:

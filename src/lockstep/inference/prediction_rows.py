@@ -95,9 +95,13 @@ def _truths(module: Classifier, targets: Tensor) -> list[list[str]]:
         return [[str(names[number])] for number in targets.tolist()]
     rows = targets.reshape(len(targets), -1)
     if rows.shape[1] != len(names):
-        error = f"targets of shape {tuple(targets.shape[1:])} for {len(names)} {module.task.named}"
         raise ConfigError(
-            Error("unsupported", "--output", f"needs one number for each column, and the data has {error}")
+            Error(
+                "unsupported",
+                "--output",
+                "needs one number for each column, and the data has "
+                f"targets of shape {tuple(targets.shape[1:])} for {len(names)} {module.task.named}",
+            )
         )
     return [[f"{value:.6g}" for value in row] for row in rows.tolist()]
 

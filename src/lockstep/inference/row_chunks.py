@@ -156,8 +156,10 @@ def prepare(output: Path) -> None:
             continue
         is_held = files.is_held(hidden)
         if is_held:
-            what = f"{display_path(output)} is being written by another process"
-            raise ValueError(f"{what}: wait for it to end, or choose another --output")
+            raise ValueError(
+                f"{display_path(output)} is being written by another process: "
+                "wait for it to end, or choose another --output"
+            )
         if is_held is False:
             files.remove(hidden)
 
