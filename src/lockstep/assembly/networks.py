@@ -86,7 +86,14 @@ def classifier(
             grapher=_grapher(session),
             shards=session.shards,
         )
-        module = kind(net, task, measured=measured, image_format=image_format, recipe=recipe, execution=execution)
+        module = kind(
+            net,
+            task,
+            measured=measured,
+            image_format=image_format,
+            recipe=recipe,
+            execution=execution,
+        )
     # Lightning widens to float64 only after it has loaded a checkpoint, which would round that to float32
     return module.double() if session.precision == "float64" else module
 
@@ -97,7 +104,10 @@ def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, in
     It tries a copy of the network with two images. A network that cannot be copied, or does not run on a CPU, is not
     checked.
     """
-    with build.section_errors(config, "model"), contextlib.suppress(RuntimeError, AssertionError, NotImplementedError):
+    with (
+        build.section_errors(config, "model"),
+        contextlib.suppress(RuntimeError, AssertionError, NotImplementedError),
+    ):
         trial = copy.deepcopy(net)
         for dropout in replace_dropout(trial, config.seed):
             dropout.shard = Shard(0, 0, 0, 2, 0, 2, 2)
@@ -136,19 +146,40 @@ def _rule_errors(rules: list[ParameterRule], parameters: dict[str, nn.Parameter]
             yield Error("unknown", key, "matches no parameter", f"the network has {', '.join(parts)}")
         elif not own:
             first = rule_of(found[0], rules).name
-            yield Error("conflict", key, f"matches only what parameters.{first} matches before it", "put it first")
+            yield Error(
+                "conflict",
+                key,
+                f"matches only what parameters.{first} matches before it",
+                "put it first",
+            )
         elif rule.weight_decay and all(parameters[name].ndim <= 1 for name in own):
             yield Error(
-                "conflict", key, "matches norms and biases only, which are not decayed", "remove its weight_decay"
+                "conflict",
+                key,
+                "matches norms and biases only, which are not decayed",
+                "remove its weight_decay",
             )
     if not any(p.requires_grad and rule_of(name, rules).frozen_epochs is not None for name, p in parameters.items()):
-        yield Error("conflict", "parameters", "freezes the whole network permanently", "leave something to train")
+        yield Error(
+            "conflict",
+            "parameters",
+            "freezes the whole network permanently",
+            "leave something to train",
+        )
 
 
 def _recipe(
-    config: Config, net: nn.Module, rules: Sequence[ParameterRule], total_steps: int, *, is_trained: bool
+    config: Config,
+    net: nn.Module,
+    rules: Sequence[ParameterRule],
+    total_steps: int,
+    *,
+    is_trained: bool,
 ) -> Recipe:
-    """Build optimizer and schedule of a network, tried before a training builds them for its parameter groups."""
+    """Build optimizer and schedule of a network; try them if it `is_trained`.
+
+    The training calls them again, for its parameter groups.
+    """
     with build.section_errors(config, "optimizer"):
         optimizer = build.build(config.optimizer)
         tried = optimizer(list(net.parameters())) if is_trained else None

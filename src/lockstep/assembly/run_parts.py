@@ -60,17 +60,29 @@ def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> Ima
 def refuse_unfit_images(config: Config, images: Splits) -> None:
     """Raise ConfigError if the images of a source do not fit the settings of data and augment."""
     refuse_shared_groups(config, images)
-    name, pixels, memory = f"data._target_={config.data.target}", images.train.pixels, config.data.memory
+    name, pixels, memory = (
+        f"data._target_={config.data.target}",
+        images.train.pixels,
+        config.data.memory,
+    )
     found: list[Error] = []
     if memory not in ("auto", "stream") and is_streamed(pixels):
         found.append(
             Error(
-                "conflict", f"data.memory={memory}", f", but {name} makes samples on demand", "use data.memory=stream"
+                "conflict",
+                f"data.memory={memory}",
+                f", but {name} makes samples on demand",
+                "use data.memory=stream",
             )
         )
     if memory == "stream" and not any(is_streamed(part.pixels) for part in images.parts.values()):
         found.append(
-            Error("conflict", "data.memory=stream", f", but {name} does not stream its images", "use data.memory=auto")
+            Error(
+                "conflict",
+                "data.memory=stream",
+                f", but {name} does not stream its images",
+                "use data.memory=auto",
+            )
         )
     if images.statistics is None and not isinstance(pixels, Tensor):
         found.append(
@@ -81,7 +93,10 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
                 "return Splits(..., statistics=Statistics(mean, std))",
             )
         )
-    uses = {"data.balance": config.data.balance, "task.class_weights": config.task.arguments().get("class_weights")}
+    uses = {
+        "data.balance": config.data.balance,
+        "task.class_weights": config.task.arguments().get("class_weights"),
+    }
     counting = [f"{key}={value}" for key, value in uses.items() if value and not isinstance(value, list)]
     if counting and images.class_counts("train") is None:
         found.append(
@@ -94,7 +109,12 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
         )
     if (absent := images.absent_classes("train")) and (counting or len(images.train.targets)):
         found.append(
-            Error("missing", name, f"has no training image of {join_names(absent)}", "add some, or remove the class")
+            Error(
+                "missing",
+                name,
+                f"has no training image of {join_names(absent)}",
+                "add some, or remove the class",
+            )
         )
     augment = config.augment
     used = [f"augment.{name}={literal(value)}" for name, value in augment.used.items()]
@@ -244,7 +264,11 @@ def source(section: Data, *, is_once: bool = False, kept: Kept = None) -> Splits
     Raises ConfigError for parameters it does not take: those of an evaluation were not checked before.
     """
     refuse_unfit_arguments(section)
-    given = {"memory": section.memory, "fold": Fold.chosen(section.fold, section.folds), "kept": kept}
+    given = {
+        "memory": section.memory,
+        "fold": Fold.chosen(section.fold, section.folds),
+        "kept": kept,
+    }
     given = {key: value for key, value in given.items() if value is not None}
     supplied: dict[str, Any] = {key: given[key] for key in given if signatures.has_parameter(section.target, key)}
     if "fold" in given and "fold" not in supplied:
@@ -321,7 +345,11 @@ class _LayerSync(ExactBatchNorm, LayerSync):
 
 
 def lightning_trainer(
-    session: Session, module: L.LightningModule, *, callbacks: Sequence[Callback] = (), **settings: Any
+    session: Session,
+    module: L.LightningModule,
+    *,
+    callbacks: Sequence[Callback] = (),
+    **settings: Any,
 ) -> L.Trainer:
     """Build a Trainer for `module` on the devices of the session, without Lightning's default callbacks."""
     config = session.config

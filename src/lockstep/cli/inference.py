@@ -28,7 +28,12 @@ from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.launcher import outer_world
 
 Options = tasks.EvalOptions | tasks.PredictOptions | tasks.EmbedOptions | tasks.LabelsOptions
-OF_A_TRAINING = ("hydra.", "resume=", "init_from=", "trainer.precision=")  # overrides of no use here
+OF_A_TRAINING = (
+    "hydra.",
+    "resume=",
+    "init_from=",
+    "trainer.precision=",
+)  # overrides of no use here
 # options that the command of a job repeats
 VALUES = (
     *("split", "output", "pictures", "top_k", "max_error", "checkpoint"),
@@ -46,7 +51,11 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
         folder, checkpoint, saved, source = open_run(arguments, current, reads_data=reads_data)
         devices, world = _devices(arguments.devices), outer_world(os.environ)
         adapted = saved_run.adapt_to_machine(
-            saved, devices=devices, strategy=arguments.strategy, world=world, precision=arguments.precision
+            saved,
+            devices=devices,
+            strategy=arguments.strategy,
+            world=world,
+            precision=arguments.precision,
         )
         may_differ = False
         if isinstance(options, tasks.EvalOptions):
@@ -134,7 +143,11 @@ def _judgement(arguments: argparse.Namespace) -> tasks.LabelsOptions:
     from lockstep.trials import out_of_fold
 
     folds = out_of_fold.of_best(Path(arguments.run).resolve())
-    arguments.run, arguments.devices, arguments.checkpoint = str(folds[0].path), "1", None  # which only draws
+    arguments.run, arguments.devices, arguments.checkpoint = (
+        str(folds[0].path),
+        "1",
+        None,
+    )  # which only draws
     return tasks.LabelsOptions(output, [fold.fold_rows for fold in folds])
 
 

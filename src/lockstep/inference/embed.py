@@ -66,7 +66,11 @@ def features(module: Classifier, inputs: Tensor) -> Tensor:
         module(inputs.to(module.device))
         if not found or found[0].dim() < 2 or len(found[0]) != len(inputs):
             raise ConfigError(
-                Error("unsupported", type(net).__name__, f"does not call its layer {head} with features of each image")
+                Error(
+                    "unsupported",
+                    type(net).__name__,
+                    f"does not call its layer {head} with features of each image",
+                )
             )
         values = found[0].to(module.mean.dtype)
         if isinstance(net.get_submodule(head), nn.Conv2d):

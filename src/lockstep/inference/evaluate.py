@@ -43,7 +43,10 @@ Found = tuple[Splits, str, dict[str, str]]  # images, the name of the part to ev
 
 
 def evaluate(folder: RunFolder, world: World | None, trained: TrainedRun, options: EvalOptions) -> int:
-    """Evaluate a run on a split of its data, or on other images; print the result, and write scores.json."""
+    """Evaluate a run on a split of its data, or on other images.
+
+    Prints the result, and writes scores.json. Returns the exit code.
+    """
     config = trained.config
     if options.output is not None or options.pictures is not None:
         predict.refuse_own_module(config, "lockstep eval with --output or --pictures")
@@ -96,7 +99,10 @@ def evaluate(folder: RunFolder, world: World | None, trained: TrainedRun, option
 
 
 def _load_data(here: Session, trained: TrainedRun, options: EvalOptions) -> tuple[ImageData, str, dict[str, str]]:
-    """Return the data to evaluate, the name of the part that is evaluated, and remarks. Every rank must call it."""
+    """Return the data to evaluate, the name of the part that is evaluated, and remarks.
+
+    Every rank must call it.
+    """
     split = options.split
     if options.may_differ:
         saved = torch.load(trained.checkpoint, map_location="cpu", weights_only=True)
@@ -106,7 +112,12 @@ def _load_data(here: Session, trained: TrainedRun, options: EvalOptions) -> tupl
             return run_parts.serve_images(here, images), chosen, notes
     if split == "all":
         raise ConfigError(
-            Error("conflict", "--split all", "is for images that are not those of the run", "use test or val")
+            Error(
+                "conflict",
+                "--split all",
+                "is for images that are not those of the run",
+                "use test or val",
+            )
         )
     return run_parts.image_data(here, trained.folder), split or "test", {}
 

@@ -76,12 +76,21 @@ def _predict(here: Session, images: Splits, checkpoint: Path) -> list[Path]:
 def _judge(paths: Sequence[Path], images: Splits, *, is_run: bool) -> tuple[dict[str, Any], list[list[Any]]]:
     """Return facts and the rows of the list; the training images of a run, which it cannot judge, are at its end."""
     lines, classes, labels, probabilities = tables.read(paths)
-    is_suspicious, best = confident_learning.suspicious(labels, probabilities), probabilities.argmax(1)
+    is_suspicious, best = (
+        confident_learning.suspicious(labels, probabilities),
+        probabilities.argmax(1),
+    )
     calibrated, fraction = confident_learning.calibrate(labels, probabilities)
     rows: list[list[Any]] = []
     for row in confident_learning.order(labels, probabilities).tolist():
         file, label, *_, part = lines[row]
-        cells = [file, label, classes[best[row]], float(probabilities[row, labels[row]]), int(is_suspicious[row])]
+        cells = [
+            file,
+            label,
+            classes[best[row]],
+            float(probabilities[row, labels[row]]),
+            int(is_suspicious[row]),
+        ]
         rows.append([*cells, part if is_run else "train"])
     facts = {
         "images": len(labels),
@@ -106,7 +115,12 @@ def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, title: str)
     captions = []
     for name, label, suggested, score, *_ in rows:
         better = [f"→ {plots.short_name(suggested, 15)}"] if suggested != label else []
-        lines = [plots.short_name(name, 16, is_end=True), plots.short_name(label, 16), *better, f"score {score:.4f}"]
+        lines = [
+            plots.short_name(name, 16, is_end=True),
+            plots.short_name(label, 16),
+            *better,
+            f"score {score:.4f}",
+        ]
         captions.append("\n".join(lines))
     shown = [plots.picture(*at[row[0]]) for row in rows]
     plots.write_sheet(path, [shown], captions, [not row[4] for row in rows], title)
@@ -120,7 +134,10 @@ def _show(facts: dict[str, Any]) -> None:
         if count > MOST_ROWS:
             out.print(f"... and {count - MOST_ROWS:,} more", style="dim")
         out.print()
-    say(out, f"{_summary(facts)}; {facts['suspicious_by_chance']:.1f} would be if all labels were right.")
+    say(
+        out,
+        f"{_summary(facts)}; {facts['suspicious_by_chance']:.1f} would be if all labels were right.",
+    )
     say(out, f"Estimated fraction of wrong labels: {100 * facts['wrong_fraction']:.1f} %.")
     if not facts["predictions"]:
         say(

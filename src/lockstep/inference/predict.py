@@ -1,4 +1,4 @@
-"""Prediction by the network of a checkpoint: `lockstep predict`, and what other commands share with it."""
+"""`lockstep predict`, and what other commands share with it: the network of a checkpoint, images."""
 
 import contextlib
 import io
@@ -39,10 +39,10 @@ FOLD_WEIGHTS = "fold_weights_sha256"  # in summary.json: of the network of fold_
 
 
 def predict(folder: RunFolder, world: World | None, trained: TrainedRun, options: PredictOptions) -> int:
-    """Write or print the prediction of every image of a source, each once and in order. Returns the exit code.
+    """Write or print the prediction of every image of a source, each once and in order.
 
-    Unreadable files of a folder are skipped, listed on standard error, and make the exit code of rank 0 1. The rows of
-    a table are recorded for `--json`, which prints them.
+    Returns the exit code, 1 on rank 0 if files of a folder cannot be read: they are skipped and listed on
+    standard error.
     """
     config, output = trained.config, options.output
     refuse_own_module(config, "lockstep predict")
@@ -63,16 +63,19 @@ def predict(folder: RunFolder, world: World | None, trained: TrainedRun, options
             write = partial(prediction_table.count_answers, write)
         file = RowFile(output or folder.path / "predictions", write, options.is_strict)
         errors = write_rows(here, module.image_format, images, rows, file)
-        result: dict[str, Any] = {"predictions": len(images) - len(errors), "unreadable": len(errors)}
+        result: dict[str, Any] = {
+            "predictions": len(images) - len(errors),
+            "unreadable": len(errors),
+        }
         if options.is_json and output is None:
             result["rows"] = listed
         return report(here, "prediction", output, result, errors)
 
 
 def report(here: Session, noun: str, output: Path | None, result: dict[str, Any], errors: list[str]) -> int:
-    """Print and record a `result`, with the number of rows by their `noun`, and the errors of images without a row.
+    """Print and record a `result`, which has the number of rows by their `noun`, and the `errors`.
 
-    Returns the exit code.
+    Errors are those of images without a row. Returns the exit code.
     """
     num_rows = result[f"{noun}s"]
     if here.rank == 0:
@@ -127,7 +130,10 @@ def predictions(module: Classifier, inputs: Tensor) -> Tensor:
 
 
 def images_of(here: Session, run: RunFolder, source: str, image_format: ImageFormat) -> Images:
-    """Return the images of a source: a split of the data of a run, a folder or a file. Every rank must call it."""
+    """Return the images of a source: a split of the data of a run, a folder or a file.
+
+    Every rank must call it.
+    """
     if source in ("val", "test"):
         splits = run_parts.splits(here, run, is_once=True)
         data_record.compare(here, splits, run)
@@ -166,7 +172,14 @@ def write_probabilities(here: Session, module: Classifier, images: Images, outpu
         rows: list[list[str]] = []
         for at, values in zip(positions.tolist(), probabilities, strict=True):
             labels = [names[classes[at]], names[int(values.argmax())]]
-            rows.append([str(images.names[at]), *labels, *(f"{value:.6f}" for value in values.tolist()), fold])
+            rows.append(
+                [
+                    str(images.names[at]),
+                    *labels,
+                    *(f"{value:.6f}" for value in values.tolist()),
+                    fold,
+                ]
+            )
         return rows
 
     head = ["file", "truth", "prediction", *names, "fold"]

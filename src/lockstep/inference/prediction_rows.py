@@ -18,9 +18,10 @@ from lockstep.tasks.task import checked_losses
 
 @dataclass(frozen=True)
 class PredictionRows:
-    """Rows of a CSV file: the name of an image and its predictions, with `has_truth` also its target and loss.
+    """Rows of a CSV file: name and predictions of an image, with `has_truth` also target and loss.
 
-    `ranks` is that of `ranking_argument`. With a `threshold` the class is `unknown` up to this probability.
+    `ranks` is that of `ranking_argument`. With a `threshold` the class is `unknown` up to this
+    probability.
     """
 
     module: Classifier
@@ -42,9 +43,10 @@ class PredictionRows:
         return ["file", *truth, *predicted, "loss"]
 
     def __call__(self, positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
-        """Return the rows of the images at `positions` (n,), with pixels (n, C, H, W) and targets (n, ...).
+        """Return the rows of images by positions (n,), pixels (n, C, H, W) and targets (n, ...).
 
-        Several threads may call it at once. Raises ConfigError unless the task predicts rows of numbers.
+        Several threads may call it at once. Raises ConfigError unless the task predicts rows of
+        numbers.
         """
         task, inputs = self.module.task, pixels.to(self.module.device)
         with torch.inference_mode():
@@ -81,10 +83,22 @@ def ranking_argument(module: Classifier, top_k: int, *, is_shown: bool = False) 
         top_k = max(top_k, min(2, count))
     if top_k > 1 and not can_rank:
         raise ConfigError(
-            Error("unsupported", f"--top-k {top_k}", f": {type(module.task).__name__} ranks no classes", "remove it")
+            Error(
+                "unsupported",
+                f"--top-k {top_k}",
+                f": {type(module.task).__name__} ranks no classes",
+                "remove it",
+            )
         )
     if top_k > count:
-        raise ConfigError(Error("range", f"--top-k {top_k}", f": the run has {count} classes", f"use {count} at most"))
+        raise ConfigError(
+            Error(
+                "range",
+                f"--top-k {top_k}",
+                f": the run has {count} classes",
+                f"use {count} at most",
+            )
+        )
     return {"top_k": top_k} if top_k > 1 else {}
 
 

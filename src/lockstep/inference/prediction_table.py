@@ -54,7 +54,12 @@ def list_rows(task: Task, heads: Sequence[str], rows: list[dict[str, Any]], chun
 def show(task: Task, heads: Sequence[str], chunks: Iterable[str]) -> None:
     """Print rows of predictions, which come as CSV below `heads`, once all are there."""
     is_of = type(task).cells  # what made the rows; those of other tasks are printed as they are
-    shown, counts, doubts, num_images = list[list[str]](), Counter[str](), list[tuple[float, str]](), 0
+    shown, counts, doubts, num_images = (
+        list[list[str]](),
+        Counter[str](),
+        list[tuple[float, str]](),
+        0,
+    )
     for file, *cells in _read_rows(chunks):
         num_images += 1
         if is_of is Classification.cells:

@@ -1,8 +1,9 @@
-"""Rows of all images by any number of workers, which take chunks of them; rank 0 joins the chunks in one file.
+"""Rows of all images by any number of workers, in one file.
 
-Chunks do not depend on the workers, and therefore the bits of the rows do not. They are computed by threads: each reads
-files, and on a CPU calls the network that all of them share. Each rank appends the chunks that it computes to a hidden
-file with a JSON line for each. It is next to the output, which may be on a disk of its own.
+Images are split into chunks that do not depend on the workers, so the bits of the rows do not either.
+Each worker takes the next chunk when it is free. Its threads read files, and on a CPU call the network
+that all of them share. Each rank appends its chunks to a hidden file, a JSON line each, which rank 0
+joins. Hidden files are next to the output, which may be on a disk of its own.
 """
 
 import contextlib
@@ -51,7 +52,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFile:
-    """A file of rows, which `write` writes on rank 0; the chunks of the workers are next to it until then.
+    """A file of rows, which `write` writes on rank 0; chunks are next to its path until then.
 
     With `is_strict`, nothing is written if an image cannot be read.
     """
@@ -67,9 +68,9 @@ def csv_file(path: Path, head: Sequence[str], *, is_strict: bool = True) -> RowF
 
 
 def write_rows(here: Session, image_format: ImageFormat, images: Images, rows_of: RowsOf, file: RowFile) -> list[str]:
-    """Write the rows of all images. Returns the errors of those that cannot be read. Every rank must call it.
+    """Write the rows of all images. Returns the errors of those that cannot be read.
 
-    The network that computes the rows takes images of the `image_format`.
+    The network that computes the rows takes images of the `image_format`. Every rank must call it.
     """
     height, width = image_format.image_shape[1:]
     fitting = NUM_PIXELS // (height * width) if here.device.type == "cpu" else NUM_PER_RUN
@@ -83,7 +84,10 @@ def write_rows(here: Session, image_format: ImageFormat, images: Images, rows_of
 
 
 def _take_chunks(here: Session, images: Images, rows_of: RowsOf, size: int, name: str) -> Iterator[Chunk]:
-    """Yield computed chunks of `size` images: this rank takes the next one when it is free. `name` is used once."""
+    """Yield computed chunks of `size` images: this rank takes the next one when it is free.
+
+    The `name` is used once.
+    """
     runs = torch.arange(len(images)).split(size)
     counts = itertools.takewhile(lambda count: count < len(runs), shared_count(name))
     taken = ((count, runs[count]) for count in counts)
@@ -97,7 +101,11 @@ def _take_chunks(here: Session, images: Images, rows_of: RowsOf, size: int, name
 
 
 def compute_chunks(
-    device: torch.device, images: Images, numbered: Iterable[tuple[int, Tensor]], rows_of: RowsOf, count: int
+    device: torch.device,
+    images: Images,
+    numbered: Iterable[tuple[int, Tensor]],
+    rows_of: RowsOf,
+    count: int,
 ) -> Iterator[Chunk]:
     """Yield the chunk of each number and positions (n,), as soon as it is computed, by up to `count` threads.
 

@@ -26,9 +26,9 @@ class TrainedRun:
 class EvalOptions:
     """Options of `lockstep eval`.
 
-    `split` is None by default. Images that are not those of the run are evaluated if they `may_differ`. `output` is a
-    CSV file for a row of each image with its `top_k` most probable classes, `pictures` a folder for pictures and
-    numbers.
+    `output` is a CSV file for a row of each image with its `top_k` most probable classes. `pictures` is a
+    folder for pictures and numbers. Images that are not those of the run are evaluated if they
+    `may_differ`; all of them if `split` is None and they have no test split.
     """
 
     split: str | None
@@ -42,9 +42,10 @@ class EvalOptions:
 class PredictOptions:
     """Options of `lockstep predict`.
 
-    `source` is a folder or an image file, or `val` or `test` of the data of the run. Without the CSV file `output` the
-    predictions are printed, with `is_json` also recorded. If `is_strict`, nothing is written if a file cannot be read.
-    With `max_error` the class of an image without an answer is `unknown`: see `selective.threshold_of`.
+    `source` is a folder or an image file, or `val` or `test` of the data of the run. Without the CSV
+    file `output` the predictions are printed, or recorded if `is_json`. If `is_strict`, nothing is
+    written if a file cannot be read. With `max_error` the class of an image without an answer is
+    `unknown`: see `selective.threshold_of`.
     """
 
     source: str
@@ -68,8 +69,8 @@ class EmbedOptions:
 class LabelsOptions:
     """Options of `lockstep labels`.
 
-    `predictions` are the files of all folds of a setting, of which the run is one. Without any the validation and test
-    images of the run are judged by its checkpoint.
+    `predictions` are the files of all folds of a setting, of which the run is one. Without any the
+    validation and test images of the run are judged by its checkpoint.
     """
 
     output: Path
@@ -77,7 +78,12 @@ class LabelsOptions:
 
 
 def evaluate(
-    folder: RunFolder, world: World | None, flag: SignalFlag, *, trained: TrainedRun, options: EvalOptions
+    folder: RunFolder,
+    world: World | None,
+    flag: SignalFlag,
+    *,
+    trained: TrainedRun,
+    options: EvalOptions,
 ) -> int:
     with lazy():
         from lockstep.inference import evaluate
@@ -85,7 +91,12 @@ def evaluate(
 
 
 def predict(
-    folder: RunFolder, world: World | None, flag: SignalFlag, *, trained: TrainedRun, options: PredictOptions
+    folder: RunFolder,
+    world: World | None,
+    flag: SignalFlag,
+    *,
+    trained: TrainedRun,
+    options: PredictOptions,
 ) -> int:
     with lazy():
         from lockstep.inference import predict
@@ -93,7 +104,12 @@ def predict(
 
 
 def embed(
-    folder: RunFolder, world: World | None, flag: SignalFlag, *, trained: TrainedRun, options: EmbedOptions
+    folder: RunFolder,
+    world: World | None,
+    flag: SignalFlag,
+    *,
+    trained: TrainedRun,
+    options: EmbedOptions,
 ) -> int:
     with lazy():
         from lockstep.inference import embed
@@ -101,7 +117,12 @@ def embed(
 
 
 def judge(
-    folder: RunFolder, world: World | None, flag: SignalFlag, *, trained: TrainedRun, options: LabelsOptions
+    folder: RunFolder,
+    world: World | None,
+    flag: SignalFlag,
+    *,
+    trained: TrainedRun,
+    options: LabelsOptions,
 ) -> int:
     with lazy():
         from lockstep.inference import labels
