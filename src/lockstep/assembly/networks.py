@@ -184,8 +184,11 @@ def _recipe(
         optimizer = build.build(config.optimizer)
         tried = optimizer(list(net.parameters())) if is_trained else None
     with build.section_errors(config, "scheduler"):
-        scheduler = build.build(config.scheduler)
-        schedule = Schedule(scheduler, config.scheduler.interval, *build.monitored_metric(config))
+        schedule = Schedule(
+            build.build(config.scheduler),
+            config.scheduler.interval,
+            *build.monitored_metric(config),
+        )
         if tried is not None:
             schedule.build(tried, total_steps)
     return Recipe(

@@ -28,12 +28,8 @@ from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.launcher import outer_world
 
 Options = tasks.EvalOptions | tasks.PredictOptions | tasks.EmbedOptions | tasks.LabelsOptions
-OF_A_TRAINING = (
-    "hydra.",
-    "resume=",
-    "init_from=",
-    "trainer.precision=",
-)  # overrides of no use here
+# overrides of no use here
+OF_A_TRAINING = ("hydra.", "resume=", "init_from=", "trainer.precision=")
 # options that the command of a job repeats
 VALUES = (
     *("split", "output", "pictures", "top_k", "max_error", "checkpoint"),
@@ -105,15 +101,18 @@ def open_run(
 def _evaluation(arguments: argparse.Namespace) -> tasks.EvalOptions:
     if arguments.output is None and arguments.top_k != 1:
         raise ValueError(f"--top-k {arguments.top_k} has no rows to be written to: add --output rows.csv.")
-    top_k, output = _top_k(arguments), _output(arguments.output)
-    return tasks.EvalOptions(arguments.split, output, top_k, pictures=_pictures(arguments.pictures))
+    return tasks.EvalOptions(
+        arguments.split,
+        top_k=_top_k(arguments),
+        output=_output(arguments.output),
+        pictures=_pictures(arguments.pictures),
+    )
 
 
 def _prediction(arguments: argparse.Namespace) -> tasks.PredictOptions:
-    source, output = _source(arguments), _output(arguments.output)
     return tasks.PredictOptions(
-        source,
-        output,
+        _source(arguments),
+        _output(arguments.output),
         arguments.strict,
         top_k=_top_k(arguments),
         max_error=arguments.max_error,
@@ -143,11 +142,8 @@ def _judgement(arguments: argparse.Namespace) -> tasks.LabelsOptions:
     from lockstep.trials import out_of_fold
 
     folds = out_of_fold.of_best(Path(arguments.run).resolve())
-    arguments.run, arguments.devices, arguments.checkpoint = (
-        str(folds[0].path),
-        "1",
-        None,
-    )  # which only draws
+    arguments.run = str(folds[0].path)
+    arguments.devices, arguments.checkpoint = "1", None  # which only draws
     return tasks.LabelsOptions(output, [fold.fold_rows for fold in folds])
 
 

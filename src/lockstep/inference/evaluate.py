@@ -28,7 +28,7 @@ from lockstep.data.splits import Splits, identity_statistics
 from lockstep.inference import class_report, predict
 from lockstep.inference import reliability as scores
 from lockstep.inference.prediction_rows import PredictionRows, ranking_argument
-from lockstep.inference.row_chunks import csv_file, write_rows
+from lockstep.inference.row_chunks import RowFile, write_rows, write_table
 from lockstep.inference.tasks import EvalOptions, TrainedRun
 from lockstep.models.calibration import has_probabilities
 from lockstep.models.classifier import Classifier, ImageFormat
@@ -87,7 +87,13 @@ def evaluate(folder: RunFolder, world: World | None, trained: TrainedRun, option
             network = predict.load_network(here, trained.checkpoint)
             ranks = ranking_argument(network, options.top_k)
             rows = PredictionRows(network, config.task.target, images.names, ranks, has_truth=True)
-            write_rows(here, network.image_format, images, rows, csv_file(options.output, rows.head))
+            write_rows(
+                here,
+                network.image_format,
+                images,
+                rows,
+                RowFile(options.output, partial(write_table, options.output, rows.head)),
+            )
             if here.rank == 0:
                 print(f"{plural(len(images), 'row')} in {options.output}", flush=True)
         if options.pictures is not None and findings is not None:

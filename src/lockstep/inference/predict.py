@@ -25,7 +25,7 @@ from lockstep.data.splits import Images
 from lockstep.distributed.collectives import gather_objects
 from lockstep.inference import prediction_table, selective
 from lockstep.inference.prediction_rows import PredictionRows, ranking_argument
-from lockstep.inference.row_chunks import RowFile, RowWriter, csv_file, write_rows
+from lockstep.inference.row_chunks import RowFile, RowWriter, write_rows, write_table
 from lockstep.inference.tasks import PredictOptions, TrainedRun
 from lockstep.models import calibration
 from lockstep.models.classifier import Classifier, ImageFormat
@@ -56,7 +56,7 @@ def predict(folder: RunFolder, world: World | None, trained: TrainedRun, options
         listed: list[dict[str, Any]] = []
         write: RowWriter = partial(prediction_table.show, module.task, rows.head)
         if output is not None:
-            write = csv_file(output, rows.head).write
+            write = partial(write_table, output, rows.head)
         elif options.is_json:
             write = partial(prediction_table.list_rows, module.task, rows.head, listed)
         if threshold is not None:
@@ -183,4 +183,10 @@ def write_probabilities(here: Session, module: Classifier, images: Images, outpu
         return rows
 
     head = ["file", "truth", "prediction", *names, "fold"]
-    write_rows(here, module.image_format, images, rows_of, csv_file(output, head))
+    write_rows(
+        here,
+        module.image_format,
+        images,
+        rows_of,
+        RowFile(output, partial(write_table, output, head)),
+    )

@@ -62,11 +62,6 @@ class RowFile:
     is_strict: bool = True
 
 
-def csv_file(path: Path, head: Sequence[str], *, is_strict: bool = True) -> RowFile:
-    """Return a CSV file of rows with these columns."""
-    return RowFile(path, partial(write_table, path, csv_text([head])), is_strict)
-
-
 def write_rows(here: Session, image_format: ImageFormat, images: Images, rows_of: RowsOf, file: RowFile) -> list[str]:
     """Write the rows of all images. Returns the errors of those that cannot be read.
 
@@ -219,8 +214,8 @@ def join(found: Sequence[Index], write: RowWriter, *, is_strict: bool) -> list[s
     return errors
 
 
-def write_table(output: Path, header: str, rows: Iterable[str]) -> None:
-    """Write a header and rows to a CSV file, in one step."""
+def write_table(output: Path, head: Sequence[str], rows: Iterable[str]) -> None:
+    """Write a head and rows to a CSV file, in one step."""
     with files.atomic_file(output) as file:
-        for text in itertools.chain([header], rows):
+        for text in itertools.chain([csv_text([head])], rows):
             file.write(text.encode(errors="surrogateescape"))  # a file name need not be UTF-8
