@@ -181,18 +181,18 @@ def _recipe(
     The training calls them again, for its parameter groups.
     """
     with build.section_errors(config, "optimizer"):
-        optimizer = build.build(config.optimizer)
-        tried = optimizer(list(net.parameters())) if is_trained else None
+        make_optimizer = build.build(config.optimizer)
+        optimizer = make_optimizer(list(net.parameters())) if is_trained else None
     with build.section_errors(config, "scheduler"):
         schedule = Schedule(
             build.build(config.scheduler),
             config.scheduler.interval,
             *build.monitored_metric(config),
         )
-        if tried is not None:
-            schedule.build(tried, total_steps)
+        if optimizer is not None:
+            schedule.build(optimizer, total_steps)
     return Recipe(
-        optimizer=optimizer,
+        optimizer=make_optimizer,
         scheduler=schedule,
         rules=rules,
         total_steps=total_steps,

@@ -46,7 +46,7 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
         reads_data = vars(arguments).get("source", "test") in ("val", "test")
         folder, checkpoint, saved, source = open_run(arguments, current, reads_data=reads_data)
         devices, world = _devices(arguments.devices), outer_world(os.environ)
-        adapted = saved_run.adapt_to_machine(
+        adapted_config = saved_run.adapt_to_machine(
             saved,
             devices=devices,
             strategy=arguments.strategy,
@@ -55,8 +55,8 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
         )
         may_differ = False
         if isinstance(options, tasks.EvalOptions):
-            adapted, may_differ = saved_run.replace_images(adapted, arguments.overrides)
-        config = saved_run.change_run(folder, adapted, arguments.overrides, source).config
+            adapted_config, may_differ = saved_run.replace_images(adapted_config, arguments.overrides)
+        config = saved_run.change_run(folder, adapted_config, arguments.overrides, source).config
         if config.cluster.name != "none":
             is_sweep = isinstance(options, tasks.LabelsOptions) and bool(options.predictions)
             parents = (path for path in folder.path.parents if is_sweep and (path / SWEEP).is_file())

@@ -53,12 +53,12 @@ def predict(folder: RunFolder, world: World | None, trained: TrainedRun, options
         images = images_of(here, trained.folder, options.source, module.image_format)
         ranks = ranking_argument(module, options.top_k, is_shown=output is None)
         rows = PredictionRows(module, config.task.target, images.names, ranks, threshold)
-        listed: list[dict[str, Any]] = []
+        json_rows: list[dict[str, Any]] = []
         write: RowWriter = partial(prediction_table.show, module.task, rows.head)
         if output is not None:
             write = partial(write_table, output, rows.head)
         elif options.is_json:
-            write = partial(prediction_table.list_rows, module.task, rows.head, listed)
+            write = partial(prediction_table.list_rows, module.task, rows.head, json_rows)
         if threshold is not None:
             write = partial(prediction_table.count_answers, write)
         file = RowFile(output or folder.path / "predictions", write, options.is_strict)
@@ -68,7 +68,7 @@ def predict(folder: RunFolder, world: World | None, trained: TrainedRun, options
             "unreadable": len(errors),
         }
         if options.is_json and output is None:
-            result["rows"] = listed
+            result["rows"] = json_rows
         return report(here, "prediction", output, result, errors)
 
 

@@ -124,11 +124,11 @@ def compute_chunks(
 
     num_threads = source.num_threads(count) if isinstance(source, ImageFiles) and not on_cpu else count
     max_pending = count if on_cpu else count + 1  # with the one that the GPU computes
-    waiting, pending = iter(numbered), set[Future[Callable[[], Chunk]]]()
+    parts, pending = iter(numbered), set[Future[Callable[[], Chunk]]]()
     threads = ThreadPoolExecutor(num_threads, "chunk", torch.set_num_threads, (1,))
     try:
         while True:
-            for number, positions in itertools.islice(waiting, max_pending - len(pending)):
+            for number, positions in itertools.islice(parts, max_pending - len(pending)):
                 pending.add(threads.submit(work, number, positions, *_read(images, positions)))
             if not pending:
                 return
