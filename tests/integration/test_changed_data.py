@@ -10,6 +10,7 @@ from lockstep.assembly import data_record, run_parts
 from lockstep.config.overrides import check
 from lockstep.config.saved import config_file
 from lockstep.inference import tasks
+from lockstep.inference.options import EvalOptions, TrainedRun
 from lockstep.launch import worker
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support import commands
@@ -33,8 +34,8 @@ def write_classes(root: Path) -> None:
 def evaluated(folder: RunFolder, tmp_path: Path, *overrides: str) -> int:
     """The exit code of an evaluation, as `lockstep eval` asks for it."""
     (config,) = check(overrides, saved=config_file.load(folder.config)).configs
-    trained = tasks.TrainedRun(folder, folder.last_checkpoint, config)
-    request = {"trained": trained, "options": tasks.EvalOptions("test")}
+    trained = TrainedRun(folder, folder.last_checkpoint, config)
+    request = {"trained": trained, "options": EvalOptions("test")}
     shutil.rmtree(tmp_path / "eval", ignore_errors=True)
     (tmp_path / "eval").mkdir()
     return worker.run_here(worker.Job(tasks.evaluate, str(tmp_path / "eval"), request), None)

@@ -21,13 +21,20 @@ from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.key_scopes import scope
 from lockstep.config.schema.sections import Scope
 from lockstep.inference import tasks
+from lockstep.inference.options import (
+    EmbedOptions,
+    EvalOptions,
+    LabelsOptions,
+    Options,
+    PredictOptions,
+    TrainedRun,
+)
 from lockstep.launch import parent, worker
 from lockstep.launch.worker import Job, Task
 from lockstep.runs import gate, naming
 from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.launcher import outer_world
 
-Options = tasks.EvalOptions | tasks.PredictOptions | tasks.EmbedOptions | tasks.LabelsOptions
 # overrides of no use here
 OF_A_TRAINING = ("hydra.", "resume=", "init_from=", "trainer.precision=")
 # options that the command of a job repeats
@@ -54,19 +61,19 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
             precision=arguments.precision,
         )
         may_differ = False
-        if isinstance(options, tasks.EvalOptions):
+        if isinstance(options, EvalOptions):
             adapted_config, may_differ = saved_run.replace_images(adapted_config, arguments.overrides)
         config = saved_run.change_run(folder, adapted_config, arguments.overrides, source).config
         if config.cluster.name != "none":
-            is_sweep = isinstance(options, tasks.LabelsOptions) and bool(options.predictions)
+            is_sweep = isinstance(options, LabelsOptions) and bool(options.predictions)
             parents = (path for path in folder.path.parents if is_sweep and (path / SWEEP).is_file())
             return _submit(arguments, [str(next(parents, folder.path))], config)
         may_differ = may_differ and config.changed_data == "refuse"
-        if isinstance(options, tasks.EvalOptions):
+        if isinstance(options, EvalOptions):
             options = replace(options, may_differ=may_differ)
         if reads_data and not may_differ:
             data_presence.check(config.data)
-        return _compute(task, tasks.TrainedRun(folder, checkpoint, config), options, arguments.job)
+        return _compute(task, TrainedRun(folder, checkpoint, config), options, arguments.job)
     except ConfigError as error:
         exit_with(error)
 
@@ -98,10 +105,10 @@ def open_run(
     return folder, checkpoint, saved, source
 
 
-def _evaluation(arguments: argparse.Namespace) -> tasks.EvalOptions:
+def _evaluation(arguments: argparse.Namespace) -> EvalOptions:
     if arguments.output is None and arguments.top_k != 1:
         raise ValueError(f"--top-k {arguments.top_k} has no rows to be written to: add --output rows.csv.")
-    return tasks.EvalOptions(
+    return EvalOptions(
         arguments.split,
         top_k=_top_k(arguments),
         output=_output(arguments.output),
@@ -109,8 +116,8 @@ def _evaluation(arguments: argparse.Namespace) -> tasks.EvalOptions:
     )
 
 
-def _prediction(arguments: argparse.Namespace) -> tasks.PredictOptions:
-    return tasks.PredictOptions(
+def _prediction(arguments: argparse.Namespace) -> PredictOptions:
+    return PredictOptions(
         _source(arguments),
         _output(arguments.output),
         arguments.strict,
@@ -120,16 +127,16 @@ def _prediction(arguments: argparse.Namespace) -> tasks.PredictOptions:
     )
 
 
-def _embedding(arguments: argparse.Namespace) -> tasks.EmbedOptions:
+def _embedding(arguments: argparse.Namespace) -> EmbedOptions:
     if not arguments.output.endswith(".npy"):
         raise ValueError(f"--output {arguments.output} is not named as an array: use features.npy.")
     _output(f"{arguments.output}.csv")  # names of its rows
     source, output = _source(arguments), _output(arguments.output)
     assert output is not None
-    return tasks.EmbedOptions(source, output, arguments.strict)
+    return EmbedOptions(source, output, arguments.strict)
 
 
-def _judgement(arguments: argparse.Namespace) -> tasks.LabelsOptions:
+def _judgement(arguments: argparse.Namespace) -> LabelsOptions:
     """Return what judges labels; a sweep becomes one of its runs, with the files of predictions of all folds."""
     output = Path(arguments.output).resolve()
     if output.suffix != ".csv":
@@ -138,13 +145,13 @@ def _judgement(arguments: argparse.Namespace) -> tasks.LabelsOptions:
         raise ValueError(f"--output: {naming.display_path(path)} exists: remove it, or name another file.")
     need_writable("--output", arguments.output)
     if not (Path(arguments.run) / SWEEP).is_file():
-        return tasks.LabelsOptions(output, [])
+        return LabelsOptions(output, [])
     from lockstep.trials import out_of_fold
 
     folds = out_of_fold.of_best(Path(arguments.run).resolve())
     arguments.run = str(folds[0].path)
     arguments.devices, arguments.checkpoint = "1", None  # which only draws
-    return tasks.LabelsOptions(output, [fold.fold_rows for fold in folds])
+    return LabelsOptions(output, [fold.fold_rows for fold in folds])
 
 
 def _source(arguments: argparse.Namespace) -> str:
@@ -197,7 +204,7 @@ def _devices(text: str | None) -> int | list[int] | None:
     return [int(number) for number in text.split(",") if number] if "," in text else int(text)
 
 
-def _compute(task: Task, trained: tasks.TrainedRun, options: Options, job: Path | None) -> int:
+def _compute(task: Task, trained: TrainedRun, options: Options, job: Path | None) -> int:
     """Run a task in workers of this machine, or as a rank of a launcher. Returns the exit code.
 
     Logs are in the folder of the `job`, or in a temporary one, for a launcher in outputs/, which all machines see.

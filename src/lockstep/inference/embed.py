@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from lockstep.assembly import session
 from lockstep.config.errors import ConfigError, Error
 from lockstep.inference import predict
+from lockstep.inference.options import EmbedOptions, TrainedRun
 from lockstep.inference.row_chunks import RowFile, write_rows
-from lockstep.inference.tasks import EmbedOptions, TrainedRun
 from lockstep.models.classifier import Classifier
 from lockstep.models.frozen import head_inputs
 from lockstep.models.origin import attach_ends

@@ -27,9 +27,9 @@ from lockstep.data.module import ImageData
 from lockstep.data.splits import Splits, identity_statistics
 from lockstep.inference import class_report, predict
 from lockstep.inference import reliability as scores
+from lockstep.inference.options import EvalOptions, TrainedRun
 from lockstep.inference.prediction_rows import PredictionRows, ranking_argument
 from lockstep.inference.row_chunks import RowFile, write_rows, write_table
-from lockstep.inference.tasks import EvalOptions, TrainedRun
 from lockstep.models.calibration import has_probabilities
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.runs.files import write_json
@@ -109,14 +109,13 @@ def _load_data(here: Session, trained: TrainedRun, options: EvalOptions) -> tupl
 
     Every rank must call it.
     """
-    split = options.split
     if options.may_differ:
         saved = torch.load(trained.checkpoint, map_location="cpu", weights_only=True)
-        other = find_images(here, trained.folder, ImageFormat(**saved["image_format"]), split)
+        other = find_images(here, trained.folder, ImageFormat(**saved["image_format"]), options.split)
         if other is not None:
             images, chosen, notes = other
             return run_parts.serve_images(here, images), chosen, notes
-    if split == "all":
+    if options.split == "all":
         raise ConfigError(
             Error(
                 "conflict",
@@ -125,7 +124,7 @@ def _load_data(here: Session, trained: TrainedRun, options: EvalOptions) -> tupl
                 "use test or val",
             )
         )
-    return run_parts.image_data(here, trained.folder), split or "test", {}
+    return run_parts.image_data(here, trained.folder), options.split or "test", {}
 
 
 def _refuse_unfit(config: Config, module: L.LightningModule, part: str, options: EvalOptions) -> None:
@@ -198,8 +197,13 @@ def find_images(here: Session, run: RunFolder, form: ImageFormat, split: str | N
             notes["same name"] = f"as a training image: {join_names(again, 1)}; are they other images?"
         return replace(images, statistics=identity_statistics(shape[0])), chosen, notes
 
-    config = here.config
-    return run_parts.once_a_node(config.data, load, rank=here.rank, local_rank=here.local_rank, is_silent=config.silent)
+    return run_parts.once_a_node(
+        here.config.data,
+        load,
+        rank=here.rank,
+        local_rank=here.local_rank,
+        is_silent=here.config.silent,
+    )
 
 
 def _refuse_similar_classes(table: ImageTable, known: Sequence[str]) -> None:

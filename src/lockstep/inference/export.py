@@ -144,8 +144,10 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path, max_e
         largest, largest_scaled = torch.stack(differences).amax(0).tolist()
         checked = plural(len(differences), "test image")
         if not largest <= LIMIT:  # also NaN
-            error = f"its predictions for {checked} differ by up to {largest:.2g}, more than {LIMIT:g}"
-            json_output.fail(f"{display_path(output)} was not written: {error}")
+            json_output.fail(
+                f"{display_path(output)} was not written: "
+                f"its predictions for {checked} differ by up to {largest:.2g}, more than {LIMIT:g}"
+            )
             return EXIT_FAILED
         output.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(output) as file:

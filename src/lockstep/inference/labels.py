@@ -10,7 +10,7 @@ from lockstep.assembly.session import Session
 from lockstep.config.errors import ConfigError, Error
 from lockstep.data.splits import Splits
 from lockstep.inference import confident_learning, predict, tables
-from lockstep.inference.tasks import LabelsOptions, TrainedRun
+from lockstep.inference.options import LabelsOptions, TrainedRun
 from lockstep.runs.files import atomic_file, csv_text, write_json
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import quote_path

@@ -24,9 +24,9 @@ from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.data.splits import Images
 from lockstep.distributed.collectives import gather_objects
 from lockstep.inference import prediction_table, selective
+from lockstep.inference.options import PredictOptions, TrainedRun
 from lockstep.inference.prediction_rows import PredictionRows, ranking_argument
 from lockstep.inference.row_chunks import RowFile, RowWriter, write_rows, write_table
-from lockstep.inference.tasks import PredictOptions, TrainedRun
 from lockstep.models import calibration
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.runs.files import write_json
