@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.assembly import data_changes, run_parts
+from lockstep.assembly import data_record, run_parts
 from lockstep.config.overrides import check
 from lockstep.config.saved import config_file
 from lockstep.inference import tasks
+from lockstep.inference.options import EvalOptions, TrainedRun
 from lockstep.launch import worker
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support import commands
@@ -33,11 +34,11 @@ def write_classes(root: Path) -> None:
 def evaluated(folder: RunFolder, tmp_path: Path, *overrides: str) -> int:
     """The exit code of an evaluation, as `lockstep eval` asks for it."""
     (config,) = check(overrides, saved=config_file.load(folder.config)).configs
-    options = {"config": config_file.to_tree(config), "run": str(folder.path), "split": "test"}
-    options["checkpoint"] = str(folder.last_checkpoint)
+    trained = TrainedRun(folder, folder.last_checkpoint, config)
+    request = {"trained": trained, "options": EvalOptions("test")}
     shutil.rmtree(tmp_path / "eval", ignore_errors=True)
     (tmp_path / "eval").mkdir()
-    return worker.run_here(worker.Job(tasks.evaluate, RunFolder(tmp_path / "eval"), options), None)
+    return worker.run_here(worker.Job(tasks.evaluate, RunFolder(tmp_path / "eval"), request), None)
 
 
 def trained(tmp_path: Path, *recipe: str) -> RunFolder:
@@ -94,7 +95,7 @@ def resume(folder: RunFolder, *overrides: str) -> None:
 
 def splits_in(folder: RunFolder) -> dict[str, str]:
     """The splits of all images, by name, in the record of a run."""
-    return data_changes.known_splits(folder) or {}
+    return data_record.known_splits(folder) or {}
 
 
 def test_growing_source_keeps_splits(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
 
-from lockstep.assembly.network_checks import parameter_rules
+from lockstep.assembly.networks import parameter_rules
 from lockstep.config.overrides import plan
 from lockstep.models import timm as of_timm
 from lockstep.models import torchvision as of_torchvision

@@ -12,7 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 from torch import distributed as dist
 from torchvision.datasets import CIFAR10, FashionMNIST
 
-from lockstep.assembly import agreement, data_copies, staging
+from lockstep.assembly import agreement, data_copies, run_parts
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema.target_sections import Data
 from lockstep.data.sources import FOLDERS
@@ -62,7 +62,7 @@ def _stage(root: str, scratch: str, ranks_per_node: int, home: str) -> Any:
         mock.patch.object(LocalFileSystem, "get_file", autospec=True, side_effect=LocalFileSystem.get_file) as get_file,
     ):
         try:
-            found = staging.once_a_node(data, load, rank=rank, local_rank=local_rank, is_silent=True)
+            found = run_parts.once_a_node(data, load, rank=rank, local_rank=local_rank, is_silent=True)
         except ConfigError as error:
             return str(error).splitlines()
     return get_file.call_count, found
@@ -148,7 +148,7 @@ def _download(root: str, ranks_per_node: int) -> Any:
     data = Data.model_validate(
         {"_target_": "lockstep.data.fashion_mnist", "val_fraction": 0.1, "split_seed": 0, "memory": "auto"} | values
     )
-    size = staging.once_a_node(data, load, rank=rank, local_rank=rank % ranks_per_node, is_silent=True)
+    size = run_parts.once_a_node(data, load, rank=rank, local_rank=rank % ranks_per_node, is_silent=True)
     return asked, size
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lockstep.assembly import staging
+from lockstep.assembly import run_parts
 from lockstep.config.schema.target_sections import Data
 from tests.support.image_files import LIST, SETTINGS
 
@@ -23,7 +23,7 @@ def listed(file: Path, scratch: Path | None, root: str | None = None, **changes:
 
 def read(asked: Data, load: Callable[[Data], Any] = lambda data: data.root) -> Any:
     """What a run loads once its files are copied."""
-    return staging.once_a_node(asked, load, rank=0, local_rank=0, is_silent=False)
+    return run_parts.once_a_node(asked, load, rank=0, local_rank=0, is_silent=False)
 
 
 def make(root: Path | str, scratch: Path | None, **changes: Any) -> Path:

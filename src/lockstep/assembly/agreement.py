@@ -57,6 +57,11 @@ def agree(config: Config, world_size: int) -> None:
     mine = (config_file.fingerprint(config), world_size)
     for rank, other in enumerate(gather_objects(mine)):
         if other != mine:
-            problem = f"has another configuration or world size, {other}, than this process, {mine}"
-            fix = "start all processes with the same command and files"
-            raise ConfigError(Error("conflict", f"rank {rank}", problem, fix))
+            raise ConfigError(
+                Error(
+                    "conflict",
+                    f"rank {rank}",
+                    f"has another configuration or world size, {other}, than this process, {mine}",
+                    "start all processes with the same command and files",
+                )
+            )

@@ -129,5 +129,7 @@ class Companion(L.Callback):
                 logs = ", ".join(self.metrics) or "nothing"
                 raise MetricError(f"{key}={name} is not logged by {self._name}, which logs {logs}: choose from these")
             if len(values) > 1 and not all(value != value for value in values):
-                hint = "log a metric of torchmetrics, or the result of lockstep.sum_over_global"
-                raise MetricError(f"{key}={name}: {self._name} logs different values on the workers: {hint}")
+                raise MetricError(
+                    f"{key}={name}: {self._name} logs different values on the workers: "
+                    "log a metric of torchmetrics, or the result of lockstep.sum_over_global"
+                )

@@ -1,30 +1,49 @@
-"""A record of the images of a run, by name, target, group, split and contents, for when the run is used again."""
+"""A record of the images of a run, for when the run is used again: names, targets, groups, splits and contents.
 
+Contents are the sizes of all files, and hashes of parts of some.
+"""
+
+import contextlib
 import gzip
+import hashlib
+import heapq
 import json
+import os
 import sys
-from typing import Any
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.assembly.agreement import together
 from lockstep.assembly.session import Session
-from lockstep.data.splits import Kept, Splits
-from lockstep.runs.files import atomic_file
+from lockstep.data.splits import Splits
+from lockstep.runs.files import atomic_file, read_json
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
+from lockstep.system.wording import join_names, plural
+
+if TYPE_CHECKING:
+    from lockstep.data.images.image_table import ImageTable
+
+Record = dict[str, Any]  # class_names; names and targets of each split; groups, if known; contents, if images are files
+Contents = tuple[dict[str, int], dict[str, str]]  # bytes of files, and hashes of some, by name
+NUM_HASHED = 1000  # files: of other images, each differs; sizes show the single ones that were replaced
+SPLITS = ("train", "val", "test")
+PART = 4096  # bytes at the start, in the middle and at the end of a file: a page of a disk each
+NUM_THREADS = 16  # which wait for a network
+
+
+class Overlap(NamedTuple):
+    """Names that other images share with a run: those trained on, sorted, and some whose files have other contents."""
+
+    num_trained: int
+    trained: list[str]
+    replaced: list[str]
 
 
 def keep(here: Session, images: Splits, run: RunFolder) -> None:
     """Write the record of a run. Every rank must call it."""
     together(lambda: _write(run, record_of(images)) if here.rank == 0 else None)
-
-
-def known_splits(run: RunFolder) -> Kept:
-    """Return the split of each image that a run knows; None without a record. Raises ValueError."""
-    if not run.images.exists():
-        return None
-    from lockstep.assembly import data_changes
-
-    return data_changes.known_splits(run)
 
 
 def compare(here: Session, images: Splits, run: RunFolder, *, is_new: bool = False) -> None:
@@ -34,20 +53,17 @@ def compare(here: Session, images: Splits, run: RunFolder, *, is_new: bool = Fal
     """
 
     def work() -> None:
-        if here.rank != 0:
+        if here.rank != 0 or (is_new and not run.images.exists()):
             return
-        if is_new and not run.images.exists():
-            return
-        from lockstep.assembly import data_changes
-
-        before, now = data_changes.read(run), record_of(images)
-        changes = ["its images were not recorded"] if before is None else data_changes.differences(before, now)
+        before, now = read(run), record_of(images)
+        changes = ["its images were not recorded"] if before is None else differences(before, now)
         if not changes:
             return
         text = f"the data of {display_path(run.path)} changed: {'; '.join(changes)}"
         if before is not None and len(before["class_names"]) != len(now["class_names"]):
-            hint = "restore the data, or train a new run"
-            raise ValueError(f"{text}. Its network has a different number of outputs: {hint}")
+            raise ValueError(
+                f"{text}. Its network has a different number of outputs: restore the data, or train a new run"
+            )
         if here.config.changed_data == "refuse":
             raise ValueError(f"{text}. Restore the data, or add changed_data=accept to use them as they are now")
         print(f"changed_data=accept: {text}", file=sys.stderr, flush=True)
@@ -63,8 +79,6 @@ def record_of(images: Splits) -> dict[str, Any]:
     if any(part.groups is not None for part in parts.values()):
         record["groups"] = {split: list(map(str, part.groups or ())) for split, part in parts.items()}
     if images.files is not None:
-        from lockstep.assembly.data_changes import contents_of
-
         sizes, hashes = contents_of(images.files)
         names = [name for part in parts.values() for name in part.names]
         record["contents"] = {"sizes": [sizes[name] for name in names], "hashes": hashes}
@@ -74,3 +88,115 @@ def record_of(images: Splits) -> dict[str, Any]:
 def _write(run: RunFolder, record: dict[str, Any]) -> None:
     with atomic_file(run.images) as file:
         file.write(gzip.compress(json.dumps(record).encode(), compresslevel=3, mtime=0))
+
+
+def overlap(run: RunFolder, table: "ImageTable") -> Overlap | None:
+    """Compare images with those of a run, by name and contents.
+
+    Returns None if they are its own, which may have changed and are left to `compare`: all names are the same, and at
+    most half of the files have other contents; or if they were not recorded.
+    """
+    before = read(run)
+    if before is None:
+        return None
+    known, now = _contents(before), contents_of(table)
+    names, trained, compared = {*table.names}, {*before["train"]["names"]}, known[1].keys() & now[1].keys()
+    replaced = _replaced_names(known, now)
+    if 2 * len(replaced & compared) > len(compared):
+        trained &= compared  # of the others only the sizes are the same
+    elif names == _named_rows(before).keys():
+        contents = "most contents" if replaced else "contents"
+        basis = f"names and {contents}" if compared else "names (their contents were not recorded)"
+        print(f"{table.setting} is taken for the data of the run: its images have the same {basis}", flush=True)
+        return None
+    num_trained = len({*before["train"]["names"]})
+    return Overlap(num_trained, sorted(trained & names - replaced), sorted(replaced))
+
+
+def differences(before: Record, now: Record) -> list[str]:
+    """Describe each kind of change from one record to another, with a count and an example; empty without changes."""
+    if all(before[key] == now[key] for key in before.keys() & now.keys()):  # of old runs contents and groups lack
+        return []
+    found: list[str] = []
+    old_classes, classes = before["class_names"], now["class_names"]
+    if old_classes != classes:
+        pairs = [f"{old} is now {new}" for old, new in zip(old_classes, classes, strict=False) if old != new]
+        counts = f"{plural(len(old_classes), 'class', 'classes')}, now {len(classes)}"
+        found.append(f"classes in their order: {join_names(pairs) or counts}")
+    old_rows, rows = _named_rows(before), _named_rows(now)
+    both = [name for name in old_rows if name in rows]
+    replaced = _replaced_names(_contents(before), _contents(now))
+    kinds = {
+        "added": [name for name in rows if name not in old_rows],
+        "removed": [name for name in old_rows if name not in rows],
+        "moved to another split": [name for name in both if old_rows[name][0] != rows[name][0]],
+        "with another target": [name for name in both if old_rows[name][1] != rows[name][1]],
+        "with another group": [name for name in both if old_rows[name][2] not in (None, rows[name][2])],
+        "with other contents": [name for name in both if name in replaced],
+    }
+    found += [f"{plural(len(names), 'image')} {kind}, such as {names[0]}" for kind, names in kinds.items() if names]
+    return found or ["the order of its images, or how often one is listed"]
+
+
+def known_splits(run: RunFolder) -> dict[str, str] | None:
+    """Return the split of each image in the record of a run, by name; None without a record. Raises ValueError."""
+    record = read(run)
+    return record and {name: split for name, (split, *_) in _named_rows(record).items()}
+
+
+def _named_rows(record: Record) -> dict[str, tuple[str, Any, str | None]]:
+    """Return split, target, a class by its name, and known group of each image."""
+    classes: Any = list(record["class_names"])
+    rows: dict[str, tuple[str, Any, str | None]] = {}
+    for split in SPLITS:
+        names, targets = record[split]["names"], record[split]["targets"]
+        every = [None] * len(names)  # a Dataset has no targets here
+        groups = record.get("groups", {}).get(split) or every
+        for name, target, group in zip(names, targets or every, groups, strict=True):
+            is_class = isinstance(target, int) and 0 <= target < len(classes)
+            rows[name] = (split, classes[target] if is_class else target, group)
+    return rows
+
+
+def contents_of(table: "ImageTable") -> Contents:
+    """Read parts of NUM_HASHED files, the same of a data set and most of a part of it; those that can be read."""
+    sizes = dict(zip(table.names, table.states[:, 0].tolist(), strict=True))
+    chosen = heapq.nsmallest(NUM_HASHED, sizes, key=lambda name: (zlib.crc32(os.fsencode(name)), name))
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        hashes = pool.map(lambda name: _hash(f"{table.folder}/{name}", sizes[name]), chosen)
+        return sizes, {name: code for name, code in zip(chosen, hashes, strict=True) if code is not None}
+
+
+def _hash(path: str, size: int) -> str | None:
+    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+        parts = [os.pread(file.fileno(), PART, max(0, at)) for at in (0, (size - PART) // 2, size - PART)]
+        return hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest()
+    return None
+
+
+def _contents(record: Record) -> Contents:
+    """Return the contents in a record; empty for images without files, and in records of earlier versions."""
+    contents = record.get("contents", {"sizes": [], "hashes": {}})
+    names = [name for split in SPLITS for name in record[split]["names"]]
+    return dict(zip(names, contents["sizes"], strict=bool(contents["sizes"]))), contents["hashes"]
+
+
+def _replaced_names(before: Contents, now: Contents) -> set[str]:
+    """Return the names of files that are known to have other contents."""
+    pairs = zip(before, now, strict=True)
+    return {name for old, new in pairs for name in old.keys() & new.keys() if old[name] != new[name]}
+
+
+def read(run: RunFolder) -> Record | None:
+    """Read the record of a run; None without one. Raises ValueError if it is damaged."""
+    try:
+        if not run.images.exists():
+            return None
+        record = read_json(run.images)
+        _named_rows(record)  # JSON of another kind
+        _replaced_names(_contents(record), ({}, {}))
+        return record
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{display_path(run.images)} cannot be read ({error}): delete it, and add changed_data=accept"
+        ) from error

@@ -77,9 +77,13 @@ class FrozenFeatures(L.Callback):
         if any(map(makes_targets, pixels.values())):
             raise _refusal(f"computes features once, and {config.data.target} may draw each sample at random")
         if config.optimizer.is_newton and data.steps_per_epoch > 1:
-            key = f"global_batch_size={config.global_batch_size}"
             raise ConfigError(
-                Error("range", key, "cuts the training images, and optimizer=newton needs all", "raise it")
+                Error(
+                    "range",
+                    f"global_batch_size={config.global_batch_size}",
+                    "cuts the training images, and optimizer=newton needs all",
+                    "raise it",
+                )
             )
         if here.is_distributed:
             broadcast([*module.parameters(), *module.buffers()])
@@ -148,8 +152,10 @@ def _on_disk(path: Path | None, work: Callable[[Path], T], otherwise: T) -> T:
         try:
             return otherwise if path is None else work(path)
         except OSError as error:
-            hint = "free some space, set a folder of your own, or data.cache=null"
-            raise ValueError(f"data.cache={path and path.parent} cannot keep features ({error}): {hint}.") from error
+            raise ValueError(
+                f"data.cache={path and path.parent} cannot keep features ({error}): "
+                "free some space, set a folder of your own, or data.cache=null."
+            ) from error
 
     return together(explained)
 

@@ -1,6 +1,10 @@
 """The network of a run with its task, optimizer, schedule and layout, built from the configuration."""
 
+import contextlib
+import copy
+import re
 import sys
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,10 +19,12 @@ from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import is_ours
 from lockstep.distributed.collectives import gather_objects
-from lockstep.distributed.rng import seed_of
+from lockstep.distributed.partition import Shard
+from lockstep.distributed.rng import drawing_layer, replace_dropout, seed_of
 from lockstep.models import layout
 from lockstep.models.classifier import Classifier, Execution, ImageFormat, Recipe
-from lockstep.models.parameter_groups import ParameterRule
+from lockstep.models.origin import attach_ends, origin_of
+from lockstep.models.parameter_groups import ParameterRule, rule_of
 from lockstep.models.passes import Layout
 from lockstep.models.schedules import Schedule
 from lockstep.tasks.classification import Classification
@@ -56,39 +62,23 @@ def classifier(
         widen_head(net, num_outputs)
     rules: list[ParameterRule] = []
     if config.parameters or not any(parameter.requires_grad for parameter in net.parameters()):
-        from lockstep.assembly.network_checks import parameter_rules
-
         rules = parameter_rules(config, net, task, num_outputs)
-    if is_trained:
-        if config.model.target != "lockstep.models.ResNet18":
-            from lockstep.assembly.network_checks import refuse_draws
+    if is_trained and config.model.target != "lockstep.models.ResNet18":
+        refuse_draws(config, net, shape)
+    recipe = _recipe(config, net, rules, total_steps, is_trained=is_trained)
+    origin = origin_of(net)
+    side, expected = min(shape[1:]), origin.image_size or 0
+    if is_trained and side * MUCH_SMALLER < expected and session.rank == 0 and not config.silent:
+        text = f"The network was made for images of {expected} pixels, these have {side}"
+        print(f"{text}: set a larger data.image_size, or model=resnet18.", file=sys.stderr, flush=True)
+    if origin.mean is not None and origin.std is not None:
+        image_format = image_format._replace(mean=origin.mean, std=origin.std)
+    kind: type[Classifier] = Classifier
+    if config.optimizer.is_newton:
+        from lockstep.models.probe import Probe
 
-            refuse_draws(config, net, shape)
-        with build.section_errors(config, "optimizer"):
-            optimizer = build.build(config.optimizer)(list(net.parameters()))
-        with build.section_errors(config, "scheduler"):
-            _schedule(config).build(optimizer, total_steps)
-    if hasattr(net, "origin"):
-        from lockstep.models.origin import origin_of
-
-        origin = origin_of(net)
-        side, expected, is_printed = min(shape[1:]), origin.image_size, session.rank == 0 and not config.silent
-        if is_trained and expected and side * MUCH_SMALLER < expected and is_printed:
-            text = f"The network was made for images of {expected} pixels, these have {side}"
-            print(f"{text}: set a larger data.image_size, or model=resnet18.", file=sys.stderr, flush=True)
-        if origin.mean is not None and origin.std is not None:
-            image_format = image_format._replace(mean=origin.mean, std=origin.std)
+        kind = Probe
     with build.section_errors(config, "model"):
-        recipe = Recipe(
-            optimizer=build.build(config.optimizer),
-            scheduler=_schedule(config),
-            rules=rules,
-            total_steps=total_steps,
-            accumulate_grad_batches=config.trainer.accumulate_grad_batches,
-            gradient_clip_norm=config.trainer.gradient_clip_norm,
-            seed=config.seed,
-            log_every_n_steps=config.trainer.log_every_n_steps,
-        )
         execution = Execution(
             layout=_layout(session, net, is_trained=is_trained),
             autocast=AUTOCAST.get(session.precision),
@@ -96,18 +86,121 @@ def classifier(
             grapher=_grapher(session),
             shards=session.shards,
         )
-        kind = _classifier_class(config)
-        module = kind(net, task, measured=measured, image_format=image_format, recipe=recipe, execution=execution)
+        module = kind(
+            net,
+            task,
+            measured=measured,
+            image_format=image_format,
+            recipe=recipe,
+            execution=execution,
+        )
     # Lightning widens to float64 only after it has loaded a checkpoint, which would round that to float32
     return module.double() if session.precision == "float64" else module
 
 
-def _classifier_class(config: Config) -> type[Classifier]:
-    if not config.optimizer.is_newton:
-        return Classifier
-    from lockstep.models.probe import Probe
+def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, int]) -> None:
+    """Raise ConfigError if a layer draws random numbers in a function call: they would depend on the rank.
 
-    return Probe
+    It tries a copy of the network with two images. A network that cannot be copied, or does not run on a CPU, is not
+    checked.
+    """
+    with (
+        build.section_errors(config, "model"),
+        contextlib.suppress(RuntimeError, AssertionError, NotImplementedError),
+    ):
+        trial = copy.deepcopy(net)
+        for dropout in replace_dropout(trial, config.seed):
+            dropout.shard = Shard(0, 0, 0, 2, 0, 2, 2)
+        layer = drawing_layer(trial, torch.zeros(2, *image_shape))
+        if layer is not None:
+            raise ConfigError(
+                Error(
+                    "unsupported",
+                    f"model._target_={config.model.target}",
+                    f": the layer {layer} draws random numbers by a function, for each worker others",
+                    "use nn.Dropout or nn.Dropout2d",
+                )
+            )
+
+
+def parameter_rules(config: Config, net: nn.Module, task: nn.Module, num_outputs: int) -> list[ParameterRule]:
+    """Build the rules of `parameters`. Raises ConfigError for one without effect, and if nothing is trained."""
+    sections = {name: section.model_dump() for name, section in config.parameters.items() if section is not None}
+    if not all(keys["pattern"] for keys in sections.values()):
+        of_head = f"^({'|'.join(map(re.escape, attach_ends(net, num_outputs).head))})\\."
+        sections = {name: {**keys, "pattern": keys["pattern"] or of_head} for name, keys in sections.items()}
+    rules = [ParameterRule(name, **keys) for name, keys in sections.items()]
+    found = list(_rule_errors(rules, dict([*net.named_parameters(), *task.named_parameters("task")])))
+    if found:
+        raise ConfigError(*found)
+    return rules
+
+
+def _rule_errors(rules: list[ParameterRule], parameters: dict[str, nn.Parameter]) -> Iterator[Error]:
+    for rule in rules:
+        key = f"parameters.{rule.name}.pattern={rule.pattern}"
+        found = [name for name in parameters if re.search(rule.pattern, name)]
+        own = [name for name in found if rule_of(name, rules) is rule]
+        if not found:
+            parts = dict.fromkeys(name.partition(".")[0] for name in parameters)
+            yield Error("unknown", key, "matches no parameter", f"the network has {', '.join(parts)}")
+        elif not own:
+            first = rule_of(found[0], rules).name
+            yield Error(
+                "conflict",
+                key,
+                f"matches only what parameters.{first} matches before it",
+                "put it first",
+            )
+        elif rule.weight_decay and all(parameters[name].ndim <= 1 for name in own):
+            yield Error(
+                "conflict",
+                key,
+                "matches norms and biases only, which are not decayed",
+                "remove its weight_decay",
+            )
+    if not any(p.requires_grad and rule_of(name, rules).frozen_epochs is not None for name, p in parameters.items()):
+        yield Error(
+            "conflict",
+            "parameters",
+            "freezes the whole network permanently",
+            "leave something to train",
+        )
+
+
+def _recipe(
+    config: Config,
+    net: nn.Module,
+    rules: Sequence[ParameterRule],
+    total_steps: int,
+    *,
+    is_trained: bool,
+) -> Recipe:
+    """Build optimizer and schedule of a network; try them if it `is_trained`.
+
+    The training calls them again, for its parameter groups.
+    """
+    with build.section_errors(config, "optimizer"):
+        make_optimizer = build.build(config.optimizer)
+        optimizer = make_optimizer(list(net.parameters())) if is_trained else None
+    with build.section_errors(config, "scheduler"):
+        schedule = Schedule(
+            build.build(config.scheduler),
+            config.scheduler.interval,
+            *build.monitored_metric(config),
+        )
+        if optimizer is not None:
+            schedule.build(optimizer, total_steps)
+    return Recipe(
+        optimizer=make_optimizer,
+        scheduler=schedule,
+        rules=rules,
+        total_steps=total_steps,
+        accumulate_grad_batches=config.trainer.accumulate_grad_batches,
+        gradient_clip_norm=config.trainer.gradient_clip_norm,
+        seed=config.seed,
+        log_every_n_steps=config.trainer.log_every_n_steps,
+    )
 
 
 def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
@@ -128,10 +221,6 @@ def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
         prepare_metric(f"task.metrics.{name}", metric)
         metrics[name] = metric
     return metrics
-
-
-def _schedule(config: Config) -> Schedule:
-    return Schedule(build.build(config.scheduler), config.scheduler.interval, *build.monitored_metric(config))
 
 
 def _grapher(session: Session) -> "type[GraphedModule] | None":
@@ -157,6 +246,12 @@ def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
     faulty = next((name for name in gather_objects(faulty) if name is not None), None)  # "" is the network itself
     memory_format = session.config.trainer.memory_format
     if memory_format == "channels_last" and faulty is not None and is_trained:  # a forward pass is safe
-        problem = f": oneDNN crashes or errs in the gradient of {faulty} on this CPU"
-        raise ConfigError(Error("machine", "trainer.memory_format=channels_last", problem, "use auto"))
+        raise ConfigError(
+            Error(
+                "machine",
+                "trainer.memory_format=channels_last",
+                f": oneDNN crashes or errs in the gradient of {faulty} on this CPU",
+                "use auto",
+            )
+        )
     return layout.choose_layout(memory_format, faulty)

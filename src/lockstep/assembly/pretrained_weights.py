@@ -55,8 +55,10 @@ def _load_weights(config: Config, load: Callable[[], str | None]) -> str | None:
             return load()
     except Exception as error:  # of a library or of custom code
         text = f"{type(error).__name__}: {one_line(error)}"
-        fix = "run `lockstep data fetch` where there is a network, or set model.pretrained=FILE"
-        raise ValueError(f"model.{_setting(config)}: cannot load the weights ({text}): {fix}") from error
+        raise ValueError(
+            f"model.{_setting(config)}: cannot load the weights ({text}): "
+            "run `lockstep data fetch` where there is a network, or set model.pretrained=FILE"
+        ) from error
 
 
 def _setting(config: Config) -> str:

@@ -95,8 +95,14 @@ def _refuse_mixed(device: torch.device, world: World, store: Store) -> None:
             store.set("all have read", "")
         if world.rank == 0:  # the store ends with this process
             store.get("all have read")
-        problem = f"{count} of {world.world_size} workers have no GPU, on {host}"
-        raise ConfigError(Error("machine", "", problem, "start workers only where there are GPUs, or use strategy=cpu"))
+        raise ConfigError(
+            Error(
+                "machine",
+                "",
+                f"{count} of {world.world_size} workers have no GPU, on {host}",
+                "start workers only where there are GPUs, or use strategy=cpu",
+            )
+        )
 
 
 @contextlib.contextmanager
@@ -213,9 +219,14 @@ def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
     except (OSError, dist.DistNetworkError) as error:
         if "address already in use" not in str(error).lower():
             raise
-        problem = "where this step meets, is used by another program"
-        fix = f"set MASTER_ADDR={host} and MASTER_PORT to a free one"
-        raise ConfigError(Error("busy", f"port {port} of {host}", f", {problem}", fix)) from error
+        raise ConfigError(
+            Error(
+                "busy",
+                f"port {port} of {host}",
+                ", where this step meets, is used by another program",
+                f"set MASTER_ADDR={host} and MASTER_PORT to a free one",
+            )
+        ) from error
 
 
 def _listener(host: str, port: int, world: World) -> socket.socket | None:
@@ -249,5 +260,7 @@ def _read_address(path: Path, timeout: timedelta) -> tuple[str, int]:
                 host, port = path.read_text().split()
                 return host, int(port)
         time.sleep(0.1)
-    problem = f"does not exist after {timeout.total_seconds():.0f} s (strategy.timeout_s)"
-    raise TimeoutError(f"{path} {problem}: rank 0 has not started, or its disk is not shared by all nodes")
+    raise TimeoutError(
+        f"{path} does not exist after {timeout.total_seconds():.0f} s (strategy.timeout_s): "
+        "rank 0 has not started, or its disk is not shared by all nodes"
+    )

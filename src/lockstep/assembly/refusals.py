@@ -37,8 +37,10 @@ def explain_error(error: BaseException, folder: Path, who: str) -> str | None:
             request = REQUEST.search(str(cause))
             return f"{who} ran out of memory{f' ({request[0]})' if request else ''}. {LESS_MEMORY}"
         if isinstance(cause, RuntimeError) and any(part in str(cause) for part in OF_SHARED_MEMORY):
-            fix = "give it more (docker run --shm-size=8g), or set a smaller data.num_workers, or data.memory=host"
-            return f"not enough shared memory for images that are decoded ahead: {fix}"
+            return (
+                "not enough shared memory for images that are decoded ahead: "
+                "give it more (docker run --shm-size=8g), or set a smaller data.num_workers, or data.memory=host"
+            )
         if isinstance(cause, OSError) and (text := _disk_error(cause, folder)):
             return text
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
@@ -60,8 +62,12 @@ def write_obstacle(path: Path) -> Error | None:
         with tempfile.TemporaryDirectory(prefix=".lockstep-", dir=folder):
             return None
     except OSError as error:
-        fix = "use another path, or check permissions"
-        return Error("access", display_path(folder), f"cannot be written to ({error.strerror})", fix)
+        return Error(
+            "access",
+            display_path(folder),
+            f"cannot be written to ({error.strerror})",
+            "use another path, or check permissions",
+        )
 
 
 def folder_error(key: str, chosen: str | None, default: str) -> Error | None:

@@ -1,27 +1,32 @@
 """Data, module and Lightning's Trainer of a run, built from its configuration."""
 
-from collections.abc import Sequence
+import contextlib
+import io
+import itertools
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.layer_sync import LayerSync
+from torch import Tensor
 
-from lockstep.assembly import data_record, networks, try_out
-from lockstep.assembly.agreement import together
+from lockstep.assembly import data_record, networks
+from lockstep.assembly.agreement import readable, together
 from lockstep.assembly.checkpoint_io import AtomicCheckpointIO
 from lockstep.assembly.precision import lightning_precision
 from lockstep.assembly.session import Session
-from lockstep.assembly.staging import once_a_node
 from lockstep.callbacks.reliability import Reliability
 from lockstep.config import build
 from lockstep.config.checks import signatures
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import ConfigError, Error, literal
+from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import OF_FILES, Data, is_ours
+from lockstep.data.images.image_table import real_names
 from lockstep.data.module import Batching, ImageData
 from lockstep.data.splits import Fold, Images, Kept, Splits, identity_statistics, is_streamed
 from lockstep.data.transforms.augment import Augment
@@ -30,9 +35,12 @@ from lockstep.models.classifier import ImageFormat
 from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
 from lockstep.system.hardware import num_cores
+from lockstep.system.wording import join_names, plural
 
 if TYPE_CHECKING:
     from lockstep.data.images.decoded_splits import Decoding
+
+T = TypeVar("T")
 
 
 def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> ImageData:
@@ -42,22 +50,141 @@ def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> Ima
     checkpoint, and may have no record of its data.
     """
     images = splits(session, run, is_once=session.folder != run)  # an evaluation writes to another folder
-    try_out.refuse_unfit_images(session.config, images)
+    refuse_unfit_images(session.config, images)
     data_record.compare(session, images, run, is_new=is_new)
     if session.folder == run:
         data_record.keep(session, images, run)
     return serve_images(session, replace(images, files=None))  # for the record alone: they are large
 
 
+def refuse_unfit_images(config: Config, images: Splits) -> None:
+    """Raise ConfigError if the images of a source do not fit the settings of data and augment."""
+    refuse_shared_groups(config, images)
+    name, pixels, memory = (
+        f"data._target_={config.data.target}",
+        images.train.pixels,
+        config.data.memory,
+    )
+    found: list[Error] = []
+    if memory not in ("auto", "stream") and is_streamed(pixels):
+        found.append(
+            Error(
+                "conflict",
+                f"data.memory={memory}",
+                f", but {name} makes samples on demand",
+                "use data.memory=stream",
+            )
+        )
+    if memory == "stream" and not any(is_streamed(part.pixels) for part in images.parts.values()):
+        found.append(
+            Error(
+                "conflict",
+                "data.memory=stream",
+                f", but {name} does not stream its images",
+                "use data.memory=auto",
+            )
+        )
+    if images.statistics is None and not isinstance(pixels, Tensor):
+        found.append(
+            Error(
+                "missing",
+                name,
+                "returns neither pixels nor statistics of them",
+                "return Splits(..., statistics=Statistics(mean, std))",
+            )
+        )
+    uses = {
+        "data.balance": config.data.balance,
+        "task.class_weights": config.task.arguments().get("class_weights"),
+    }
+    counting = [f"{key}={value}" for key, value in uses.items() if value and not isinstance(value, list)]
+    if counting and images.class_counts("train") is None:
+        found.append(
+            Error(
+                "missing",
+                counting[0],
+                "needs the class of each training image",
+                f"let {name} return them, a Dataset as `targets` (no target_transform)",
+            )
+        )
+    if (absent := images.absent_classes("train")) and (counting or len(images.train.targets)):
+        found.append(
+            Error(
+                "missing",
+                name,
+                f"has no training image of {join_names(absent)}",
+                "add some, or remove the class",
+            )
+        )
+    augment = config.augment
+    used = [f"augment.{name}={literal(value)}" for name, value in augment.used.items()]
+    if used and images.train.dtype != torch.uint8:
+        found.append(
+            Error(
+                "conflict",
+                ", ".join(used),
+                f"needs uint8 images, and {name} returns floats",
+                "remove it, and change the images in the source",
+            )
+        )
+    side = min(pixels.shape[-2:])
+    if augment.crop_border == "reflect" and augment.crop_padding >= side:
+        found.append(
+            Error(
+                "range",
+                f"augment.crop_padding={augment.crop_padding}",
+                f"reflects more than the images of {name} have",
+                f"use less than their shorter side, {side}",
+            )
+        )
+    if augment.cutout_inside and augment.cutout > side:
+        found.append(
+            Error(
+                "range",
+                f"augment.cutout={augment.cutout}",
+                f"does not fit inside the images of {name}",
+                f"use at most their shorter side, {side}",
+            )
+        )
+    if found:
+        raise ConfigError(*found)
+
+
+def refuse_shared_groups(config: Config, images: Splits) -> None:
+    """Raise ConfigError for a group or a file in two splits, unless that is accepted.
+
+    It would make an evaluation too good.
+    """
+    files, named, table = dict[str, str](), dict[str, dict[str, str]](), images.files
+    if table is not None:
+        files = dict(zip(table.names, real_names(table.folder, table.names, table.states), strict=True))
+    for split, part in images.parts.items():
+        units = part.groups or [files[name] for name in part.names if files]
+        named[split] = dict(zip(units, part.names, strict=False))
+    unit = "file" if images.train.groups is None else "group"
+    for (one, first), (other, second) in itertools.combinations(named.items(), 2):
+        shared = [group for group in first if group in second]
+        if shared and config.data.shared_groups == "refuse":
+            example = f"{shared[0]} ({first[shared[0]]}, {second[shared[0]]})"
+            raise ConfigError(
+                Error(
+                    "conflict",
+                    "data.shared_groups=refuse",
+                    f"forbids {plural(len(shared), unit)} in both {one} and {other}, such as {example}",
+                    "move their images, or set data.shared_groups=accept",
+                )
+            )
+
+
 def serve_images(session: Session, images: Splits) -> ImageData:
     """Serve this rank's shard of images."""
     config, trainer = session.config, session.config.trainer
     crop = config.augment.random_resized_crop
-    crops = []
+    random_crop = None
     if crop.scale is not None:
         from lockstep.data.images.random_crop import RandomCrop
 
-        crops.append(RandomCrop(scale=crop.scale, ratio=crop.ratio, seed=config.seed))
+        random_crop = RandomCrop(scale=crop.scale, ratio=crop.ratio, seed=config.seed)
     augment = config.augment.model_dump(exclude={"random_resized_crop"})
     return ImageData(
         images,
@@ -73,7 +200,7 @@ def serve_images(session: Session, images: Splits) -> ImageData:
             balance=config.data.balance,
         ),
         augment=partial(Augment, **augment, by_shard=session.shards and session.shards.map),
-        crop=crops[0] if crops else None,
+        crop=random_crop,
         memory=config.data.memory,
         num_workers=_num_workers(session, images),
         seed=config.seed,
@@ -109,18 +236,50 @@ def splits(session: Session, run: RunFolder, *, is_once: bool = False) -> Splits
     return seed_splits(loaded, session.config.seed)
 
 
+def once_a_node(section: Data, load: Callable[[Data], T], *, rank: int, local_rank: int, is_silent: bool) -> T:
+    """Return `load(section)` once its files are where this node reads them. Every rank must call it.
+
+    Downloads go to data.root, on rank 0 first. Raises ConfigError on all ranks, with the errors of all nodes.
+    """
+    section = together(section.resolve_paths)
+    is_first = local_rank == 0
+    # only the first process of a machine prints
+    with contextlib.redirect_stdout(io.StringIO()) if is_silent or not is_first else contextlib.nullcontext():
+        if section.is_copied:
+            from lockstep.assembly import data_copies
+
+            local, remark = data_copies.stage(section, is_first=is_first)
+            return readable(lambda: load(local), remark)
+        loaded: list[T] = []
+        if section.arguments().get("download"):
+            # a folder that all nodes share is filled once
+            for is_turn in (rank == 0, rank > 0 and is_first):
+                loaded += together(lambda: [load(section)] if is_turn else [])  # noqa: B023
+        return loaded[0] if loaded else readable(lambda: load(section))
+
+
 def source(section: Data, *, is_once: bool = False, kept: Kept = None) -> Splits:
     """Load the images of a source.
 
     Raises ConfigError for parameters it does not take: those of an evaluation were not checked before.
     """
     refuse_unfit_arguments(section)
-    given = {"memory": section.memory, "fold": Fold.chosen(section.fold, section.folds), "kept": kept}
+    given = {
+        "memory": section.memory,
+        "fold": Fold.chosen(section.fold, section.folds),
+        "kept": kept,
+    }
     given = {key: value for key, value in given.items() if value is not None}
     supplied: dict[str, Any] = {key: given[key] for key in given if signatures.has_parameter(section.target, key)}
     if "fold" in given and "fold" not in supplied:
-        problem = f", but data._target_={section.target} has no parameter `fold`"
-        raise ConfigError(Error("unsupported", f"data.folds={section.folds}", problem, "remove data.folds"))
+        raise ConfigError(
+            Error(
+                "unsupported",
+                f"data.folds={section.folds}",
+                f", but data._target_={section.target} has no parameter `fold`",
+                "remove data.folds",
+            )
+        )
     if is_once and section.memory == "auto" and is_ours(section.target) and "cache" in section.arguments():
         supplied["memory"] = "once"
     return build.build(section, **supplied)
@@ -153,8 +312,13 @@ def seed_splits(splits: Splits, seed: int) -> Splits:
 
 
 def image_format(data: ImageData) -> ImageFormat:
-    is_float = data.splits.train.dtype.is_floating_point
-    return ImageFormat(data.class_names, data.image_shape, data.mean, data.std, is_float)
+    return ImageFormat(
+        data.class_names,
+        data.image_shape,
+        data.mean,
+        data.std,
+        is_float=data.splits.train.dtype.is_floating_point,
+    )
 
 
 def build_module(
@@ -181,7 +345,11 @@ class _LayerSync(ExactBatchNorm, LayerSync):
 
 
 def lightning_trainer(
-    session: Session, module: L.LightningModule, *, callbacks: Sequence[Callback] = (), **settings: Any
+    session: Session,
+    module: L.LightningModule,
+    *,
+    callbacks: Sequence[Callback] = (),
+    **settings: Any,
 ) -> L.Trainer:
     """Build a Trainer for `module` on the devices of the session, without Lightning's default callbacks."""
     config = session.config

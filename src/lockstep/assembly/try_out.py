@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 
@@ -10,14 +9,12 @@ import torch
 from torch import Tensor
 
 from lockstep.assembly.session import Session
-from lockstep.config.errors import ConfigError, Error, literal, one_line
+from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.schema.configuration import Config
-from lockstep.data.images.image_table import real_names
 from lockstep.data.module import ImageData
-from lockstep.data.splits import Splits, is_streamed
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
-from lockstep.system.wording import join_names, plural
+from lockstep.system.wording import plural
 from lockstep.tasks.scores import MetricError, Scores
 from lockstep.tasks.task import Task, checked_losses
 
@@ -50,70 +47,6 @@ def try_out(here: Session, data: ImageData, module: Classifier) -> None:
             _try_empty(config, module, data.example(0))
 
 
-def refuse_unfit_images(config: Config, images: Splits) -> None:
-    """Raise ConfigError if the images of a source do not fit the settings of data and augment."""
-    refuse_shared_groups(config, images)
-    name, pixels, memory = f"data._target_={config.data.target}", images.train.pixels, config.data.memory
-    found: list[Error] = []
-    if memory not in ("auto", "stream") and is_streamed(pixels):
-        found.append(
-            Error(
-                "conflict", f"data.memory={memory}", f", but {name} makes samples on demand", "use data.memory=stream"
-            )
-        )
-    if memory == "stream" and not any(is_streamed(part.pixels) for part in images.parts.values()):
-        found.append(
-            Error("conflict", "data.memory=stream", f", but {name} does not stream its images", "use data.memory=auto")
-        )
-    if images.statistics is None and not isinstance(pixels, Tensor):
-        hint = "return Splits(..., statistics=Statistics(mean, std))"
-        found.append(Error("missing", name, "returns neither pixels nor statistics of them", hint))
-    uses = {"data.balance": config.data.balance, "task.class_weights": config.task.arguments().get("class_weights")}
-    counting = [f"{key}={value}" for key, value in uses.items() if value and not isinstance(value, list)]
-    if counting and images.class_counts("train") is None:
-        hint = f"let {name} return them, a Dataset as `targets` (no target_transform)"
-        found.append(Error("missing", counting[0], "needs the class of each training image", hint))
-    if (absent := images.absent_classes("train")) and (counting or len(images.train.targets)):
-        found.append(
-            Error("missing", name, f"has no training image of {join_names(absent)}", "add some, or remove the class")
-        )
-    augment = config.augment
-    used = [f"augment.{name}={literal(value)}" for name, value in augment.used.items()]
-    if used and images.train.dtype != torch.uint8:
-        hint = "remove it, and change the images in the source"
-        found.append(Error("conflict", ", ".join(used), f"needs uint8 images, and {name} returns floats", hint))
-    side = min(pixels.shape[-2:])
-    if augment.crop_border == "reflect" and augment.crop_padding >= side:
-        key, hint = f"augment.crop_padding={augment.crop_padding}", f"use less than their shorter side, {side}"
-        found.append(Error("range", key, f"reflects more than the images of {name} have", hint))
-    if augment.cutout_inside and augment.cutout > side:
-        key, hint = f"augment.cutout={augment.cutout}", f"use at most their shorter side, {side}"
-        found.append(Error("range", key, f"does not fit inside the images of {name}", hint))
-    if found:
-        raise ConfigError(*found)
-
-
-def refuse_shared_groups(config: Config, images: Splits) -> None:
-    """Raise ConfigError for a group or a file in two splits, unless that is accepted.
-
-    It would make an evaluation too good.
-    """
-    files, named, table = dict[str, str](), dict[str, dict[str, str]](), images.files
-    if table is not None:
-        files = dict(zip(table.names, real_names(table.folder, table.names, table.states), strict=True))
-    for split, part in images.parts.items():
-        units = part.groups or [files[name] for name in part.names if files]
-        named[split] = dict(zip(units, part.names, strict=False))
-    unit = "file" if images.train.groups is None else "group"
-    for (one, first), (other, second) in itertools.combinations(named.items(), 2):
-        shared = [group for group in first if group in second]
-        if shared and config.data.shared_groups == "refuse":
-            example = f"{shared[0]} ({first[shared[0]]}, {second[shared[0]]})"
-            problem = f"forbids {plural(len(shared), unit)} in both {one} and {other}, such as {example}"
-            hint = "move their images, or set data.shared_groups=accept"
-            raise ConfigError(Error("conflict", "data.shared_groups=refuse", problem, hint))
-
-
 def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
     """Raise ConfigError for an augmentation that the losses or the targets of the task do not support."""
     target = config.task.target
@@ -121,8 +54,14 @@ def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
     mixing = [name for name in used if name in ("mixup", "cutmix")]
     wrong: list[Error] = []
     if mixing and not task.takes_mixed:
-        problem = f"mixes two samples, and {target} has no loss of mixed ones"
-        wrong.append(Error("conflict", f"augment.{mixing[0]}", problem, "set it to 0"))
+        wrong.append(
+            Error(
+                "conflict",
+                f"augment.{mixing[0]}",
+                f"mixes two samples, and {target} has no loss of mixed ones",
+                "set it to 0",
+            )
+        )
     if batch.targets.dim() > 2 and batch.targets.shape[-2:] == batch.inputs.shape[-2:]:  # they lie in the image
         can_move = type(task).moved_targets is not Task.moved_targets
         for name in (name for name in used if name in OTHERS or (name in MOVING and not can_move)):
@@ -179,9 +118,13 @@ def refuse_unfit(
     if len(bad) == len(targets):
         found = f"{dtype} of shape {tuple(sample.shape)} for each sample, {found}"
     takes = task.takes.format(count=outputs.shape[1], last=outputs.shape[1] - 1)
-    problem = f"takes {takes}, and {split} has {found}"
     raise ConfigError(
-        Error("value", f"task._target_={config.task.target}", problem, "correct them, or use another task")
+        Error(
+            "value",
+            f"task._target_={config.task.target}",
+            f"takes {takes}, and {split} has {found}",
+            "correct them, or use another task",
+        )
     )
 
 
@@ -193,8 +136,14 @@ def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch)
         outputs = module(batch.inputs)
     if not isinstance(outputs, Tensor) or len(outputs) != len(batch.indices):
         kind = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        problem = f"returns {kind} for {plural(len(batch.indices), 'sample')}"
-        raise ConfigError(Error("value", network, problem, "return a tensor with a row for each"))
+        raise ConfigError(
+            Error(
+                "value",
+                network,
+                f"returns {kind} for {plural(len(batch.indices), 'sample')}",
+                "return a tensor with a row for each",
+            )
+        )
     shapes = f"outputs {tuple(outputs.shape)} and targets {batch.targets.dtype} {tuple(batch.targets.shape)}"
     with _config_error(module, task, f"cannot take {shapes}"):
         refuse_targets(config, data, module, outputs)

@@ -61,9 +61,7 @@ def _check(
 ) -> tuple[list[tuple[str, str | Text]], list[str], dict[str, Any], bool]:
     """Return rows of a table and lines below it, the same as plain values, and whether there are errors."""
     from lockstep.assembly.listed_images import describe_shrinking
-    from lockstep.assembly.run_parts import open_source
-    from lockstep.assembly.staging import once_a_node
-    from lockstep.assembly.try_out import refuse_shared_groups
+    from lockstep.assembly.run_parts import once_a_node, open_source, refuse_shared_groups
     from lockstep.data.copies import find_copies
     from lockstep.data.inspection import inspect
     from lockstep.data.splits import describe_groups, shorten_lines

@@ -28,8 +28,7 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
     data_presence.check(section)
     data_presence.check_weights(config)
     from lockstep.assembly import pretrained_weights
-    from lockstep.assembly.run_parts import open_source
-    from lockstep.assembly.staging import once_a_node
+    from lockstep.assembly.run_parts import once_a_node, open_source
 
     def load(local: Data) -> tuple[str, str | None, int, int]:
         images, decoding = open_source(config.seed, local)

@@ -4,10 +4,10 @@ import argparse
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from lockstep.assembly import checkpoints, refusals
 from lockstep.cli import answers
@@ -21,14 +21,22 @@ from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.key_scopes import scope
 from lockstep.config.schema.sections import Scope
 from lockstep.inference import tasks
+from lockstep.inference.options import (
+    EmbedOptions,
+    EvalOptions,
+    LabelsOptions,
+    Options,
+    PredictOptions,
+    TrainedRun,
+)
 from lockstep.launch import parent, worker
 from lockstep.launch.worker import Job, Task
 from lockstep.runs import gate, naming
 from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.launcher import outer_world
 
-TASKS = {"eval": tasks.evaluate, "predict": tasks.predict, "embed": tasks.embed, "labels": tasks.judge}
-OF_A_TRAINING = ("hydra.", "resume=", "init_from=", "trainer.precision=")  # overrides of no use here
+# overrides of no use here
+OF_A_TRAINING = ("hydra.", "resume=", "init_from=", "trainer.precision=")
 # options that the command of a job repeats
 VALUES = (
     *("split", "output", "pictures", "top_k", "max_error", "checkpoint"),
@@ -38,29 +46,34 @@ VALUES = (
 
 def infer(arguments: argparse.Namespace, current: Path) -> int:
     """Evaluate a run, predict, embed or judge labels with it, in the project `current`. Returns the exit code."""
-    is_evaluation = arguments.command == "eval"
-    read = {"eval": _evaluation, "predict": _prediction, "embed": _embedding, "labels": _judgement}
-    given = read[arguments.command](arguments)
+    task, read = COMMANDS[arguments.command]
+    options = read(arguments)
     try:
         refuse_training_overrides(arguments.overrides, "use --precision")
-        reads_data = given.get("source", "test") in ("val", "test")
+        reads_data = vars(arguments).get("source", "test") in ("val", "test")
         folder, checkpoint, saved, source = open_run(arguments, current, reads_data=reads_data)
         devices, world = _devices(arguments.devices), outer_world(os.environ)
-        here = saved_run.adapt_to_machine(
-            saved, devices=devices, strategy=arguments.strategy, world=world, precision=arguments.precision
+        adapted_config = saved_run.adapt_to_machine(
+            saved,
+            devices=devices,
+            strategy=arguments.strategy,
+            world=world,
+            precision=arguments.precision,
         )
-        if is_evaluation:
-            here, given["may_differ"] = saved_run.replace_images(here, arguments.overrides)
-        config = saved_run.change_run(folder, here, arguments.overrides, source).config
+        may_differ = False
+        if isinstance(options, EvalOptions):
+            adapted_config, may_differ = saved_run.replace_images(adapted_config, arguments.overrides)
+        config = saved_run.change_run(folder, adapted_config, arguments.overrides, source).config
         if config.cluster.name != "none":
-            is_sweep = bool(given.get("predictions"))
+            is_sweep = isinstance(options, LabelsOptions) and bool(options.predictions)
             parents = (path for path in folder.path.parents if is_sweep and (path / SWEEP).is_file())
             return _submit(arguments, [str(next(parents, folder.path))], config)
-        given |= {"may_differ": given["may_differ"] and config.changed_data == "refuse"} if is_evaluation else {}
-        if reads_data and not given.get("may_differ"):
+        may_differ = may_differ and config.changed_data == "refuse"
+        if isinstance(options, EvalOptions):
+            options = replace(options, may_differ=may_differ)
+        if reads_data and not may_differ:
             data_presence.check(config.data)
-        given |= {"config": config_file.to_tree(config), "checkpoint": str(checkpoint), "run": str(folder.path)}
-        return _compute(TASKS[arguments.command], given, config, arguments.job)
+        return _compute(task, TrainedRun(folder, checkpoint, config), options, arguments.job)
     except ConfigError as error:
         exit_with(error)
 
@@ -70,8 +83,7 @@ def refuse_training_overrides(texts: list[str], precision_hint: str) -> None:
     for text in texts:
         if text.lstrip("+~").startswith(OF_A_TRAINING):
             hint = precision_hint if "precision" in text else "remove it"
-            problem = "is for a training, which this command does not start"
-            raise ConfigError(Error("conflict", text, problem, hint))
+            raise ConfigError(Error("conflict", text, "is for a training, which this command does not start", hint))
 
 
 def open_run(
@@ -93,37 +105,38 @@ def open_run(
     return folder, checkpoint, saved, source
 
 
-def _prediction(arguments: argparse.Namespace) -> dict[str, Any]:
-    given = _images(arguments) | {"top_k": _top_k(arguments), "max_error": arguments.max_error}
-    return given | {"is_json": arguments.json}
+def _evaluation(arguments: argparse.Namespace) -> EvalOptions:
+    if arguments.output is None and arguments.top_k != 1:
+        raise ValueError(f"--top-k {arguments.top_k} has no rows to be written to: add --output rows.csv.")
+    return EvalOptions(
+        arguments.split,
+        top_k=_top_k(arguments),
+        output=_output(arguments.output),
+        pictures=_pictures(arguments.pictures),
+    )
 
 
-def _embedding(arguments: argparse.Namespace) -> dict[str, Any]:
+def _prediction(arguments: argparse.Namespace) -> PredictOptions:
+    return PredictOptions(
+        _source(arguments),
+        _output(arguments.output),
+        arguments.strict,
+        top_k=_top_k(arguments),
+        max_error=arguments.max_error,
+        is_json=arguments.json,
+    )
+
+
+def _embedding(arguments: argparse.Namespace) -> EmbedOptions:
     if not arguments.output.endswith(".npy"):
         raise ValueError(f"--output {arguments.output} is not named as an array: use features.npy.")
     _output(f"{arguments.output}.csv")  # names of its rows
-    return _images(arguments)
+    source, output = _source(arguments), _output(arguments.output)
+    assert output is not None
+    return EmbedOptions(source, output, arguments.strict)
 
 
-def _images(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what writes rows of images: a split of the run, or a file or folder, whose path becomes absolute."""
-    if arguments.source not in ("val", "test"):
-        if not Path(arguments.source).exists():
-            raise FileNotFoundError(f"{arguments.source} does not exist: give a folder or file of images, val or test.")
-        arguments.source = str(Path(arguments.source).resolve())
-    return {"source": arguments.source, "output": _output(arguments.output), "is_strict": arguments.strict}
-
-
-def _evaluation(arguments: argparse.Namespace) -> dict[str, Any]:
-    if arguments.output is None and arguments.top_k != 1:
-        raise ValueError(f"--top-k {arguments.top_k} has no rows to be written to: add --output rows.csv.")
-    given = {"split": arguments.split, "top_k": _top_k(arguments)}
-    given["output"] = _output(arguments.output)
-    given["pictures"] = _pictures(arguments.pictures)
-    return given | {"may_differ": False}
-
-
-def _judgement(arguments: argparse.Namespace) -> dict[str, Any]:
+def _judgement(arguments: argparse.Namespace) -> LabelsOptions:
     """Return what judges labels; a sweep becomes one of its runs, with the files of predictions of all folds."""
     output = Path(arguments.output).resolve()
     if output.suffix != ".csv":
@@ -131,14 +144,23 @@ def _judgement(arguments: argparse.Namespace) -> dict[str, Any]:
     for path in filter(Path.exists, (output, output.with_suffix(".png"))):
         raise ValueError(f"--output: {naming.display_path(path)} exists: remove it, or name another file.")
     need_writable("--output", arguments.output)
-    given: dict[str, Any] = {"output": str(output), "predictions": []}
-    if (Path(arguments.run) / SWEEP).is_file():
-        from lockstep.trials import out_of_fold
+    if not (Path(arguments.run) / SWEEP).is_file():
+        return LabelsOptions(output, [])
+    from lockstep.trials import out_of_fold
 
-        folds = out_of_fold.of_best(Path(arguments.run).resolve())
-        given["predictions"], arguments.run = [str(fold.fold_rows) for fold in folds], str(folds[0].path)
-        arguments.devices, arguments.checkpoint = "1", None  # which only draws
-    return given
+    folds = out_of_fold.of_best(Path(arguments.run).resolve())
+    arguments.run = str(folds[0].path)
+    arguments.devices, arguments.checkpoint = "1", None  # which only draws
+    return LabelsOptions(output, [fold.fold_rows for fold in folds])
+
+
+def _source(arguments: argparse.Namespace) -> str:
+    """Return a split of the run, or the path of a file or folder, which becomes absolute."""
+    if arguments.source not in ("val", "test"):
+        if not Path(arguments.source).exists():
+            raise FileNotFoundError(f"{arguments.source} does not exist: give a folder or file of images, val or test.")
+        arguments.source = str(Path(arguments.source).resolve())
+    return arguments.source
 
 
 def _top_k(arguments: argparse.Namespace) -> int:
@@ -147,17 +169,17 @@ def _top_k(arguments: argparse.Namespace) -> int:
     return arguments.top_k
 
 
-def _output(name: str | None) -> str | None:
+def _output(name: str | None) -> Path | None:
     if name is None:
         return None
     output = Path(name).resolve()
     if output.is_dir():
         raise ValueError(f"--output {name} is a folder: name a file in it.")
     need_writable("--output", name)
-    return str(output)
+    return output
 
 
-def _pictures(name: str | None) -> str | None:
+def _pictures(name: str | None) -> Path | None:
     """Return the absolute path of the folder of an evaluation's pictures, which is new or empty."""
     if name is None:
         return None
@@ -165,7 +187,7 @@ def _pictures(name: str | None) -> str | None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"--pictures {name} is not empty: name a new folder.")
     need_writable("--pictures", name)
-    return str(folder)
+    return folder
 
 
 def need_writable(option: str, name: str) -> None:
@@ -182,7 +204,7 @@ def _devices(text: str | None) -> int | list[int] | None:
     return [int(number) for number in text.split(",") if number] if "," in text else int(text)
 
 
-def _compute(task: Task, given: dict[str, Any], config: Config, job: Path | None) -> int:
+def _compute(task: Task, trained: TrainedRun, options: Options, job: Path | None) -> int:
     """Run a task in workers of this machine, or as a rank of a launcher. Returns the exit code.
 
     Logs are in the folder of the `job`, or in a temporary one, for a launcher in outputs/, which all machines see.
@@ -190,13 +212,14 @@ def _compute(task: Task, given: dict[str, Any], config: Config, job: Path | None
     world, known = outer_world(os.environ), RunFolder(job) if job is not None else None
     if known is not None and (world is None or world.rank == 0):
         known.forget_end()  # of this job before it was requeued
-    workers = resolve_workers(config)
+    request = {"trained": trained, "options": options}
+    workers = resolve_workers(trained.config)
     if world is None:
         num_workers = workers.world_size
         with tempfile.TemporaryDirectory(prefix="lockstep-") as path:
             folder = known or RunFolder(Path(path))
             code = parent.run_workers(
-                Job(task, folder, given),
+                Job(task, folder, request),
                 num_workers,
                 is_parallel=num_workers > 1,
             )
@@ -205,10 +228,10 @@ def _compute(task: Task, given: dict[str, Any], config: Config, job: Path | None
     worker.import_training()
     from lockstep.assembly.process_group import meet, shared_folder
 
-    meet(config, workers, world, known)
-    logs = nullcontext(known) if known else shared_folder(_temporary_logs(task), config, world)
+    meet(trained.config, workers, world, known)
+    logs = nullcontext(known) if known else shared_folder(_temporary_logs(task), trained.config, world)
     with logs as folder:
-        code = worker.run_here(Job(task, folder, given), world)
+        code = worker.run_here(Job(task, folder, request), world)
         if world.rank == 0:
             answers.end_task(folder)
     return code
@@ -251,3 +274,11 @@ def _submit(arguments: argparse.Namespace, names: list[str], config: Config) -> 
         ]
 
     return submission.start_command(config, f"{command}_{config.run_name}", arguments_in)
+
+
+COMMANDS: dict[str, tuple[Task, Callable[[argparse.Namespace], Options]]] = {
+    "eval": (tasks.evaluate, _evaluation),
+    "predict": (tasks.predict, _prediction),
+    "embed": (tasks.embed, _embedding),
+    "labels": (tasks.judge, _judgement),
+}

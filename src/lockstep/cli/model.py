@@ -25,8 +25,7 @@ def show_model(typed: Sequence[str], source: compose.Source, *, depth: int) -> i
         )
     data_presence.check(config.data)
     import_training()
-    from lockstep.assembly.run_parts import open_source
-    from lockstep.assembly.staging import once_a_node
+    from lockstep.assembly.run_parts import once_a_node, open_source
 
     load = partial(open_source, config.seed)
     images, _ = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False)

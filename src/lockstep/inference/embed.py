@@ -4,56 +4,46 @@ import itertools
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lockstep.assembly import session
-from lockstep.config.checks import validation
 from lockstep.config.errors import ConfigError, Error
 from lockstep.inference import predict
+from lockstep.inference.options import EmbedOptions, TrainedRun
+from lockstep.inference.row_chunks import RowFile, write_rows
 from lockstep.models.classifier import Classifier
 from lockstep.models.frozen import head_inputs
 from lockstep.models.origin import attach_ends
 from lockstep.runs.files import atomic_file, csv_text
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
-from lockstep.system.signals import SignalFlag
 from lockstep.system.wording import plural
 
 
-def embed(
-    folder: RunFolder,
-    world: World | None,
-    flag: SignalFlag,
-    *,
-    config: dict[str, Any],
-    run: str,
-    source: str,
-    checkpoint: str,
-    output: str,
-    is_strict: bool,
-) -> int:
-    """Write the features of every image of `source` to the array `output`, and the names next to it.
+def embed(folder: RunFolder, world: World | None, trained: TrainedRun, options: EmbedOptions) -> int:
+    """Write the features of every image of a source to an array, and the names next to it.
 
     The rest is as in `predict.predict`.
     """
-    settings = validation.check_tree(config).model_copy(update={"compile": False})
-    predict.refuse_own_module(settings, "lockstep embed")
-    with session.open_session(folder, settings, world) as here:
-        module = predict.load_network(here, Path(checkpoint))
-        images = predict.images_of(here, run, source, module.image_format)
+    config = trained.config.model_copy(update={"compile": False})
+    predict.refuse_own_module(config, "lockstep embed")
+    with session.open_session(folder, config, world) as here:
+        module = predict.load_network(here, trained.checkpoint)
+        images = predict.images_of(here, trained.folder, options.source, module.image_format)
         dtype = str(module.mean.dtype).removeprefix("torch.")
 
         def rows_of(positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
             rows = zip(positions.tolist(), features(module, pixels).cpu().numpy(), strict=True)
             return [[str(position), row.tobytes().hex()] for position, row in rows]
 
-        write_file = partial(write_array, Path(output), images.names, dtype)
-        broken = predict.write(here, module, images, rows_of, write_file, output=Path(output), is_strict=is_strict)
-        return predict.report(here, len(images), broken, "image", output)
+        write = partial(write_array, options.output, images.names, dtype)
+        file = RowFile(options.output, write, options.is_strict)
+        errors = write_rows(here, module.image_format, images, rows_of, file)
+        result = {"images": len(images) - len(errors), "unreadable": len(errors)}
+        return predict.report(here, "image", options.output, result, errors)
 
 
 def features(module: Classifier, inputs: Tensor) -> Tensor:
@@ -64,15 +54,23 @@ def features(module: Classifier, inputs: Tensor) -> Tensor:
     net, count = module.net, len(module.image_format.class_names)
     head = "".join(attach_ends(net, count).head[:1])
     if not head:
-        hint = "name it as the `head` of its lockstep.models.Origin"
         raise ConfigError(
-            Error("unsupported", type(net).__name__, f"has no last layer of {plural(count, 'output')}", hint)
+            Error(
+                "unsupported",
+                type(net).__name__,
+                f"has no last layer of {plural(count, 'output')}",
+                "name it as the `head` of its lockstep.models.Origin",
+            )
         )
     with torch.inference_mode(), module.eager_mode(), head_inputs(net, head) as found:
         module(inputs.to(module.device))
         if not found or found[0].dim() < 2 or len(found[0]) != len(inputs):
             raise ConfigError(
-                Error("unsupported", type(net).__name__, f"does not call its layer {head} with features of each image")
+                Error(
+                    "unsupported",
+                    type(net).__name__,
+                    f"does not call its layer {head} with features of each image",
+                )
             )
         values = found[0].to(module.mean.dtype)
         if isinstance(net.get_submodule(head), nn.Conv2d):

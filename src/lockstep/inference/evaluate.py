@@ -6,130 +6,155 @@ Images that are named in place of those of the run are seen as the run sees its 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lockstep.assembly import data_changes, run_parts, session
+from lockstep.assembly import data_record, run_parts, session
 from lockstep.assembly.agreement import together
 from lockstep.assembly.listed_images import files_of
 from lockstep.assembly.session import Session
-from lockstep.assembly.staging import once_a_node
 from lockstep.callbacks import reliability
 from lockstep.callbacks.own_module import metrics_of
-from lockstep.config.checks import validation
 from lockstep.config.errors import ConfigError, Error
+from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import Data
 from lockstep.data.images.image_table import SPLIT_FOLDERS, ImageTable
+from lockstep.data.module import ImageData
 from lockstep.data.splits import Splits, identity_statistics
 from lockstep.inference import class_report, predict
 from lockstep.inference import reliability as scores
+from lockstep.inference.options import EvalOptions, TrainedRun
+from lockstep.inference.prediction_rows import PredictionRows, ranking_argument
+from lockstep.inference.row_chunks import RowFile, write_rows, write_table
 from lockstep.models.calibration import has_probabilities
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.runs.files import write_json
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.redaction import redact
-from lockstep.system.signals import SignalFlag
 from lockstep.system.terminal import show_table
 from lockstep.system.wording import join_names, plural, similar_names
 
 Found = tuple[Splits, str, dict[str, str]]  # images, the name of the part to evaluate, and remarks
 
 
-def evaluate(
-    folder: RunFolder,
-    world: World | None,
-    flag: SignalFlag,
-    *,
-    config: dict[str, Any],
-    run: str,
-    split: str | None,
-    checkpoint: str,
-    may_differ: bool = False,
-    output: str | None = None,
-    top_k: int = 1,
-    pictures: str | None = None,
-) -> int:
-    """Evaluate `checkpoint` of `run` on `split` of its data; print the result, and write scores.json into `folder`.
+def evaluate(folder: RunFolder, world: World | None, trained: TrainedRun, options: EvalOptions) -> int:
+    """Evaluate a run on a split of its data, or on other images.
 
-    Images that are not those of the run are evaluated if they `may_differ`. `output` is a CSV file for a row of each
-    image with its `top_k` most probable classes, `pictures` a folder for pictures and numbers.
+    Prints the result, and writes scores.json. Returns the exit code.
     """
-    settings = validation.check_tree(config)
-    if output is not None or pictures is not None:
-        predict.refuse_own_module(settings, "lockstep eval with --output or --pictures")
-    with session.open_session(folder, settings, world) as here:
-        other = None
-        if may_differ:
-            form = ImageFormat(**torch.load(checkpoint, map_location="cpu", weights_only=True)["image_format"])
-            other = find_images(here, RunFolder(Path(run)), form, split)
-        if other is not None:
-            images, chosen, notes = other
-            data = run_parts.serve_images(here, images)
-        elif split == "all":
-            raise ConfigError(
-                Error("conflict", "--split all", "is for images that are not those of the run", "use test or val")
-            )
-        else:
-            data, chosen, notes = run_parts.image_data(here, RunFolder(Path(run))), split or "test", {}
-        part = "val" if chosen == "val" else "test"
+    config = trained.config
+    if options.output is not None or options.pictures is not None:
+        predict.refuse_own_module(config, "lockstep eval with --output or --pictures")
+    with session.open_session(folder, config, world) as here:
+        data, chosen, notes = _load_data(here, trained, options)
         module, callbacks = run_parts.build_module(here, run_parts.image_format(data))
-        if pictures is not None and not (isinstance(module, Classifier) and has_probabilities(module.task)):
-            problem = f"needs classes or labels, and task._target_={settings.task.target}"
-            raise ConfigError(Error("unsupported", "--pictures", problem, "remove it"))
-        if isinstance(module, Classifier):
-            predict.ranking_argument(module, top_k)  # before the evaluation
+        part = "val" if chosen == "val" else "test"
+        _refuse_unfit(config, module, part, options)
         trainer = run_parts.lightning_trainer(
             here, module, callbacks=callbacks, logger=False, enable_checkpointing=False
         )
-        step = "test_step" if part == "test" else "validation_step"
-        if not is_overridden(step, module):
-            raise ConfigError(
-                Error("missing", f"module._target_={settings.module.target}", f"has no {step}", "add one")
-            )
         measure = trainer.test if part == "test" else trainer.validate
-        measure(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
+        measure(module, data, ckpt_path=trained.checkpoint, weights_only=True, verbose=False)
         images = data.splits.parts[part].head(data.batches(part).num_epoch_samples)
         metrics = metrics_of(trainer, module)
-        found = reliability.of(trainer)
-        findings, reports = found and found.findings, dict[str, Any]()
-        if findings is not None and here.rank == 0:
-            if not findings.is_multilabel:
-                reports = class_report.scores_of(findings, data.class_names, images.groups)
-            entry = getattr(module.calibration, "entry", scores.UNCALIBRATED)
-            reports["calibration"] = scores.report(findings, images.groups, entry)
-        if pictures is not None and findings is None:
+        outcomes = reliability.of(trainer)
+        findings = outcomes and outcomes.findings
+        if options.pictures is not None and findings is None:
             raise ConfigError(Error("unsupported", "--pictures", "needs one prediction for each image", "remove it"))
-        place = redact(settings.data.arguments().get("file") or settings.data.root or settings.data.target)
-        result = {
-            **{"run": run, "checkpoint": checkpoint, "data": place, "split": chosen, "images": len(images)},
+        place = redact(config.data.arguments().get("file") or config.data.root or config.data.target)
+        result: dict[str, Any] = {
+            "run": str(trained.folder.path),
+            "checkpoint": str(trained.checkpoint),
+            "data": place,
+            "split": chosen,
+            "images": len(images),
             "metrics": {name.removeprefix(f"{part}/"): value for name, value in sorted(metrics.items())},
-            **reports,
-            **({"notes": notes} if notes else {}),
         }
         if here.rank == 0:
-            what = f"{plural(len(images), 'image')} of {place}" if notes else plural(len(images), f"{chosen} image")
-            values = [(name, f"{value:.6f}") for name, value in result["metrics"].items()]
-            show_table(f"{checkpoint} on {what}", [*values, *notes.items()])
-            class_report.show_report(result)
-            if "calibration" in reports:
-                scores.show(reports["calibration"])
-        if output is not None:
-            network = predict.load_network(here, Path(checkpoint))
-            predict.write_rows(here, network, images, Path(output), top_k=top_k, has_truth=True)
+            if findings is not None:
+                if not findings.is_multilabel:
+                    result |= class_report.scores_of(findings, data.class_names, images.groups)
+                entry = getattr(module.calibration, "entry", scores.UNCALIBRATED)
+                result["calibration"] = scores.report(findings, images.groups, entry)
+            result |= {"notes": notes} if notes else {}
+            _show(result)
+        if options.output is not None:
+            network = predict.load_network(here, trained.checkpoint)
+            ranks = ranking_argument(network, options.top_k)
+            rows = PredictionRows(network, config.task.target, images.names, ranks, has_truth=True)
+            write_rows(
+                here,
+                network.image_format,
+                images,
+                rows,
+                RowFile(options.output, partial(write_table, options.output, rows.head)),
+            )
             if here.rank == 0:
-                print(f"{plural(len(images), 'row')} in {output}", flush=True)
-        if pictures is not None and findings is not None:
-            shown = (data.class_names, images, findings, result)
-            draw = partial(class_report.draw, Path(pictures), *shown)
+                print(f"{plural(len(images), 'row')} in {options.output}", flush=True)
+        if options.pictures is not None and findings is not None:
+            draw = partial(class_report.draw, options.pictures, data.class_names, images, findings, result)
             together(lambda: draw() if here.rank == 0 else None)
         if here.rank == 0:
             write_json(folder.scores, {**metrics, "report": result})
     return 0
+
+
+def _load_data(here: Session, trained: TrainedRun, options: EvalOptions) -> tuple[ImageData, str, dict[str, str]]:
+    """Return the data to evaluate, the name of the part that is evaluated, and remarks.
+
+    Every rank must call it.
+    """
+    if options.may_differ:
+        saved = torch.load(trained.checkpoint, map_location="cpu", weights_only=True)
+        other = find_images(here, trained.folder, ImageFormat(**saved["image_format"]), options.split)
+        if other is not None:
+            images, chosen, notes = other
+            return run_parts.serve_images(here, images), chosen, notes
+    if options.split == "all":
+        raise ConfigError(
+            Error(
+                "conflict",
+                "--split all",
+                "is for images that are not those of the run",
+                "use test or val",
+            )
+        )
+    return run_parts.image_data(here, trained.folder), options.split or "test", {}
+
+
+def _refuse_unfit(config: Config, module: L.LightningModule, part: str, options: EvalOptions) -> None:
+    """Raise ConfigError if the module cannot be evaluated on the part, or not with these options."""
+    is_ours = isinstance(module, Classifier)
+    if options.pictures is not None and not (is_ours and has_probabilities(module.task)):
+        raise ConfigError(
+            Error(
+                "unsupported",
+                "--pictures",
+                f"needs classes or labels, and task._target_={config.task.target}",
+                "remove it",
+            )
+        )
+    if is_ours:
+        ranking_argument(module, options.top_k)
+    step = "test_step" if part == "test" else "validation_step"
+    if not is_overridden(step, module):
+        raise ConfigError(Error("missing", f"module._target_={config.module.target}", f"has no {step}", "add one"))
+
+
+def _show(result: dict[str, Any]) -> None:
+    """Print the report of an evaluation."""
+    notes, count = result.get("notes", {}), result["images"]
+    images = f"{plural(count, 'image')} of {result['data']}" if notes else plural(count, f"{result['split']} image")
+    values = [(name, f"{value:.6f}") for name, value in result["metrics"].items()]
+    show_table(f"{result['checkpoint']} on {images}", [*values, *notes.items()])
+    class_report.show_report(result)
+    if "calibration" in result:
+        scores.show(result["calibration"])
 
 
 def find_images(here: Session, run: RunFolder, form: ImageFormat, split: str | None) -> Found | None:
@@ -143,16 +168,17 @@ def find_images(here: Session, run: RunFolder, form: ImageFormat, split: str | N
         run_parts.refuse_unfit_arguments(section)
         files = files_of(section, is_cut=False, is_other=True)
         _refuse_similar_classes(files.table, form.class_names)
-        shared = data_changes.overlap(run, files.table)
+        shared = data_record.overlap(run, files.table)
         if shared is None:
             return None
         again = shared.trained
         if split is None and 2 * len(again) > shared.num_trained:
-            text = f"the data has {len(again)} of the {shared.num_trained} training images, such as {again[0]}"
-            hint = "if it is the run's, add changed_data=accept, else --split all or test"
-            raise ValueError(f"{text}: {hint}")
+            raise ValueError(
+                f"the data has {len(again)} of the {shared.num_trained} training images, such as {again[0]}: "
+                "if it is the run's, add changed_data=accept, else --split all or test"
+            )
         if split in ("val", "test") and split not in files.table.splits:
-            files = files_of(section, is_other=True, kept=data_changes.known_splits(run))
+            files = files_of(section, is_other=True, kept=data_record.known_splits(run))
         table = _match_classes(files.table, form.class_names)
         chosen = split or ("test" if "test" in table.splits else "all")
         rows = np.arange(len(table.names)) if chosen == "all" else table.splits[chosen]
@@ -171,8 +197,13 @@ def find_images(here: Session, run: RunFolder, form: ImageFormat, split: str | N
             notes["same name"] = f"as a training image: {join_names(again, 1)}; are they other images?"
         return replace(images, statistics=identity_statistics(shape[0])), chosen, notes
 
-    config = here.config
-    return once_a_node(config.data, load, rank=here.rank, local_rank=here.local_rank, is_silent=config.silent)
+    return run_parts.once_a_node(
+        here.config.data,
+        load,
+        rank=here.rank,
+        local_rank=here.local_rank,
+        is_silent=here.config.silent,
+    )
 
 
 def _refuse_similar_classes(table: ImageTable, known: Sequence[str]) -> None:

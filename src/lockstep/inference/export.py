@@ -21,8 +21,7 @@ from typing_extensions import override
 
 from lockstep import __version__
 from lockstep.assembly import session
-from lockstep.assembly.run_parts import open_source
-from lockstep.assembly.staging import once_a_node
+from lockstep.assembly.run_parts import once_a_node, open_source
 from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.schema.configuration import Config
 from lockstep.data.images.image_files import ImageFiles
@@ -134,13 +133,21 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path, max_e
         except ImageError:
             raise
         except Exception as error:  # of custom code, of an operator that ONNX lacks, or of the file on other images
-            key = f"model._target_={config.model.target}"
-            raise ConfigError(Error("failed", key, "cannot be exported", located(_reason(error), error))) from error
+            raise ConfigError(
+                Error(
+                    "failed",
+                    f"model._target_={config.model.target}",
+                    "cannot be exported",
+                    located(_reason(error), error),
+                )
+            ) from error
         largest, largest_scaled = torch.stack(differences).amax(0).tolist()
         checked = plural(len(differences), "test image")
         if not largest <= LIMIT:  # also NaN
-            error = f"its predictions for {checked} differ by up to {largest:.2g}, more than {LIMIT:g}"
-            json_output.fail(f"{display_path(output)} was not written: {error}")
+            json_output.fail(
+                f"{display_path(output)} was not written: "
+                f"its predictions for {checked} differ by up to {largest:.2g}, more than {LIMIT:g}"
+            )
             return EXIT_FAILED
         output.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(output) as file:

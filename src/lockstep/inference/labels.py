@@ -7,15 +7,14 @@ from typing import Any
 from lockstep.assembly import data_record, run_parts, session
 from lockstep.assembly.agreement import together
 from lockstep.assembly.session import Session
-from lockstep.config.checks import validation
 from lockstep.config.errors import ConfigError, Error
 from lockstep.data.splits import Splits
 from lockstep.inference import confident_learning, predict, tables
+from lockstep.inference.options import LabelsOptions, TrainedRun
 from lockstep.runs.files import atomic_file, csv_text, write_json
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import quote_path
 from lockstep.system.launcher import World
-from lockstep.system.signals import SignalFlag
 from lockstep.system.terminal import new_table, print_table, say, terminal
 from lockstep.system.wording import plural
 from lockstep.tasks.classification import Classification
@@ -25,38 +24,28 @@ JUDGED = ("val", "test")  # splits of a run
 MOST_ROWS, NUM_IMAGES = 20, 24  # in the terminal, and in the picture
 
 
-def judge(
-    folder: RunFolder,
-    world: World | None,
-    flag: SignalFlag,
-    *,
-    config: dict[str, Any],
-    run: str,
-    checkpoint: str,
-    predictions: Sequence[str],
-    output: str,
-) -> int:
-    """Write the list of images to the CSV file `output`, with pictures of the first ones next to it; print a summary.
-
-    `predictions` are the files of all folds of a setting, of which `run` is one. Without any the validation and test
-    images of `run` are judged by its `checkpoint`.
-    """
-    settings = validation.check_tree(config)
-    predict.refuse_own_module(settings, "lockstep labels")
-    with session.open_session(folder, settings, world) as here:
-        images = run_parts.splits(here, RunFolder(Path(run)), is_once=True)
-        data_record.compare(here, images, RunFolder(Path(run)))
-        paths = list(map(Path, predictions)) or _predict(here, images, Path(checkpoint))
+def judge(folder: RunFolder, world: World | None, trained: TrainedRun, options: LabelsOptions) -> int:
+    """Write the list of images to a CSV file, with pictures of the first ones next to it; print a summary."""
+    predict.refuse_own_module(trained.config, "lockstep labels")
+    with session.open_session(folder, trained.config, world) as here:
+        images = run_parts.splits(here, trained.folder, is_once=True)
+        data_record.compare(here, images, trained.folder)
+        paths = options.predictions or _predict(here, images, trained.checkpoint)
 
         def write() -> None:
-            facts, rows = _judge(paths, images, is_run=not predictions)
-            pictures = Path(output).with_suffix(".png")
-            facts |= {"run": run, "predictions": predictions, "output": output, "pictures": str(pictures)}
-            facts["root"] = settings.data.arguments().get("root")
-            summaries = [RunFolder(Path(path).parent).read_summary() for path in predictions]
-            facts["weights"] = [summary.get(predict.FOLD_WEIGHTS) for summary in summaries]
+            facts, rows = _judge(paths, images, is_run=not options.predictions)
+            pictures = options.output.with_suffix(".png")
+            summaries = [RunFolder(path.parent).read_summary() for path in options.predictions]
+            facts |= {
+                "run": str(trained.folder.path),
+                "predictions": list(map(str, options.predictions)),
+                "output": str(options.output),
+                "pictures": str(pictures),
+                "root": trained.config.data.arguments().get("root"),
+                "weights": [summary.get(predict.FOLD_WEIGHTS) for summary in summaries],
+            }
             pictures.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_file(Path(output)) as file:  # which is there once the pictures are
+            with atomic_file(options.output) as file:  # which is there once the pictures are
                 file.write(csv_text([HEAD, *rows]).encode(errors="surrogateescape"))
                 _draw(rows[:NUM_IMAGES], images, pictures, _summary(facts))
             write_json(folder.scores, facts)
@@ -71,8 +60,14 @@ def _predict(here: Session, images: Splits, checkpoint: Path) -> list[Path]:
     module, paths = predict.load_network(here, checkpoint), []
     for split in JUDGED:
         if not isinstance(module.task, Classification) or images.parts[split].classes is None:
-            problem = f"needs one class for each image, and task._target_={here.config.task.target}"
-            raise ConfigError(Error("unsupported", "lockstep labels", problem, "use lockstep eval with --output"))
+            raise ConfigError(
+                Error(
+                    "unsupported",
+                    "lockstep labels",
+                    f"needs one class for each image, and task._target_={here.config.task.target}",
+                    "use lockstep eval with --output",
+                )
+            )
         paths.append(here.folder.path / f"{split}.csv")
         predict.write_probabilities(here, module, images.parts[split], paths[-1], split)
     return paths
@@ -81,12 +76,21 @@ def _predict(here: Session, images: Splits, checkpoint: Path) -> list[Path]:
 def _judge(paths: Sequence[Path], images: Splits, *, is_run: bool) -> tuple[dict[str, Any], list[list[Any]]]:
     """Return facts and the rows of the list; the training images of a run, which it cannot judge, are at its end."""
     lines, classes, labels, probabilities = tables.read(paths)
-    is_suspicious, best = confident_learning.suspicious(labels, probabilities), probabilities.argmax(1)
+    is_suspicious, best = (
+        confident_learning.suspicious(labels, probabilities),
+        probabilities.argmax(1),
+    )
     calibrated, fraction = confident_learning.calibrate(labels, probabilities)
     rows: list[list[Any]] = []
     for row in confident_learning.order(labels, probabilities).tolist():
         file, label, *_, part = lines[row]
-        cells = [file, label, classes[best[row]], float(probabilities[row, labels[row]]), int(is_suspicious[row])]
+        cells = [
+            file,
+            label,
+            classes[best[row]],
+            float(probabilities[row, labels[row]]),
+            int(is_suspicious[row]),
+        ]
         rows.append([*cells, part if is_run else "train"])
     facts = {
         "images": len(labels),
@@ -111,7 +115,12 @@ def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, title: str)
     captions = []
     for name, label, suggested, score, *_ in rows:
         better = [f"→ {plots.short_name(suggested, 15)}"] if suggested != label else []
-        lines = [plots.short_name(name, 16, is_end=True), plots.short_name(label, 16), *better, f"score {score:.4f}"]
+        lines = [
+            plots.short_name(name, 16, is_end=True),
+            plots.short_name(label, 16),
+            *better,
+            f"score {score:.4f}",
+        ]
         captions.append("\n".join(lines))
     shown = [plots.picture(*at[row[0]]) for row in rows]
     plots.write_sheet(path, [shown], captions, [not row[4] for row in rows], title)
@@ -125,11 +134,17 @@ def _show(facts: dict[str, Any]) -> None:
         if count > MOST_ROWS:
             out.print(f"... and {count - MOST_ROWS:,} more", style="dim")
         out.print()
-    say(out, f"{_summary(facts)}; {facts['suspicious_by_chance']:.1f} would be if all labels were right.")
+    say(
+        out,
+        f"{_summary(facts)}; {facts['suspicious_by_chance']:.1f} would be if all labels were right.",
+    )
     say(out, f"Estimated fraction of wrong labels: {100 * facts['wrong_fraction']:.1f} %.")
     if not facts["predictions"]:
-        what = "A sweep over data.folds=5 data.fold=0,1,2,3,4 judges all."
-        say(out, f"Only the validation and test images are judged: the network has learned the others. {what}")
+        say(
+            out,
+            "Only the validation and test images are judged: the network has learned the others. "
+            "A sweep over data.folds=5 data.fold=0,1,2,3,4 judges all.",
+        )
     output, pictures = (quote_path(Path(facts[key])) for key in ("output", "pictures"))
     say(out, f"All images, the most suspicious first: {output}; pictures of the first: {pictures}")
     say(out, "Correct the column label, or remove rows, and train on the list:")

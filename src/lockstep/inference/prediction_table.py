@@ -26,25 +26,42 @@ def count_answers(write: RowWriter, chunks: Iterable[str]) -> None:
 
     def counted() -> Iterator[str]:
         for text in chunks:
-            is_answer.update(row[1] != UNKNOWN for row in csv.reader(io.StringIO(text, newline="")))
+            is_answer.update(row[1] != UNKNOWN for row in _read_rows([text]))
             yield text
 
     write(counted())
     print(f"{is_answer[True]:,} of {plural(is_answer.total(), 'image')} answered", flush=True)
 
 
-def show(task: Task, heads: Sequence[str], chunks: Iterable[str], *, rows: list[dict[str, Any]] | None = None) -> None:
-    """Print rows of predictions, which come as CSV below `heads`, once all are there; or add them to `rows`."""
+def _read_rows(chunks: Iterable[str]) -> Iterator[list[str]]:
+    for text in chunks:
+        for row in csv.reader(io.StringIO(text, newline="")):
+            yield [uncell(cell) for cell in row]
+
+
+def list_rows(task: Task, heads: Sequence[str], rows: list[dict[str, Any]], chunks: Iterable[str]) -> None:
+    """Add rows of predictions, which come as CSV below `heads`, to `rows`."""
+    is_of = type(task).cells  # what made the rows; those of other tasks stay texts
+    for file, *cells in _read_rows(chunks):
+        values: list[str | float] = [*cells]
+        if is_of is Classification.cells:
+            values[1::2] = map(float, cells[1::2])
+        elif is_of in (Multilabel.cells, Task.cells):
+            values[:] = map(float, cells)
+        rows.append(dict(zip(heads, [file, *values], strict=True)))
+
+
+def show(task: Task, heads: Sequence[str], chunks: Iterable[str]) -> None:
+    """Print rows of predictions, which come as CSV below `heads`, once all are there."""
     is_of = type(task).cells  # what made the rows; those of other tasks are printed as they are
-    shown, counts, doubts, num_images = list[list[str]](), Counter[str](), list[tuple[float, str]](), 0
-    for file, *cells in (map(uncell, row) for text in chunks for row in csv.reader(io.StringIO(text, newline=""))):
+    shown, counts, doubts, num_images = (
+        list[list[str]](),
+        Counter[str](),
+        list[tuple[float, str]](),
+        0,
+    )
+    for file, *cells in _read_rows(chunks):
         num_images += 1
-        if rows is not None:
-            first, step = (1, 2) if is_of is Classification.cells else (0, 1)
-            values: list[str | float] = [*cells]
-            if is_of in (Classification.cells, Multilabel.cells, Task.cells):
-                values[first::step] = map(float, cells[first::step])
-            rows.append(dict(zip(heads, [file, *values], strict=True)))
         if is_of is Classification.cells:
             cells[1::2] = [f"{float(cell):.4f}" for cell in cells[1::2]]
             counts[cells[0]] += 1
@@ -56,12 +73,11 @@ def show(task: Task, heads: Sequence[str], chunks: Iterable[str], *, rows: list[
             cells = [", ".join(f"{name} {value:.4f}" for value, name in labels[: len(found) or 1])]
         if len(shown) < MOST_ROWS:
             shown.append([file, *cells])
-    if rows is not None:
-        return
     heads = ["file", "labels"] if is_of is Multilabel.cells else heads
     numbers = heads[2::2] if is_of is Classification.cells else heads[1:] if is_of is Task.cells else ()
+    texts = [head for head in heads if head not in numbers]
     out = terminal()
-    print_table(new_table(heads, shown, out, right=numbers, wraps=[head for head in heads if head not in numbers]), out)
+    print_table(new_table(heads, shown, out, right=numbers, wraps=texts), out)
     if num_images > 1:
         out.print()
         found = join_names([f"{name} ({count:,})" for name, count in counts.most_common()], MOST_NAMES)

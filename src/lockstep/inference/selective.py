@@ -64,14 +64,24 @@ def threshold_of(
     if not 0 < max_error < 1:
         raise ConfigError(Error("value", option, "is no error rate", "use a number between 0 and 1, such as 0.05"))
     if key := next(filter(config.data.arguments().get, ("group", "group_column")), ""):
-        problem = f"needs independent images, and images of one group (data.{key}) are not"
-        raise ConfigError(Error("unsupported", option, problem, "leave it out, and read the probabilities of the rows"))
+        raise ConfigError(
+            Error(
+                "unsupported",
+                option,
+                f"needs independent images, and images of one group (data.{key}) are not",
+                "leave it out, and read the probabilities of the rows",
+            )
+        )
     saved = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)
     kept = saved.get("calibration", {})
     if not config.calibrate or "val" not in kept:
-        problem = f"needs calibrate=true and calibrated validation images in {display_path(checkpoint)}"
         raise ConfigError(
-            Error("missing", option, problem, "use the best checkpoint of a classification trained to its end")
+            Error(
+                "missing",
+                option,
+                f"needs calibrate=true and calibrated validation images in {display_path(checkpoint)}",
+                "use the best checkpoint of a classification trained to its end",
+            )
         )
     if UNKNOWN in saved["image_format"]["class_names"]:
         raise ConfigError(
@@ -90,8 +100,14 @@ def threshold_of(
     if threshold is None:
         rates = (step / 1000 for step in range(int(max_error * 1000) + 1, 1000))
         least = next((f", or use {rate:g}" for rate in rates if choose(confidences, is_right, rate) is not None), "")
-        problem = f"cannot be kept with {1 - DOUBT:.0%} confidence on {len(is_right):,} {images}"
-        raise ConfigError(Error("unsupported", option, problem, f"train with more of them{least}"))
+        raise ConfigError(
+            Error(
+                "unsupported",
+                option,
+                f"cannot be kept with {1 - DOUBT:.0%} confidence on {len(is_right):,} {images}",
+                f"train with more of them{least}",
+            )
+        )
     promise = f"At most {100 * max_error:g}% of the answers are wrong (confidence {1 - DOUBT:.0%})"
     head = f"Answers where the probability is above {threshold:.6g}, else {UNKNOWN}"
     shares = [_share(threshold, *part) for part in parts]

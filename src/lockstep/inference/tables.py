@@ -43,6 +43,8 @@ def read(paths: Sequence[Path]) -> tuple[list[list[str]], list[str], Labels, Pro
         if not is_whole or not ((probabilities >= 0) & (probabilities <= 1)).all():
             raise ValueError(head)
     except (OSError, csv.Error, IndexError, KeyError, ValueError) as error:
-        what = "does not have the probability of each class in each row"
-        raise ValueError(f"{display_path(paths[-1])} {what}: the command of the sweep writes it again.") from error
+        raise ValueError(
+            f"{display_path(paths[-1])} does not have the probability of each class in each row: "
+            "the command of the sweep writes it again."
+        ) from error
     return lines, classes, labels, probabilities

@@ -79,8 +79,7 @@ def check_inputs(configs: Sequence[Config]) -> None:
 
 def _listing_errors(config: Config) -> list[Error]:
     """Return the errors of the list of image files of a configuration. It imports torch."""
-    from lockstep.assembly.run_parts import open_source
-    from lockstep.assembly.try_out import refuse_shared_groups
+    from lockstep.assembly.run_parts import open_source, refuse_shared_groups
     from lockstep.config.schema.target_sections import OF_FILES
 
     if config.data.target not in OF_FILES or config.data.is_copied:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.assembly import data_changes, data_record
+from lockstep.assembly import data_record
 from lockstep.data.images import image_table
 from lockstep.data.splits import Images, Splits
 from lockstep.runs.folder import RunFolder
@@ -78,9 +78,9 @@ def changed(path: list[Any], value: Any, before: dict[str, Any] = RECORD) -> dic
     ],
 )
 def test_differences(before: dict[str, Any], now: dict[str, Any], expected: str) -> None:
-    found = data_changes.differences(before, now)
+    found = data_record.differences(before, now)
     assert found[0] == expected
-    assert data_changes.differences(now, now) == []
+    assert data_record.differences(now, now) == []
 
 
 def test_groups(tmp_path: Path) -> None:
@@ -89,9 +89,9 @@ def test_groups(tmp_path: Path) -> None:
 
     before, now = grouped("a", "b", "a"), grouped("a", "b", "c")
     data_record._write(RunFolder(tmp_path), before)
-    assert data_changes.read(RunFolder(tmp_path)) == before
-    assert data_changes.differences(before, now) == ["1 image with another group, such as cat/1.png"]
-    assert data_changes.differences(RECORD, now) == data_changes.differences(now, RECORD) == []  # an earlier version
+    assert data_record.read(RunFolder(tmp_path)) == before
+    assert data_record.differences(before, now) == ["1 image with another group, such as cat/1.png"]
+    assert data_record.differences(RECORD, now) == data_record.differences(now, RECORD) == []  # an earlier version
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_damaged_record_refused(tmp_path: Any, content: bytes) -> None:
     run = RunFolder(tmp_path)
     run.images.write_bytes(content)
     with pytest.raises(ValueError, match=r"images\.json\.gz cannot be read .*changed_data=accept"):
-        data_changes.read(run)
+        data_record.read(run)
 
 
 def written(root: Path, contents: dict[str, bytes]) -> Splits:
@@ -133,11 +133,11 @@ def test_other_contents(tmp_path: Path) -> None:
     contents = {name: large(number) for number, name in enumerate(NAMES)}
     before = data_record.record_of(written(tmp_path / "a", contents))
     again = data_record.record_of(written(tmp_path / "copy", contents))
-    assert data_changes.differences(before, again) == []
+    assert data_record.differences(before, again) == []
     same_size = data_record.record_of(written(tmp_path / "b", contents | {"cat/1.bmp": large(99)}))
-    assert data_changes.differences(before, same_size) == ["1 image with other contents, such as cat/1.bmp"]
+    assert data_record.differences(before, same_size) == ["1 image with other contents, such as cat/1.bmp"]
     del before["contents"]
-    assert data_changes.differences(before, same_size) == [], "an earlier version"
+    assert data_record.differences(before, same_size) == [], "an earlier version"
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])
@@ -151,8 +151,8 @@ def test_overlap(tmp_path: Path, is_recorded: bool, capsys: pytest.CaptureFixtur
     others: Any = written(tmp_path / "b", {name: large(number + 99) for number, name in enumerate(NAMES)}).files
     one: Any = written(tmp_path / "c", contents | {"cat/1.bmp": large(99)}).files
     part: Any = written(tmp_path / "d", dict(list(contents.items())[2:])).files
-    assert data_changes.overlap(run, others) == (data_changes.Overlap(6, [], sorted(NAMES)) if is_recorded else None)
-    assert data_changes.overlap(run, one) is None  # a change of the data of the run
+    assert data_record.overlap(run, others) == (data_record.Overlap(6, [], sorted(NAMES)) if is_recorded else None)
+    assert data_record.overlap(run, one) is None  # a change of the data of the run
     basis = "names and most contents" if is_recorded else "names (their contents were not recorded)"
     assert f"is taken for the data of the run: its images have the same {basis}\n" in capsys.readouterr().out
-    assert data_changes.overlap(run, part) == data_changes.Overlap(6, NAMES[2:6], [])
+    assert data_record.overlap(run, part) == data_record.Overlap(6, NAMES[2:6], [])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.assembly.network_checks import refuse_draws
+from lockstep.assembly.networks import refuse_draws
 from lockstep.assembly.pretrained_weights import load_pretrained
 from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lockstep.assembly import checkpoints
-from lockstep.assembly.staging import once_a_node
+from lockstep.assembly.run_parts import once_a_node
 from lockstep.config import overrides
 from lockstep.config.checks import data_presence
 from lockstep.config.checks.validation import check_config

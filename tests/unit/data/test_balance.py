@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.assembly.try_out import refuse_unfit_images
+from lockstep.assembly.run_parts import refuse_unfit_images
 from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
 from lockstep.data.balance import order, sizes_of

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from sklearn.model_selection import StratifiedKFold
 from torch.utils.data import Subset
 
-from lockstep.assembly.run_parts import source
-from lockstep.assembly.try_out import refuse_unfit_images
+from lockstep.assembly.run_parts import refuse_unfit_images, source
 from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
 from lockstep.data.cuts import Uncut, cut

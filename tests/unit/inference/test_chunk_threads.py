@@ -16,8 +16,7 @@ from lockstep.data.images.dataset_samples import Samples
 from lockstep.data.images.preprocessing import View
 from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.data.splits import Images
-from lockstep.inference.chunk_threads import compute_chunks
-from lockstep.inference.row_chunks import Chunk
+from lockstep.inference.row_chunks import Chunk, compute_chunks
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.runs.files import csv_text
 from tests.support import modules

@@ -20,7 +20,7 @@ def output(tmp_path: Path) -> Path:
 
 def write(output: Path, *ranks: list[Chunk], is_strict: bool = False) -> list[str]:
     row_chunks.prepare(output)
-    table = partial(row_chunks.write_table, output, "h\n")
+    table = partial(row_chunks.write_table, output, ["h"])
     with ExitStack() as held:
         paths = [held.enter_context(row_chunks.hidden_file(output)) for _ in ranks]
         found = [row_chunks.write_chunks(path, chunks) for path, chunks in zip(paths, ranks, strict=True)]
