@@ -44,6 +44,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return trained(tmp_path_factory.mktemp("calibrated") / "run", DIGITS)
 
 
+@pytest.mark.full
 def test_float32_after_bfloat16(tmp_path: Path) -> None:
     run, images = write_run(tmp_path / "run", (*DIGITS, "trainer.precision=bfloat16")), digits(**SETTINGS)
     assert train(run) == 0
@@ -86,6 +87,7 @@ def test_export(finished: RunFolder, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
 
 
+@pytest.mark.full
 def test_resume_and_more_epochs(finished: RunFolder, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", DIGITS)
     cut_after(run, 11)
@@ -106,7 +108,10 @@ def test_resume_and_more_epochs(finished: RunFolder, tmp_path: Path) -> None:
         pytest.param((*DIGITS, "trainer.limit_val_batches=3"), 30, id="limited"),
         pytest.param((*turned(), "trainer.max_epochs=1"), 23, id="Dataset"),
         pytest.param(
-            (*DIGITS, *AS_THEY_ARE, "trainer.virtual_shards=4", "trainer.precision=bfloat16"), 180, id="virtual shards"
+            (*DIGITS, *AS_THEY_ARE, "trainer.virtual_shards=4", "trainer.precision=bfloat16"),
+            180,
+            id="virtual shards",
+            marks=pytest.mark.full,
         ),
         pytest.param((*DIGITS, "callbacks=ema", "trainer.precision=float32"), 180, id="averaged weights"),
     ],

@@ -24,9 +24,8 @@ GOLDEN = ROOT / "tests" / "support" / "golden_bits.json"
 AT_ONCE = 20  # trainings of one group of processes, whose end is awaited for PATIENCE_S
 # one of each kind, for `make test`
 QUICK = (
-    *("remainder", "micro-batches, every augmentation", "augmentations of photographs"),
-    *("67 samples in parts", "AdamW", "parameter groups", "balanced classes"),
-    *("own network", "partly used network", "several labels", "own module", "Dataset", "folder, random crops"),
+    *("remainder", "micro-batches, every augmentation", "balanced classes"),
+    *("own network", "own module", "Dataset", "folder, random crops"),
     *("micro-batches, every augmentation, virtual shards in float64", "partly used network, virtual shards in float32"),
     "one more, averaged weights, virtual shards in float32",
 )

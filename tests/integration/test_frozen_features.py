@@ -97,6 +97,7 @@ def test_changed_image(files: Files, change: str) -> None:
     assert (files.stores[0].stat().st_ino == written) == (change == "removed")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("more", "name", "seed", "bound"),
     [
@@ -114,6 +115,7 @@ def test_other_settings_compute_again(files: Files, more: tuple[str, ...], name:
     assert difference(run, plain) < bound
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("content", [b"", b"no array", None])
 def test_damaged_file(files: Files, content: bytes | None) -> None:
     first, second = files.run(), files.run()
@@ -124,6 +126,7 @@ def test_damaged_file(files: Files, content: bytes | None) -> None:
     assert difference(first, second) == 0
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_file_of_other_user(files: Files) -> None:
     """It is computed and written again."""

@@ -86,6 +86,7 @@ def matrix(gpus: PretendedGpus, tmp_path_factory: pytest.TempPathFactory) -> tup
     return runs, output
 
 
+@pytest.mark.full
 def test_two_gpus(gpus: PretendedGpus, tmp_path: Path, figure: Any) -> None:
     runs = []
     for count, devices in ((1, "1"), (2, "[1,3]")):

@@ -64,6 +64,7 @@ def rows(folder: RunFolder) -> dict[int, dict[str, float]]:
     return found
 
 
+@pytest.mark.full
 def test_snapshot_of_checkpoint(gpus: PretendedGpus, tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     words = [sys.executable, "-c", SNAPSHOT, str(path)]
@@ -74,6 +75,7 @@ def test_snapshot_of_checkpoint(gpus: PretendedGpus, tmp_path: Path) -> None:
     assert state["step"] == 1
 
 
+@pytest.mark.full
 def test_logged_values_as_on_cpu(uncut: RunFolder, tmp_path: Path) -> None:
     on_cpu = write_run(tmp_path / "cpu", [*RECIPE, "trainer.max_epochs=3"])
     train_all([on_cpu], 1)

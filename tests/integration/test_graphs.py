@@ -55,6 +55,7 @@ def graphs(folder: RunFolder) -> list[int]:
     return [int(line) for line in (folder.path / "graphs").read_text().split()]
 
 
+@pytest.mark.full
 def test_graphs_as_eager(gpus: PretendedGpus, tmp_path: Path) -> None:
     graphed, eager = pair(tmp_path, *STEPS, "trainer.devices=1")
     train_all([graphed, eager], 1, **gpus.environ(1))

@@ -25,6 +25,7 @@ DEFAULT = (
 )  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("overrides", "budget"), [(("trainer.graph=false",), 280), ((), 60)])
 def test_a_step_stays_within_its_budget_of_launches(
     gpus: PretendedGpus,

@@ -12,7 +12,7 @@ from tests.support.architecture import MODULES, is_promise
 from tests.support.harness import PATIENCE_S, ROOT, environ
 from tests.support.pages import write_files
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.full]
 PAGE = ROOT / "docs" / "own-trainer.md"
 NAMED = "import json, runpy, sys; runpy.run_path('loop.py'); json.dump(sorted(sys.modules), open('modules.json', 'w'))"
 

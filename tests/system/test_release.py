@@ -54,6 +54,7 @@ def test_a_tag_of_another_version_builds_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.full
 @needs_tools
 def test_the_list_of_materials_has_the_dependencies(tmp_path: Path) -> None:
     run(".ci/sbom", sys.executable, tmp_path / "sbom.cdx.json")

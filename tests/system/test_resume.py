@@ -46,7 +46,17 @@ def await_next_second() -> None:
     time.sleep(1 - time.time() % 1)
 
 
-@pytest.mark.parametrize("extra", [(), ("trainer.accumulate_grad_batches=2", "callbacks=ema")])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param((), id="default"),
+        pytest.param(
+            ("trainer.accumulate_grad_batches=2", "callbacks=ema"),
+            id="micro-batches, averaged weights",
+            marks=pytest.mark.full,
+        ),
+    ],
+)
 def test_resume_after_any_step(tmp_path: Path, extra: tuple[str, ...]) -> None:
     recipe = [*RECIPE, WITH_CURVES, *extra]
     alone = trained(tmp_path / "alone", recipe)
