@@ -129,8 +129,6 @@ class Reader:
             if not any(word.startswith(("debug=", "data=digits")) for word in words):
                 words.append("debug=fast")
             words += self.more
-        elif "verify" in words:
-            words.append("global_batch_size=12")
         start = time.time()
         done = run([str(BIN / words[0]), *words[1:]], self.folder, self.variables)
         print(f"{time.time() - start:5.1f}", shlex.join(words), flush=True)
