@@ -14,12 +14,10 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.schema.configuration import Config
 
 
-def composed_once(
-    texts: Sequence[str], source: Source = DEFAULT, *, base: DictConfig | None = None, with_hydra: bool = False
-) -> DictConfig:
-    """`compose_config` with a cache; without one for another source, or a saved configuration."""
-    if source != DEFAULT or base is not None:
-        return compose_config(texts, source, base=base, with_hydra=with_hydra)
+def composed_once(texts: Sequence[str], source: Source = DEFAULT, *, with_hydra: bool = False) -> DictConfig:
+    """`compose_config` with a cache; without one for another source."""
+    if source != DEFAULT:
+        return compose_config(texts, source, with_hydra=with_hydra)
     return copy.deepcopy(_kept(tuple(texts), with_hydra))
 
 

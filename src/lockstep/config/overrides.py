@@ -1,25 +1,35 @@
 """The jobs that the overrides of a command describe, each composed and checked once, or all their errors."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra.core.override_parser.types import IntervalSweep, Override, OverrideType
+from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError
+from omegaconf import DictConfig, open_dict
 
 from lockstep.config.checks import signatures
 from lockstep.config.checks.validation import check_config
 from lockstep.config.composing import hydra_job, override_errors, sweep_space, typed_text
-from lockstep.config.composing.compose import DEFAULT, LAST, REFUSALS, Source, compose_config, groups, parse_override
+from lockstep.config.composing.compose import (
+    DEFAULT,
+    LAST,
+    REFUSALS,
+    Source,
+    apply_value,
+    compose_config,
+    groups,
+    is_group,
+    parse_override,
+)
 from lockstep.config.composing.custom_targets import drop_replaced_parameters
 from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.saved.config_file import to_tree
 from lockstep.config.saved.resume import merge_saved, resumed_config
-from lockstep.config.schema.configuration import Config
+from lockstep.config.schema.configuration import Config, fields
 from lockstep.config.schema.key_scopes import SAME_FOR_ALL_JOBS, names
 from lockstep.config.schema.legal_keys import Groups
 from lockstep.system import processes
@@ -59,16 +69,15 @@ class Plan(NamedTuple):
 class Command(NamedTuple):
     """What the jobs of a command share. Overrides change the `saved` configuration of a run if there is one.
 
-    Texts and keys that Hydra has `refused` in one job are left out in the next: their errors are known. `rejected` has
-    the configurations of jobs with errors by their structure; the next job of a structure assigns its values there.
+    `compositions` has what Hydra made of the choices of a job: a configuration, and the errors of those it refuses. It
+    has no configuration if one of these is an experiment, because the other overrides may need it.
     """
 
     source: Source
     options: Groups
     is_multirun: bool
     saved: Config | None
-    refused: set[str]
-    rejected: dict[tuple[str, ...], DictConfig]
+    compositions: dict[tuple[str, ...], tuple[DictConfig | None, list[Error]]]
 
 
 def check(overrides: Sequence[str], source: Source = DEFAULT, **settings: Any) -> Plan:
@@ -97,7 +106,7 @@ def plan(
 
     Of a search, points from the ends of its intervals. Overrides change the `saved` configuration if there is one.
     """
-    command = Command(source, groups(*source.folders), is_multirun, saved, set(), {})
+    command = Command(source, groups(*source.folders), is_multirun, saved, {})
     errors: list[Error] = []
     typed: list[tuple[Override, list[str]]] = []
     for text in overrides:
@@ -150,7 +159,7 @@ def _job(texts: Sequence[str], number: int, command: Command) -> Job:
     config = None
     root = subdir = ""
     try:
-        root, subdir = hydra_job.begin(cfg, number, is_multirun=command.is_multirun)
+        root, subdir = hydra_job.begin(cfg, texts, number, is_multirun=command.is_multirun)
     except ConfigError as error:
         errors += error.errors
     errors += override_errors.unused_settings(cfg)
@@ -163,117 +172,89 @@ def _job(texts: Sequence[str], number: int, command: Command) -> Job:
     except ConfigError as error:
         errors += error.errors
     if config is None or errors:
-        command.rejected[_structure(texts, command.options)] = cfg
         raise ConfigError(*errors)
     return Job(tuple(texts), config, root, subdir, None if command.is_multirun else cfg)
 
 
 def compose_trial(texts: Sequence[str], number: int, source: Source) -> Job:
     """Compose and check a trial of a sweep. Raises ConfigError with all its errors."""
-    return _job(texts, number, Command(source, groups(*source.folders), True, None, set(), {}))
+    return _job(texts, number, Command(source, groups(*source.folders), True, None, {}))
 
 
 def _compose(texts: Sequence[str], command: Command) -> tuple[DictConfig, list[Error]]:
-    """Return the configuration of some overrides, and the errors of those that Hydra refuses.
+    """Return the configuration of some overrides, and the errors of those that cannot be applied.
 
-    Raises ConfigError for an experiment that Hydra refuses, because the other overrides may need it.
+    Raises ConfigError for an experiment that Hydra refuses, and if nothing can be composed.
     """
-    compose = partial(compose_config, source=command.source, with_hydra=True)
-    drop = partial(drop_replaced_parameters, texts=texts, compose=partial(compose_config, source=command.source))
-    if _has_refused_experiment(texts, command):
-        raise ConfigError
-    good = [text for text in texts if command.refused.isdisjoint((text, parse_override(text).key_or_group))]
-    structure = _structure(texts, command.options)
-    with contextlib.suppress(*REFUSALS):
-        if structure in command.rejected:
-            cfg = command.rejected[structure]
-            for text in good:
-                if text not in structure:
-                    _assign(cfg, text)
-            return cfg, []
-        if command.saved is None:
-            return drop(compose(good)), []
-    choices = [text for text in good if is_choice(parse_override(text), command.options)]
-    values = [text for text in good if text not in choices]
-    cfg, refusals = _compose_each(choices, compose)
-    errors = [_choice_error(text, error, command.options) for text, error in refusals.items()]
-    command.refused.update(refusals)
-    if _has_refused_experiment(texts, command):
-        raise ConfigError(*errors)
-    choices = [text for text in choices if text not in refusals]
-    if command.saved is None:
-        cfg, refusals = _compose_each(values, lambda values: compose([*choices, *values]), cfg)
-        cfg = cfg if errors else drop(cfg)
-    else:
-        hydra = cfg.hydra
-        base = merge_saved(command.saved, cfg, map(parse_override, choices))
-        cfg, refusals = _compose_each(values, partial(compose, base=base))
-        cfg.hydra = hydra
-    command.refused.update(refusals)
+    overrides = [parse_override(text) for text in texts]
+    choices = [override for override in overrides if _is_choice(override, texts, command)]
+    values = [override for override in overrides if override not in choices]
+    cfg, errors = _compose_choices(choices, command)
+    hydra = cfg.hydra
+    if command.saved is not None:
+        cfg = merge_saved(command.saved, cfg, choices)
+    refusals: list[tuple[Override, Exception]] = []
+    for override in values:
+        try:
+            apply_value(cfg, override)
+        except REFUSALS as error:
+            refusals.append((override, error))
+    if command.saved is not None:
+        with open_dict(cfg):
+            cfg.hydra = hydra
+    elif not errors and not refusals:
+        cfg = drop_replaced_parameters(cfg, texts, partial(compose_config, source=command.source))
     # after all others, which may have changed a _target_ and with it the legal names
-    for text, error in refusals.items():
-        errors.append(override_errors.refusal(cfg, parse_override(text), error, command.options))
-    command.refused.update(error.key for error in errors)
+    errors += [override_errors.refusal(cfg, override, error, command.options) for override, error in refusals]
     return cfg, errors
 
 
-def _has_refused_experiment(texts: Sequence[str], command: Command) -> bool:
-    return any(parse_override(text).key_or_group in LAST for text in command.refused.intersection(texts))
+def _is_choice(override: Override, texts: Sequence[str], command: Command) -> bool:
+    """Return whether an override chooses an option, or is one of Hydra's own settings."""
+    key = override.key_or_group
+    if override.is_hydra_override():
+        return True
+    if isinstance(override.value(), dict):
+        return False
+    if key in command.options:
+        return True
+    return "." not in key and key not in fields(Config) and is_group(key, texts, command.source)
 
 
-def _compose_each(
-    texts: Sequence[str], compose: Callable[[Sequence[str]], DictConfig], cfg: DictConfig | None = None
-) -> tuple[DictConfig, dict[str, Exception]]:
-    """Compose overrides together, or if Hydra refuses that one after the other. Returns the refused ones, too.
+def _compose_choices(choices: Sequence[Override], command: Command) -> tuple[DictConfig, list[Error]]:
+    """Compose choices, once for all jobs that have the same ones. Returns the errors of the refused ones, too.
 
-    `cfg` is what Hydra composes without them. Raises ConfigError if it refuses that.
+    Raises ConfigError if an experiment is among these, or if nothing can be composed.
     """
+    texts = tuple(override.input_line or "" for override in choices)
+    if texts not in command.compositions:
+        command.compositions[texts] = _compose_accepted(texts, command)
+    cfg, errors = command.compositions[texts]
     if cfg is None:
-        with contextlib.suppress(*REFUSALS):
-            return compose(texts), {}
-    good: list[str] = []
-    refusals: dict[str, Exception] = {}
+        raise ConfigError(*errors)
+    return copy.deepcopy(cfg), list(errors)
+
+
+def _compose_accepted(texts: Sequence[str], command: Command) -> tuple[DictConfig | None, list[Error]]:
+    """Compose choices together, or if Hydra refuses that one after the other, for the entry of `compositions`."""
+    compose = partial(compose_config, source=command.source, with_hydra=True)
+    with contextlib.suppress(*REFUSALS):
+        return compose(texts), []
+    accepted: list[str] = []
+    errors: list[Error] = []
+    is_complete = True
     for text in texts:
         try:
-            if cfg is not None and _is_assignment(parse_override(text)):
-                _assign(cfg, text)
-            else:
-                cfg = compose([*good, text])
-            good.append(text)
+            compose([*accepted, text])
+            accepted.append(text)
         except REFUSALS as error:
-            refusals[text] = error
+            is_complete = is_complete and parse_override(text).key_or_group not in LAST
+            errors.append(_choice_error(text, error, command.options))
     try:
-        return compose([]) if cfg is None else cfg, refusals
+        return compose(accepted) if is_complete else None, errors
     except REFUSALS as error:
         raise ConfigError(Error("failed", "", one_line(error))) from error
 
 
 def _choice_error(text: str, error: Exception, options: Groups) -> Error:
     return override_errors.option_error(parse_override(text), options) or Error("failed", text, f": {one_line(error)}")
-
-
-def _structure(texts: Sequence[str], options: Groups) -> tuple[str, ...]:
-    """Return the overrides that do more than to replace the value of a setting."""
-    typed = [(text, parse_override(text)) for text in texts]
-    return tuple(text for text, override in typed if is_choice(override, options) or not _is_assignment(override))
-
-
-def _is_assignment(override: Override) -> bool:
-    """Return whether an override that is not a choice only replaces the value of a setting."""
-    is_value = override.type is OverrideType.CHANGE and override.package is None
-    return is_value and not override.key_or_group.endswith("_target_")
-
-
-def _assign(cfg: DictConfig, text: str) -> None:
-    """Replace the value of a setting as Hydra does. Raises OmegaConfBaseException if `cfg` does not have it."""
-    override = parse_override(text)
-    key = override.key_or_group
-    parent = OmegaConf.select(cfg, key.rpartition(".")[0]) if "." in key else cfg
-    if not OmegaConf.is_config(parent):
-        raise ConfigKeyError(key)
-    OmegaConf.update(cfg, key, override.value(), merge=True)
-
-
-def is_choice(override: Override, options: Groups) -> bool:
-    """Return whether an override chooses an option, or is one of Hydra's own settings."""
-    return override.key_or_group in options or override.is_hydra_override()

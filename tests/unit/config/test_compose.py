@@ -9,7 +9,9 @@ import yaml
 from omegaconf import OmegaConf
 
 from lockstep.config import overrides
-from lockstep.config.composing.compose import CONF, DEFAULT, Source, compose_config
+from lockstep.config.composing import hydra_job
+from lockstep.config.composing.compose import CONF, DEFAULT, REFUSALS, Source, compose_config, groups
+from lockstep.config.errors import ConfigError
 from lockstep.starter.project import FILES
 from lockstep.system.trees import at, leaves
 
@@ -105,3 +107,41 @@ def test_folder_of_a_run(source: Source, tmp_path: Path) -> None:
     assert job.cfg is not None
     assert job.cfg.hydra.searchpath[-1] == "pkg://lockstep.data"
     assert (job.cfg.hydra.runtime.output_dir, job.cfg.hydra.job.config_name) == (str(job.folder), "config")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("optimizer.lr=0.3", "seed=4", "name='a=b'"),
+        ("optimizer.lr=0.3", "++optimizer.lr=0.1", "+model.extra=1", "model.extra=2"),
+        ("~model.width", "+model.width=3"),
+        ("model={width: 3}", "model.width=4"),
+        ("model.width=4", "model={width: 3}", "data=digits"),
+        ("+callbacks.x.y={a: [1, 2]}", "callbacks.x.y.a=[3]", "~callbacks.x.y.b=null"),
+        ("~callbacks", "+callbacks=early_stopping", "callbacks.early_stopping.patience=7"),
+        ("trainer.devices=[0,1]", "+trainer.devices=[3]", "~optimizer", "name=n${seed}"),
+        ("hydra.job.config.override_dirname.exclude_keys=[seed]", "seed=2", "optimizer.lr=1", "model.width=2"),
+        ("debug=fast", "experiment=fashion_mnist", "trainer.max_epochs=1"),
+        ("+model.width=3",),
+        ("~model.width=3",),
+        ("~model.nothing",),
+        ("model.width.nothing=3",),
+        ("data@elsewhere=digits",),
+        ("nothing@elsewhere=digits",),
+    ],
+)
+def test_jobs_composed_as_by_hydra(typed: tuple[str, ...]) -> None:
+    try:
+        expected = compose_config(typed, with_hydra=True)
+    except REFUSALS:
+        with pytest.raises(ConfigError):
+            overrides.plan(typed)
+        return
+    command = overrides.Command(DEFAULT, groups(CONF), False, None, {})
+    cfg, errors = overrides._compose(typed, command)
+    hydra_job.begin(cfg, typed, 0, is_multirun=False)
+    assert not errors
+    assert cfg.hydra.overrides.task == expected.hydra.overrides.task
+    assert cfg.hydra.job.override_dirname == expected.hydra.job.override_dirname
+    hydra_job.begin(expected, typed, 0, is_multirun=False)
+    assert cfg == expected

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, OverrideParseException
-from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from lockstep.config.errors import Error, one_line
@@ -55,48 +56,69 @@ def source_of(project: Path) -> Source:
     return Source(project / "conf") if (project / "conf").is_dir() else DEFAULT
 
 
-def compose_config(
-    overrides: Sequence[str],
-    source: Source = DEFAULT,
-    *,
-    base: DictConfig | None = None,
-    with_hydra: bool = False,
-) -> DictConfig:
-    """Compose the configuration of some overrides; `with_hydra` keeps the section `hydra`.
-
-    `base` replaces the primary configuration of `source`: that of a run which a command changes.
-    """
-    folders: list[str] = []
-    rest: list[str] = []
-    for text in overrides:
-        override = parse_override(text)
-        value = override.value()
-        if override.key_or_group == SEARCH_PATH and isinstance(value, list):
-            folders += map(str, value)
-        else:
-            rest.append(text)
-    with start_hydra(source, base, folders) as name:
-        cfg = compose(name, rest, return_hydra_config=with_hydra)
+def compose_config(overrides: Sequence[str], source: Source = DEFAULT, *, with_hydra: bool = False) -> DictConfig:
+    """Compose the configuration of some overrides; `with_hydra` keeps the section `hydra`."""
+    texts = [text for text in overrides if parse_override(text).key_or_group != SEARCH_PATH]
+    with start_hydra(source, _typed_folders(overrides)) as name:
+        cfg = compose(name, texts, return_hydra_config=with_hydra)
     if with_hydra:
         cfg.hydra.job.config_name = source.name
     return cfg
 
 
+def _typed_folders(overrides: Iterable[str]) -> list[str]:
+    """Return the folders with more options that overrides of `SEARCH_PATH` name."""
+    values = [parse_override(text).value() for text in overrides if parse_override(text).key_or_group == SEARCH_PATH]
+    return [str(folder) for value in values if isinstance(value, list) for folder in value]
+
+
+def is_group(key: str, overrides: Iterable[str], source: Source) -> bool:
+    """Return whether Hydra finds options for `key` in its search path, which overrides may extend."""
+    with start_hydra(source, _typed_folders(overrides)) as name:
+        loader = GlobalHydra.instance().config_loader()
+        return bool(loader.get_group_options(key, config_name=name))
+
+
+def apply_value(cfg: DictConfig, override: Override) -> None:
+    """Change, add or remove one value of a composed configuration, as Hydra itself applies the override.
+
+    Raises HydraException, OmegaConfBaseException or ValueError, and leaves `cfg` as it was.
+    """
+    key, value = override.key_or_group, override.value()
+    parent_key, _, name = key.rpartition(".")
+    parent = OmegaConf.select(cfg, parent_key) if parent_key else cfg
+    current = OmegaConf.select(cfg, key, throw_on_missing=False)
+    if override.package is not None:
+        raise ConfigCompositionException(f"no group has the name {key}")
+    if override.is_delete():
+        if current is None or value not in (None, current):
+            raise ConfigCompositionException(f"{key} is {current}")
+        with open_dict(cfg):
+            del parent[name]
+        return
+    is_added = override.is_add() or override.is_force_add()
+    if override.is_add() and current is not None and not isinstance(value, (dict, list)):
+        raise ConfigCompositionException(f"{key} is {current} already, replace it with +{override.input_line}")
+    if not is_added and not OmegaConf.is_config(parent):
+        raise ConfigKeyError(key)
+    OmegaConf.update(cfg, key, value, merge=True, force_add=is_added)
+
+
 @contextlib.contextmanager
-def start_hydra(source: Source, base: DictConfig | None = None, folders: Sequence[str] = ()) -> Iterator[str]:
+def start_hydra(source: Source, folders: Sequence[str] = ()) -> Iterator[str]:
     """Let Hydra compose from `source`, and from more folders, in this block. Yields the name of the primary file."""
     with initialize_config_dir(str(source.conf.resolve()), "train", version_base="1.3"):
-        yield _store_primary(source, base, folders)
+        yield _store_primary(source, folders)
 
 
-def _store_primary(source: Source, base: DictConfig | None, folders: Sequence[str]) -> str:
+def _store_primary(source: Source, folders: Sequence[str]) -> str:
     """Store the primary configuration in this process: the file of `source`, then `LAST`. Returns its name.
 
     Of several overrides of a group, Hydra takes the first that it reads. It reads a file before what the file includes,
     and a defaults list from its end. So an experiment has to come after the project's file, in a list around both.
     Hydra reads the search path only in the outermost one.
     """
-    content = _read_primary(source) if base is None else OmegaConf.to_container(base)
+    content = _read_primary(source)
     if not isinstance(content, dict) or not isinstance(content.get("defaults", []), list):
         return source.name  # Hydra reports what is wrong
     last: dict[str, Any] = dict.fromkeys(LAST)
@@ -114,8 +136,6 @@ def _store_primary(source: Source, base: DictConfig | None, folders: Sequence[st
     added = [f"file://{path.resolve()}" for path in source.folders[1:]]
     inner, outer = f"defaults of {source.name}", f"{source.name} and its experiment"
     chosen = [{group: option} for group, option in last.items()]
-    if base is not None:
-        chosen = []  # the choices of the run
     around = {
         "defaults": ["_self_", inner, *chosen],
         "hydra": {"searchpath": [*added, *own_folders, *folders]},

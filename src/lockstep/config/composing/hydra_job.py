@@ -1,7 +1,7 @@
 """Hydra's configuration of a job, which `${hydra:...}` in settings and `HydraConfig.get()` in custom parts read."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -9,6 +9,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from lockstep.config.composing.compose import parse_override
 from lockstep.config.errors import ConfigError, Error, one_line
 
 
@@ -23,12 +24,19 @@ def hydra_config(cfg: DictConfig) -> Iterator[None]:
         HydraConfig.instance().cfg = before
 
 
-def begin(cfg: DictConfig, number: int, *, is_multirun: bool) -> tuple[str, str]:
-    """Set what Hydra sets when a job starts. Returns its folder, in a sweep that of the sweep and the part below it.
+def begin(cfg: DictConfig, texts: Sequence[str], number: int, *, is_multirun: bool) -> tuple[str, str]:
+    """Set what Hydra sets when a job with some overrides starts.
 
-    Raises ConfigError if they cannot be resolved.
+    Returns its folder, in a sweep that of the sweep and the part below it. Raises ConfigError if they cannot be
+    resolved.
     """
+    parsed = [parse_override(text) for text in texts]
+    overrides = [override for override in parsed if not override.is_hydra_override()]
+    form = cfg.hydra.job.config.override_dirname
+    named = [override.input_line or "" for override in overrides if override.key_or_group not in form.exclude_keys]
     with read_write(cfg.hydra), open_dict(cfg.hydra):
+        cfg.hydra.overrides.task = [override.input_line for override in overrides]
+        cfg.hydra.job.override_dirname = form.item_sep.join(sorted(named)).replace("=", form.kv_sep)
         cfg.hydra.mode = RunMode.MULTIRUN if is_multirun else RunMode.RUN
         cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
     with hydra_config(cfg):
