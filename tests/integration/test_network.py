@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from lockstep.assembly import process_group
-from lockstep.config.checks import workers
 from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World, first_node, outer_world, step_port
+from tests.support import commands
 from tests.support.composed import config_of, errors_of
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, environ, write_run
 
@@ -122,12 +122,18 @@ def test_mixed_devices_refused() -> None:
 
 def test_interface_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
-    (found,) = workers.interface_errors(config_of("strategy.interface=eth"))
-    assert "lo, eth0" in str(found)
-    assert workers.interface_errors(config_of("strategy.interface=eth0")) == []
-    assert workers.interface_errors(config_of()) == []
+    config = config_of("strategy.interface=eth", "strategy=cpu", "trainer.devices=2")
     # a job is submitted from a machine that may have other networks
-    assert resolve_workers(config_of("strategy.interface=eth")).errors == ()
+    assert resolve_workers(config).errors == ()
+    with pytest.raises(ConfigError, match="lo, eth0"):
+        process_group.join(config, resolve_workers(config), World("torchrun", 0, 0, 2, 2))
+
+
+def test_interface_refused_in_workers(tmp_path: Path) -> None:
+    done = commands.lockstep(tmp_path, "train", *SMALL, "trainer.devices=2", "strategy=cpu", "strategy.interface=eth99")
+    assert done.returncode == 2
+    assert done.stderr.count("strategy.interface=eth99") == 1
+    assert not list((tmp_path / "outputs").rglob("config.yaml"))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from lockstep.assembly.agreement import agree
 from lockstep.assembly.precision import chosen_device
-from lockstep.config.checks.workers import Workers, interface_errors
+from lockstep.config.checks.workers import Workers
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config
 from lockstep.distributed import collectives
@@ -168,16 +168,20 @@ class JoinedEnvironment(LightningEnvironment):
 
 
 def _choose_network(config: Config, world: World) -> None:
-    """Set the variables that gloo and NCCL read when the process group is made."""
-    errors = interface_errors(config)
-    if errors:
-        raise ConfigError(*errors)
+    """Set the variables that gloo and NCCL read when the process group is made.
+
+    Raises ConfigError if this machine lacks the network interface.
+    """
     name = config.strategy.interface
+    interfaces = [interface for _, interface in socket.if_nameindex()]
+    if name is not None and name not in interfaces:
+        problem = f"is not on {socket.gethostname()}, which has {', '.join(interfaces)}"
+        raise ConfigError(Error("machine", f"strategy.interface={name}", problem, "use one of these, or null"))
     if name is not None:
         # for NCCL eth1 matches eth10, too, and =eth1 does not
         os.environ.update(GLOO_SOCKET_IFNAME=name, NCCL_SOCKET_IFNAME=f"={name}")
     elif world.is_on_one_machine:  # else gloo listens on the network of the host name
-        for loopback in {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}:
+        for loopback in {"lo", "lo0"}.intersection(interfaces):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     os.environ.update({name: str(value) for name, value in config.strategy.variables.items()})
 

@@ -46,6 +46,8 @@ def read(typed: Sequence[str], source: Source, *, is_trusted: bool) -> Request:
 def start(request: Request, stop_signals: SignalList | None = None) -> tuple[RunFolder, int]:
     """Start or resume the run, here or as a job. Returns its folder and the exit code. Raises ConfigError."""
     config, resumed = request.config, request.resumed
+    if request.is_submitted:
+        overrides.check_called([config])  # a training here begins with it
     if resumed is None and not request.is_submitted:
         return runner.start(
             config,
@@ -57,7 +59,6 @@ def start(request: Request, stop_signals: SignalList | None = None) -> tuple[Run
     from lockstep.cluster import submission  # not imported for a new run on this machine
 
     if resumed is None:
-        overrides.check_called([config])
         return submission.start(config, request.overrides, request.folder)
     submission.refuse_live(resumed)
     if request.is_submitted:

@@ -88,7 +88,7 @@ def check(overrides: Sequence[str], source: Source = DEFAULT, **settings: Any) -
 
 
 def check_called(configs: Sequence[Config]) -> None:
-    """Run the second round alone. A new run on this machine does not need it: its training begins with it."""
+    """Run the second round alone. A run on this machine does not need it: its training begins with it."""
     errors = processes.call(signatures.errors, [to_tree(config) for config in configs])
     if errors:
         raise ConfigError(*errors)

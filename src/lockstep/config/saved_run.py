@@ -55,7 +55,6 @@ def check_resume(folder: RunFolder, texts: Sequence[str], source: Source, *, is_
     trust.check(folder, saved, source, texts, is_trusted=is_trusted)
     try:
         job = change_run(folder, saved, texts, source)
-        overrides.check_called([job.config])
     except ConfigError as error:
         before, path = config_file.other_version(folder), display_path(folder.path)
         advice = [Error("changed", path, f"was trained by {before}", "resume with that version")] if before else []

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from lockstep.assembly import checkpoints
 from lockstep.config import build
-from lockstep.config.checks.workers import interface_errors, resolve_workers
+from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.saved import config_file, project
 from lockstep.config.schema.configuration import Config
@@ -108,13 +108,11 @@ def open_launch(
 ) -> Iterator[Launch]:
     """Let the processes of an outer launcher meet, and record the signals of this one.
 
-    The processes of srun meet in `folder`, if it exists before. Raises ConfigError if this machine
-    lacks the network interface.
+    The processes of srun meet in `folder`, if it exists before. Raises ConfigError if one of their
+    machines lacks the network interface.
     """
     workers = resolve_workers(config)
     is_parallel = workers.world_size > 1 or config.strategy.name == "ddp"
-    if is_parallel and (errors := interface_errors(config)):
-        raise ConfigError(*errors)
     world = outer_world(os.environ) if is_parallel else None
     if world is not None:  # a signal ends this process, which may wait for others
         worker.import_training()

@@ -54,15 +54,6 @@ def resolve_workers(config: Config) -> Workers:
     return replace(workers, errors=tuple(errors))
 
 
-def interface_errors(config: Config) -> list[Error]:
-    """Describe a network interface that this machine lacks. Only machines that train need it."""
-    name, interfaces = config.strategy.interface, [name for _, name in socket.if_nameindex()]
-    if name is None or name in interfaces:
-        return []
-    problem = f"is not on {socket.gethostname()}, which has {', '.join(interfaces)}"
-    return [Error("machine", f"strategy.interface={name}", problem, "use one of these, or null")]
-
-
 def _here(config: Config, world: launcher.World | None) -> tuple[Workers, list[Error]]:
     """Return the workers on this machine and under its launcher, and errors.
 
