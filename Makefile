@@ -24,7 +24,7 @@ test: .venv/installed
 	$(BIN)/python -m pytest -m "not full"
 
 test-fast: .venv/installed
-	$(BIN)/python -m pytest -m "not full and not processes" tests/unit
+	$(BIN)/python -m pytest --numprocesses=auto -m "not full and not processes" tests/unit
 
 test-all: .venv/installed
 	$(BIN)/python -m pytest -m full

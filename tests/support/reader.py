@@ -29,7 +29,7 @@ from tests.support.harness import PATIENCE_S, ROOT, environ
 from tests.support.pages import FILE
 
 BIN = Path(sys.executable).parent
-MORE = {"photographs": ("data.image_size=64",), "use": ("model.width=8",)}  # settings of the trainings of a page
+MORE = {"photographs": ("data.image_size=32",), "use": ("model.width=8",)}  # settings of the trainings of a page
 IN_TABLE = re.compile(r"^\|.*$", re.MULTILINE)
 IN_LINE = re.compile(r"`((?:python train\.py|lockstep) [^`]*)`")
 # a training of these is checked for a machine that has what it needs

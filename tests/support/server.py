@@ -1,4 +1,4 @@
-"""The fork server of a test session: that of the product, which also imports what commands do."""
+"""The fork server of a test session: that of the product, which also imports what commands and most trainings do."""
 
 import signal
 
@@ -8,6 +8,11 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import lockstep.launch.server  # noqa: E402, I001  # first: it silences the process
 
 import hydra  # noqa: E402, F401
+import scipy.optimize  # noqa: E402
+import scipy.stats  # noqa: E402, F401
+import sklearn.datasets  # noqa: E402
+import sklearn.linear_model  # noqa: E402, F401
+import torchvision.models  # noqa: E402, F401
 
 import lockstep.cli.help  # noqa: E402
 import lockstep.cli.main  # noqa: E402

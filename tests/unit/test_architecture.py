@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,12 @@ def test_private_parts_of_other_libraries_are_used_in_one_module() -> None:
 
 
 def _nodes(path: Path, *kinds: type[ast.AST]) -> "Iterator[Any]":
-    return (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds))
+    return (node for node in ast.walk(_parsed(path)) if isinstance(node, kinds))
+
+
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def _is_set(node: ast.Attribute) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 from omegaconf import OmegaConf
 
 from lockstep.cli.schema import json_schema
@@ -28,6 +27,8 @@ LINE = re.compile(r"^(?:# @package _global_\n)?# yaml-language-server: \$schema=
 
 
 def errors(tree: Any, part: str | None = None) -> list[str]:
+    from jsonschema import Draft202012Validator  # takes 2 s, in the one worker that runs this file
+
     whole_or_part = WHOLE if part is None else {"$ref": f"#/$defs/{part}", "$defs": WHOLE["$defs"]}
     found = Draft202012Validator(whole_or_part).iter_errors(tree)
     return [f"{error.json_path}: {error.message}" for error in found]
@@ -38,6 +39,8 @@ def tree_of(path: Path) -> Any:
 
 
 def test_it_is_a_schema_of_2020_12_and_the_committed_file_is_current() -> None:
+    from jsonschema import Draft202012Validator
+
     Draft202012Validator.check_schema(WHOLE)
     assert WHOLE["$schema"] == Draft202012Validator.META_SCHEMA["$id"]
     current = schema.json_schema()

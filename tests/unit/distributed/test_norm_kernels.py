@@ -200,6 +200,7 @@ COMPILED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.full
 @needs_triton
 @pytest.mark.parametrize("name", COMPILED)
 def test_kernel_compiles(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

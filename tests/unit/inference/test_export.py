@@ -78,6 +78,7 @@ def test_pixels_scaled_as_pillow(interpolation: Any, size: tuple[int, int]) -> N
     assert (difference > 0).float().mean() <= 0.0015
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: f"{view.fit}-{view.interpolation}")
 def test_images_of_any_size_and_number_are_predicted_as_by_the_network(view: View) -> None:
     module = trained(view)
@@ -104,6 +105,7 @@ def test_a_file_that_predicts_something_else_is_noticed(monkeypatch: pytest.Monk
         assert not before <= export.LIMIT
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make", [export._onnx, export._pt2])
 def test_a_file_has_neither_paths_nor_lines_of_the_code(make: Callable[..., tuple[bytes, Any]]) -> None:
     module = trained(VIEWS[0])

@@ -64,7 +64,10 @@ SETTINGS: dict[str, tuple[NDArray[Any], int, float]] = {
 }
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    "setting",
+    [pytest.param(name, marks=[pytest.mark.full] if name not in ("hard", "tied") else []) for name in SETTINGS],
+)
 def test_the_error_rate_of_the_answers_exceeds_the_promised_one_in_five_of_a_hundred_draws(setting: str) -> None:
     broken, _ = num_broken(*SETTINGS[setting])
     assert broken <= MOST

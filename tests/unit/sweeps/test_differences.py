@@ -76,6 +76,7 @@ def test_an_interval_of_seeds_is_that_of_scipy() -> None:
     assert found[3:] == pytest.approx(tuple(stats.ttest_1samp(ACCURACIES, 0).confidence_interval(0.95)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("n", [3, 10])
 def test_folds_of_equal_settings(n: int) -> None:
     """What two folds have in common makes their results equally correlated, by 1 / n."""

@@ -51,10 +51,10 @@ def test_secrets_are_hidden_and_nothing_else(value: Any, shown: Any) -> None:
     assert redact(shown) == shown
 
 
-LONG = 1_000_000
+LONG = 300_000
 
 
-@pytest.mark.timeout(300)  # a pattern that looks at every pair of letters takes an hour and more
+@pytest.mark.timeout(60)  # a pattern that looks at every pair of characters takes five minutes and more
 @pytest.mark.parametrize(
     "part",
     ["://", "a://", "key=", "author=", "@", "-", "?", "?a=", "key='", "token ", "https://u:", "A", "\\", '"', "("],
