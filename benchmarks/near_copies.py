@@ -22,7 +22,7 @@ from lockstep.config.schema.target_sections import Data
 from lockstep.data.near_copies import near_pairs, thumbnail
 
 THRESHOLD = float(Data.model_fields["near_duplicates"].default)
-TILE, MOST_EDITED, NUM_ROUNDS = 80, 1000, 3
+TILE, MAX_EDITED, NUM_ROUNDS = 80, 1000, 3
 Edit = Callable[[Image.Image, np.random.Generator], Image.Image]
 
 
@@ -85,7 +85,7 @@ def near_copies(what: str, images: Sequence[Image.Image]) -> list[Row]:
     torch.set_num_threads(1)
     draws, rows, thumbnails = np.random.default_rng(1), list[Row](), [*map(_thumbnail, images)]
     for name, edit in EDITS.items():
-        edited = [_thumbnail(edit(image, draws)) for image in images[:MOST_EDITED]]
+        edited = [_thumbnail(edit(image, draws)) for image in images[:MAX_EDITED]]
         pairs = [*zip(thumbnails, edited, strict=False)]
         found = (near_pairs([each for each in pair if each is not None], THRESHOLD) for pair in pairs)
         rows.append(Row(f"{what}: {name}, missed", f"{sum(not each for each in found):,}", "", len(pairs)))

@@ -54,7 +54,8 @@ WAYS = {
     "torchvision": "torchvision ImageFolder, v2",
 }
 AIMS = {"cached": ">= 3", "files": ">= 3"}
-SHORTEST = {(400, 600): 400, (800, 2000): 200, (3000, 3000): 96}  # pixels of the shorter side, number of photographs
+# Number of photographs by the range of their shorter side in pixels.
+COUNTS_BY_SIZE = {(400, 600): 400, (800, 2000): 200, (3000, 3000): 96}
 
 
 def photograph(noise: np.random.Generator, height: int, width: int) -> Image.Image:
@@ -186,7 +187,7 @@ def differences(root: Path) -> Iterator[str]:
 def photographs(num_rounds: int = 5) -> list[Row]:
     """Rows for folders of generated photographs."""
     rows: list[Row] = []
-    for (least, most), num_images in SHORTEST.items():
+    for (least, most), num_images in COUNTS_BY_SIZE.items():
         with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
             generate(Path(scratch), num_images, least, most)
             sides = f"{least:,}" if least == most else f"{least:,} to {most:,}"

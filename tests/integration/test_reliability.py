@@ -98,7 +98,7 @@ def test_report_of_late_test(runs: dict[int, RunFolder], tmp_path: Path) -> None
 
 
 def test_report_of_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "LEAST", 20)
+    monkeypatch.setattr(calibration, "MIN_IMAGES", 20)
     run = trained(tmp_path / "run", (*LABELS, *WATCHED))
     report = run.read_summary()["calibration"]
     assert numbers(evaluated(run, "--trust", "--devices", "2", "--pictures", "drawn")) == pytest.approx(

@@ -18,7 +18,7 @@ from lockstep.config.composing.sweep_space import Interval, separate_space
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.target_sections import Search
 from lockstep.runs import files
-from lockstep.sweeps.search import JOURNAL, MOST_REPEATS, Draws, distributions, study_in
+from lockstep.sweeps.search import JOURNAL, MAX_REPEATS, Draws, distributions, study_in
 from lockstep.trials.ledger import Ledger, Trial
 from lockstep.trials.results import Objective
 from tests.support.callbacks import SEES
@@ -182,7 +182,7 @@ def test_study_of_few_points(tmp_path: Path, space: str, num_points: int) -> Non
         fake = Fake(tmp_path / "s", search_of("search.num_trials=12"), space, lambda drawn: 0.5)
         assert len(fake.run(at_once=2)) == num_trained
         assert f"{num_points} of 12 points done" in fake.draws.note
-    assert len(fake.study.trials) < num_points + 5 * MOST_REPEATS
+    assert len(fake.study.trials) < num_points + 5 * MAX_REPEATS
 
 
 def test_study_failing_points(tmp_path: Path) -> None:

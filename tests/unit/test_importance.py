@@ -12,7 +12,7 @@ from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from lockstep.board.importance import LEAST, importance_in
+from lockstep.board.importance import MIN_TRIALS, importance_in
 from lockstep.sweeps.search import JOURNAL
 
 SPACE = {
@@ -63,10 +63,10 @@ def test_importances_are_those_that_optuna_computes(journal: Path, direction: Di
 
 def test_importance_of_running_search(journal: Path) -> None:
     """Reading changes no byte of the journal, whose last line is being written."""
-    train(study_of(journal, "maximize"), LEAST)
+    train(study_of(journal, "maximize"), MIN_TRIALS)
     with open(journal, "ab") as file:
         file.write(b'{"op_code": 4, "worker_id')
     before = journal.read_bytes()
-    assert importance_in(journal.parent)["num_finished"] == LEAST
+    assert importance_in(journal.parent)["num_finished"] == MIN_TRIALS
     assert journal.read_bytes() == before
     assert [path.name for path in journal.parent.iterdir()] == [JOURNAL]

@@ -20,7 +20,7 @@ from lockstep.tasks.task import Task, checked_losses
 
 NUM_SAMPLES = 2
 CHUNK = 4096  # targets checked in one call; they can be as large as images
-MOST_SHOWN = 8  # values of a target
+MAX_VALUES_SHOWN = 8  # values of a target
 STAGES = {"train": "train", "validate": "val", "test": "test"}  # the split of each stage of a Trainer
 # augmentations that `moved_targets` can repeat on targets that lie in the image, and others
 MOVING = ("crop_padding", "flip", "vertical_flip", "rotation")
@@ -113,7 +113,9 @@ def refuse_unfit(
     if not bad:
         return
     sample, dtype = targets[bad[0]], str(targets.dtype).removeprefix("torch.")
-    values = f"values from {sample.min()} to {sample.max()}" if sample.numel() > MOST_SHOWN else f"{sample.tolist()}"
+    values = f"{sample.tolist()}"
+    if sample.numel() > MAX_VALUES_SHOWN:
+        values = f"values from {sample.min()} to {sample.max()}"
     found = f"{values} in {names[bad[0]]} ({len(bad)} of {plural(len(targets), 'sample')})"
     if len(bad) == len(targets):
         found = f"{dtype} of shape {tuple(sample.shape)} for each sample, {found}"

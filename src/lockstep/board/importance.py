@@ -13,7 +13,7 @@ from optuna.trial import TrialState, create_trial
 from lockstep.runs.files import no_link
 from lockstep.runs.folder import JOURNAL
 
-LEAST = 20  # finished trials; the best quarter is then five, the fewest that Optuna recommends
+MIN_TRIALS = 20  # finished trials; the best quarter is then five, the fewest that Optuna recommends
 SHUFFLES = 19  # chance exceeds the largest of 19 results in one case of 20
 
 
@@ -21,7 +21,7 @@ def importance_in(sweep: Path) -> dict[str, Any]:
     """Return the importances of the settings for the objective, the largest first; their sum is 1.
 
     `chance` has what each setting reaches at most if the values are shuffled over the trials, in the same unit. Both
-    are empty below LEAST finished trials; points that were drawn again count once. Raises OSError, KeyError or
+    are empty below MIN_TRIALS finished trials; points that were drawn again count once. Raises OSError, KeyError or
     ValueError for a journal that is missing or damaged.
     """
     journal = sweep / JOURNAL
@@ -30,8 +30,8 @@ def importance_in(sweep: Path) -> dict[str, Any]:
     study = optuna.load_study(study_name="study", storage=storage)
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     points = {frozenset(trial.params.items()): trial for trial in finished}
-    found = {"num_finished": len(points), "least": LEAST, "importances": {}, "chance": {}}
-    if len(points) >= LEAST:
+    found = {"num_finished": len(points), "least": MIN_TRIALS, "importances": {}, "chance": {}}
+    if len(points) >= MIN_TRIALS:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         alone = optuna.create_study(direction=study.direction)
         for trial in points.values():

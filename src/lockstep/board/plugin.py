@@ -148,7 +148,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
         return {"message": f"Stop requested for {run.name}; it saves a checkpoint first."}
 
     def _write_notes(self, request: Request) -> dict[str, Any]:
-        self._guard.admit(request, max_bytes=discovery.MOST_NOTES)
+        self._guard.admit(request, max_bytes=discovery.MAX_NOTES_BYTES)
         asked = _request_body(request)
         note, tags = asked.get("note"), asked.get("tags")
         if not (isinstance(note, str) and isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)):

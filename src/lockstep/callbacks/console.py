@@ -24,7 +24,7 @@ REFRESH_S = 0.25  # of a terminal
 FIRST_S = 10.0
 EVERY_S = 60.0
 EPOCH_WIDTH = 9
-LEAST_WIDTH = 10  # of the column of a metric
+MIN_COLUMN_WIDTH = 10  # of the column of a metric
 # columns after the metrics: name and width
 FACTS = (("images/s", 10), ("time", 9), ("left", 9))
 
@@ -32,7 +32,7 @@ FACTS = (("images/s", 10), ("time", 9), ("left", 9))
 def columns_for(width: int, metrics: Sequence[str]) -> list[tuple[str, str, int]]:
     """Columns after the epoch as (name, head, width): of the metrics and facts, as many as fit into `width`."""
     heads = [(name, name.replace("/", " ").replace("accuracy", "acc").replace("_", " ")) for name in metrics]
-    columns = [(name, head, max(LEAST_WIDTH, len(head) + 2)) for name, head in heads]
+    columns = [(name, head, max(MIN_COLUMN_WIDTH, len(head) + 2)) for name, head in heads]
     columns += [(name, name, wide) for name, wide in FACTS]
     while EPOCH_WIDTH + sum(wide for *_, wide in columns) > width and len(columns) > 1:
         columns.pop()
@@ -182,7 +182,7 @@ class Console(L.Callback):
 def _narrow(value: float) -> str:
     """Format a metric so that it leaves a gap in its column."""
     text = measure(value)
-    return text if len(text) < LEAST_WIDTH else f"{value:.4g}"
+    return text if len(text) < MIN_COLUMN_WIDTH else f"{value:.4g}"
 
 
 def _epoch(trainer: L.Trainer) -> str:

@@ -34,8 +34,8 @@ STYLE: dict[Any, Any] = {
     "axes.titlelocation": "left",
     "pdf.fonttype": 42,
 }
-MOST_CLASSES = 40  # of more classes, the least accurate are shown
-MOST_NUMBERS = 20  # classes of a matrix with numbers
+MAX_CLASSES = 40  # of more classes, the least accurate are shown
+MAX_CLASSES_WITH_NUMBERS = 20  # classes of a matrix with numbers
 NUM_COLUMNS = 6
 GRID_TOP, PICTURE, CAPTION = 0.42, 1.1, 0.125  # inches of a grid: its title, an image, a line below it
 GAP = 0.04  # inches between two pictures of one image
@@ -66,7 +66,7 @@ def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str
     ax = fig.subplots()
     fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     picture = ax.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
-    if len(labels) <= MOST_NUMBERS:
+    if len(labels) <= MAX_CLASSES_WITH_NUMBERS:
         for (row, column), count in np.ndenumerate(counts):
             if count:
                 colour = "white" if fractions[row, column] > 0.5 else DARK
@@ -86,13 +86,13 @@ def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str
 
 
 def displayed_classes(counts: NDArray[np.int64]) -> list[int]:
-    """Choose the classes of a confusion matrix: all, or the MOST_CLASSES least accurate ones, worst first."""
-    if len(counts) <= MOST_CLASSES:
+    """Choose the classes of a confusion matrix: all, or the MAX_CLASSES least accurate ones, worst first."""
+    if len(counts) <= MAX_CLASSES:
         return list(range(len(counts)))
     totals = counts.sum(1)
     accuracy = np.where(totals > 0, counts.diagonal() / np.maximum(totals, 1), 2.0)  # without samples: last
     worst: list[int] = np.argsort(accuracy, kind="stable").tolist()
-    return worst[:MOST_CLASSES]
+    return worst[:MAX_CLASSES]
 
 
 def reliability(findings: Findings, what: str) -> Figure:

@@ -17,7 +17,7 @@ from lockstep.callbacks.own_module import hash_of, metrics_of, micro_batches, sk
 from lockstep.callbacks.pace import Pace, Phase
 from lockstep.distributed.collectives import gather_objects
 from lockstep.models.classifier import Classifier
-from lockstep.models.step import MOST_PENDING
+from lockstep.models.step import MAX_PENDING_STEPS
 from lockstep.runs.folder import RunFolder
 
 EVERY_S = 1.0
@@ -61,7 +61,7 @@ class Record(L.Callback):
         if trainer.is_global_zero and (note := self._folder.keep_metrics(trainer.current_epoch)):
             print(note, file=sys.stderr, flush=True)
         if pl_module.device.type == "cuda":  # the host is some steps ahead of it
-            self.pace = Pace(num_warm_up=1 + MOST_PENDING * micro_batches(pl_module))
+            self.pace = Pace(num_warm_up=1 + MAX_PENDING_STEPS * micro_batches(pl_module))
         self.on_train_epoch_start(trainer, pl_module)
 
     @override

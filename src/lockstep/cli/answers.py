@@ -1,7 +1,7 @@
 """JSON values of commands that compute in workers, from the files of their folders."""
 
 from lockstep.config.errors import PREFIX, ConfigError, errors_of
-from lockstep.runs.files import LARGEST_UNPACKED, answer, read_json
+from lockstep.runs.files import MAX_UNPACKED_BYTES, answer, read_json
 from lockstep.runs.folder import RunFolder
 from lockstep.system import json_output
 
@@ -19,7 +19,7 @@ def end_run(folder: RunFolder, code: int) -> None:
 def end_task(folder: RunFolder) -> None:
     """Print what the workers of a command computed; that of an evaluation is its report."""
     if json_output.is_reserved():
-        if result := read_json(folder.scores, LARGEST_UNPACKED):
+        if result := read_json(folder.scores, MAX_UNPACKED_BYTES):
             answer(result.get("report", result))
         _put_failure(folder)
 

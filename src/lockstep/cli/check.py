@@ -24,7 +24,7 @@ from lockstep.system.terminal import say, show_table, terminal
 from lockstep.system.wording import describe_similar, plural, size_text
 
 KINDS = (False, "twice", "near")  # of copies: errors, and others
-MOST_PAIRS = 24  # in a picture
+MAX_PAIRS = 24  # in a picture
 
 if TYPE_CHECKING:
     from lockstep.data.copies import Copies
@@ -152,13 +152,13 @@ def _draw_pairs(path: Path, images: "Splits", copies: Sequence["Copies"]) -> str
     from lockstep.callbacks import plots
 
     stacks, captions = list[list[plots.Image]]([[], []]), list[str]()
-    for each in copies[:MOST_PAIRS]:
+    for each in copies[:MAX_PAIRS]:
         lines = [*each.kind.split(" and "), f"distance {each.distance:.4f}" if each.distance else "equal"]
         for stack, (split, name, target, (part, position), *_) in zip(stacks, each.images, strict=False):
             stack.append(plots.picture(images.parts[part].pixels, position))
             lines += [plots.short_name(name, 20, is_end=True), plots.short_name(f"{split}, {target}", 20)]
         captions.append("\n".join(lines))
-    count = plural(len(copies), "pair") if len(captions) == len(copies) else f"{MOST_PAIRS} of {len(copies):,} pairs"
+    count = plural(len(copies), "pair") if len(captions) == len(copies) else f"{MAX_PAIRS} of {len(copies):,} pairs"
     plots.write_sheet(path, stacks, captions, [not each.kinds for each in copies], f"Copies: {count}")
     return f"pictures of {count} in {path}"
 

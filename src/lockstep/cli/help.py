@@ -19,7 +19,7 @@ from lockstep.system.wording import question
 
 WIDEST = 100  # columns
 LEFT = 34  # columns of settings; a longer one stands above its meaning
-LEAST = 20  # columns of meanings
+MIN_MEANING_WIDTH = 20  # columns of meanings
 ELSEWHERE = "benchmark"  # a group that a training does not read
 NO_BREAK = "\xa0"
 HEAD = "Train an image classifier: {command} [FOLDER] [group=option] [setting=value] ..."
@@ -144,14 +144,14 @@ def _meaning(tree: dict[str, Any], path: Sequence[str]) -> str:
     if path[-1] == "_target_" or not kind:
         return ""
     kind = f"({kind})"
-    words = [word if len(word) <= LEAST else word.replace("|", " | ") for word in kind.split(" ")]
-    blank = NO_BREAK if len(kind) <= LEAST else " "  # a short type stays on one line
+    words = [word if len(word) <= MIN_MEANING_WIDTH else word.replace("|", " | ") for word in kind.split(" ")]
+    blank = NO_BREAK if len(kind) <= MIN_MEANING_WIDTH else " "  # a short type stays on one line
     return " ".join(filter(None, [meaning, blank.join(words)]))
 
 
 def _print_rows(rows: Iterable[tuple[str, str]], left: int = LEFT) -> None:
     """Print two columns; a name that is longer than the left one stands above its meaning."""
-    left = left if _width() - left - 4 >= LEAST else 4
+    left = left if _width() - left - 4 >= MIN_MEANING_WIDTH else 4
     for name, meaning in rows:
         lines = _wrap(meaning, _width() - left - 4)
         for first, line in zip_longest([name], ["", *lines] if lines and len(name) > left else lines, fillvalue=""):
@@ -171,4 +171,4 @@ def _wrap(text: str, width: int) -> list[str]:
 
 def _width() -> int:
     """Return the columns of the terminal, 80 without one."""
-    return max(2 * LEAST, min(WIDEST, shutil.get_terminal_size().columns))
+    return max(2 * MIN_MEANING_WIDTH, min(WIDEST, shutil.get_terminal_size().columns))

@@ -9,7 +9,7 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system.terminal import printable
 
 ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,18})?|local-[0-9a-f]{1,64}")
-LARGEST = 2**64  # of a number: the inode of a folder has 64 bits
+MAX_NUMBER = 2**64  # of a number: the inode of a folder has 64 bits
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _is_of(value: Any, kind: Any) -> bool:
         return isinstance(value, tuple)
     if isinstance(value, bool) or kind is bool:
         return kind is bool and isinstance(value, bool)
-    is_small = not isinstance(value, int | float) or 0 <= value < LARGEST
+    is_small = not isinstance(value, int | float) or 0 <= value < MAX_NUMBER
     return is_small and isinstance(value, int | float if kind is float else kind)
 
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG
-from lockstep.system.kinds import LARGEST
+from lockstep.system.kinds import MAX_INTEGER
 from lockstep.system.redaction import redact
 from lockstep.system.wording import plural
 
@@ -125,7 +125,7 @@ def mismatch(key: str, value: Any, expected: str, *, as_text: bool) -> Error:
     """Describe a value that is not `expected`, or too large if that is empty; `as_text` if it would do in quotes."""
     text = literal(value)
     if not expected:
-        return Error("value", f"{key}={text}", "is too large", f"{LARGEST:,} at most")
+        return Error("value", f"{key}={text}", "is too large", f"{MAX_INTEGER:,} at most")
     if expected.startswith("[") and ", ...]" in expected and not isinstance(value, list | dict):
         return Error("value", f"{key}={text}", f"must be {expected}", f"write {key}=[{text}]")
     return Error("value", f"{key}={text}", f"must be {expected}", f"write \"{key}='{text}'\"" if as_text else "")

@@ -12,8 +12,8 @@ from lockstep.data.inspection import Inspection, Seen
 from lockstep.data.near_copies import Pair, near_pairs
 from lockstep.data.splits import Splits, makes_targets
 
-MOST_NAMED = 4  # images of a text
-LEAST = 0.0001  # distance of near copies, rounded: 0 is that of equal pixels
+MAX_IMAGES_NAMED = 4  # images of a text
+MIN_DISTANCE = 0.0001  # distance of near copies, rounded: 0 is that of equal pixels
 
 
 class Copy(NamedTuple):
@@ -57,7 +57,7 @@ class Copies(NamedTuple):
     @property
     def text(self) -> str:
         """The first images with their splits, and their targets if they differ."""
-        shown = self.images[:MOST_NAMED]
+        shown = self.images[:MAX_IMAGES_NAMED]
         texts = [f"{each.split}: {each.name}{f' ({each.target})' if self.has_targets else ''}" for each in shown]
         texts += [f"{len(self.images) - len(shown):,} more"] if len(self.images) > len(shown) else []
         first = f"{texts[0]} {'~' if self.distance else '='} {texts[1]}"
@@ -81,7 +81,7 @@ def find_copies(
             equal.append(Pair(0.0, first, number))
     thumbnails = {n: found for n in firsts.values() if (found := images[n].seen.thumbnail) is not None}
     numbers, near = [*thumbnails], near_pairs([*thumbnails.values()], threshold, show)
-    near = [Pair(max(distance, LEAST), numbers[first], numbers[second]) for distance, first, second in near]
+    near = [Pair(max(distance, MIN_DISTANCE), numbers[first], numbers[second]) for distance, first, second in near]
     bursts = [(pair, images[pair.first].burst, images[pair.second].burst) for pair in near]
     pairs = [*equal, *(pair for pair, one, other in bursts if one is None or one != other)]
     views = {f"data.fold={number}": _splits_of(fold) for number, fold in enumerate(folds)}

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from lockstep.data.images.preprocessing import resize, size_of
 
 SIDE = 40  # pixels of a thumbnail, of which crops are cut
-SMALLEST = 29  # shorter side of an image that is compared, as of a crop of 32; of 28x28 most digits are near others
+MIN_SIDE = 29  # shorter side of an image that is compared, as of a crop of 32; of 28x28 most digits are near others
 FLATTEST = 2.0  # grey levels, the standard deviation of an image that is compared: below it, those of a JPEG decide
 COARSE, FINE = ((1.0, 1), (0.95, 2), (0.9, 2)), ((1.0, 1), (0.975, 3), (0.95, 3), (0.925, 4), (0.9, 5))
 SHARPNESS = 0.8  # fraction of its neighbourhood that is taken off a pixel: all pictures of a horizon are alike
@@ -34,7 +34,7 @@ class Pair(NamedTuple):
 
 def thumbnail(pixels: Tensor) -> Tensor | None:
     """Return the grey levels (SIDE, SIDE) of an image (C, H, W); None for one too small or flat to be compared."""
-    if min(size_of(pixels)) < SMALLEST:
+    if min(size_of(pixels)) < MIN_SIDE:
         return None
     if pixels.is_floating_point():
         low, high = pixels.aminmax()

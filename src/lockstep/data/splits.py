@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lockstep.data.images.image_table import ImageTable
 
 CHUNK = 4096  # images copied in one go
-MOST_SHOWN = 130  # letters of a list of all classes
+MAX_CHARACTERS = 130  # letters of a list of all classes
 Kept = Mapping[str, str] | None  # splits of an earlier cut, by name
 
 
@@ -209,7 +209,7 @@ def describe_counts(names: Sequence[str], counts: Sequence[int], balance: float 
 
         texts = [f"{text} -> {size:,}" for text, size in zip(texts, sizes_of(counts, balance), strict=True)]
     every = ", ".join(f"{name}: {text}" for name, text in zip(names, texts, strict=True))
-    if len(every) > MOST_SHOWN:
+    if len(every) > MAX_CHARACTERS:
         ends = [counts.index(end(counts)) for end in (min, max)]
         every = f"{len(names):,} classes: {' to '.join(f'{texts[number]} ({names[number]})' for number in ends)}"
     return every + (f" in an epoch, data.balance={balance:g}" if balance else "")

@@ -32,7 +32,7 @@ from torch import distributed as dist
 LINE = 64  # bytes of a cache line; more than a semaphore of any C library
 FLAG_BYTES = LINE
 ROW_BYTES = 1 << 20  # at most, of a rank; a longer tensor is sent in parts
-MOST_BYTES = 1 << 25  # of all rows together
+MAX_BYTES = 1 << 25  # of all rows together
 SPIN_S = 2e-4  # of polling before a rank that has its own core sleeps: about what a wake-up costs
 SLICE_S = 0.1  # between two checks of a sleeping rank that the others are alive
 
@@ -91,7 +91,7 @@ def _layout(num_ranks: int) -> tuple[list[tuple[int, int]], int]:
     """
     end = LINE * num_ranks
     channels = []
-    for row_bytes in (FLAG_BYTES, max(LINE, min(ROW_BYTES, MOST_BYTES // (2 * num_ranks)) // LINE * LINE)):
+    for row_bytes in (FLAG_BYTES, max(LINE, min(ROW_BYTES, MAX_BYTES // (2 * num_ranks)) // LINE * LINE)):
         channels.append((end, row_bytes))
         end += num_ranks * (num_ranks * LINE + 2 * row_bytes)
     return channels, end

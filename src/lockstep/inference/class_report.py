@@ -17,7 +17,7 @@ from lockstep.system.terminal import new_table, print_table, terminal
 from lockstep.system.wording import plural
 
 SCORES = ("images", "precision", "recall", "f1")
-MOST_CLASSES = 40  # in the terminal
+MAX_CLASSES_SHOWN = 40  # in the terminal
 NUM_IMAGES = 24  # in a picture
 NUM_RESAMPLES = 10_000
 
@@ -83,8 +83,8 @@ def show_report(result: dict[str, Any]) -> None:
         interval = f"{found['low']:.4f} to {found['high']:.4f}, resampling {plural(found['num_groups'], 'group')}"
         out.print(f"95 % interval of the accuracy: {interval}")
     classes = list(result["classes"].items())
-    if len(classes) > MOST_CLASSES:
-        classes = sorted(classes, key=lambda item: item[1]["f1"])[:MOST_CLASSES]
+    if len(classes) > MAX_CLASSES_SHOWN:
+        classes = sorted(classes, key=lambda item: item[1]["f1"])[:MAX_CLASSES_SHOWN]
     lines = [*classes, *((f"mean of {name}", row) for name, row in result["means"].items())]
     cells = [[name, f"{row['images']:,}", *(f"{row[score]:.4f}" for score in SCORES[1:])] for name, row in lines]
     print_table(new_table(["class", *SCORES], cells, out, right=SCORES), out)

@@ -21,7 +21,7 @@ from lockstep.tasks.classification import Classification
 
 HEAD = ("file", "label", "suggested", "score", "suspicious", "split")
 JUDGED = ("val", "test")  # splits of a run
-MOST_ROWS, NUM_IMAGES = 20, 24  # in the terminal, and in the picture
+MAX_ROWS, NUM_IMAGES = 20, 24  # in the terminal, and in the picture
 
 
 def judge(folder: RunFolder, world: World | None, trained: TrainedRun, options: LabelsOptions) -> int:
@@ -130,9 +130,9 @@ def _show(facts: dict[str, Any]) -> None:
     out, count = terminal(), facts["suspicious"]
     if count:
         cells = [[row["file"], row["label"], row["suggested"], f"{row['score']:.4f}"] for row in facts["labels"]]
-        print_table(new_table(HEAD[:4], cells[:MOST_ROWS], out, right=HEAD[3:4], wraps=HEAD[:3]), out)
-        if count > MOST_ROWS:
-            out.print(f"... and {count - MOST_ROWS:,} more", style="dim")
+        print_table(new_table(HEAD[:4], cells[:MAX_ROWS], out, right=HEAD[3:4], wraps=HEAD[:3]), out)
+        if count > MAX_ROWS:
+            out.print(f"... and {count - MAX_ROWS:,} more", style="dim")
         out.print()
     say(
         out,

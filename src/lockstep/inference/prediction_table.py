@@ -16,8 +16,8 @@ from lockstep.tasks.classification import Classification
 from lockstep.tasks.task import Task
 from lockstep.tasks.vectors import Multilabel
 
-MOST_ROWS, MOST_NAMES, MOST_DOUBTS = 20, 5, 3
-LEAST = 0.5  # probability of a label that an image has
+MAX_ROWS, MAX_NAMES, MAX_DOUBTS = 20, 5, 3
+MIN_PROBABILITY = 0.5  # probability of a label that an image has
 
 
 def count_answers(write: RowWriter, chunks: Iterable[str]) -> None:
@@ -65,13 +65,13 @@ def show(task: Task, heads: Sequence[str], chunks: Iterable[str]) -> None:
         if is_of is Classification.cells:
             cells[1::2] = [f"{float(cell):.4f}" for cell in cells[1::2]]
             counts[cells[0]] += 1
-            doubts = heapq.nsmallest(MOST_DOUBTS, [*doubts, (float(cells[1]), f"{file} ({' '.join(cells[:2])})")])
+            doubts = heapq.nsmallest(MAX_DOUBTS, [*doubts, (float(cells[1]), f"{file} ({' '.join(cells[:2])})")])
         elif is_of is Multilabel.cells:
             labels = sorted(zip(map(float, cells), heads[1:], strict=True), key=lambda label: -label[0])
-            found = [name for value, name in labels if value >= LEAST]
+            found = [name for value, name in labels if value >= MIN_PROBABILITY]
             counts.update(found or ["none"])
             cells = [", ".join(f"{name} {value:.4f}" for value, name in labels[: len(found) or 1])]
-        if len(shown) < MOST_ROWS:
+        if len(shown) < MAX_ROWS:
             shown.append([file, *cells])
     heads = ["file", "labels"] if is_of is Multilabel.cells else heads
     numbers = heads[2::2] if is_of is Classification.cells else heads[1:] if is_of is Task.cells else ()
@@ -80,9 +80,9 @@ def show(task: Task, heads: Sequence[str], chunks: Iterable[str]) -> None:
     print_table(new_table(heads, shown, out, right=numbers, wraps=texts), out)
     if num_images > 1:
         out.print()
-        found = join_names([f"{name} ({count:,})" for name, count in counts.most_common()], MOST_NAMES)
+        found = join_names([f"{name} ({count:,})" for name, count in counts.most_common()], MAX_NAMES)
         say(out, ": ".join(filter(None, [plural(num_images, "image"), found])))
-    if num_images > MOST_ROWS:
+    if num_images > MAX_ROWS:
         if doubts:
             say(out, f"Least certain: {', '.join(text for _, text in doubts)}")
-        say(out, f"These are the first {MOST_ROWS}. All rows: add --output predictions.csv")
+        say(out, f"These are the first {MAX_ROWS}. All rows: add --output predictions.csv")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.inference.confident_learning import Labels, Probabilities
-from lockstep.runs.files import LARGEST_UNPACKED, read_bytes, uncell
+from lockstep.runs.files import MAX_UNPACKED_BYTES, read_bytes, uncell
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
 
@@ -19,9 +19,9 @@ def of_folds(run: RunFolder) -> Path | None:
     """Return the file of all folds of a setting that has the rows of a run, one of its trials; None without one."""
     if not run.fold_rows.exists():
         return None
-    *_, own = read_bytes(run.fold_rows, LARGEST_UNPACKED).partition(b"\n")
+    *_, own = read_bytes(run.fold_rows, MAX_UNPACKED_BYTES).partition(b"\n")
     files = sorted(run.path.parent.glob(OF_FOLDS))
-    return next((path for path in files if own in read_bytes(path, LARGEST_UNPACKED)), None)
+    return next((path for path in files if own in read_bytes(path, MAX_UNPACKED_BYTES)), None)
 
 
 def read(paths: Sequence[Path]) -> tuple[list[list[str]], list[str], Labels, Probabilities]:
@@ -32,7 +32,7 @@ def read(paths: Sequence[Path]) -> tuple[list[list[str]], list[str], Labels, Pro
     head, lines = list[str](), list[list[str]]()
     try:
         for path in paths:
-            text = read_bytes(path, LARGEST_UNPACKED).decode(errors="surrogateescape")
+            text = read_bytes(path, MAX_UNPACKED_BYTES).decode(errors="surrogateescape")
             head, *rows = [[uncell(cell) for cell in row] for row in csv.reader(io.StringIO(text, newline=""))]
             lines += rows
         classes = head[3:-1]

@@ -21,10 +21,10 @@ from lockstep.tasks.vectors import Multilabel
 # Images that are needed, of a label as many with it as without. In simulations of 100 (300 draws each, 2026-11-27) new
 # images of 2 to 100 classes became more likely in 90 % to 100 % of the draws for logits 1.5 times too large, in 99 %
 # for those twice too large (of labels 68 %, 92 %); with 50 in 77 % and 94 %. Calibrated logits lost 0.003 at the median
-LEAST = 100
+MIN_IMAGES = 100
 # Wrong ones that are needed. In simulations of logits twice too small (2 classes, 98 % right, 100 and 180 images, 400
 # draws each, 2026-11-27) new images became more likely in 86 % of draws with two; with one in 64 %, on average less
-LEAST_WRONG = 2
+MIN_WRONG_IMAGES = 2
 LOG_SLOPES = -10.0, 30.0  # that are looked for; smaller ones would make two classes equally probable in float32
 ROWS = 4096  # that are in memory as float64 numbers
 
@@ -99,16 +99,16 @@ def _fit_classes(outputs: Tensor, classes: Tensor, device: torch.device, count: 
             total += ((rows * math.exp(log_slope)).softmax(1) * rows).sum()
         return sum_over_ranks(total).item()
 
-    if count < LEAST:
-        return 1.0, f"{plural(count, 'validation image')}, and {LEAST} are needed"
+    if count < MIN_IMAGES:
+        return 1.0, f"{plural(count, 'validation image')}, and {MIN_IMAGES} are needed"
     least, most = map(derivative, LOG_SLOPES)
     if not math.isfinite(least + most):
         return 1.0, "outputs that are not finite"
     if least >= 0:
         return 1.0, "no better than chance on the validation images"
     num_wrong = sum(gather_objects(int((outputs.argmax(1) != classes).sum())))
-    if num_wrong < LEAST_WRONG or most <= 0:  # equal outputs can be right or wrong
-        return 1.0, f"{num_wrong} of {plural(count, 'validation image')} wrong, and {LEAST_WRONG} are needed"
+    if num_wrong < MIN_WRONG_IMAGES or most <= 0:  # equal outputs can be right or wrong
+        return 1.0, f"{num_wrong} of {plural(count, 'validation image')} wrong, and {MIN_WRONG_IMAGES} are needed"
     return math.exp(root_scalar(derivative, bracket=LOG_SLOPES, xtol=1e-15).root), ""
 
 
@@ -123,8 +123,8 @@ def _fit_label(values: NDArray[np.float64], is_one: NDArray[np.bool_]) -> tuple[
     order = np.lexsort((is_one, values))  # sums have the same bits on any number of workers
     values, is_one = values[order], is_one[order]
     without, ones = values[~is_one], values[is_one]
-    if min(len(without), len(ones)) < LEAST:
-        return 1.0, 0.0, f"fewer than {LEAST} validation images with it, or without it"
+    if min(len(without), len(ones)) < MIN_IMAGES:
+        return 1.0, 0.0, f"fewer than {MIN_IMAGES} validation images with it, or without it"
     if not np.isfinite(values).all():
         return 1.0, 0.0, "outputs that are not finite"
     if ones.mean() <= without.mean():

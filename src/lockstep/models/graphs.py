@@ -24,7 +24,7 @@ from lockstep.distributed.rng import ExactDropout
 from lockstep.system import internals
 
 NUM_EAGER = 2  # passes of a key before its capture: in them libraries choose algorithms and allocate
-MOST_KEYS = 4
+MAX_KEYS = 4
 TOLERANCE = 2**-7  # relative, for kernels that are not deterministic: two roundings of bfloat16
 
 
@@ -86,7 +86,7 @@ class GraphedModule:
             if is_distributed():  # perhaps of this rank alone, with which the others would not capture again
                 raise RuntimeError("Hooks or parameters of the network were replaced: use trainer.graph=false.")
             self._start(state)
-        if key not in self._graphs and len(self._graphs) < MOST_KEYS:
+        if key not in self._graphs and len(self._graphs) < MAX_KEYS:
             self._num_eager[key] += 1
             if self._num_eager[key] > NUM_EAGER:
                 self._graphs[key] = self._try_capture(inputs, shard)

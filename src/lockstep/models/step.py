@@ -24,8 +24,8 @@ from lockstep.system import internals
 if TYPE_CHECKING:
     from lockstep.models.loss_scale import LossScale
 
-MOST_PENDING = 8  # steps that the host may be ahead of the device
-LEAST_SCALE = 1.0  # below it float16 holds even fewer small gradients than without a scale
+MAX_PENDING_STEPS = 8  # steps that the host may be ahead of the device
+MIN_LOSS_SCALE = 1.0  # below it float16 holds even fewer small gradients than without a scale
 
 
 class OptimizerStep:
@@ -253,7 +253,7 @@ class LossGuard:
         self._pending.append(_Pending(step, *_copy_to_host(flags, next(self._rows)), judge))
         self._is_bad = torch.zeros_like(self._is_bad)
         self._samples = []
-        self._read(step - MOST_PENDING)
+        self._read(step - MAX_PENDING_STEPS)
 
     def defer(self, step: int, values: Tensor, use: Callable[[list[float]], None]) -> None:
         """Call `use` with `values` of `step` once its loss is known to be good. All ranks call it after the same step.
@@ -287,7 +287,7 @@ class LossGuard:
             raise FailedElsewhere(f"The loss is not finite in optimizer step {step} on rank {bad_rank - 1:.0f}.")
         if self._loss_scale is not None:
             self._loss_scale.read(*facts)
-            if self._loss_scale.value < LEAST_SCALE:
+            if self._loss_scale.value < MIN_LOSS_SCALE:
                 raise self._overflow(step)
 
     def _overflow(self, step: int) -> RuntimeError:
@@ -305,7 +305,7 @@ _Row = tuple[Tensor, Any]  # page-locked memory, and the CUDA event after which 
 
 def _host_rows(size: int) -> Iterator[_Row | None]:
     """Cycle through as many rows as can be pending: an allocation costs more than a copy."""
-    rows = torch.empty(MOST_PENDING + 1, size, pin_memory=True)
+    rows = torch.empty(MAX_PENDING_STEPS + 1, size, pin_memory=True)
     return itertools.cycle([(row, torch.cuda.Event()) for row in rows])
 
 

@@ -19,7 +19,7 @@ State = Mapping[str, Tensor]
 # of checkpoints of timm's and torchvision's scripts: the average first, by which these choose the best epoch
 KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")
 COUNTER = "num_batches_tracked"
-MOST_NAMED = 8
+MAX_KEYS_NAMED = 8
 
 
 def load_weights(path: str, net: nn.Module, origin: Origin, convert: Callable[[State], State]) -> str:
@@ -55,7 +55,7 @@ def describe(own: State, found: State, state: State, classes: str) -> list[str]:
     adapted = [name for name, value in found.items() if value.shape != state[name].shape]
     parts = [f"{len(found)} of {len(found) + len(new)} tensors taken"]
     if new:
-        parts.append(f"new: {join_names(new, MOST_NAMED)}{classes}")
+        parts.append(f"new: {join_names(new, MAX_KEYS_NAMED)}{classes}")
     if adapted:
         channels = f"{plural(state[adapted[0]].shape[1], 'channel')}, here {found[adapted[0]].shape[1]}"
         parts.append(f"adapted: {', '.join(name.removeprefix('net.') for name in adapted)} ({channels})")

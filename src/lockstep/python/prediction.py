@@ -10,7 +10,7 @@ from typing_extensions import override
 from lockstep.inference import selective
 
 CERTAIN = 0.5  # a label is predicted from this probability on
-MOST_SHOWN = 5  # predictions in `repr`
+MAX_PREDICTIONS_SHOWN = 5  # predictions in `repr`
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -115,6 +115,6 @@ class Predictions(Sequence[Prediction]):
 
     @override
     def __repr__(self) -> str:
-        shown = [repr(self[number]) for number in range(min(len(self), MOST_SHOWN))]
-        more = [f"... {len(self) - MOST_SHOWN:,} more"] if len(self) > MOST_SHOWN else []
+        shown = [repr(self[number]) for number in range(min(len(self), MAX_PREDICTIONS_SHOWN))]
+        more = [f"... {len(self) - MAX_PREDICTIONS_SHOWN:,} more"] if len(self) > MAX_PREDICTIONS_SHOWN else []
         return f"Predictions([{', '.join([*shown, *more])}])"

@@ -24,7 +24,7 @@ NUMBERS = (
 )  # fmt: skip
 # columns of metrics.csv that are not metrics
 PROGRESS = ("epoch", "step", "seconds", "images_per_s", "learning_rate", "skipped_steps")
-MOST_NOTES = 16_384  # bytes of a request; as JSON in ASCII they are up to three times as many
+MAX_NOTES_BYTES = 16_384  # bytes of a request; as JSON in ASCII they are up to three times as many
 TEXTS = ("state", "reason", "name", "loads", "device", "precision", "host", "monitor", "mode", "weights_sha256")
 T = TypeVar("T")
 
@@ -182,7 +182,7 @@ def _or_empty(read: Callable[[], T], empty: T) -> T:
 def _notes(folder: RunFolder) -> dict[str, Any]:
     """Read the note and the tags of a run, if there are any. What is longer than the board writes is not read."""
     changed = modified_ns(folder.notes)
-    written = _or_empty(partial(read_json, folder.notes, 4 * MOST_NOTES), {}) if changed else {}
+    written = _or_empty(partial(read_json, folder.notes, 4 * MAX_NOTES_BYTES), {}) if changed else {}
     note, tags = written.get("note"), written.get("tags")
     facts: dict[str, Any] = {"noted": changed / 1e9} if written else {}
     facts |= {"note": note} if note and isinstance(note, str) else {}

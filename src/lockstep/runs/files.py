@@ -27,8 +27,8 @@ FORMULA = re.compile(
     r"(?:^|(?<=[;\t\r\n]))(?!-?(?:\d[\d.]*(?:e[-+]?\d+)?|inf|nan)(?![^;\t\r\n]))(?=['\"]*[=+\-@])", re.IGNORECASE
 )
 MARKED = re.compile(f"{FORMULA.pattern}'", re.IGNORECASE)
-LARGEST = 2**26  # bytes of a text: a metrics.csv of 500,000 epochs
-LARGEST_UNPACKED = 2**30  # bytes of images.json.gz: those of ImageNet-21k, 14 million images, take 0.7 GB
+MAX_TEXT_BYTES = 2**26  # bytes of a text: a metrics.csv of 500,000 epochs
+MAX_UNPACKED_BYTES = 2**30  # bytes of images.json.gz: those of ImageNet-21k, 14 million images, take 0.7 GB
 DEEPEST = 100  # levels of JSON
 PRIVATE = ("config.yaml", "settings.yaml", "job.json", "sweep.json")  # may contain secrets, which a resume needs
 
@@ -151,7 +151,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     write_atomically(path, to_json(value) + "\n")
 
 
-def read_json(path: Path, largest: int = LARGEST) -> dict[str, Any]:
+def read_json(path: Path, largest: int = MAX_TEXT_BYTES) -> dict[str, Any]:
     """Read a JSON object, or that of a .gz; empty without a file. Raises OSError, and ValueError with its name."""
     try:
         content = read_bytes(path, largest)
@@ -169,11 +169,11 @@ def read_json(path: Path, largest: int = LARGEST) -> dict[str, Any]:
 def _unpack(content: bytes) -> bytes:
     try:
         with gzip.open(io.BytesIO(content)) as file:
-            unpacked = file.read(LARGEST_UNPACKED + 1)
+            unpacked = file.read(MAX_UNPACKED_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(str(error)) from error
-    if len(unpacked) > LARGEST_UNPACKED:
-        raise ValueError(f"more than {LARGEST_UNPACKED:,} bytes")
+    if len(unpacked) > MAX_UNPACKED_BYTES:
+        raise ValueError(f"more than {MAX_UNPACKED_BYTES:,} bytes")
     return unpacked
 
 
@@ -185,7 +185,7 @@ def from_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
+def read_bytes(path: Path, largest: int = MAX_TEXT_BYTES) -> bytes:
     """Read a file. Raises OSError for a link, a pipe and the like, ValueError for a file of more bytes."""
     with open(path, "rb", opener=no_link) as file:
         content = file.read(largest + 1)

@@ -22,7 +22,7 @@ from lockstep.runs.folder import RunFolder
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 5.0  # without a heartbeat for this long, a rank is silent
-LARGEST_STACK = 2**20  # bytes at the end of a log: of each thread, Python writes 100 frames
+MAX_STACK_BYTES = 2**20  # bytes at the end of a log: of each thread, Python writes 100 frames
 
 
 @contextlib.contextmanager
@@ -117,8 +117,8 @@ def end_of(folder: RunFolder, rank: int, who: str, code: int) -> str:
         line += " (kill -9, or out of memory)"
     try:
         with open(folder.rank_log(rank), "rb", opener=no_link) as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - LARGEST_STACK))
-            stack = log.read(LARGEST_STACK).decode(errors="replace").rpartition("Fatal Python error")[2]
+            log.seek(max(0, os.fstat(log.fileno()).st_size - MAX_STACK_BYTES))
+            stack = log.read(MAX_STACK_BYTES).decode(errors="replace").rpartition("Fatal Python error")[2]
     except OSError:
         stack = ""
     # of the thread that received the signal; else of the main thread, which comes last

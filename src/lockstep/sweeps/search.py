@@ -30,7 +30,7 @@ from lockstep.trials.ledger import DONE, Ledger, Trial
 from lockstep.trials.results import Objective
 
 NUMBER = "trial"  # attribute of Optuna's trial: its number in the ledger
-MOST_REPEATS = 20  # this many draws of known points in a row end the search
+MAX_REPEATS = 20  # this many draws of known points in a row end the search
 Point = frozenset[tuple[str, Any]]  # of the search space
 
 
@@ -168,7 +168,7 @@ class Draws(Grid):
         num_done = sum(drawn.trial.state in DONE for drawn in self._taken.values() if drawn is not None)
         done = f"{num_done} of {plural(self._num_trials, 'point')} done"
         hint = "Use another search.sampler, or a larger space."
-        return f"{name} drew only known points {MOST_REPEATS} times in a row: {done}. {hint}"
+        return f"{name} drew only known points {MAX_REPEATS} times in a row: {done}. {hint}"
 
     def propose(self, num_free: int) -> Sequence[Trial]:
         """Return interrupted trials first, then those of new draws; those for which nothing is free wait here."""
@@ -177,7 +177,7 @@ class Draws(Grid):
             num_taken = len(self._taken)
             self._left += self._begin(self._study.ask(self._space))
             num_repeats = num_repeats + 1 if len(self._taken) == num_taken else 0
-            self._is_stuck = num_repeats == MOST_REPEATS
+            self._is_stuck = num_repeats == MAX_REPEATS
         trials, self._left = self._left[:num_free], self._left[num_free:]
         return trials
 

@@ -19,7 +19,7 @@ from lockstep.trials.ledger import Ledger, Trial
 from lockstep.trials.results import Row
 from lockstep.trials.table import Table, description, present_table, table_facts, text
 
-MOST_ROWS = 30  # of the table at the end; the files have all
+MAX_ROWS = 30  # of the table at the end; the files have all
 
 
 class View:
@@ -72,10 +72,10 @@ def show_table(sweep_table: Table, folder: Path, *, has_files: bool = True) -> N
     if settings := sweep_table.setting_texts:
         names = list(settings)
         rows = list(zip(*settings.values(), strict=True))
-        made = new_table(_heads(names, sweep_table), rows[:MOST_ROWS], out, right=names[names.index("n") + 1 :])
+        made = new_table(_heads(names, sweep_table), rows[:MAX_ROWS], out, right=names[names.index("n") + 1 :])
         _print(made, len(rows), out)
         out.print()
-    _print(_trials(sweep_table, sweep_table.rows[:MOST_ROWS], out), len(sweep_table.rows), out)
+    _print(_trials(sweep_table, sweep_table.rows[:MAX_ROWS], out), len(sweep_table.rows), out)
     for note in sweep_table.notes:
         say(out, note, "red" if note.startswith("Trial ") else "")
     if sum(group.n > 1 for group in sweep_table.groups) > 1:
@@ -86,8 +86,8 @@ def show_table(sweep_table: Table, folder: Path, *, has_files: bool = True) -> N
 
 def _print(made: RichTable, num_rows: int, out: Console) -> None:
     print_table(made, out)
-    if num_rows > MOST_ROWS:
-        out.print(f"... and {num_rows - MOST_ROWS} more", style="dim")
+    if num_rows > MAX_ROWS:
+        out.print(f"... and {num_rows - MAX_ROWS} more", style="dim")
 
 
 def show_sweep(path: Path, *, is_json: bool) -> int:

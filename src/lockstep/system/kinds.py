@@ -11,9 +11,9 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import AfterValidator, AllowInfNan
 from typing_extensions import Doc
 
-LARGEST = 2**31 - 1  # what SLURM, process groups and kernels count to
-Count = Annotated[int, Ge(0), Le(LARGEST)]
-Positive = Annotated[int, Ge(1), Le(LARGEST)]
+MAX_INTEGER = 2**31 - 1  # what SLURM, process groups and kernels count to
+Count = Annotated[int, Ge(0), Le(MAX_INTEGER)]
+Positive = Annotated[int, Ge(1), Le(MAX_INTEGER)]
 Seed = Annotated[int, Ge(0)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
 Probability = Annotated[float, Ge(0), Le(1)]
@@ -31,7 +31,7 @@ def _check_day(text: str) -> str:
 Day = Annotated[str, AfterValidator(_check_day), "YYYY-MM-DD"]
 # shared by several sources of images
 Channels = Annotated[Literal[1, 3], Doc("1 = grey, 3 = RGB")]
-Side = Annotated[int, Ge(8), Le(LARGEST)]
+Side = Annotated[int, Ge(8), Le(MAX_INTEGER)]
 ImageSize = Annotated[
     Side | Annotated[list[Side], MinLen(2), MaxLen(2), "[height, width]"] | None,
     Doc("side of the square to resize and crop to, in pixels, or [height, width]; null = all images have one size"),

@@ -34,7 +34,7 @@ FOLDER = "LOCKSTEP_SERVER_FOLDER"
 SAFE_PATH = "LOCKSTEP_SERVER_SAFE_PATH"
 
 # Bytes of a folder for sockets. An address has 104 (macOS) to 108 with the names that multiprocessing adds, 33.
-LONGEST = 70
+MAX_FOLDER_BYTES = 70
 
 UNKNOWN_END = 255  # exit code that multiprocessing gives to a fork whose server has died, and any code may give
 
@@ -140,7 +140,7 @@ def start_server() -> None:
 def _socket_folder() -> str:
     """Return multiprocessing's folder of sockets, which all processes started from here use: in TMPDIR if that fits."""
     given = tempfile.gettempdir()
-    short = [path for path in (given, "/tmp", "/var/tmp") if len(os.fsencode(path)) <= LONGEST]
+    short = [path for path in (given, "/tmp", "/var/tmp") if len(os.fsencode(path)) <= MAX_FOLDER_BYTES]
     fit = [path for path in short if os.access(path, os.W_OK)]
     tempfile.tempdir = fit[0] if fit else given
     try:

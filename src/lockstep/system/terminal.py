@@ -17,7 +17,8 @@ from lockstep.system import output
 
 PROGRAMS = ("lockstep ", "python ", "cat ", "tail ")  # a value that begins so is a command
 LOG_WIDTH = 10_000  # columns of a log, where nothing is cut
-WIDEST, LEAST = 40, 20  # columns of a cell of a table on a terminal, and of one that becomes narrower than its text
+# Characters in a line of a cell on a terminal, and in one of a column that may be narrower than its text.
+MAX_COLUMN_WIDTH, MIN_COLUMN_WIDTH = 40, 20
 
 
 class Terminal(Console):
@@ -120,7 +121,8 @@ def new_table(
     lines = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in line] for line in (heads, *rows)]
     made, left = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold"), out.width
     for head, *cells in zip(*lines, strict=True):
-        least = min(max(cell.cell_len for cell in (head, *cells)), LEAST if head.plain in wraps else WIDEST)
+        limit = MIN_COLUMN_WIDTH if head.plain in wraps else MAX_COLUMN_WIDTH
+        least = min(max(cell.cell_len for cell in (head, *cells)), limit)
         if least > left and len(made.columns) >= 2 and out.is_terminal:
             break
         is_exact = least <= left and head.plain not in wraps and out.is_terminal

@@ -15,8 +15,8 @@ FRAME = re.compile(
 LIBRARIES = ("<", *(f"{path}{os.sep}" for path in (sysconfig.get_path("stdlib"), Path(__file__).parents[1])))
 INSTALLED = re.compile(r"\b(site|dist)-packages\b")
 # shown of an error
-MOST_FRAMES = 4
-MOST_LINES = 5
+MAX_FRAMES = 4
+MAX_LINES = 5
 
 
 def own_frames(text: str) -> list[re.Match[str]]:
@@ -53,8 +53,8 @@ def shorten(text: str) -> str:
     own = _own_part(text)
     if not own:
         return text
-    frames = [f"  {place(each)}\n    {each['source'] or ''}".rstrip() for each in own_frames(own)[-MOST_FRAMES:]]
-    return "\n".join([text.splitlines()[0], *frames, *_error(own)[:MOST_LINES]])
+    frames = [f"  {place(each)}\n    {each['source'] or ''}".rstrip() for each in own_frames(own)[-MAX_FRAMES:]]
+    return "\n".join([text.splitlines()[0], *frames, *_error(own)[:MAX_LINES]])
 
 
 def describe(error: BaseException) -> str:

@@ -7,14 +7,15 @@ import yaml
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where PyYAML has it
 DEEPEST = 100  # levels; libyaml crashes at some ten thousand
-LONGEST = 1000  # letters of a number: 1:1:1... takes the square of the time, and Python prints 4300 digits at most
-LARGEST = 2**20  # letters of a YAML text, and ten times as many of the dotted keys of its leaves
+# The time to read 1:1:1... grows with the square of its length, and Python prints 4300 digits at most.
+MAX_NUMBER_CHARACTERS = 1000
+MAX_TEXT_CHARACTERS = 2**20  # of a YAML text; the dotted keys of all its leaves may have ten times as many
 
 
 def from_yaml(text: str) -> Any:
     """Parse YAML. Raises YAMLError, and ValueError for what takes long: aliases, deep trees, long keys and numbers."""
-    if len(text) > LARGEST:
-        raise ValueError(f"it is longer than {LARGEST:,} letters")
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise ValueError(f"it is longer than {MAX_TEXT_CHARACTERS:,} letters")
     length = above = letters = 0  # of the last scalar, of those before the open collections, and of all paths
     opened: list[int] = []
     for event in yaml.parse(text, LOADER):
@@ -30,15 +31,15 @@ def from_yaml(text: str) -> Any:
             letters += above
         if len(opened) > DEEPEST:
             raise ValueError(f"it is nested in more than {DEEPEST} levels")
-        if letters > 10 * LARGEST:
+        if letters > 10 * MAX_TEXT_CHARACTERS:
             raise ValueError("its keys are too long")
     return yaml.load(text, _Loader)
 
 
 class _Loader(LOADER):  # pyright: ignore[reportGeneralTypeIssues]
     def construct_scalar(self, node: Any) -> Any:
-        if len(node.value) > LONGEST and node.tag.endswith((":int", ":float")):
-            raise ValueError(f"a number has more than {LONGEST:,} letters")
+        if len(node.value) > MAX_NUMBER_CHARACTERS and node.tag.endswith((":int", ":float")):
+            raise ValueError(f"a number has more than {MAX_NUMBER_CHARACTERS:,} letters")
         return super().construct_scalar(node)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lockstep.config.saved import config_file
-from lockstep.runs.files import LARGEST_UNPACKED, atomic_file, read_bytes, read_json
+from lockstep.runs.files import MAX_UNPACKED_BYTES, atomic_file, read_bytes, read_json
 from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.runs.naming import display_path
 from lockstep.trials.ledger import Ledger
@@ -22,7 +22,7 @@ def join(ledger: Ledger, sweep_table: Table) -> list[str]:
             lines.append(f"{path.name} is not written: {error}")
             continue
         if folders:
-            parts = [read_bytes(folder.fold_rows, LARGEST_UNPACKED).partition(b"\n") for folder in folders]
+            parts = [read_bytes(folder.fold_rows, MAX_UNPACKED_BYTES).partition(b"\n") for folder in folders]
             with atomic_file(path) as file:
                 file.write(b"".join([*parts[0][:2], *(rest for *_, rest in parts)]))
             lines.append(f"Out-of-fold predictions: {display_path(path)}")

@@ -64,7 +64,7 @@ VARIANTS = {
     f"2 workers to step {CUT_AFTER}, then 3": (Part((2, 1), CUT_AFTER), Part((1, 1, 1))),
     OF_ONE_THREAD: (Part((1,), num_threads=1),),  # the others have their part of the cores
 }
-MOST_WORKERS = max(len(part.loads) for parts in VARIANTS.values() for part in parts)
+MAX_WORKERS = max(len(part.loads) for parts in VARIANTS.values() for part in parts)
 
 
 def run_verification(texts: Sequence[str], source: compose.Source, *, is_by_bits: bool = False) -> int:
@@ -92,9 +92,9 @@ def _check_config(texts: Sequence[str], source: compose.Source, *, is_by_bits: b
     tree = config_file.to_tree(config)
     trainer = tree["trainer"]
     count = trainer["virtual_shards"] or NUM_VIRTUAL
-    if is_by_bits and count < MOST_WORKERS:
-        problem = f"is less than the {MOST_WORKERS} workers of lockstep verify"
-        raise ConfigError(Error("range", f"trainer.virtual_shards={count}", problem, f"use at least {MOST_WORKERS}"))
+    if is_by_bits and count < MAX_WORKERS:
+        problem = f"is less than the {MAX_WORKERS} workers of lockstep verify"
+        raise ConfigError(Error("range", f"trainer.virtual_shards={count}", problem, f"use at least {MAX_WORKERS}"))
     limits = {"limit_val_batches": NUM_EVALUATED, "limit_test_batches": NUM_EVALUATED}
     limits["limit_train_batches"] = NUM_STEPS * trainer["accumulate_grad_batches"]
     tree["trainer"] |= {
@@ -120,7 +120,7 @@ class Verification:
         self._signals = signals
         self._is_by_bits = config.trainer.virtual_shards is not None
         self._others = [each for each in VARIANTS if each != ALONE and (self._is_by_bits or each != OF_ONE_THREAD)]
-        self._uses_gpus = hardware.num_visible_gpus() >= MOST_WORKERS
+        self._uses_gpus = hardware.num_visible_gpus() >= MAX_WORKERS
         self._out = terminal()
 
     def run(self) -> int:

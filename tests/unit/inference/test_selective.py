@@ -18,7 +18,7 @@ from lockstep.runs.folder import RunFolder
 from tests.support.composed import config_of
 
 NUM_DRAWS = 2000
-MOST = selective.DOUBT + 3 * math.sqrt(selective.DOUBT * (1 - selective.DOUBT) / NUM_DRAWS)
+MAX_BROKEN = selective.DOUBT + 3 * math.sqrt(selective.DOUBT * (1 - selective.DOUBT) / NUM_DRAWS)
 # error rates of images in the order of their confidence, the most confident first; few levels are many ties
 LEVELS = np.linspace(0, 1, 100_000)
 HARD = np.full(100_000, 0.0501)  # every answer is one too many
@@ -70,7 +70,7 @@ SETTINGS: dict[str, tuple[NDArray[Any], int, float]] = {
 )
 def test_the_error_rate_of_the_answers_exceeds_the_promised_one_in_five_of_a_hundred_draws(setting: str) -> None:
     broken, _ = num_broken(*SETTINGS[setting])
-    assert broken <= MOST
+    assert broken <= MAX_BROKEN
 
 
 def draws_of_the_best_epoch(rates: NDArray[Any], n: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -89,7 +89,7 @@ def draws_of_the_best_epoch(rates: NDArray[Any], n: int, seed: int) -> tuple[NDA
 def test_it_exceeds_it_more_often_where_the_same_images_chose_the_epoch(n: int) -> None:
     broken, _ = num_broken(STEEP, n, 0.05, draws_of_the_best_epoch)
     print(f"the best of 30 epochs, {n} images: {broken:.1%} of {NUM_DRAWS:,} draws")  # quoted in docs/use.md
-    assert MOST < broken < 0.3
+    assert MAX_BROKEN < broken < 0.3
 
 
 def test_a_few_wrong_labels_among_the_surest_of_many_images_do_not_refuse() -> None:

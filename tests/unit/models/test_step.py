@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from lockstep.distributed.collectives import FailedElsewhere
-from lockstep.models.step import MOST_PENDING, LossGuard, NonFiniteLoss
+from lockstep.models.step import MAX_PENDING_STEPS, LossGuard, NonFiniteLoss
 from lockstep.system import internals
 from tests.support.modules import batch_of, classifier
 from tests.support.processes import Ranks
@@ -81,7 +81,7 @@ def _skip_together() -> tuple[list[float], list[int], str]:
     weight, optimizer, _ = guarded_weights(is_deferred=True)
     guard = LossGuard(optimizer, torch.device("cpu"), rank=rank, is_deferred=True)
     raised, text = [], ""
-    for step in range(1, MOST_PENDING + 2):
+    for step in range(1, MAX_PENDING_STEPS + 2):
         guard.check(torch.tensor(float("nan") if rank == 1 and step == 1 else 1.0), batch_of(rank, 0), step)
         try:
             guard.protect(step)
@@ -96,6 +96,6 @@ def _skip_together() -> tuple[list[float], list[int], str]:
 @pytest.mark.processes
 def test_guard_all_ranks(ranks: Ranks) -> None:
     results = ranks.run(3, _skip_together)
-    assert [weights for weights, _, _ in results] == [[1.0 - MOST_PENDING] * 3] * 3, "all steps but the first"
-    assert [raised for _, raised, _ in results] == [[MOST_PENDING + 1]] * 3
+    assert [weights for weights, _, _ in results] == [[1.0 - MAX_PENDING_STEPS] * 3] * 3, "all steps but the first"
+    assert [raised for _, raised, _ in results] == [[MAX_PENDING_STEPS + 1]] * 3
     assert [error for _, _, error in results] == ["FailedElsewhere", "NonFiniteLoss", "FailedElsewhere"]

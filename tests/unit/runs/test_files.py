@@ -69,10 +69,10 @@ def test_read_json_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """A small archive may be a large text."""
     path = tmp_path / "x.json"
     path.touch()
-    os.truncate(path, files.LARGEST + 1)  # without blocks on the disk
+    os.truncate(path, files.MAX_TEXT_BYTES + 1)  # without blocks on the disk
     with pytest.raises(ValueError, match="larger than"):
         files.read_json(path)
-    monkeypatch.setattr(files, "LARGEST_UNPACKED", 1000)
+    monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 1000)
     path = tmp_path / "x.json.gz"
     path.write_bytes(gzip.compress(b" " * 1000 + b'{"a": 1}'))
     with pytest.raises(ValueError, match=r"x\.json\.gz"):

@@ -10,7 +10,7 @@ from lockstep.config.schema.configuration import ENVIRONMENTS, METRICS, NAMED, f
 from lockstep.config.schema.legal_keys import Groups, hint, meant_key, unknown_key
 from lockstep.config.schema.target_sections import Target
 from lockstep.config.schema.type_names import kind_of
-from lockstep.system.kinds import LARGEST
+from lockstep.system.kinds import MAX_INTEGER
 from lockstep.system.redaction import redact
 from lockstep.system.trees import at
 from lockstep.system.wording import question
@@ -44,7 +44,7 @@ def _key_depth(path: Sequence[str]) -> int:
 
 
 def _is_too_large(item: Mapping[str, Any]) -> bool:
-    return item.get("ctx", {}).get("le") == LARGEST
+    return item.get("ctx", {}).get("le") == MAX_INTEGER
 
 
 def _expectation(tree: dict[str, Any], path: Sequence[str]) -> str:

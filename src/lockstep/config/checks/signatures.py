@@ -16,7 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from lockstep.config.errors import Error, mismatch, one_line
 from lockstep.config.schema.configuration import METRICS, NAMED, fields, section
 from lockstep.config.schema.target_sections import CLASSIFIER, LIBRARIES, Target, targets
-from lockstep.system.kinds import LARGEST
+from lockstep.system.kinds import MAX_INTEGER
 from lockstep.system.trees import at
 from lockstep.system.wording import near_names, question
 
@@ -160,7 +160,7 @@ def _parameter_errors(
         elif k in signature.types and not fits(annotation := signature.types[k], value[k]):
             is_number = isinstance(value[k], int | float)
             as_text = is_number and fits(annotation, "0") and not fits(annotation, True)
-            is_too_large = is_number and value[k] > LARGEST and fits(annotation, LARGEST)
+            is_too_large = is_number and value[k] > MAX_INTEGER and fits(annotation, MAX_INTEGER)
             from lockstep.config.schema.type_names import kind
 
             expected = "" if is_too_large else f"{kind(annotation)}, as {name} has it"

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from typing_extensions import TypeIs
 
-from lockstep.system.kinds import LARGEST, Count, NonNegative, Positive, PositiveFloat, Probability
+from lockstep.system.kinds import MAX_INTEGER, Count, NonNegative, Positive, PositiveFloat, Probability
 from lockstep.system.trees import leaves
 
 # a plain string replaces the type and its pattern in help and errors
@@ -152,7 +152,7 @@ class Strategy(Section):
         description="auto: nccl on GPUs, gloo on CPUs"
     )
     timeout_s: Annotated[int, Scope.PLACE] = Field(
-        ge=5, le=LARGEST, description="time limit of a collective in seconds; after it the run fails"
+        ge=5, le=MAX_INTEGER, description="time limit of a collective in seconds; after it the run fails"
     )
     bucket_size_mib: Annotated[Positive, Scope.PLACE] = Field(
         description="size of the buckets in which gradients are reduced, in MiB"

@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from lockstep.config.schema.sections import is_section
-from lockstep.system.kinds import LARGEST
+from lockstep.system.kinds import MAX_INTEGER
 
 PLAIN_MODULES = ("builtins", "collections.abc", "datetime", "pathlib", "typing")  # of types with values in YAML
 
@@ -44,7 +44,7 @@ def kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     low = next((f"{item.ge} <= " for item in metadata if isinstance(item, Ge)), "")
     low = next((f"{item.gt} < " for item in metadata if isinstance(item, Gt)), low)
     high = next((f" < {item.lt}" for item in metadata if isinstance(item, Lt)), "")
-    high = next((f" <= {item.le}" for item in metadata if isinstance(item, Le) and item.le != LARGEST), high)
+    high = next((f" <= {item.le}" for item in metadata if isinstance(item, Le) and item.le != MAX_INTEGER), high)
     if low and not high:
         number, sign, _ = low.split(" ")
         return f"{name} {sign.replace('<', '>')} {number}"

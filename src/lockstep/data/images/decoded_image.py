@@ -32,7 +32,7 @@ TURNS: dict[int, Turn] = {  # upright, by EXIF orientation
 }
 SWAPS = [TURNS[orientation] for orientation in (5, 6, 7, 8)]  # height and width
 JPEGS = ("JPEG", "MPO")
-MOST_BYTES = 1 << 28  # of a JPEG that is read whole; Pillow reads no further than the image
+MAX_JPEG_BYTES = 1 << 28  # of a JPEG that is read whole; Pillow reads no further than the image
 # colours of simplejpeg by mode and channels; the grey of colours is Pillow's, which rounds it
 PLAIN = {("RGB", 3): "RGB", ("L", 3): "RGB", ("L", 1): "GRAY"}
 
@@ -108,7 +108,7 @@ def _plain_jpeg(file: ImageFile, channels: int) -> Array | None:
     if file.format not in JPEGS or colours is None:
         return None
     assert file.fp is not None
-    if os.fstat(file.fp.fileno()).st_size > MOST_BYTES:
+    if os.fstat(file.fp.fileno()).st_size > MAX_JPEG_BYTES:
         return None
     height, width = file.height, file.width
     most = np.empty((height, width, channels), np.uint8)  # refused if the rest of the file says that it is larger
